@@ -1,0 +1,1 @@
+"""BERT pre-training as an MLPerf-style benchmark; see ``benchmarks/bert/README.md``."""

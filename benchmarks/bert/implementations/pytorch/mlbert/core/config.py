@@ -1,0 +1,381 @@
+"""From recipe defaults, YAML files, exports, flags and ``key=value`` words to one checked `TrainConfig`.
+
+Later wins: recipe default, YAML (a file's ``extends:`` parent first), environment export, flag or ``key=value``.
+Nothing unknown passes: a wrong name or value is a `UserError` that names it. This module is the only reader of the
+process environment in the package, apart from the identity of a rank in ``mlbert.dist.world``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlbert.core.config_files import check_exports, name_shape, read_yaml, unknown_name
+from mlbert.core.errors import UserError
+from mlbert.core.settings import LAUNCH_SETTINGS, Setting, TrainConfig, settings_by_env, train_settings
+
+__all__ = [
+    "CommandLine",
+    "Resolved",
+    "as_overrides",
+    "check_exports",
+    "convert",
+    "environment",
+    "markdown_table",
+    "peek",
+    "resolve",
+    "split_arguments",
+    "validate",
+]
+
+_YES = {"1", "true", "yes", "on"}
+_NO = {"0", "false", "no", "off"}
+_NONE = {"", "none", "null"}
+_KEY_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_NEAR_MISS_CUTOFF = 0.9
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A checked configuration and where each value came from.
+
+    Attributes:
+        config: the values.
+        origin: field name to where its value was given.
+        warnings: sentences about what looks like a mistake but is legal.
+    """
+
+    config: TrainConfig
+    origin: Mapping[str, str]
+    warnings: Sequence[str] = ()
+
+    def as_table(self) -> list[tuple[str, str, str, str]]:
+        """Rows (field, value, environment name, origin) for printing, in table order."""
+        return [
+            (name, _as_text(getattr(self.config, name)), row.env, self.origin[name])
+            for name, row in train_settings().items()
+        ]
+
+    def as_json(self) -> str:
+        """The configuration with origins as indented JSON, for the run folder."""
+        values = {name: _as_plain(getattr(self.config, name)) for name in train_settings()}
+        return json.dumps({"config": values, "origin": dict(self.origin), "warnings": list(self.warnings)}, indent=2)
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Words of a command line, sorted but not yet checked against types.
+
+    Attributes:
+        flags: field name to text.
+        yaml_files: arguments of ``--config``.
+        overrides: ``key=value`` words.
+    """
+
+    flags: Mapping[str, str] = field(default_factory=dict)
+    yaml_files: Sequence[Path] = ()
+    overrides: Sequence[str] = ()
+
+
+def environment() -> Mapping[str, str]:
+    """The process environment."""
+    return os.environ
+
+
+def split_arguments(words: Sequence[str]) -> CommandLine:
+    """Sort command line words into flags, ``--config FILE`` and ``key=value``.
+
+    Accepts ``--flag value`` and ``--flag=value``, with dashes or underscores; a yes/no flag may stand alone.
+
+    Raises:
+        UserError: an unknown flag, a flag without its value, or a stray word.
+    """
+    flags: dict[str, str] = {}
+    yaml_files: list[Path] = []
+    overrides: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            if not _KEY_VALUE.fullmatch(word):
+                raise UserError(word, "is neither a flag nor key=value", "See mlbert train --help")
+            overrides.append(word)
+            continue
+        flag, has_value, value = word.partition("=")
+        name = "config" if flag == "--config" else _field_of_flag(flag)
+        if not has_value:
+            stands_alone = not rest or rest[0].startswith("--") or rest[0].lower() not in _YES | _NO
+            if name != "config" and train_settings()[name].kind is bool and stands_alone:
+                value = "1"
+            elif rest and not rest[0].startswith("--"):
+                value = rest.pop(0)
+            else:
+                raise UserError(flag, "has no value", f"Write {flag} VALUE")
+        if name == "config":
+            yaml_files.append(Path(value))
+        elif name in flags:
+            raise UserError(flag, "is given twice", "Give it once")
+        else:
+            flags[name] = value
+    return CommandLine(flags, yaml_files, overrides)
+
+
+def peek(
+    name: str,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
+    yaml_files: Sequence[Path] = (),
+    overrides: Sequence[str] = (),
+) -> str | None:
+    """The value that one field will get, before there are recipe defaults: used to find the recipe itself."""
+    layers = _layers({}, environ, flags or {}, yaml_files, overrides)
+    given = [layer[name][0] for layer in layers if name in layer]
+    return str(given[-1]) if given else None
+
+
+def resolve(
+    recipe_defaults: Mapping[str, object],
+    environ: Mapping[str, str] | None,
+    flags: Mapping[str, str],
+    yaml_files: Sequence[Path],
+    overrides: Sequence[str],
+) -> Resolved:
+    """Merge all sources into one checked configuration.
+
+    Args:
+        recipe_defaults: field name to value of the right type.
+        environ: the environment; ``None`` reads the process's.
+        flags: field name (or flag) to text.
+        yaml_files: files of ``field: value`` lines, later ones win; ``extends: other.yaml`` names a parent.
+        overrides: words ``field=value``.
+
+    Raises:
+        UserError: unknown name, missing value, wrong type, value out of range, or values that contradict each other.
+    """
+    environ = environment() if environ is None else environ
+    chosen: dict[str, tuple[object, str]] = {}
+    for layer in _layers(recipe_defaults, environ, flags, yaml_files, overrides):
+        chosen.update(layer)
+    values: dict[str, Any] = {}
+    for name, row in train_settings().items():
+        if name not in chosen:
+            if not row.optional:
+                raise _missing(row, environ)
+            chosen[name] = (None, "not set")
+        value, origin = chosen[name]
+        if _is_unset(row, value):
+            raise _missing(row, environ)
+        values[name] = convert(row, value, origin)
+    origins = {name: origin for name, (_, origin) in chosen.items()}
+    config = TrainConfig(**values)
+    validate(config)
+    return Resolved(config, origins, [*_near_misses(environ), *_oddities(config)])
+
+
+def convert(row: Setting, value: object, origin: str) -> object:
+    """A value of the row's type from text or from a YAML or recipe value.
+
+    Raises:
+        UserError: wrong type or out of range.
+    """
+    subject = row.env if origin == row.env else f"{row.env} ({origin})"
+    remedy = f"Give {_article(row)}" + (f" in {row.unit}" if row.unit else "")
+    if value is None or (isinstance(value, str) and value.strip().lower() in _NONE and row.optional):
+        if not row.optional:
+            raise UserError(subject, "is none", remedy)
+        return None
+    try:
+        converted = _parse(row, value)
+    except ValueError:
+        raise UserError(subject, f"{value!r} is not {_article(row)}", remedy) from None
+    reason = row.limits.reason_against(converted)
+    if reason is not None:
+        raise UserError(subject, f"{value} is not legal, it {reason}", row.meaning)
+    return converted
+
+
+def validate(config: TrainConfig) -> None:
+    """Check the relations between values.
+
+    Raises:
+        UserError: the first contradiction found.
+    """
+    if config.train_batch_size % config.gradient_accumulation_steps:
+        raise UserError(
+            "GRADIENT_STEPS",
+            f"{config.gradient_accumulation_steps} does not divide BATCHSIZE {config.train_batch_size}",
+            "BATCHSIZE counts the packs of all accumulation steps together; choose one that is divisible",
+        )
+    if config.warmup_steps and config.warmup_proportion:
+        raise UserError(
+            "WARMUP_PROPORTION",
+            f"is {config.warmup_proportion:g} while WARMUP_STEPS is {config.warmup_steps}",
+            "Set one of the two to 0",
+        )
+    if config.save_checkpoint_steps and not config.keep_checkpoints:
+        raise UserError(
+            "KEEP_CHECKPOINTS",
+            f"is 0 while SAVE_CHECKPOINT_STEPS is {config.save_checkpoint_steps}",
+            "Keep at least 1, or set SAVE_CHECKPOINT_STEPS=0",
+        )
+    if config.init_checkpoint is not None and config.init_checkpoint == config.output_dir:
+        raise UserError("INIT_CHECKPOINT", "is the run folder LOGDIR itself", "Name the checkpoint to start from")
+
+
+def markdown_table() -> str:
+    """The whole table in Markdown, for the documentation."""
+    lines = ["| variable | flag and YAML key | type | unit | meaning |", "|---|---|---|---|---|"]
+    for row in [*train_settings().values(), *LAUNCH_SETTINGS]:
+        flag = f"`{row.flag}`" if row.flag else "launchers only"
+        lines.append(
+            f"| `{row.env}` | {flag} | {row.type_name.replace('|', chr(92) + '|')} | {row.unit} | {row.meaning} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _layers(
+    recipe_defaults: Mapping[str, object],
+    environ: Mapping[str, str] | None,
+    flags: Mapping[str, str],
+    yaml_files: Sequence[Path],
+    overrides: Sequence[str],
+) -> list[dict[str, tuple[object, str]]]:
+    """Field name to (raw value, origin) for each source, weakest first."""
+    environ = environment() if environ is None else environ
+    known = train_settings()
+    unknown = [name for name in recipe_defaults if name not in known]
+    assert not unknown, f"recipe defaults name no setting: {unknown}"
+    layers = [{name: (value, "recipe default") for name, value in recipe_defaults.items()}]
+    layers += [read_yaml(Path(path)) for path in yaml_files]
+    layers.append({name: (environ[row.env], row.env) for name, row in known.items() if row.env in environ})
+    last: dict[str, tuple[object, str]] = {}
+    for flag, value in flags.items():
+        name = _field_of_flag(flag)
+        last[name] = (value, f"flag {known[name].flag}")
+    for word in overrides:
+        name, value = _split_override(word)
+        if name in last:
+            raise UserError(word, f"{name} is already given by {last[name][1]}", "Give it once")
+        last[name] = (value, f"argument {name}=")
+    return [*layers, last]
+
+
+def _field_of_flag(flag: str) -> str:
+    wanted = "--" + flag.removeprefix("--").replace("-", "_")
+    by_flag = {row.flag: name for name, row in train_settings().items()}
+    if wanted in by_flag:
+        return by_flag[wanted]
+    raise unknown_name(f"--{flag.removeprefix('--')}", "flag", [*by_flag, "--config"])
+
+
+def _split_override(word: str) -> tuple[str, str]:
+    match = _KEY_VALUE.fullmatch(word)
+    if match is None:
+        raise UserError(word, "is not of the form key=value", "Write for example learning_rate=1e-3")
+    name, value = match.groups()
+    if name not in train_settings():
+        raise unknown_name(name, "key", train_settings())
+    return name, value
+
+
+def _missing(row: Setting, environ: Mapping[str, str]) -> UserError:
+    place = environ.get("CONFIG_FILE", "")
+    where = f"Add 'export {row.env}=...' to {place}" if place else f"Export {row.env}, or give {row.flag}"
+    meaning = row.meaning.rstrip(".")
+    return UserError(row.env, f"is not set ({meaning[0].lower()}{meaning[1:]})", where)
+
+
+def _is_unset(row: Setting, value: object) -> bool:
+    return not row.optional and isinstance(value, str) and value.strip() == ""
+
+
+def _parse(row: Setting, value: object) -> object:
+    """Text or a typed value to the row's type; ``ValueError`` when it does not fit."""
+    if isinstance(value, str):
+        value = value.strip()
+    if row.kind is bool:
+        return _parse_bool(value)
+    if row.kind in (str, Path):
+        if isinstance(value, bool) or not isinstance(value, str | int | float | Path):
+            raise ValueError(value)
+        text = str(value)
+        if not text or "\n" in text or "\0" in text:
+            raise ValueError(value)
+        return row.kind(text)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(value)
+    if row.kind is int:
+        if isinstance(value, float):
+            raise ValueError(value)
+        return int(value)
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(value)
+    return number
+
+
+def _parse_bool(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).lower()
+    if text not in _YES | _NO:
+        raise ValueError(value)
+    return text in _YES
+
+
+def _near_misses(environ: Mapping[str, str]) -> list[str]:
+    """Sentences about exports that look like a misspelt setting."""
+    known = settings_by_env()
+    by_shape = {name_shape(env): env for env in known}
+    sentences = []
+    for name in environ:
+        if name in known or not name.isupper():
+            continue
+        close = difflib.get_close_matches(name_shape(name), by_shape, n=1, cutoff=_NEAR_MISS_CUTOFF)
+        if close:
+            sentences.append(f"{name} is exported but is no setting; did you mean {by_shape[close[0]]}?")
+    return sentences
+
+
+def _oddities(config: TrainConfig) -> list[str]:
+    sentences = []
+    ramp_end = config.start_warmup_step + config.num_warmup_steps
+    if ramp_end > config.max_steps:
+        sentences.append(
+            f"the warm-up ends at step {ramp_end}, after MAX_STEPS {config.max_steps}: LR is never reached"
+        )
+    if config.submission_division == "closed" and config.target_mlm_accuracy != 0.720:
+        sentences.append(f"the closed division wants 0.72, TARGET_MLM_ACCURACY is {config.target_mlm_accuracy:g}")
+    return sentences
+
+
+def _article(row: Setting) -> str:
+    words = row.type_name
+    if row.limits.choices:
+        return f"one of {words}"
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}" if not words.startswith("text") else words
+
+
+def _as_plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _as_text(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def as_overrides(config: TrainConfig) -> list[str]:
+    """The configuration as ``key=value`` words that `resolve` turns back into an equal one."""
+    return [f"{item.name}={_as_text(getattr(config, item.name))}" for item in dataclasses.fields(config)]

@@ -1,0 +1,331 @@
+"""The MLPerf log of a run, on top of the official ``mlperf_logging.mllog``.
+
+Rank 0 writes, other ranks only check what they would have written. Every line carries the tree-relative file and the
+line of the call that made it. Values are plain numbers, text or yes/no: a tensor here would hide a device
+synchronisation, and the official package would write a useless line for it instead of an error.
+
+The order that the rules and the checkers want::
+
+    cache_clear  init_start  submission_*  seed  hyper-parameters  init_stop
+    run_start  epoch_start  (eval_start  eval_stop  eval_accuracy)*  epoch_stop
+    train_samples  eval_samples  run_stop {status}
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from mlperf_logging.mllog import constants
+from mlperf_logging.mllog.mllog import MLLogger
+
+from mlbert.core.errors import UserError
+from mlbert.core.rules import BENCHMARK
+from mlbert.core.settings import TrainConfig
+
+__all__ = ["MLPerfLogger", "Terminated", "constants"]
+
+Value = int | float | str | bool | dict | list | None
+
+_PACKAGE_DIR = Path(__file__).resolve().parents[1]
+_PACKAGE_HOME = "benchmarks/bert/implementations/pytorch/mlbert"
+_TERMINATING_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
+_UNWIND_SECONDS = 20.0
+# The official convergence checker takes any line that contains one of these texts for the line of that key.
+_MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size")
+
+
+class Terminated(SystemExit):
+    """A signal asked the process to end; exits with 128 + the signal's number."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(128 + signum)
+        self.signum = signum
+
+
+class _Writer(MLLogger):
+    """The official logger, with its complaints turned into exceptions."""
+
+    def _do_log(self, level: int, message: str, clear_line: bool = False) -> None:
+        if level >= logging.ERROR:
+            raise TypeError(message.strip())
+        if level == logging.INFO:
+            super()._do_log(level, message, clear_line)
+
+
+class MLPerfLogger:
+    """Writer of one ``result_<i>.txt``.
+
+    Args:
+        path: the log file; ``None`` writes nowhere. Its folder is made.
+        rank: only rank 0 writes.
+        root: the submission tree's folder; file names in the log are relative to it.
+        append: continue an existing file instead of starting it anew.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path | None, rank: int, root: Path, *, append: bool = False) -> None:
+        self.path = path
+        self.rank = rank
+        self.run_started = False
+        self.status: str | None = None
+        self._root = root.resolve()
+        self._lock = threading.RLock()
+        self._writer: _Writer | None = None
+        self._handler: logging.FileHandler | None = None
+        if path is not None and rank == 0:
+            self._handler = _open_handler(path, append)
+            logger = logging.Logger("mlperf", level=logging.INFO)
+            logger.addHandler(self._handler)
+            self._writer = _Writer(logger=logger)
+
+    def start(self, key: str, value: Value = None, metadata: Mapping[str, Value] | None = None) -> None:
+        """Log the start of an interval."""
+        if key == constants.RUN_START:
+            self.run_started = True
+        self._log(constants.INTERVAL_START, key, value, metadata, _caller())
+
+    def end(self, key: str, value: Value = None, metadata: Mapping[str, Value] | None = None) -> None:
+        """Log the end of an interval."""
+        self._log(constants.INTERVAL_END, key, value, metadata, _caller())
+
+    def event(self, key: str, value: Value = None, metadata: Mapping[str, Value] | None = None) -> None:
+        """Log a point in time.
+
+        Raises:
+            TypeError: a value that is not plain.
+            ValueError: a number that is not finite.
+        """
+        self._log(constants.POINT_IN_TIME, key, value, metadata, _caller())
+
+    def interval(self, start_key: str, stop_key: str, metadata: Mapping[str, Value] | None = None) -> Any:
+        """Context manager that logs the start and, unless an exception leaves it, the end of an interval."""
+        return self._interval(start_key, stop_key, metadata, _caller())
+
+    @contextmanager
+    def _interval(
+        self, start_key: str, stop_key: str, metadata: Mapping[str, Value] | None, call_site: tuple[str, int]
+    ) -> Iterator[None]:
+        self._log(constants.INTERVAL_START, start_key, None, metadata, call_site)
+        yield
+        self._log(constants.INTERVAL_END, stop_key, None, metadata, call_site)
+
+    def log_submission(self, config: TrainConfig) -> None:
+        """Log what is submitted, by whom and where it belongs. Must precede init_stop."""
+        self.event(constants.SUBMISSION_BENCHMARK, BENCHMARK)
+        self.event(constants.SUBMISSION_ORG, config.submission_org)
+        self.event(constants.SUBMISSION_DIVISION, config.submission_division)
+        self.event(constants.SUBMISSION_STATUS, constants.RESEARCH)
+        self.event(constants.SUBMISSION_PLATFORM, config.submission_platform)
+
+    def log_hyperparameters(self, config: TrainConfig, global_batch_size: int, warmup_steps: int) -> None:
+        """Log every hyper-parameter that the rules name for BERT.
+
+        Args:
+            config: the resolved configuration.
+            global_batch_size: sequences per optimizer step over all ranks.
+            warmup_steps: length of the warm-up, steps.
+        """
+        self.event(constants.GLOBAL_BATCH_SIZE, global_batch_size)
+        self.event(constants.GRADIENT_ACCUMULATION_STEPS, config.gradient_accumulation_steps)
+        self.event(constants.OPT_BASE_LR, config.learning_rate)
+        # Rulesets up to 2.0 name the epsilon opt_epsilon, later ones opt_lamb_epsilon.
+        self.event(constants.OPT_LAMB_EPSILON, config.opt_epsilon)
+        self.event("opt_epsilon", config.opt_epsilon)
+        self.event("opt_lamb_beta_1", config.opt_lamb_beta_1)
+        self.event("opt_lamb_beta_2", config.opt_lamb_beta_2)
+        self.event(constants.OPT_LAMB_WEIGHT_DECAY, config.weight_decay_rate)
+        self.event(constants.OPT_LAMB_LR_DECAY_POLY_POWER, config.poly_power)
+        self.event(constants.OPT_GRADIENT_CLIP_NORM, config.max_grad_norm)
+        self.event(constants.OPT_LR_TRAINING_STEPS, config.max_steps)
+        self.event(constants.OPT_LR_WARMUP_STEPS, warmup_steps)
+        self.event(constants.NUM_WARMUP_STEPS, warmup_steps)
+        self.event(constants.START_WARMUP_STEP, config.start_warmup_step)
+
+    def run_stop(self, status: str, metadata: Mapping[str, Value] | None = None) -> bool:
+        """Log the end of the run, the first time it is called; later calls do nothing.
+
+        Args:
+            status: "success" or "aborted".
+            metadata: what else to record, such as the reason of an abort.
+
+        Returns:
+            Whether this call logged it.
+        """
+        assert status in (constants.SUCCESS, constants.ABORTED), status
+        return self._stop_run(status, metadata, _caller())
+
+    def _stop_run(self, status: str, metadata: Mapping[str, Value] | None, call_site: tuple[str, int]) -> bool:
+        with self._lock:
+            if not self.run_started or self.status is not None:
+                return False
+            self.status = status
+            self._log(
+                constants.INTERVAL_END, constants.RUN_STOP, None, {**(metadata or {}), "status": status}, call_site
+            )
+            if self._handler is not None and self._handler.stream is not None:
+                os.fsync(self._handler.stream.fileno())
+            return True
+
+    @contextmanager
+    def aborting(self) -> Iterator[None]:
+        """Whatever leaves the block before `run_stop` is logged as an aborted run, exactly once.
+
+        Exceptions are passed on. SIGTERM, and SIGHUP and SIGUSR1 where nobody else handles them, raise `Terminated`
+        (exit code 128 + n); SIGINT raises KeyboardInterrupt as usual. The line is written by a helper thread the moment
+        a signal arrives, so it is there even when the main thread hangs in a collective; a process that has not left
+        the block 20 seconds later ends by itself. Must be entered in the main thread.
+        """
+        call_site = _caller(depth=3)
+        with _watch_signals(lambda name: self._stop_run(constants.ABORTED, {"reason": name}, call_site)):
+            try:
+                yield
+            except BaseException as error:
+                self._stop_run(constants.ABORTED, {"reason": _reason(error)}, call_site)
+                raise
+
+    def close(self) -> None:
+        """Close the file; later lines are lost, so this comes last."""
+        if self._handler is not None:
+            self._handler.close()
+        self._writer = None
+
+    def _log(
+        self,
+        event_type: str,
+        key: str,
+        value: Value,
+        metadata: Mapping[str, Value] | None,
+        call_site: tuple[str, int],
+    ) -> None:
+        metadata = dict(metadata or {})
+        _check_plain(key, value)
+        _check_plain(key, metadata)
+        _check_texts(key, value, metadata)
+        if self._writer is None:
+            return
+        metadata = {"file": self._relative(call_site[0]), "lineno": call_site[1], **metadata}
+        log = self._writer.start if event_type == constants.INTERVAL_START else self._writer.event
+        if event_type == constants.INTERVAL_END:
+            log = self._writer.end
+        with self._lock:
+            log(key=key, value=value, metadata=metadata)
+
+    def _relative(self, filename: str) -> str:
+        """File name relative to the tree, with forward slashes, wherever the package is installed."""
+        path = Path(filename).resolve()
+        if path.is_relative_to(_PACKAGE_DIR):
+            return f"{_PACKAGE_HOME}/{path.relative_to(_PACKAGE_DIR).as_posix()}"
+        if path.is_relative_to(self._root):
+            return path.relative_to(self._root).as_posix()
+        return path.name
+
+
+def _open_handler(path: Path, append: bool) -> logging.FileHandler:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return logging.FileHandler(path, mode="a" if append else "w", encoding="utf-8")
+    except OSError as error:
+        raise UserError(path, f"cannot be written ({error.strerror})", "Choose a LOGDIR that is writable") from error
+
+
+def _caller(depth: int = 2) -> tuple[str, int]:
+    """File and line of the code that called the calling function."""
+    frame = sys._getframe(depth)
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, Terminated):
+        return signal.Signals(error.signum).name
+    return "SIGINT" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+
+
+def _check_plain(key: str, value: Any) -> None:
+    if value is None or type(value) in (int, str, bool):
+        return
+    if type(value) is float:
+        if not math.isfinite(value):
+            raise ValueError(f"{key}: {value} cannot be logged, it is not finite")
+    elif type(value) is dict:
+        for name, item in value.items():
+            if type(name) is not str:
+                raise TypeError(f"{key}: {name!r} is not text")
+            _check_plain(key, item)
+    elif type(value) is list:
+        for item in value:
+            _check_plain(key, item)
+    else:
+        raise TypeError(f"{key}: {type(value).__name__} is not a plain int, float, str or bool")
+
+
+def _check_texts(key: str, value: Value, metadata: dict[str, Value]) -> None:
+    if key == constants.EVAL_ACCURACY and "epoch_num" not in metadata:
+        raise ValueError("eval_accuracy: metadata wants epoch_num, the training samples so far")
+    line = json.dumps([key, value, metadata])
+    for text in _MISREAD_TEXTS:
+        if text in line and key != text:
+            raise ValueError(f"{key}: the official checker misreads a line that contains {text!r}")
+
+
+@contextmanager
+def _watch_signals(on_signal: Any) -> Iterator[None]:
+    """Raise in the main thread on a terminating signal, after ``on_signal(name)`` ran in a helper thread."""
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    left = threading.Event()
+    handlers = _install_handlers()
+
+    def watch() -> None:
+        while data := receiver.recv(1):
+            if data[0] in handlers:
+                on_signal(signal.Signals(data[0]).name)
+                if not left.wait(_UNWIND_SECONDS):
+                    os._exit(128 + data[0])
+
+    watcher = threading.Thread(target=watch, name="signal-watch", daemon=True)
+    previous_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    watcher.start()
+    try:
+        yield
+    finally:
+        left.set()
+        signal.set_wakeup_fd(previous_fd)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+        sender.close()
+        watcher.join()
+        receiver.close()
+
+
+def _install_handlers() -> dict[int, Any]:
+    """Make terminating signals raise; returns the handlers to restore. Ignored or otherwise used ones are left."""
+    replaced: dict[int, Any] = {}
+    for name in _TERMINATING_SIGNALS:
+        signum = getattr(signal, name, None)
+        if signum is None:
+            continue
+        current = signal.getsignal(signum)
+        if current is signal.SIG_DFL:
+            signal.signal(signum, _raise_terminated)
+            replaced[signum] = current
+        elif signum == signal.SIGINT and current is signal.default_int_handler:
+            replaced[signum] = current
+    return replaced
+
+
+def _raise_terminated(signum: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated(signum)

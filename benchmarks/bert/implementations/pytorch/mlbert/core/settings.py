@@ -1,0 +1,261 @@
+"""The one table of settings: environment name, flag, field, type, unit and meaning.
+
+`TrainConfig` is the table of what the program reads; `LAUNCH_SETTINGS` lists the names that only the shell launchers
+read. Together they are every name that a ``config_*.sh`` or a YAML file may set. There are no defaults here: a recipe
+gives them, or the user has to.
+"""
+
+# ruff: noqa: RUF009 - setting() is dataclasses.field with the table's columns
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_METADATA_KEY = "setting"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The legal range of a value; ``None`` leaves a side open. Numbers are always finite."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def reason_against(self, value: object) -> str | None:
+        """Why a value of the right type is illegal, in plain words; ``None`` when it is legal."""
+        if self.choices:
+            return None if value in self.choices else f"must be one of {', '.join(self.choices)}"
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return None
+        if self.at_least is not None and value < self.at_least:
+            return f"must be at least {self.at_least:g}"
+        if self.at_most is not None and value > self.at_most:
+            return f"must be at most {self.at_most:.15g}"
+        if self.above is not None and value <= self.above:
+            return f"must be above {self.above:g}"
+        if self.below is not None and value >= self.below:
+            return f"must be below {self.below:g}"
+        return None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table.
+
+    Attributes:
+        env: name of the environment variable.
+        name: field of `TrainConfig` and YAML key; empty for what only launchers read.
+        flag: command line flag; empty for what only launchers read.
+        kind: ``str``, ``int``, ``float``, ``bool`` or ``Path``.
+        optional: whether "none" (or an empty export) is a value.
+        unit: unit of the value, empty where it has none.
+        meaning: one sentence.
+        limits: legal values.
+    """
+
+    env: str
+    name: str
+    flag: str
+    kind: type
+    optional: bool
+    unit: str
+    meaning: str
+    limits: Limits
+
+    @property
+    def type_name(self) -> str:
+        """The type in words, such as ``integer or none``."""
+        words = {str: "text", int: "integer", float: "number", bool: "yes/no", Path: "path"}[self.kind]
+        if self.limits.choices:
+            words = " | ".join(self.limits.choices)
+        return f"{words} or none" if self.optional else words
+
+
+def setting(*, env: str, meaning: str, unit: str = "", flag: str | None = None, **limits: Any) -> Any:
+    """A dataclass field that is a row of the table.
+
+    Args:
+        env: name of the environment variable, as the launchers export it.
+        meaning: one sentence for ``--help`` and the documentation.
+        unit: unit of the value.
+        flag: command line flag, ``--<field>`` when absent.
+        **limits: see `Limits`.
+    """
+    row = {"env": env, "meaning": meaning, "unit": unit, "flag": flag, "limits": Limits(**limits)}
+    return field(metadata={_METADATA_KEY: row})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides a training run, resolved. Made by `mlbert.core.config.resolve`."""
+
+    recipe: str = setting(env="RECIPE", meaning="Method: a module of mlbert.recipes.")
+    bert_config_file: Path = setting(env="BERT_CONFIG", meaning="Model shape, a bert_config.json.")
+    input_dir: Path = setting(env="DATADIR_PHASE2", meaning="Prepared training set (its manifest.json inside).")
+    eval_dir: Path = setting(env="EVALDIR", meaning="Prepared evaluation set (its manifest.json inside).")
+    init_checkpoint: Path | None = setting(
+        env="INIT_CHECKPOINT", meaning="Weights to start from; none for random initialisation."
+    )
+    output_dir: Path = setting(env="LOGDIR", meaning="Run folder: MLPerf log, metrics, checkpoints, final weights.")
+    train_batch_size: int = setting(
+        env="BATCHSIZE", unit="packs per rank and step", meaning="Packs of one optimizer step.", at_least=1
+    )
+    gradient_accumulation_steps: int = setting(
+        env="GRADIENT_STEPS", unit="micro-batches", meaning="Parts of a step's batch; divides BATCHSIZE.", at_least=1
+    )
+    average_packing_rate: float = setting(
+        env="PACKING_FACTOR",
+        unit="sequences per pack",
+        meaning="Nominal value; global_batch_size is BATCHSIZE * ranks * PACKING_FACTOR.",
+        at_least=1,
+    )
+    learning_rate: float = setting(env="LR", meaning="Base learning rate.", above=0)
+    max_steps: int = setting(
+        env="MAX_STEPS", unit="steps", meaning="Length of the schedule; training ends there.", at_least=1
+    )
+    max_samples_termination: int = setting(
+        env="MAX_SAMPLES_TERMINATION", unit="sequences", meaning="Training ends after so many.", at_least=1
+    )
+    max_seconds: float | None = setting(
+        env="MAX_SECONDS", unit="seconds", meaning="Time limit counted from run_start; none for no limit.", above=0
+    )
+    warmup_steps: int = setting(env="WARMUP_STEPS", unit="steps", meaning="Length of the warm-up.", at_least=0)
+    warmup_proportion: float | None = setting(
+        env="WARMUP_PROPORTION",
+        unit="share of MAX_STEPS",
+        meaning="Length of the warm-up, instead of WARMUP_STEPS.",
+        at_least=0,
+        at_most=1,
+    )
+    start_warmup_step: int = setting(
+        env="START_WARMUP_STEP",
+        unit="steps",
+        meaning="Where the warm-up ramp begins; negative to start part of the way up.",
+        at_most=0,
+    )
+    poly_power: float = setting(env="LR_POLY_POWER", meaning="Exponent of the polynomial decay.", above=0)
+    opt_lamb_beta_1: float = setting(env="OPT_LAMB_BETA_1", meaning="Decay of the first moment.", above=0, below=1)
+    opt_lamb_beta_2: float = setting(env="OPT_LAMB_BETA_2", meaning="Decay of the second moment.", above=0, below=1)
+    opt_epsilon: float = setting(env="OPT_EPSILON", meaning="Added to the root of the second moment.", above=0)
+    weight_decay_rate: float = setting(
+        env="WEIGHT_DECAY_RATE", meaning="Weight decay; none on biases and LayerNorm.", at_least=0
+    )
+    max_grad_norm: float = setting(env="MAX_GRAD_NORM", meaning="Limit of the global gradient norm.", above=0)
+    seed: int | None = setting(
+        env="SEED", meaning="Random seed; none draws one from the system.", at_least=0, at_most=2**32 - 1
+    )
+    target_mlm_accuracy: float = setting(
+        env="TARGET_MLM_ACCURACY", meaning="Masked-token accuracy at which the run succeeds.", above=0, below=1
+    )
+    num_eval_examples: int = setting(
+        env="NUM_EVAL_EXAMPLES", unit="sequences", meaning="Size of the evaluation.", at_least=1
+    )
+    eval_batch_size: int = setting(
+        env="EVAL_BATCH_SIZE", unit="packs per rank", meaning="Packs of one evaluation batch.", at_least=1
+    )
+    eval_iter_start_samples: int = setting(
+        env="EVAL_ITER_START_SAMPLES", unit="sequences", meaning="First evaluation after so many.", at_least=1
+    )
+    eval_iter_samples: int = setting(
+        env="EVAL_ITER_SAMPLES", unit="sequences", meaning="Distance between evaluations.", at_least=1
+    )
+    precision: str = setting(
+        env="PRECISION", meaning="Number format of the matrix products.", choices=("auto", "fp32", "bf16")
+    )
+    cpu_threads: int | None = setting(
+        env="CPU_THREADS", unit="threads per rank", meaning="none takes every core that the rank may use.", at_least=1
+    )
+    ops: str = setting(env="OPS", meaning="Which implementation of the ops runs.", choices=("auto", "plain", "native"))
+    save_checkpoint_steps: int = setting(
+        env="SAVE_CHECKPOINT_STEPS", unit="steps", meaning="Distance between checkpoints; 0 saves none.", at_least=0
+    )
+    keep_checkpoints: int = setting(
+        env="KEEP_CHECKPOINTS", unit="checkpoints", meaning="Newest ones that are kept.", at_least=0
+    )
+    resume: bool = setting(env="RESUME", meaning="Continue from the newest good checkpoint in LOGDIR.")
+    max_skipped_steps: int = setting(
+        env="MAX_SKIPPED_STEPS", unit="steps", meaning="Non-finite losses tolerated before the run ends.", at_least=0
+    )
+    synthetic_data: bool = setting(env="SYNTH_DATA", meaning="Train on generated tokens; needs no files.")
+    log_freq: int = setting(
+        env="LOG_FREQ", unit="steps", meaning="Distance between metric lines; 0 writes none.", at_least=0
+    )
+    experiment: int = setting(env="EXPERIMENT", meaning="Index i of result_<i>.txt.", at_least=0)
+    caches_cleared: bool = setting(
+        env="CACHES_CLEARED", meaning="Set by the launcher when it dropped the page caches before this run."
+    )
+    submission_org: str = setting(env="MLPERF_SUBMISSION_ORG", meaning="Submitter named in the MLPerf log.")
+    submission_platform: str = setting(env="MLPERF_SUBMISSION_PLATFORM", meaning="Platform named in the MLPerf log.")
+    submission_division: str = setting(
+        env="MLPERF_DIVISION", meaning="Division named in the MLPerf log.", choices=("open", "closed")
+    )
+
+    @property
+    def num_warmup_steps(self) -> int:
+        """Length of the warm-up in steps, from whichever of the two settings gives it."""
+        if self.warmup_proportion:
+            return int(self.max_steps * self.warmup_proportion)
+        return self.warmup_steps
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Packs of one micro-batch of one rank."""
+        return self.train_batch_size // self.gradient_accumulation_steps
+
+
+def _launch(env: str, kind: type, meaning: str, unit: str = "", **limits: Any) -> Setting:
+    return Setting(env, "", "", kind, False, unit, meaning, Limits(**limits))
+
+
+LAUNCH_SETTINGS: tuple[Setting, ...] = (
+    _launch("DGXSYSTEM", str, "Name of the system: the config's file name without config_ and .sh."),
+    _launch("DGXNNODES", int, "Nodes of the job.", unit="nodes", at_least=1),
+    _launch("DGXNGPU", int, "Ranks on each node, one an accelerator (one in all on a CPU).", unit="ranks", at_least=1),
+    _launch("WALLTIME", str, "Time limit of the job, as sbatch -t takes it.", unit="minutes"),
+    _launch("NEXP", int, "Runs of one job.", unit="runs", at_least=1),
+    _launch("CONFIG_FILE", Path, "The config_*.sh that was sourced, named in errors."),
+    _launch("CONT", str, "Container image that the job runs in; recorded with the run."),
+    _launch("CLEAR_CACHES", bool, "Drop the page cache before each run."),
+    _launch("MASTER_ADDR", str, "Host of rank 0."),
+    _launch("MASTER_PORT", int, "Port of rank 0.", at_least=1, at_most=65535),
+)
+
+
+@cache
+def train_settings() -> Mapping[str, Setting]:
+    """The rows of `TrainConfig`, field name to `Setting`, in table order."""
+    hints = typing.get_type_hints(TrainConfig)
+    rows = {}
+    for item in fields(TrainConfig):
+        row = item.metadata[_METADATA_KEY]
+        kind, optional = _split_optional(hints[item.name])
+        flag = row["flag"] or f"--{item.name}"
+        rows[item.name] = Setting(
+            row["env"], item.name, flag, kind, optional, row["unit"], row["meaning"], row["limits"]
+        )
+    return types.MappingProxyType(rows)
+
+
+@cache
+def settings_by_env() -> Mapping[str, Setting]:
+    """Every legal export, environment name to `Setting`."""
+    rows = [*train_settings().values(), *LAUNCH_SETTINGS]
+    return types.MappingProxyType({row.env: row for row in rows})
+
+
+def _split_optional(hint: Any) -> tuple[type, bool]:
+    arguments = typing.get_args(hint)
+    if not arguments:
+        return hint, False
+    kinds = [argument for argument in arguments if argument is not types.NoneType]
+    assert len(kinds) == 1, f"a setting has one type or none: {hint}"
+    return kinds[0], True
