@@ -1,0 +1,1 @@
+"""Sources of `Batch`: shard store, packed and synthetic sources, evaluation set."""

@@ -1,0 +1,63 @@
+"""The one batch format: a flat stream of the tokens of S sequences, back to back, without padding.
+
+Legend: S sequences, T tokens, M masked tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch of one rank.
+
+    Attributes:
+        input_ids: int64 [T], token ids after masking.
+        segment_ids: int64 [T], 0 for sentence A, 1 for sentence B.
+        position_ids: int64 [T], position within the sequence, from 0.
+        cu_seqlens: int32 [S+1], sequence s holds tokens cu_seqlens[s] to cu_seqlens[s+1].
+        max_seqlen: longest sequence, tokens (a host number: no device synchronisation).
+        masked_positions: int64 [M], index into T, ascending.
+        masked_labels: int64 [M], the original token ids.
+        next_sentence_labels: int64 [S], 1 when sentence B is a random one.
+        dropout_rows: int32 [T], names each token within the optimizer step, the same however the step's batch is
+            split over ranks and accumulation steps; dropout masks are keyed by it.
+    """
+
+    input_ids: Tensor
+    segment_ids: Tensor
+    position_ids: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+    masked_positions: Tensor
+    masked_labels: Tensor
+    next_sentence_labels: Tensor
+    dropout_rows: Tensor
+
+    @property
+    def num_samples(self) -> int:
+        """Sequences in the batch (S)."""
+        return self.next_sentence_labels.numel()
+
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens in the batch (T)."""
+        return self.input_ids.numel()
+
+    @property
+    def num_masked(self) -> int:
+        """Masked tokens in the batch (M)."""
+        return self.masked_labels.numel()
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on another device."""
+        moved = {
+            f.name: getattr(self, f.name).to(device, non_blocking=True)
+            for f in fields(self)
+            if isinstance(getattr(self, f.name), Tensor)
+        }
+        return replace(self, **moved)

@@ -1,0 +1,116 @@
+"""Sequences of different lengths held back to back, with offsets instead of padding.
+
+Legend: S sequences, T tokens, M masked tokens.
+
+===================  ==============  =======================================================
+tokens               uint16 [T]      token ids after masking
+offsets              int64 [S+1]     sequence s holds tokens[offsets[s]:offsets[s+1]]
+masked_positions     uint16 [M]      position within its sequence, ascending
+masked_labels        uint16 [M]      original ids at these positions
+masked_offsets       int64 [S+1]     sequence s holds masked_*[masked_offsets[s]:masked_offsets[s+1]]
+first_lengths        uint16 [S]      tokens of segment 0: [CLS], sentence A, [SEP]
+next_sentence        uint8 [S]       1 when sentence B is a random one
+===================  ==============  =======================================================
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+DTYPES: dict[str, np.dtype] = {
+    "tokens": np.dtype("<u2"),
+    "offsets": np.dtype("<i8"),
+    "masked_positions": np.dtype("<u2"),
+    "masked_labels": np.dtype("<u2"),
+    "masked_offsets": np.dtype("<i8"),
+    "first_lengths": np.dtype("<u2"),
+    "next_sentence": np.dtype("<u1"),
+}
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Some sequences, back to back; fields as in the module's table, offsets starting at 0."""
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    masked_positions: np.ndarray
+    masked_labels: np.ndarray
+    masked_offsets: np.ndarray
+    first_lengths: np.ndarray
+    next_sentence: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.first_lengths)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [S], tokens of each sequence."""
+        return np.diff(self.offsets)
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[tuple[Sequence[int], int, bool, Sequence[int], Sequence[int]]]) -> Ragged:
+        """Build from (tokens, first length, random next, masked positions, masked labels) rows."""
+        columns = list(zip(*rows, strict=True)) or [(), (), (), (), ()]
+        tokens, first, random_next, positions, labels = columns
+        return cls(
+            tokens=_concatenate(tokens),
+            offsets=offsets_of([len(row) for row in tokens]),
+            masked_positions=_concatenate(positions),
+            masked_labels=_concatenate(labels),
+            masked_offsets=offsets_of([len(row) for row in positions]),
+            first_lengths=np.asarray(first, DTYPES["first_lengths"]),
+            next_sentence=np.asarray(random_next, DTYPES["next_sentence"]),
+        )
+
+    def take(self, indices: np.ndarray) -> Ragged:
+        """The sequences ``indices`` (int [S']), in that order."""
+        token_index, offsets = _ragged_index(self.offsets, indices)
+        masked_index, masked_offsets = _ragged_index(self.masked_offsets, indices)
+        return Ragged(
+            tokens=self.tokens[token_index],
+            offsets=offsets,
+            masked_positions=self.masked_positions[masked_index],
+            masked_labels=self.masked_labels[masked_index],
+            masked_offsets=masked_offsets,
+            first_lengths=self.first_lengths[indices],
+            next_sentence=self.next_sentence[indices],
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Ragged]) -> Ragged:
+        """All sequences of ``parts``, in order."""
+        joined: dict[str, np.ndarray] = {}
+        for name, dtype in DTYPES.items():
+            arrays = [getattr(part, name) for part in parts]
+            if name.endswith("offsets"):
+                joined[name] = offsets_of(np.concatenate([np.diff(array) for array in arrays]) if arrays else [])
+            else:
+                joined[name] = np.concatenate(arrays) if arrays else np.empty(0, dtype)
+        return cls(**joined)
+
+
+def _concatenate(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    flat = array("H")
+    for row in rows:
+        flat.extend(row)
+    return np.frombuffer(flat, np.uint16)
+
+
+def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """int64 [n+1], running sum of ``lengths`` (int [n]) from 0."""
+    result = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=result[1:])
+    return result
+
+
+def _ragged_index(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Flat element index of the ranges ``indices`` of a ragged array, and the offsets of the result."""
+    starts = np.asarray(offsets[indices], np.int64)
+    new_offsets = offsets_of(offsets[np.asarray(indices) + 1] - starts)
+    shift = np.repeat(starts - new_offsets[:-1], np.diff(new_offsets))
+    return np.arange(new_offsets[-1]) + shift, new_offsets

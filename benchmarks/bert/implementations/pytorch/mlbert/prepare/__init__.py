@@ -1,0 +1,1 @@
+"""Offline steps from text to shards that training reads."""

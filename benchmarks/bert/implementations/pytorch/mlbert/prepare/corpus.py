@@ -1,0 +1,130 @@
+"""From documents to a training and an evaluation text that share nothing.
+
+Repeated documents and sentences are dropped, documents are held out by a hash of their text and a seed, and
+training sentences that nearly repeat an evaluation sentence are dropped as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from mlbert.core.errors import UserError
+from mlbert.data.manifest import write_atomically
+
+SHINGLE_WORDS = 5
+NEAR_DUPLICATE = 0.5  # share of a sentence's word runs that the other side has too
+_WORD = re.compile(r"\w+")
+
+
+@dataclass
+class Corpus:
+    """Two sides of a text, each a list of documents, each a list of sentences; and what was left out."""
+
+    train: list[list[str]]
+    evaluation: list[list[str]]
+    dropped: dict[str, int] = field(default_factory=dict)
+
+    def summary(self) -> dict[str, int]:
+        """Counts for the report."""
+        counts = {}
+        for name, side in (("train", self.train), ("eval", self.evaluation)):
+            counts[f"{name}_documents"] = len(side)
+            counts[f"{name}_sentences"] = sum(map(len, side))
+            counts[f"{name}_words"] = sum(len(sentence.split()) for document in side for sentence in document)
+        return {**counts, **self.dropped}
+
+
+def _words(sentence: str) -> tuple[str, ...]:
+    return tuple(_WORD.findall(sentence.lower()))
+
+
+def _shingles(sentence: str) -> set[tuple[str, ...]]:
+    words = _words(sentence)
+    return {words[i : i + SHINGLE_WORDS] for i in range(max(1, len(words) - SHINGLE_WORDS + 1))}
+
+
+def drop_repeats(documents: Iterable[list[str]]) -> tuple[list[list[str]], int]:
+    """Keep the first of all sentences with the same words; documents that become empty go.
+
+    Returns:
+        (documents, number of sentences dropped).
+    """
+    seen: set[tuple[str, ...]] = set()
+    kept, dropped = [], 0
+    for document in documents:
+        fresh = []
+        for sentence in document:
+            words = _words(sentence)
+            if words in seen or not words:
+                dropped += 1
+                continue
+            seen.add(words)
+            fresh.append(sentence)
+        if fresh:
+            kept.append(fresh)
+    return kept, dropped
+
+
+def is_held_out(document: list[str], share: float, seed: int) -> bool:
+    """Whether a document is for evaluation: by sha256 of the seed and its text, so its place does not matter."""
+    text = "\n".join([str(seed), *document]).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") < share * 2**64
+
+
+def cut(document: list[str], most: int) -> list[list[str]]:
+    """A document in nearly equal pieces of at most ``most`` sentences."""
+    pieces = -(-len(document) // most)
+    edges = [len(document) * piece // pieces for piece in range(pieces + 1)]
+    return [document[first:end] for first, end in pairwise(edges)]
+
+
+def split(
+    documents: Iterable[list[str]], share: float, seed: int, *, max_sentences: int, min_sentences: int = 2
+) -> Corpus:
+    """De-duplicate, cut, hold out, and drop near-repeats of evaluation sentences from the training side.
+
+    Args:
+        documents: lists of sentences.
+        share: part of the documents to hold out, between 0 and 1.
+        seed: choice of the held-out documents.
+        max_sentences: longer documents are cut into pieces, so that none dominates the evaluation side.
+        min_sentences: shorter documents are left out.
+
+    Raises:
+        UserError: one side comes out empty.
+    """
+    unique, repeats = drop_repeats(documents)
+    corpus = Corpus([], [])
+    for document in (piece for whole in unique for piece in cut(whole, max_sentences)):
+        if len(document) >= min_sentences:
+            (corpus.evaluation if is_held_out(document, share, seed) else corpus.train).append(document)
+    held_out = {shingle for document in corpus.evaluation for text in document for shingle in _shingles(text)}
+    near = 0
+    train = []
+    for document in corpus.train:
+        kept = [text for text in document if not _nearly_repeats(text, held_out)]
+        near += len(document) - len(kept)
+        if len(kept) >= min_sentences:
+            train.append(kept)
+    corpus.train = train
+    corpus.dropped = {"repeated_sentences": repeats, "near_repeats_of_eval": near}
+    if not corpus.train or not corpus.evaluation:
+        side = "training" if not corpus.train else "evaluation"
+        raise UserError("input text", f"no document is left for {side}", "Give more text or another --eval-share")
+    return corpus
+
+
+def _nearly_repeats(sentence: str, held_out: set[tuple[str, ...]]) -> bool:
+    shingles = _shingles(sentence)
+    return len(shingles & held_out) >= NEAR_DUPLICATE * len(shingles)
+
+
+def write_text(path: Path, documents: list[list[str]]) -> None:
+    """One sentence a line, a blank line between documents: the form of the benchmark's text parts."""
+    text = "\n\n".join("\n".join(document) for document in documents) + "\n"
+    write_atomically(path, text.encode("utf-8"))

@@ -1,0 +1,89 @@
+"""A folder of text files as documents of sentences.
+
+Every ``*.txt`` below the folder is read. A blank line ends a document when the file is one sentence a line already
+(``one_per_line``); otherwise a file is one document and its paragraphs are split into sentences.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from mlbert.core.errors import UserError
+from mlbert.prepare.sentences import split_sentences
+
+
+def text_files(folder: Path) -> list[Path]:
+    """The ``*.txt`` files below a folder, in order of their relative names.
+
+    Raises:
+        UserError: no such folder, unreadable, or no text file in it.
+    """
+    remedy = "Give a folder with *.txt files"
+    if not folder.is_dir():
+        raise UserError(folder, "is not a folder" if folder.exists() else "there is no such folder", remedy)
+    try:
+        list(folder.iterdir())
+    except OSError as error:
+        raise UserError(folder, f"cannot be read ({error.strerror})", remedy) from None
+    files = sorted(folder.rglob("*.txt"), key=lambda path: path.relative_to(folder).as_posix())
+    files = [path for path in files if path.is_file()]
+    if not files:
+        raise UserError(folder, "holds no *.txt file", remedy)
+    return files
+
+
+def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
+    """Documents of a folder; see the module.
+
+    Raises:
+        UserError: a file cannot be read or is not UTF-8 (names the line), or there is no text at all.
+    """
+    empty = True
+    for path in text_files(folder):
+        for document in _documents(_read(path), one_per_line):
+            empty = False
+            yield document
+    if empty:
+        raise UserError(folder, "its text files are all empty", "Give text")
+
+
+def source_name(folder: Path, one_per_line: bool) -> dict[str, str | bool]:
+    """What the text is: stored with the data, compared on a rerun.
+
+    Raises:
+        UserError: as `documents`.
+    """
+    state = hashlib.sha256()
+    for path in text_files(folder):
+        state.update(f"{path.relative_to(folder).as_posix()}\0{hashlib.sha256(_bytes(path)).hexdigest()}\n".encode())
+    return {"kind": "text", "sha256": state.hexdigest(), "one_per_line": one_per_line}
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions") from None
+
+
+def _read(path: Path) -> str:
+    data = _bytes(path)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(path, f"line {line} is not UTF-8", "Convert the file to UTF-8") from None
+
+
+def _documents(text: str, one_per_line: bool) -> Iterator[list[str]]:
+    blocks: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if line.strip():
+            blocks[-1].append(line.strip())
+        elif blocks[-1]:
+            blocks.append([])
+    if not one_per_line:
+        blocks = [[sentence for block in blocks for sentence in split_sentences(" ".join(block))]]
+    yield from (block for block in blocks if block)
