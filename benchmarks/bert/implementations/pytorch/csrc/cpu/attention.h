@@ -1,0 +1,101 @@
+/* What the two forms of the attention kernels share: the problem, softmax of one row each way, small copies.
+ *
+ * Legend: T tokens, S sequences, N heads, H head size. */
+#ifndef MLBERT_ATTENTION_H
+#define MLBERT_ATTENTION_H
+
+#include "dropout.h"
+#include "simd.h"
+
+typedef struct {
+    const void *qkv;        /* [T, 3, N, H] */
+    const int32_t *bounds;  /* [S+1] */
+    const int32_t *rows;    /* [T], dropout rows */
+    int64_t num_heads, head_size, max_length;
+    uint32_t key;
+    int threshold, is_bf16;
+} Problem;
+
+typedef float vec8 __attribute__((vector_size(32)));
+typedef float vec8_unaligned __attribute__((vector_size(32), aligned(4), may_alias));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (int32_t __attribute__((vector_size(32)))){__VA_ARGS__})
+
+/* out[c * out_step + r] = in[r * in_step + c] for an 8 x 8 block. */
+INLINE void transpose_8x8(const float *in, int64_t in_step, float *out, int64_t out_step) {
+    vec8 x[8], y[8];
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; r++) x[r] = *(const vec8_unaligned *)(in + r * in_step);
+#pragma GCC unroll 4
+    for (int r = 0; r < 8; r += 2) {
+        y[r] = SHUFFLE(x[r], x[r + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        y[r + 1] = SHUFFLE(x[r], x[r + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < 8; r += 4)
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+            x[r + 2 * i] = SHUFFLE(y[r + i], y[r + 2 + i], 0, 1, 8, 9, 4, 5, 12, 13);
+            x[r + 2 * i + 1] = SHUFFLE(y[r + i], y[r + 2 + i], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; r++) {
+        y[r] = SHUFFLE(x[r], x[r + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        y[r + 4] = SHUFFLE(x[r], x[r + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; r++) *(vec8_unaligned *)(out + r * out_step) = y[r];
+}
+
+INLINE void write_rows(const float *source, int64_t source_step, int64_t rows, int64_t head_size, float factor,
+                       void *out, int64_t step, int is_bf16) {
+    for (int64_t t = 0; t < rows; t++)
+        EACH_VECTOR(h, count, head_size, {
+            store_elements(out, t * step + h, count, load(source + t * source_step + h) * factor, is_bf16);
+        });
+}
+
+INLINE void mask_row(const Problem *p, uint32_t key, int64_t token, int64_t length, uint8_t *bytes) {
+    if (p->threshold) dropout_bytes(row_hash(key, p->rows[token]), round_up(length, LANES), bytes);
+}
+
+/* Scores to exp(root * score - max), dropped ones 0; statistics: max, 1 / sum of exponentials. They stay apart: their
+ * log-sum-exp would round large scores. `root` is 1 / sqrt(H). */
+INLINE void softmax_row(float *scores, int64_t length, float root, const uint8_t *bytes, int threshold, float *statistics) {
+    int64_t end = round_up(length, LANES);
+    for (int64_t j = length; j < end; j++) scores[j] = -1e30f;
+    vec largest = splat(-1e30f);
+    for (int64_t j = 0; j < end; j += LANES) largest = max_vec(load(scores + j), largest);
+    float top = root * max_lanes(largest);
+    vec sum = {0};
+    for (int64_t j = 0; j < end; j += LANES) {
+        vec e = exp_vec(root * load(scores + j) - top);
+        sum += e;
+        store(scores + j, keep_or_zero(e, bytes + j, threshold));
+    }
+    statistics[0] = top;
+    statistics[1] = 1.0f / sum_lanes(sum);
+}
+
+/* scores -> dropped probabilities, d_scores (gradient of those) -> gradient of the scores. */
+INLINE void softmax_row_backward(float *scores, float *d_scores, int64_t length, float root,
+                                 const float *statistics, const uint8_t *bytes, int threshold) {
+    int64_t end = round_up(length, LANES);
+    float scale = 256.0f / (float)(256 - threshold);
+    for (int64_t j = length; j < end; j++) scores[j] = -1e30f, d_scores[j] = 0;
+    vec sum = {0};
+    for (int64_t j = 0; j < end; j += LANES) {
+        vec p = exp_vec(root * load(scores + j) - statistics[0]) * statistics[1];
+        vec d = keep_or_zero(load(d_scores + j) * scale, bytes + j, threshold);
+        sum += p * d;
+        store(scores + j, p);
+        store(d_scores + j, d);
+    }
+    float mean = sum_lanes(sum);
+    for (int64_t j = 0; j < end; j += LANES) {
+        vec p = load(scores + j);
+        store(d_scores + j, p * (load(d_scores + j) - mean));
+        store(scores + j, keep_or_zero(p * scale, bytes + j, threshold));
+    }
+}
+
+#endif

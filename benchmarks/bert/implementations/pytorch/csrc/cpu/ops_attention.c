@@ -1,0 +1,224 @@
+/* Attention over a flat token stream, one (sequence, head) a task, scores held in cache a block of queries at a time.
+ *
+ * Per task the operands are packed into panels of TILE_COLUMNS columns; every product is then TILE_ROWS x
+ * TILE_COLUMNS register tiles. Backward computes the scores again and normalises them with the saved row statistics.
+ * A task is the work of one thread in a fixed order, so results do not depend on the number of threads.
+ *
+ * Legend: T tokens, S sequences, N heads, H head size, L tokens of one sequence. */
+#include <math.h>
+#include <omp.h>
+
+#include "attention.h"
+
+#define TILE_VECTORS 2
+#define TILE_COLUMNS (TILE_VECTORS * LANES)
+#if VECTOR_BYTES == 64
+#define TILE_ROWS 12
+#else
+#define TILE_ROWS 6
+#endif
+#define BLOCK_ROWS 48 /* queries a block: a multiple of both values of TILE_ROWS */
+
+#define PREFETCH_ROWS 6
+
+/* c[r][.] = or += sum over k of a[r * row_step + k * depth_step] * panel[k][.] for TILE_ROWS rows. */
+INLINE void tile(const float *a, int64_t row_step, int64_t depth_step, const float *panel, int64_t depth, float *c,
+                 int64_t c_step, int accumulate) {
+    vec sum[TILE_ROWS][TILE_VECTORS];
+#pragma GCC unroll 12
+    for (int r = 0; r < TILE_ROWS; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < TILE_VECTORS; v++)
+            sum[r][v] = accumulate ? load(c + r * c_step + v * LANES) : (vec){0};
+    for (int64_t k = 0; k < depth; k++) {
+        vec b0 = load(panel), b1 = load(panel + LANES);
+#pragma GCC unroll 12
+        for (int r = 0; r < TILE_ROWS; r++) {
+            vec x = splat(a[r * row_step]);
+            sum[r][0] += x * b0;
+            sum[r][1] += x * b1;
+        }
+        panel += TILE_COLUMNS;
+        a += depth_step;
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < TILE_ROWS; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < TILE_VECTORS; v++) store(c + r * c_step + v * LANES, sum[r][v]);
+}
+
+/* C [rows, columns] = or += A B, B in panels of `depth` rows; C and A are readable up to whole tiles. */
+static void product(const float *a, int64_t row_step, int64_t depth_step, const float *panels, int64_t rows,
+                    int64_t columns, int64_t depth, float *c, int64_t c_step, int accumulate) {
+    for (int64_t j = 0; j < columns; j += TILE_COLUMNS, panels += depth * TILE_COLUMNS)
+        for (int64_t r = 0; r < rows; r += TILE_ROWS) {
+            const float *a_tile = a + r * row_step;
+            float *c_tile = c + r * c_step + j;
+            if (accumulate) tile(a_tile, row_step, depth_step, panels, depth, c_tile, c_step, 1);
+            else tile(a_tile, row_step, depth_step, panels, depth, c_tile, c_step, 0);
+        }
+}
+
+/* One of q, k, v (or a gradient) of one head: row t at source + t * step, as floats. */
+INLINE void copy_rows(const void *source, int64_t step, int64_t rows, int64_t head_size, float *out, int64_t out_step,
+                      int is_bf16) {
+    const int64_t line = 64 / (is_bf16 ? 2 : 4);
+    for (int64_t t = 0; t < rows; t++) {
+        /* Rows of one head lie far apart: the processor does not foresee the next one. */
+        if (t + PREFETCH_ROWS < rows)
+            for (int64_t h = 0; h < head_size; h += line)
+                __builtin_prefetch(at(source, (t + PREFETCH_ROWS) * step + h, is_bf16));
+        EACH_VECTOR(h, count, head_size, {
+            store_elements(out, t * out_step + h, count, load_elements(source, t * step + h, count, is_bf16), 0);
+        });
+    }
+}
+
+/* Panels over columns of a row-major matrix: panel p holds [rows][TILE_COLUMNS]; columns end at a whole panel. */
+static void pack_columns(const float *matrix, int64_t step, int64_t rows, int64_t columns, float *panels) {
+    for (int64_t j = 0; j < columns; j += TILE_COLUMNS)
+        for (int64_t t = 0; t < rows; t++, panels += TILE_COLUMNS)
+            for (int v = 0; v < TILE_VECTORS; v++) store(panels + v * LANES, load(matrix + t * step + j + v * LANES));
+}
+
+/* Panels of the transpose: panel p holds [columns][TILE_COLUMNS] with rows p * TILE_COLUMNS and on as its columns.
+ * `matrix` is readable up to whole panels of rows and a multiple of 8 columns. */
+static void pack_rows(const float *matrix, int64_t step, int64_t rows, int64_t columns, float *panels) {
+    for (int64_t t = 0; t < rows; t += TILE_COLUMNS, panels += columns * TILE_COLUMNS)
+        for (int64_t i = 0; i < TILE_COLUMNS; i += 8)
+            for (int64_t c = 0; c < columns; c += 8)
+                transpose_8x8(matrix + (t + i) * step + c, step, panels + c * TILE_COLUMNS + i, TILE_COLUMNS);
+}
+
+/* Sizes of the scratch arrays of one thread, in floats. */
+typedef struct {
+    int64_t width;  /* padded head size */
+    int64_t length; /* padded tokens of a sequence: whole panels and whole tiles */
+    int64_t score_step;
+    int64_t matrix, block, scores, bytes;
+} Layout;
+
+static Layout layout_of(int64_t max_length, int64_t head_size) {
+    Layout l;
+    l.width = round_up(head_size, TILE_COLUMNS);
+    l.length = round_up(max_length, TILE_COLUMNS > 16 ? 96 : 48);
+    l.score_step = l.length + 16; /* not a power of two: rows fall into different cache sets */
+    l.matrix = l.length * l.width;
+    l.block = BLOCK_ROWS * l.width;
+    l.scores = BLOCK_ROWS * l.score_step;
+    l.bytes = l.score_step / 4 + 16;
+    return l;
+}
+
+int64_t attention_scratch_floats(int64_t max_length, int64_t head_size) {
+    Layout l = layout_of(max_length, head_size);
+    return round_up(7 * l.matrix + 6 * l.block + 2 * l.scores + l.bytes, 1024);
+}
+
+static void forward_task(const Problem *p, int64_t sequence, int64_t head, float *scratch, float *statistics, void *out) {
+    int64_t start = p->bounds[sequence], length = p->bounds[sequence + 1] - start;
+    int64_t size = p->head_size, step = 3 * p->num_heads * size;
+    int bf16 = p->is_bf16;
+    Layout l = layout_of(p->max_length, size);
+    float *rows = scratch, *keys = rows + l.matrix, *values = keys + l.matrix;
+    float *queries = values + l.matrix, *outputs = queries + l.block, *scores = outputs + l.block;
+    uint8_t *bytes = (uint8_t *)(scores + l.scores);
+    const void *head_qkv = at(p->qkv, start * step + head * size, bf16);
+    uint32_t key = head_key(p->key, (uint32_t)head);
+    float scale = 256.0f / (float)(256 - p->threshold), root = 1.0f / sqrtf((float)size);
+
+    copy_rows(at(head_qkv, p->num_heads * size, bf16), step, length, size, rows, l.width, bf16);
+    pack_rows(rows, l.width, length, size, keys);
+    copy_rows(at(head_qkv, 2 * p->num_heads * size, bf16), step, length, size, rows, l.width, bf16);
+    pack_columns(rows, l.width, length, size, values);
+    for (int64_t first = 0; first < length; first += BLOCK_ROWS) {
+        int64_t count = length - first < BLOCK_ROWS ? length - first : BLOCK_ROWS;
+        copy_rows(at(head_qkv, first * step, bf16), step, count, size, queries, l.width, bf16);
+        product(queries, l.width, 1, keys, count, length, size, scores, l.score_step, 0);
+        float row_statistics[BLOCK_ROWS][2];
+        for (int64_t i = 0; i < count; i++) {
+            mask_row(p, key, start + first + i, length, bytes);
+            softmax_row(scores + i * l.score_step, length, root, bytes, p->threshold, row_statistics[i]);
+            memcpy(statistics + 2 * ((start + first + i) * p->num_heads + head), row_statistics[i], sizeof(float[2]));
+        }
+        product(scores, l.score_step, 1, values, count, size, length, outputs, l.width, 0);
+        for (int64_t i = 0; i < count; i++)
+            write_rows(outputs + i * l.width, l.width, 1, size, scale * row_statistics[i][1],
+                       at_mut(out, ((start + first + i) * p->num_heads + head) * size, bf16), 0, bf16);
+    }
+}
+
+static void backward_task(const Problem *p, int64_t sequence, int64_t head, float *scratch, const float *statistics,
+                          const void *d_out, void *d_qkv) {
+    int64_t start = p->bounds[sequence], length = p->bounds[sequence + 1] - start;
+    int64_t size = p->head_size, out_step = p->num_heads * size, step = 3 * out_step;
+    int bf16 = p->is_bf16;
+    Layout l = layout_of(p->max_length, size);
+    float *rows = scratch, *keys_by_row = rows + l.matrix, *keys_by_column = keys_by_row + l.matrix;
+    float *values_by_row = keys_by_column + l.matrix, *d_keys = values_by_row + l.matrix;
+    float *d_values = d_keys + l.matrix, *queries = d_values + l.matrix, *d_outputs = queries + l.block;
+    float *query_panels = d_outputs + l.block, *d_output_panels = query_panels + l.block;
+    float *d_queries = d_output_panels + l.block, *scores = d_queries + l.block, *d_scores = scores + l.scores;
+    uint8_t *bytes = (uint8_t *)(d_scores + l.scores);
+    const void *head_qkv = at(p->qkv, start * step + head * size, bf16);
+    void *head_d_qkv = at_mut(d_qkv, start * step + head * size, bf16);
+    const void *head_d_out = at(d_out, (start * p->num_heads + head) * size, bf16);
+    uint32_t key = head_key(p->key, (uint32_t)head);
+    float root = 1.0f / sqrtf((float)size);
+
+    copy_rows(at(head_qkv, out_step, bf16), step, length, size, rows, l.width, bf16);
+    pack_rows(rows, l.width, length, size, keys_by_row);
+    pack_columns(rows, l.width, length, size, keys_by_column);
+    copy_rows(at(head_qkv, 2 * out_step, bf16), step, length, size, rows, l.width, bf16);
+    pack_rows(rows, l.width, length, size, values_by_row);
+    for (int64_t first = 0; first < length; first += BLOCK_ROWS) {
+        int64_t count = length - first < BLOCK_ROWS ? length - first : BLOCK_ROWS;
+        copy_rows(at(head_qkv, first * step, bf16), step, count, size, queries, l.width, bf16);
+        copy_rows(at(head_d_out, first * out_step, bf16), out_step, count, size, d_outputs, l.width, bf16);
+        product(queries, l.width, 1, keys_by_row, count, length, size, scores, l.score_step, 0);
+        product(d_outputs, l.width, 1, values_by_row, count, length, size, d_scores, l.score_step, 0);
+        for (int64_t i = 0; i < count; i++) {
+            int64_t token = start + first + i;
+            mask_row(p, key, token, length, bytes);
+            softmax_row_backward(scores + i * l.score_step, d_scores + i * l.score_step, length, root,
+                                 statistics + 2 * (token * p->num_heads + head), bytes, p->threshold);
+        }
+        pack_columns(queries, l.width, count, size, query_panels);
+        pack_columns(d_outputs, l.width, count, size, d_output_panels);
+        product(d_scores, l.score_step, 1, keys_by_column, count, size, length, d_queries, l.width, 0);
+        product(d_scores, 1, l.score_step, query_panels, length, size, count, d_keys, l.width, first > 0);
+        product(scores, 1, l.score_step, d_output_panels, length, size, count, d_values, l.width, first > 0);
+        write_rows(d_queries, l.width, count, size, root, at_mut(head_d_qkv, first * step, bf16), step, bf16);
+    }
+    write_rows(d_keys, l.width, length, size, root, at_mut(head_d_qkv, out_step, bf16), step, bf16);
+    write_rows(d_values, l.width, length, size, 1.0f, at_mut(head_d_qkv, 2 * out_step, bf16), step, bf16);
+}
+
+/* out [T, N, H] and statistics [T, N, 2]; scratch holds attention_scratch_floats() for each thread. */
+void attention_forward(const void *qkv, const int32_t *bounds, const int32_t *order, const int32_t *rows,
+                       int64_t num_sequences, int64_t num_heads, int64_t head_size, int64_t max_length, uint32_t key,
+                       int threshold, int is_bf16, int threads, float *scratch, float *statistics, void *out) {
+    Problem p = {qkv, bounds, rows, num_heads, head_size, max_length, key, threshold, is_bf16};
+#pragma omp parallel num_threads(threads)
+    {
+        float *own = scratch + omp_get_thread_num() * attention_scratch_floats(max_length, head_size);
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < num_sequences * num_heads; i++)
+            forward_task(&p, order[i / num_heads], i % num_heads, own, statistics, out);
+    }
+}
+
+/* d_qkv [T, 3, N, H] from d_out [T, N, H] and the forward's statistics. */
+void attention_backward(const void *qkv, const int32_t *bounds, const int32_t *order, const int32_t *rows,
+                        int64_t num_sequences, int64_t num_heads, int64_t head_size, int64_t max_length, uint32_t key,
+                        int threshold, int is_bf16, int threads, float *scratch, const float *statistics,
+                        const void *d_out, void *d_qkv) {
+    Problem p = {qkv, bounds, rows, num_heads, head_size, max_length, key, threshold, is_bf16};
+#pragma omp parallel num_threads(threads)
+    {
+        float *own = scratch + omp_get_thread_num() * attention_scratch_floats(max_length, head_size);
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < num_sequences * num_heads; i++)
+            backward_task(&p, order[i / num_heads], i % num_heads, own, statistics, d_out, d_qkv);
+    }
+}

@@ -1,0 +1,26 @@
+"""Kernels and their plain twins. Each op is one public function here; which implementation runs is decided once by
+`select` and told by `describe`.
+"""
+
+from mlbert.ops.attention import attention
+from mlbert.ops.dropout import dropout_key
+from mlbert.ops.dropout import keep_mask as dropout_keep_mask
+from mlbert.ops.embedding import embedding_sum
+from mlbert.ops.linear import linear_gelu, linear_qkv
+from mlbert.ops.loss import masked_cross_entropy
+from mlbert.ops.norm import dropout_add_layer_norm, layer_norm_dropout
+from mlbert.ops.registry import describe, select
+
+__all__ = [
+    "attention",
+    "describe",
+    "dropout_add_layer_norm",
+    "dropout_keep_mask",
+    "dropout_key",
+    "embedding_sum",
+    "layer_norm_dropout",
+    "linear_gelu",
+    "linear_qkv",
+    "masked_cross_entropy",
+    "select",
+]

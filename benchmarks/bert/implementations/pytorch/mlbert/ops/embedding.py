@@ -1,0 +1,107 @@
+"""The sum of word, position and segment embeddings.
+
+The ``native`` gradient goes through the tokens once, its threads sharing the columns: cost T * D, no atomics.
+
+Legend: T tokens, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlbert.ops import reference, registry
+from mlbert.ops.native_library import ACTIVATION_TYPES, is_bf16, library, pointer
+
+
+def embedding_sum(
+    input_ids: Tensor,
+    segment_ids: Tensor,
+    position_ids: Tensor,
+    word: Tensor,
+    position: Tensor,
+    segment: Tensor,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """word[input_ids] + position[position_ids] + segment[segment_ids].
+
+    Args:
+        input_ids, segment_ids, position_ids: int64 [T].
+        word, position, segment: [V, D], [longest sequence, D], [2, D].
+        dtype: type of the result; None: that of `word`.
+
+    Returns:
+        [T, D].
+    """
+    function = registry.implementation("embedding_sum", word)
+    return function(input_ids, segment_ids, position_ids, word, position, segment, dtype)
+
+
+registry.register("embedding_sum", "plain")(reference.embedding_sum)
+
+
+@registry.register("embedding_sum", "native")
+def _native(
+    input_ids: Tensor,
+    segment_ids: Tensor,
+    position_ids: Tensor,
+    word: Tensor,
+    position: Tensor,
+    segment: Tensor,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    tables = (word, position, segment)
+    # The kernels read float32 tables; converting a whole table of another type would cost more than the op.
+    if any(table.dtype != torch.float32 for table in tables) or (dtype or word.dtype) not in ACTIVATION_TYPES:
+        return reference.embedding_sum(input_ids, segment_ids, position_ids, *tables, dtype)
+    _check_ids(input_ids, word)
+    _check_ids(position_ids, position)
+    _check_ids(segment_ids, segment)
+    return _EmbeddingSum.apply(input_ids, segment_ids, position_ids, *tables, dtype or word.dtype)
+
+
+def _check_ids(ids: Tensor, table: Tensor) -> None:
+    if ids.numel() == 0:
+        return
+    low, high = (int(x) for x in ids.aminmax())
+    if low < 0 or high >= table.shape[0]:
+        raise IndexError(f"id {low if low < 0 else high} is outside of an embedding table of {table.shape[0]} rows")
+
+
+class _EmbeddingSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input_ids: Tensor,
+        segment_ids: Tensor,
+        position_ids: Tensor,
+        word: Tensor,
+        position: Tensor,
+        segment: Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        ids = tuple(x.contiguous() for x in (input_ids, position_ids, segment_ids))
+        assert len({x.shape for x in ids}) == 1, "three ids a token"
+        assert len({table.shape[1] for table in (word, position, segment)}) == 1, "tables of one width"
+        word, position, segment = word.contiguous(), position.contiguous(), segment.contiguous()
+        out = torch.empty(input_ids.numel(), word.shape[1], dtype=dtype)
+        library().embedding_forward(
+            *(pointer(x, torch.int64) for x in ids),
+            *(pointer(table) for table in (word, position, segment)),
+            *(*out.shape, is_bf16(out), torch.get_num_threads(), pointer(out)),
+        )
+        ctx.save_for_backward(*ids)
+        ctx.shapes = word.shape, position.shape, segment.shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        d_out, gradients = d_out.contiguous(), tuple(torch.zeros(shape) for shape in ctx.shapes)
+        library().embedding_backward(
+            *(pointer(x) for x in ctx.saved_tensors),
+            *(pointer(d_out), *d_out.shape, is_bf16(d_out), torch.get_num_threads()),
+            *(pointer(gradient) for gradient in gradients),
+        )
+        return None, None, None, *gradients, None

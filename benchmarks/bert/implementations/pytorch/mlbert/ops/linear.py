@@ -1,0 +1,141 @@
+"""Linear layers with what surrounds them: one product for Q, K and V, and bias with GELU after the product.
+
+The products are PyTorch's in every form. ``native`` adds C kernels for bias + GELU each way (the bias gradient comes
+out of the same pass) and for the sums over tokens. Weights of another type than the activations are converted, their
+gradients converted back.
+
+Legend: T tokens, D hidden, F columns of a weight's product.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mlbert.ops import reference, registry
+from mlbert.ops.native_library import (
+    is_bf16,
+    library,
+    pointer,
+    sum_tokens,
+    token_chunk,
+    token_chunks,
+)
+
+
+def linear_qkv(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Tensor:
+    """The three projections as one product: x [T, D] to [T, 3 D], q then k then v.
+
+    Args:
+        x: [T, D] float32 or bfloat16.
+        wq, wk, wv: [D, D]. If they lie one after another in one storage, they are used where they are.
+        bq, bk, bv: [D], likewise.
+    """
+    return registry.implementation("linear_qkv", x)(x, wq, wk, wv, bq, bk, bv)
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
+    """gelu(x W^T + b), x [T, D], weight [F, D], bias [F] -> [T, F].
+
+    Args:
+        exact: the erf form; otherwise the benchmark's tanh form,
+            0.5 y (1 + tanh(sqrt(2 / pi) (y + 0.044715 y^3))).
+    """
+    return registry.implementation("linear_gelu", x)(x, weight, bias, exact)
+
+
+registry.register("linear_qkv", "plain")(reference.linear_qkv)
+registry.register("linear_gelu", "plain")(reference.linear_gelu)
+
+
+@registry.register("linear_qkv", "native")
+def _native_linear_qkv(x: Tensor, *weights_and_biases: Tensor) -> Tensor:
+    return _LinearQKV.apply(x, *weights_and_biases)
+
+
+@registry.register("linear_gelu", "native")
+def _native_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
+    needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (x, weight, bias))
+    return (_LinearExactGelu if exact else _LinearGelu).apply(x, weight, bias, needs_gradient)
+
+
+def joined(parts: tuple[Tensor, ...]) -> Tensor:
+    """Tensors of equal trailing shape as one along the first dimension: a view if they are neighbours, else a copy."""
+    first, step = parts[0], parts[0].numel() * parts[0].element_size()
+    neighbours = all(
+        part.is_contiguous() and part.shape == first.shape and part.data_ptr() == first.data_ptr() + i * step
+        for i, part in enumerate(parts)
+    )
+    same_storage = len({part.untyped_storage().data_ptr() for part in parts}) == 1
+    if not (neighbours and same_storage):
+        return torch.cat(parts)
+    return first.as_strided((len(parts) * first.shape[0], *first.shape[1:]), first.stride())
+
+
+class _LinearQKV(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights_and_biases: Tensor) -> Tensor:
+        weights, biases = weights_and_biases[:3], weights_and_biases[3:]
+        ctx.types = weights[0].dtype, biases[0].dtype
+        weight = joined(weights).to(x.dtype)
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, joined(biases).to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        d_out = d_out.contiguous()
+        d_weights = (d_out.t() @ x).to(ctx.types[0]).chunk(3)
+        d_biases = sum_tokens(d_out).to(ctx.types[1]).chunk(3)
+        return (d_out @ weight if ctx.needs_input_grad[0] else None, *d_weights, *d_biases)
+
+
+class _LinearGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, needs_gradient: bool) -> Tensor:
+        ctx.types, ctx.spent = (weight.dtype, bias.dtype), False
+        weight, bias = weight.to(x.dtype), bias.float().contiguous()
+        pre = x @ weight.t()
+        out = torch.empty_like(pre) if needs_gradient else pre
+        threads = torch.get_num_threads()
+        library().bias_gelu_forward(pointer(pre), pointer(bias), *pre.shape, is_bf16(pre), threads, pointer(out))
+        if needs_gradient:
+            ctx.save_for_backward(x, weight, bias, pre)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, pre = ctx.saved_tensors
+        # The gradient takes the place of the pre-activation: one buffer of the widest layer less.
+        assert not ctx.spent, "linear_gelu's backward runs once"
+        ctx.spent = True
+        num_tokens, columns = pre.shape
+        d_out = d_out.contiguous()
+        partial = torch.empty(token_chunks(num_tokens), columns)
+        sizes = (num_tokens, columns, token_chunk(num_tokens), is_bf16(pre), torch.get_num_threads())
+        library().bias_gelu_backward(
+            pointer(d_out, pre.dtype), pointer(pre), pointer(bias), *sizes, pointer(pre), pointer(partial)
+        )
+        d_x = pre @ weight if ctx.needs_input_grad[0] else None
+        return d_x, (pre.t() @ x).to(ctx.types[0]), partial.sum(0).to(ctx.types[1]), None
+
+
+class _LinearExactGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, needs_gradient: bool) -> Tensor:
+        del needs_gradient
+        ctx.types = weight.dtype, bias.dtype
+        weight = weight.to(x.dtype)
+        pre = F.linear(x, weight, bias.to(x.dtype))
+        ctx.save_for_backward(x, weight, pre)
+        return F.gelu(pre)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, pre = ctx.saved_tensors
+        d_pre = torch.ops.aten.gelu_backward(d_out.contiguous(), pre)
+        d_x = d_pre @ weight if ctx.needs_input_grad[0] else None
+        return d_x, (d_pre.t() @ x).to(ctx.types[0]), sum_tokens(d_pre).to(ctx.types[1]), None

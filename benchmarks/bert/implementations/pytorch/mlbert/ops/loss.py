@@ -1,0 +1,71 @@
+"""Cross-entropy of the masked tokens, its gradient written over the logits.
+
+Legend: M masked tokens, V vocabulary, V' columns of the logits (V padded).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlbert.ops import reference, registry
+from mlbert.ops.native_library import is_bf16, library, pointer
+
+
+def masked_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Summed cross-entropy and the number of right predictions.
+
+    Args:
+        logits: [M, V'] float32 or bfloat16; columns from `vocab_size` on take no part. In native form its memory
+            holds the gradient after the backward pass, so nothing else may read the logits then.
+        labels: int64 [M], each below `vocab_size`.
+        vocab_size: V.
+
+    Returns:
+        (loss_sum, num_correct): scalars, float32 (float64 for float64) and int64; 0 for M = 0. A prediction is the
+        lowest of the classes with the largest logit.
+    """
+    return registry.implementation("masked_cross_entropy", logits)(logits, labels, vocab_size)
+
+
+registry.register("masked_cross_entropy", "plain")(reference.masked_cross_entropy)
+
+
+@registry.register("masked_cross_entropy", "native")
+def _native(logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+    assert labels.shape == logits.shape[:1], f"{tuple(labels.shape)} labels for {logits.shape[0]} rows"
+    assert vocab_size <= logits.shape[1], f"{vocab_size} classes in {logits.shape[1]} columns"
+    if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < vocab_size:
+        raise IndexError(f"labels {int(labels.min())} to {int(labels.max())} are not all below {vocab_size}")
+    return _CrossEntropy.apply(logits, labels, vocab_size)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+        logits, labels = logits.contiguous(), labels.contiguous()
+        rows, columns = logits.shape
+        statistics, losses = torch.empty(rows, 2), torch.empty(rows)
+        correct = torch.empty(rows, dtype=torch.uint8)
+        library().cross_entropy_forward(
+            *(pointer(logits), pointer(labels, torch.int64), rows, columns, vocab_size, is_bf16(logits)),
+            *(torch.get_num_threads(), pointer(statistics), pointer(losses), pointer(correct)),
+        )
+        ctx.save_for_backward(logits, labels, statistics)
+        ctx.vocab_size, ctx.spent = vocab_size, False
+        num_correct = correct.sum(dtype=torch.int64)
+        ctx.mark_non_differentiable(num_correct)
+        return losses.sum(dtype=torch.float64).float(), num_correct
+
+    @staticmethod
+    def backward(ctx: Any, d_loss: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        logits, labels, statistics = ctx.saved_tensors
+        assert not ctx.spent, "masked_cross_entropy's backward runs once: it overwrites the logits"
+        ctx.spent = True
+        library().cross_entropy_backward(
+            *(pointer(logits), pointer(labels), *logits.shape, ctx.vocab_size, float(d_loss), is_bf16(logits)),
+            *(torch.get_num_threads(), pointer(statistics)),
+        )
+        return logits, None, None

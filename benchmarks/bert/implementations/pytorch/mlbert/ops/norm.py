@@ -1,0 +1,142 @@
+"""LayerNorm joined with dropout and the residual sum, one pass over memory each way; masks are drawn again backward.
+
+Legend: T tokens, D hidden.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlbert.ops import reference, registry
+from mlbert.ops.dropout import dropout_threshold
+from mlbert.ops.native_library import check_rows, is_bf16, library, pointer, token_chunk, token_chunks
+
+
+def dropout_add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dropout_p: float,
+    key: int,
+    rows: Tensor | None,
+    x_bias: Tensor | None = None,
+) -> Tensor:
+    """LayerNorm(residual + dropout(x + x_bias)).
+
+    Args:
+        x, residual: [T, D] float32 or bfloat16, of one type.
+        weight, bias: [D], LayerNorm's.
+        eps: added to the variance.
+        dropout_p: in [0, 1), used to the nearest 1/256.
+        key: `dropout_key` of this site.
+        rows: int32 [T], the mask's row of each token; may be None without dropout.
+        x_bias: [D] or None, the bias of the linear layer that made x: added here, it costs no pass of its own.
+
+    Returns:
+        [T, D] of the type of x.
+    """
+    function = registry.implementation("dropout_add_layer_norm", x)
+    return function(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias)
+
+
+def layer_norm_dropout(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout_p: float, key: int, rows: Tensor | None
+) -> Tensor:
+    """dropout(LayerNorm(x)), arguments as in `dropout_add_layer_norm`; dropout_p = 0 is a plain LayerNorm."""
+    return registry.implementation("layer_norm_dropout", x)(x, weight, bias, eps, dropout_p, key, rows)
+
+
+registry.register("dropout_add_layer_norm", "plain")(reference.dropout_add_layer_norm)
+registry.register("layer_norm_dropout", "plain")(reference.layer_norm_dropout)
+
+
+@registry.register("dropout_add_layer_norm", "native")
+def _native_dropout_add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dropout_p: float,
+    key: int,
+    rows: Tensor | None,
+    x_bias: Tensor | None = None,
+) -> Tensor:
+    return _DropoutNorm.apply(
+        x.contiguous(), residual.contiguous(), x_bias, weight, bias, eps, dropout_threshold(dropout_p), key, rows, False
+    )
+
+
+@registry.register("layer_norm_dropout", "native")
+def _native_layer_norm_dropout(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout_p: float, key: int, rows: Tensor | None
+) -> Tensor:
+    return _DropoutNorm.apply(
+        x.contiguous(), None, None, weight, bias, eps, dropout_threshold(dropout_p), key, rows, True
+    )
+
+
+class _DropoutNorm(torch.autograd.Function):
+    """`drop_output` False: LayerNorm(residual + dropout(x + x_bias)); True: dropout(LayerNorm(x))."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        x_bias: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        threshold: int,
+        key: int,
+        rows: Tensor | None,
+        drop_output: bool,
+    ) -> Tensor:
+        num_tokens, columns = x.shape
+        check_rows(rows, num_tokens, threshold)
+        for vector in (weight, bias, *(() if x_bias is None else (x_bias,))):
+            assert vector.shape == (columns,), f"{tuple(vector.shape)} for {columns} columns"
+        assert residual is None or residual.shape == x.shape, f"{tuple(residual.shape)} is not {tuple(x.shape)}"
+        total = x if drop_output else torch.empty_like(x)
+        statistics, out = torch.empty(num_tokens, 2), torch.empty_like(x)
+        wide_weight, wide_bias = weight.float().contiguous(), bias.float().contiguous()
+        wide_x_bias = None if x_bias is None else x_bias.float().contiguous()
+        residual_pointer = None if residual is None else pointer(residual, x.dtype)
+        library().norm_forward(
+            *(pointer(x), pointer(wide_x_bias), residual_pointer, pointer(wide_weight), pointer(wide_bias)),
+            *(pointer(rows, torch.int32), num_tokens, columns, eps, key, threshold, int(drop_output), is_bf16(x)),
+            *(torch.get_num_threads(), None if drop_output else pointer(total), pointer(statistics), pointer(out)),
+        )
+        ctx.save_for_backward(total, statistics, wide_weight, rows)
+        ctx.dropout, ctx.drop_output = (key, threshold), drop_output
+        ctx.types = weight.dtype, bias.dtype, None if x_bias is None else x_bias.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        total, statistics, weight, rows = ctx.saved_tensors
+        (key, threshold), (weight_type, bias_type, x_bias_type) = ctx.dropout, ctx.types
+        num_tokens, columns = total.shape
+        d_out, d_total = d_out.contiguous(), torch.empty_like(total)
+        sums = 2 if x_bias_type is None else 3
+        # Without dropout the gradients of x and of the residual are one tensor.
+        d_x = torch.empty_like(total) if threshold and not ctx.drop_output else d_total
+        chunk = token_chunk(num_tokens)
+        partial = torch.empty(token_chunks(num_tokens), sums, columns)
+        library().norm_backward(
+            *(pointer(d_out, total.dtype), pointer(total), pointer(weight), pointer(statistics), pointer(rows)),
+            *(num_tokens, columns, chunk, key, threshold, int(ctx.drop_output), is_bf16(total)),
+            *(torch.get_num_threads(), pointer(d_total), pointer(d_x) if d_x is not d_total or sums == 3 else None),
+            *(pointer(partial), sums),
+        )
+        d_weight, d_bias, *d_x_bias = partial.sum(0).unbind(0)
+        return (
+            *(d_x, None if ctx.drop_output else d_total, d_x_bias[0].to(x_bias_type) if d_x_bias else None),
+            *(d_weight.to(weight_type), d_bias.to(bias_type), None, None, None, None, None),
+        )

@@ -1,0 +1,113 @@
+"""Every op in plain PyTorch: the specification, the fallback, and the form for any device.
+
+Arithmetic is float32 for float32 and bfloat16 inputs and float64 for float64 inputs; results take the activations'
+type. Matrix products of the two linear ops run in the activations' type, as PyTorch's own do. Weights may be of
+another type than the activations; their gradients take the weights' type.
+
+Legend: S sequences, T tokens, M masked tokens, N heads, H head size, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mlbert.ops.dropout import attention_keep_mask, dropout_scale, dropout_threshold, keep_mask
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _dropout(x: Tensor, probability: float, key: int, rows: Tensor | None) -> Tensor:
+    threshold = dropout_threshold(probability)
+    if threshold == 0:
+        return x
+    assert rows is not None, "dropout needs rows"
+    return torch.where(keep_mask(key, rows, x.shape[-1], probability), x * dropout_scale(threshold), 0.0)
+
+
+def attention(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float, key: int, rows: Tensor | None
+) -> Tensor:
+    """softmax(Q K^T / sqrt(H)) with dropout, times V, within each sequence. See `mlbert.ops.attention`."""
+    del max_seqlen
+    num_heads, head_size = qkv.shape[2:]
+    threshold = dropout_threshold(dropout_p)
+    bounds = cu_seqlens.tolist()
+    outputs = [qkv[:0, 0]]
+    for start, stop in itertools.pairwise(bounds):
+        if start == stop:
+            continue
+        q, k, v = _wide(qkv[start:stop]).permute(1, 2, 0, 3)
+        probabilities = torch.softmax(q @ k.transpose(1, 2) * head_size**-0.5, dim=-1)
+        if threshold:
+            assert rows is not None, "dropout needs rows"
+            keep = attention_keep_mask(key, rows[start:stop], num_heads, stop - start, dropout_p)
+            probabilities = torch.where(keep, probabilities * dropout_scale(threshold), 0.0)
+        outputs.append((probabilities @ v).transpose(0, 1).to(qkv.dtype))
+    unused = qkv.shape[0] - bounds[-1]
+    outputs.append(qkv.new_zeros(unused, num_heads, head_size))
+    return torch.cat(outputs)
+
+
+def linear_qkv(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Tensor:
+    """x [T, D] times the three weights, side by side: [T, 3 D]."""
+    return F.linear(x, torch.cat((wq, wk, wv)).to(x.dtype), torch.cat((bq, bk, bv)).to(x.dtype))
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
+    """gelu(x W^T + b), the tanh form unless `exact`."""
+    pre = F.linear(x, weight.to(x.dtype), bias.to(x.dtype))
+    return F.gelu(_wide(pre), approximate="none" if exact else "tanh").to(x.dtype)
+
+
+def dropout_add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dropout_p: float,
+    key: int,
+    rows: Tensor | None,
+    x_bias: Tensor | None = None,
+) -> Tensor:
+    """LayerNorm(residual + dropout(x + x_bias)) over the last dimension."""
+    wide = _wide(x) if x_bias is None else _wide(x) + _wide(x_bias)
+    total = _wide(residual) + _dropout(wide, dropout_p, key, rows)
+    return F.layer_norm(total, total.shape[-1:], _wide(weight), _wide(bias), eps).to(x.dtype)
+
+
+def layer_norm_dropout(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout_p: float, key: int, rows: Tensor | None
+) -> Tensor:
+    """dropout(LayerNorm(x)) over the last dimension."""
+    normal = F.layer_norm(_wide(x), x.shape[-1:], _wide(weight), _wide(bias), eps)
+    return _dropout(normal, dropout_p, key, rows).to(x.dtype)
+
+
+def embedding_sum(
+    input_ids: Tensor,
+    segment_ids: Tensor,
+    position_ids: Tensor,
+    word: Tensor,
+    position: Tensor,
+    segment: Tensor,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """word[input_ids] + position[position_ids] + segment[segment_ids], [T, D] in `dtype` (default: the table's)."""
+    total = _wide(F.embedding(input_ids, word)) + _wide(F.embedding(position_ids, position))
+    return (total + _wide(F.embedding(segment_ids, segment))).to(dtype or word.dtype)
+
+
+def masked_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Sum of -log softmax(logits[:, :vocab_size])[label], and how many rows have their maximum at the label."""
+    scores = logits[:, :vocab_size]
+    loss_sum = F.cross_entropy(_wide(scores), labels, reduction="sum")
+    if labels.numel() == 0:
+        return loss_sum, labels.new_zeros(())
+    return loss_sum, (scores.argmax(dim=-1) == labels).sum()

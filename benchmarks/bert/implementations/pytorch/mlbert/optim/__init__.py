@@ -1,0 +1,1 @@
+"""Optimizers on flat buffers and their plain specifications."""

@@ -1,0 +1,163 @@
+"""Attention: error rule on ugly shapes, exact masks, no leak between sequences, bit-equal runs.
+
+Legend: T tokens, N heads, H head size, L tokens of one sequence.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlbert import ops
+from mlbert.ops import native_library, reference
+from mlbert.ops.attention import native_attention, tiles_work
+from mlbert.ops.dropout import attention_keep_mask
+
+UGLY = {
+    "one token": [1],
+    "tiny": [1, 2, 3, 5, 7, 1],
+    "around 512": [511, 512, 513],
+    "around a block": [47, 48, 49, 95, 96, 97],
+    "one sequence": [300],
+    "512 sequences of 1": [1] * 512,
+    "empty tail": [20, 33, 0, 0, 0],
+    "empty between": [0, 20, 0, 33],
+    "nothing": [0, 0],
+}
+HEADS = [(2, 64), (3, 32), (1, 12), (2, 128), (1, 7)]
+
+
+def stream(lengths: list[int], num_heads: int, head_size: int, tail: int = 0) -> tuple[Tensor, Tensor, int, Tensor]:
+    """qkv, cu_seqlens, max_seqlen, rows; `tail` tokens lie behind the last sequence."""
+    generator = torch.Generator().manual_seed(len(lengths))
+    cu_seqlens = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    num_tokens = int(cu_seqlens[-1]) + tail
+    qkv = 1.5 * torch.randn(num_tokens, 3, num_heads, head_size, generator=generator)
+    rows = torch.randint(0, 2**31 - 1, (num_tokens,), dtype=torch.int32, generator=generator)
+    return qkv, cu_seqlens, max(lengths), rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", UGLY)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_error_on_ugly_lengths(error_rule, shape: str, dtype: torch.dtype, dropout: float) -> None:
+    qkv, cu_seqlens, longest, rows = stream(UGLY[shape], 2, 64)
+    error_rule("attention", [qkv, cu_seqlens, longest, dropout, 99, rows], dtype, [0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_heads", "head_size"), HEADS)
+def test_error_on_head_sizes(error_rule, num_heads: int, head_size: int, dtype: torch.dtype) -> None:
+    qkv, cu_seqlens, longest, rows = stream([1, 64, 130, 31], num_heads, head_size)
+    error_rule("attention", [qkv, cu_seqlens, longest, 0.1, 99, rows], dtype, [0])
+
+
+def tile_form(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float, key: int, rows: Tensor) -> Tensor:
+    """The kernel for the matrix unit; emulated in C on a processor without one."""
+    return native_attention(qkv, cu_seqlens, dropout_p, key, rows, tiles=True)
+
+
+@pytest.mark.parametrize("shape", UGLY)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_tile_form_error_on_ugly_lengths(error_rule, shape: str, dropout: float) -> None:
+    qkv, cu_seqlens, longest, rows = stream(UGLY[shape], 2, 64)
+    error_rule("attention", [qkv, cu_seqlens, longest, dropout, 99, rows], torch.bfloat16, [0], tile_form)
+
+
+@pytest.mark.parametrize(("num_heads", "head_size"), [(3, 32), (1, 96), (2, 128)])
+def test_tile_form_error_on_head_sizes(error_rule, num_heads: int, head_size: int) -> None:
+    qkv, cu_seqlens, longest, rows = stream([1, 64, 130, 31, 140], num_heads, head_size)
+    error_rule("attention", [qkv, cu_seqlens, longest, 0.1, 99, rows], torch.bfloat16, [0], tile_form)
+
+
+def test_tiles_are_used_only_where_they_work(use_native) -> None:
+    qkv, cu_seqlens, longest, rows = (x for x in stream([5, 70], 2, 64))
+    x = qkv.bfloat16()
+    want = native_attention(x, cu_seqlens, 0.1, 3, rows, tiles=tiles_work())
+    assert torch.equal(ops.attention(x, cu_seqlens, longest, 0.1, 3, rows), want)
+    if not native_library.library().attention_tiles_available():
+        assert not tiles_work()
+
+
+def test_large_scores_stay_finite(error_rule) -> None:
+    qkv, cu_seqlens, longest, rows = stream([60, 7], 2, 64)
+    error_rule("attention", [30 * qkv, cu_seqlens, longest, 0.1, 1, rows], torch.float32, [0])
+
+
+def test_tokens_behind_the_last_sequence_are_zero(use_native) -> None:
+    qkv, cu_seqlens, longest, rows = stream([5, 9, 0], 2, 32, tail=6)
+    for function in (ops.attention, reference.attention):
+        x = qkv.clone().requires_grad_()
+        out = function(x, cu_seqlens, longest, 0.1, 5, rows)
+        out.backward(torch.ones_like(out))
+        assert out[14:].abs().max() == 0
+        assert x.grad[14:].abs().max() == 0
+
+
+def test_mask_equals_the_plain_twin_bit_for_bit(use_native) -> None:
+    """With equal scores and one-hot values the output is the mask itself, a window of H keys at a time."""
+    length, num_heads, head_size, key = 130, 3, 64, 4242
+    _, cu_seqlens, _, rows = stream([17, length], num_heads, head_size)
+    want = attention_keep_mask(key, rows[17:], num_heads, length, 0.1)
+    for first in range(0, length, head_size):
+        qkv = torch.zeros(17 + length, 3, num_heads, head_size)
+        columns = torch.arange(first, min(first + head_size, length))
+        qkv[17 + columns, 2, :, columns - first] = 1.0
+        out = ops.attention(qkv, cu_seqlens, length, 0.1, key, rows)[17:]
+        assert torch.equal(out[:, :, : len(columns)].transpose(0, 1) > 0, want[:, :, columns])
+
+
+def test_keep_rate(use_native) -> None:
+    """With all values 1 the mean output is 1: what is kept is scaled by the true rate."""
+    qkv, cu_seqlens, longest, rows = stream([512] * 4, 8, 8)
+    qkv[:, 2] = 1.0
+    out = ops.attention(
+        qkv * 0.1 + qkv * 0.9 * (torch.arange(3)[:, None, None] == 2), cu_seqlens, longest, 0.1, 3, rows
+    )
+    assert out.mean().item() == pytest.approx(1.0, abs=2e-3)
+    assert out.std().item() > 1e-3
+
+
+def test_sequences_do_not_see_each_other(use_native) -> None:
+    qkv, cu_seqlens, longest, rows = stream([40, 50, 60], 2, 32)
+    changed = qkv.clone()
+    changed[40:90] += 1.0
+    a = ops.attention(qkv, cu_seqlens, longest, 0.1, 3, rows)
+    b = ops.attention(changed, cu_seqlens, longest, 0.1, 3, rows)
+    assert torch.equal(a[:40], b[:40])
+    assert torch.equal(a[90:], b[90:])
+    assert not torch.equal(a[40:90], b[40:90])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_runs_are_bit_equal_for_any_thread_count(use_native, dtype: torch.dtype) -> None:
+    qkv, cu_seqlens, longest, rows = stream([64, 100, 1, 30, 200], 3, 32)
+    results = []
+    for threads in (2, 2, 1):
+        torch.set_num_threads(threads)
+        x = qkv.to(dtype).requires_grad_()
+        out = ops.attention(x, cu_seqlens, longest, 0.1, 3, rows)
+        out.backward(torch.ones_like(out))
+        results.append((out.detach(), x.grad))
+    for other in results[1:]:
+        assert torch.equal(results[0][0], other[0])
+        assert torch.equal(results[0][1], other[1])
+
+
+def test_twin_gradient() -> None:
+    qkv, cu_seqlens, longest, rows = stream([1, 5, 0, 4], 2, 3, tail=1)
+    inputs = qkv.double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: reference.attention(x, cu_seqlens, longest, 0.3, 8, rows), (inputs,))
+
+
+def test_wrong_arguments_are_refused(use_native) -> None:
+    qkv, cu_seqlens, longest, rows = stream([5, 9], 2, 32)
+    with pytest.raises(AssertionError, match="needs rows"):
+        ops.attention(qkv, cu_seqlens, longest, 0.1, 5, None)
+    with pytest.raises(AssertionError, match="13 tokens"):
+        ops.attention(qkv[:13], cu_seqlens, longest, 0.1, 5, rows[:13])
+    with pytest.raises(AssertionError, match="rise"):
+        ops.attention(qkv, cu_seqlens.flip(0), longest, 0.1, 5, rows)
+    with pytest.raises(AssertionError, match=r"rows \(13,\)"):
+        ops.attention(qkv, cu_seqlens, longest, 0.1, 5, rows[:13])

@@ -1,0 +1,84 @@
+"""The counter-based mask: keep rate, independence, and the scalar and tensor forms of its definition."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from mlbert.ops.dropout import (
+    GOLDEN,
+    attention_keep_mask,
+    dropout_key,
+    dropout_scale,
+    dropout_threshold,
+    head_key,
+    keep_mask,
+    mix32,
+)
+
+KEY = dropout_key(seed=1, step=2, layer=3, site=4)
+
+
+def scalar_keep(key: int, row: int, column: int, threshold: int) -> bool:
+    row_hash = mix32(mix32(row + GOLDEN) ^ key)
+    word = mix32(row_hash ^ ((column // 4 * GOLDEN) & 0xFFFFFFFF))
+    return (word >> (8 * (column % 4))) & 0xFF >= threshold
+
+
+def test_tensor_form_equals_the_definition() -> None:
+    rows = torch.tensor([0, 1, 511, 70000, 2**31 - 1], dtype=torch.int32)
+    mask = keep_mask(KEY, rows, 37, 0.3)
+    for (i, row), column in itertools.product(enumerate(rows.tolist()), range(37)):
+        assert mask[i, column] == scalar_keep(KEY, row, column, 77)
+
+
+def test_attention_heads_have_their_own_keys() -> None:
+    rows = torch.arange(50, dtype=torch.int32)
+    mask = attention_keep_mask(KEY, rows, 3, 61, 0.1)
+    for head in range(3):
+        assert torch.equal(mask[head], keep_mask(head_key(KEY, head), rows, 61, 0.1))
+    assert not torch.equal(mask[0], mask[1])
+
+
+@pytest.mark.parametrize(("probability", "threshold"), [(0.0, 0), (0.1, 26), (0.5, 128), (0.15, 38), (0.99, 253)])
+def test_keep_rate(probability: float, threshold: int) -> None:
+    assert dropout_threshold(probability) == threshold
+    rate = 1 - threshold / 256
+    assert dropout_scale(threshold) * rate == pytest.approx(1.0, abs=1e-15)
+    kept = keep_mask(KEY, torch.arange(2048, dtype=torch.int32), 512, probability).double()
+    deviation = (rate * (1 - rate)) ** 0.5
+    assert abs(kept.mean().item() - rate) <= 5 * deviation / 1024
+    assert (kept.mean(0) - rate).abs().max() <= 5 * deviation / 2048**0.5
+    assert (kept.mean(1) - rate).abs().max() <= 5 * deviation / 512**0.5
+
+
+def test_neighbours_are_independent() -> None:
+    """Columns in a word, neighbouring words, rows, keys, heads and steps: correlations within noise."""
+    rows = torch.arange(4096, dtype=torch.int32)
+    base = keep_mask(KEY, rows, 256, 0.5).double() - 0.5
+    noise = 5 * 0.25 / base.numel() ** 0.5
+    others = {f"column + {shift}": (base[:, :-shift], base[:, shift:]) for shift in (1, 2, 3, 4, 8, 64)} | {
+        f"row + {shift}": (base[:-shift], base[shift:]) for shift in (1, 2, 16, 512)
+    }
+    for step, layer, site in ((3, 3, 4), (2, 4, 4), (2, 3, 5), (3, 2, 4)):
+        other = keep_mask(dropout_key(1, step, layer, site), rows, 256, 0.5).double() - 0.5
+        others[f"key of {step, layer, site}"] = (base, other)
+    for name, (a, b) in others.items():
+        assert abs((a * b).mean().item()) < 1.1 * noise, name
+
+
+def test_keys_differ_in_every_part() -> None:
+    keys = {
+        dropout_key(seed, step, layer, site)
+        for seed, step, layer, site in itertools.product((0, 1, 2**32, 2**40 + 1), (0, 1, 7), range(4), range(4))
+    }
+    assert len(keys) == 4 * 3 * 4 * 4
+    assert all(0 <= key < 2**32 for key in keys)
+
+
+@pytest.mark.parametrize("probability", [-0.1, 1.0, 1.5, 0.999])
+def test_impossible_probability(probability: float) -> None:
+    with pytest.raises(ValueError, match="not in"):
+        dropout_threshold(probability)

@@ -1,0 +1,96 @@
+"""linear_qkv and linear_gelu: error rule, adjacent weights used in place, single backward.
+
+Legend: T tokens, D hidden, F columns.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlbert import ops
+from mlbert.ops import reference
+from mlbert.ops.linear import joined
+
+GENERATOR = torch.Generator().manual_seed(0)
+SHAPES = [(1, 8, 24), (37, 20, 51), (200, 128, 512), (0, 16, 32), (65, 7, 9)]
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=GENERATOR)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_linear_gelu_error(error_rule, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
+    tokens, hidden, columns = shape
+    arguments = [randn(tokens, hidden), randn(columns, hidden) * 2 / hidden**0.5, randn(columns), exact]
+    error_rule("linear_gelu", arguments, dtype, [0, 1, 2])
+
+
+def test_gelu_over_its_whole_range(use_native) -> None:
+    """Every region of tanh, the far tails too, where 1 + tanh cancels in PyTorch's form."""
+    x = torch.linspace(-30, 30, 20001)[:, None]
+    weight, bias = torch.ones(1, 1), torch.zeros(1)
+    exact = reference.linear_gelu(x.double(), weight.double(), bias.double(), False)
+    fast, plain = ops.linear_gelu(x, weight, bias, False), reference.linear_gelu(x, weight, bias, False)
+    assert (fast - exact).abs().max() <= 2 * (plain - exact).abs().max()
+    assert (fast - exact).norm() <= 2 * (plain - exact).norm()
+    far = torch.tensor([[1e4], [-1e4], [3e38], [-3e38]])
+    assert torch.equal(ops.linear_gelu(far, weight, bias, False), torch.tensor([[1e4], [-0.0], [3e38], [-0.0]]))
+    assert ops.linear_gelu(torch.tensor([[float("nan")]]), weight, bias, False).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [0, 1, 77])
+def test_linear_qkv_error(error_rule, tokens: int, dtype: torch.dtype) -> None:
+    hidden = 24
+    arguments = [randn(tokens, hidden), *(randn(hidden, hidden) for _ in range(3)), *(randn(hidden) for _ in range(3))]
+    error_rule("linear_qkv", arguments, dtype, list(range(7)))
+
+
+def test_float32_weights_with_bfloat16_activations(use_native) -> None:
+    x, weights = randn(33, 16).bfloat16(), [randn(16, 16).requires_grad_() for _ in range(3)]
+    biases = [randn(16).requires_grad_() for _ in range(3)]
+    out = ops.linear_qkv(x, *weights, *biases)
+    out = ops.linear_gelu(out, randn(8, 48).requires_grad_(), randn(8).requires_grad_(), False)
+    out.backward(torch.ones_like(out))
+    assert out.dtype == torch.bfloat16
+    assert all(p.grad.dtype == torch.float32 for p in (*weights, *biases))
+
+
+def test_adjacent_weights_are_not_copied() -> None:
+    flat = randn(3 * 12)
+    parts = tuple(flat[i * 12 : (i + 1) * 12].view(3, 4) for i in range(3))
+    assert joined(parts).data_ptr() == flat.data_ptr()
+    assert torch.equal(joined(parts), torch.cat(parts))
+    apart = tuple(randn(3, 4) for _ in range(3))
+    assert torch.equal(joined(apart), torch.cat(apart))
+    swapped = (parts[1], parts[0], parts[2])
+    assert torch.equal(joined(swapped), torch.cat(swapped))
+
+
+def test_second_backward_is_refused(use_native) -> None:
+    out = ops.linear_gelu(randn(3, 4).requires_grad_(), randn(5, 4), randn(5), False)
+    out.sum().backward(retain_graph=True)
+    with pytest.raises(AssertionError, match="once"):
+        out.sum().backward()
+
+
+def test_evaluation_equals_training(use_native) -> None:
+    x, weight, bias = randn(9, 4), randn(5, 4), randn(5).requires_grad_()
+    with torch.no_grad():
+        evaluation = ops.linear_gelu(x, weight, bias, False)
+    assert torch.equal(evaluation, ops.linear_gelu(x, weight, bias, False))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_twin_gradients(exact: bool) -> None:
+    inputs = [x.double().requires_grad_() for x in (randn(4, 3), randn(5, 3), randn(5))]
+    assert torch.autograd.gradcheck(lambda *a: reference.linear_gelu(*a, exact), inputs)
+    inputs = [
+        x.double().requires_grad_() for x in (randn(4, 3), *(randn(3, 3) for _ in "qkv"), *(randn(3) for _ in "qkv"))
+    ]
+    assert torch.autograd.gradcheck(reference.linear_qkv, inputs)

@@ -1,0 +1,115 @@
+"""masked_cross_entropy: error rule, padded columns, ties, no masked token, gradient in place, non-finite logits.
+
+Legend: M masked tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlbert import ops
+from mlbert.ops import reference
+
+GENERATOR = torch.Generator().manual_seed(0)
+SHAPES = [(1, 8, 8), (33, 50, 41), (60, 4096, 4090), (7, 30528, 30522), (3, 16, 1)]
+
+
+def problem(rows: int, columns: int, vocab_size: int) -> tuple[Tensor, Tensor]:
+    logits = 3 * torch.randn(rows, columns, generator=GENERATOR)
+    logits[:, vocab_size:] = 1e4  # would win if it took part
+    return logits, torch.randint(0, vocab_size, (rows,), generator=GENERATOR)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_error(error_rule, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    logits, labels = problem(*shape)
+    error_rule("masked_cross_entropy", [logits, labels, shape[2]], dtype, [0])
+
+
+@pytest.mark.parametrize("function", [ops.masked_cross_entropy, reference.masked_cross_entropy])
+def test_nothing_masked(use_native, function) -> None:
+    logits = torch.randn(0, 16).requires_grad_()
+    loss, correct = function(logits, torch.zeros(0, dtype=torch.int64), 13)
+    loss.backward()
+    assert (loss.item(), correct.item()) == (0.0, 0)
+    assert (loss.dtype, correct.dtype) == (torch.float32, torch.int64)
+    assert logits.grad.shape == (0, 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_num_correct_and_ties(use_native, dtype: torch.dtype) -> None:
+    logits, labels = problem(200, 40, 33)
+    logits = logits.round().to(dtype)  # many ties
+    labels = torch.where(torch.rand(200, generator=GENERATOR) < 0.5, logits[:, :33].argmax(1), labels)
+    want = reference.masked_cross_entropy(logits, labels, 33)[1]
+    assert ops.masked_cross_entropy(logits, labels, 33)[1] == want
+    tie = torch.tensor([[1.0, 5.0, 5.0, 0.0]], dtype=dtype)
+    for label, hits in ((1, 1), (2, 0)):
+        for function in (ops.masked_cross_entropy, reference.masked_cross_entropy):
+            assert function(tie, torch.tensor([label]), 4)[1].item() == hits
+
+
+def test_gradient_takes_the_place_of_the_logits(use_native) -> None:
+    leaf, labels = problem(5, 16, 13)
+    leaf.requires_grad_()
+    logits = leaf * 1.0
+    loss, _ = ops.masked_cross_entropy(logits, labels, 13)
+    (loss / 5).backward()
+    assert torch.equal(logits.detach(), leaf.grad)
+    assert leaf.grad[:, 13:].abs().max() == 0
+    assert leaf.grad.sum(1).abs().max() < 1e-7
+
+
+def test_evaluation_leaves_the_logits_alone(use_native) -> None:
+    logits, labels = problem(5, 16, 13)
+    before = logits.clone()
+    ops.masked_cross_entropy(logits, labels, 13)
+    assert torch.equal(logits, before)
+
+
+def test_second_backward_is_refused(use_native) -> None:
+    logits, labels = problem(5, 16, 13)
+    loss, _ = ops.masked_cross_entropy(logits.requires_grad_() * 1.0, labels, 13)
+    loss.backward(retain_graph=True)
+    with pytest.raises(AssertionError, match="once"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_non_finite_logits_are_not_hidden(use_native, bad: float) -> None:
+    logits, labels = problem(5, 16, 13)
+    logits[2, 4] = bad
+    assert not ops.masked_cross_entropy(logits, labels, 13)[0].isfinite()
+
+
+@pytest.mark.parametrize("bad", [-1, 13])
+def test_label_out_of_range(use_native, bad: int) -> None:
+    logits, labels = problem(5, 16, 13)
+    labels[0] = bad
+    with pytest.raises(IndexError, match="labels"):
+        ops.masked_cross_entropy(logits, labels, 13)
+
+
+def test_runs_are_bit_equal_for_any_thread_count(use_native) -> None:
+    logits, labels = problem(77, 104, 99)
+    results = []
+    for threads in (2, 2, 1):
+        torch.set_num_threads(threads)
+        leaf = logits.clone().requires_grad_()
+        loss, _ = ops.masked_cross_entropy(leaf * 1.0, labels, 99)
+        loss.backward()
+        results.append((loss.detach(), leaf.grad))
+    for other in results[1:]:
+        assert torch.equal(results[0][0], other[0])
+        assert torch.equal(results[0][1], other[1])
+
+
+def test_twin_gradient() -> None:
+    logits, labels = problem(4, 9, 7)
+    inputs = logits.clamp_max(5).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: reference.masked_cross_entropy(x, labels, 7)[0], (inputs,))

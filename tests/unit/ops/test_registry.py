@@ -1,0 +1,88 @@
+"""The choice of implementations: made once, told in words, overridable, plain where nothing can be compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mlbert import ops
+from mlbert.core import native
+from mlbert.core.errors import UserError
+from mlbert.ops import native_library, registry
+from mlbert.ops.attention import tiles_work
+
+OPS = {
+    "attention",
+    "dropout_add_layer_norm",
+    "embedding_sum",
+    "layer_norm_dropout",
+    "linear_gelu",
+    "linear_qkv",
+    "masked_cross_entropy",
+}
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without compiler and without a cached library; the choice is made anew afterwards."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(native, "_loaded", {})
+    native_library.library.cache_clear()
+    yield
+    monkeypatch.undo()
+    native_library.library.cache_clear()
+    ops.select("auto")
+
+
+def test_plain(native_ops) -> None:
+    assert ops.select("plain") == dict.fromkeys(OPS, "plain")
+    assert ops.describe() == "ops: all plain"
+    assert ops.select("auto") == dict.fromkeys(OPS, "native")
+    assert ops.describe().startswith("ops: all native")
+    assert ("matrix unit" in ops.describe()) == tiles_work()
+
+
+def test_unknown_choice() -> None:
+    with pytest.raises(UserError, match="fastest"):
+        ops.select("fastest")
+
+
+def test_without_compiler_plain_is_chosen_and_said(no_compiler: None) -> None:
+    assert ops.select("auto") == dict.fromkeys(OPS, "plain")
+    assert "plain" in ops.describe()
+    assert "no C compiler" in ops.describe()
+    out = ops.layer_norm_dropout(torch.randn(3, 4), torch.ones(4), torch.zeros(4), 1e-12, 0.0, 0, None)
+    assert out.shape == (3, 4)
+
+
+def test_without_compiler_native_is_an_error(no_compiler: None) -> None:
+    with pytest.raises(UserError, match=r"no C compiler.*OPS=plain"):
+        ops.select("native")
+
+
+def test_float64_runs_plain(use_native) -> None:
+    x = torch.randn(3, 4, dtype=torch.float64)
+    function = registry.implementation("attention", x)
+    assert function is registry._implementations["attention"]["plain"]
+
+
+def test_plain_and_native_agree_on_a_chain_of_ops(native_ops) -> None:
+    """One layer's worth of ops by both choices, dropout on: the same masks, so the same numbers."""
+    results = {}
+    for choice in ("plain", "native"):
+        ops.select(choice)
+        generator = torch.Generator().manual_seed(3)
+        x = torch.randn(30, 16, generator=generator, requires_grad=True)
+        weights = [torch.randn(16, 16, generator=generator) / 4 for _ in range(3)]
+        vectors = [torch.randn(16, generator=generator) for _ in range(5)]
+        rows, bounds = torch.arange(30, dtype=torch.int32), torch.tensor([0, 12, 30], dtype=torch.int32)
+        qkv = ops.linear_qkv(x, *weights, *vectors[:3]).view(30, 3, 2, 8)
+        out = ops.attention(qkv, bounds, 18, 0.1, ops.dropout_key(1, 2, 3, 0), rows).reshape(30, 16)
+        out = ops.dropout_add_layer_norm(out, x, *vectors[3:], 1e-12, 0.1, ops.dropout_key(1, 2, 3, 1), rows)
+        out.square().sum().backward()
+        results[choice] = out.detach(), x.grad
+    ops.select("auto")
+    for plain, fast in zip(*results.values(), strict=True):
+        torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,74 @@
+"""Parameters and gradients as views of two flat buffers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from mlbert.optim.flat import FlatParameters, is_decayed
+
+
+@pytest.mark.parametrize(
+    ("name", "decayed"),
+    [
+        ("bert.encoder.layer.0.attention.self.query.weight", True),
+        ("bert.embeddings.word_embeddings.weight", True),
+        ("bert.encoder.layer.0.attention.self.query.bias", False),
+        ("bert.embeddings.LayerNorm.weight", False),
+        ("bert/embeddings/LayerNorm/gamma", False),
+        ("bert/encoder/layer_0/attention/output/LayerNorm/beta", False),
+        ("cls.predictions.transform.layer_norm.weight", False),
+        ("cls/predictions/output_bias", False),
+    ],
+)
+def test_decay_follows_the_name(name: str, decayed: bool) -> None:
+    assert is_decayed(name) is decayed
+
+
+def test_parameters_lie_back_to_back_and_keep_their_values() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    flat = FlatParameters(model.named_parameters())
+    assert [(s.offset, s.numel) for s in flat.segments] == [(0, 15), (15, 5), (20, 5), (25, 5)]
+    assert flat.offsets == [0, 15, 20, 25]
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name])
+        assert torch.equal(flat.views(flat.data)[name], before[name])
+    flat.data.zero_()
+    assert all(not p.any() for p in model.parameters())
+
+
+def test_neighbours_can_be_read_as_one_matrix() -> None:
+    query, key, value = (nn.Parameter(torch.randn(4, 4)) for _ in range(3))
+    flat = FlatParameters([("q.weight", query), ("k.weight", key), ("v.weight", value)])
+    assert torch.equal(flat.data.view(12, 4), torch.cat([query, key, value]))
+
+
+def test_backward_accumulates_into_the_flat_gradient() -> None:
+    model = nn.Linear(4, 2)
+    flat = FlatParameters(model.named_parameters())
+    address = flat.grad.data_ptr()
+    for _ in range(2):
+        model(torch.ones(3, 4)).sum().backward()
+    assert torch.equal(flat.grad, torch.full((10,), 6.0))
+    flat.zero_grad()
+    assert not flat.grad.any()
+    assert model.weight.grad is not None
+    assert model.weight.grad.data_ptr() == address
+
+
+def test_a_tied_parameter_gets_one_place() -> None:
+    embedding, decoder = nn.Embedding(6, 3), nn.Linear(3, 6)
+    decoder.weight = embedding.weight
+    flat = FlatParameters(nn.ModuleList([embedding, decoder]).named_parameters())
+    assert [s.name for s in flat.segments] == ["0.weight", "1.bias"]
+    decoder(embedding(torch.tensor([2]))).sum().backward()
+    assert embedding.weight.grad is decoder.weight.grad
+    assert flat.grad[:18].any()
+
+
+def test_the_same_parameter_twice_is_refused() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    with pytest.raises(AssertionError, match="twice"):
+        FlatParameters([("a", parameter), ("b", parameter)])
