@@ -1,0 +1,1 @@
+"""Ranks, gradient reduction and sharded evaluation."""

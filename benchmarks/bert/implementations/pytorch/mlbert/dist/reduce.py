@@ -1,0 +1,148 @@
+"""Sums gradients over ranks while backward is still running.
+
+The flat gradient buffer is cut into buckets from its end, because backward finishes the last layers first. When all
+parameters of a bucket have their gradients, its sum over the ranks starts and travels during the rest of backward:
+
+    prepare(last=False)  backward  ...  prepare(last=True)  backward (buckets start)  finish()  optimizer step
+
+All ranks start the buckets in the same order, so a bucket that is ready early waits for those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mlbert.dist.world import World
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A slice of the flat gradient buffer that is summed by one collective.
+
+    Attributes:
+        start, stop: elements of the buffer.
+        parameters: indices of the parameters that lie in it.
+    """
+
+    start: int
+    stop: int
+    parameters: range
+
+
+def cut_buckets(offsets: Sequence[int], numel: int, bucket_elements: int) -> list[Bucket]:
+    """Cuts a buffer of `numel` elements, whose parameters start at ascending `offsets`, into buckets, last first.
+
+    A bucket is closed once it has at least `bucket_elements`; parameters are never cut, so one may be longer.
+    """
+    buckets: list[Bucket] = []
+    stop, end = numel, len(offsets)
+    for index in range(len(offsets) - 1, -1, -1):
+        if stop - offsets[index] >= bucket_elements or index == 0:
+            buckets.append(Bucket(offsets[index], stop, range(index, end)))
+            stop, end = offsets[index], index
+    return buckets
+
+
+class GradientReducer:
+    """All-reduce (sum) of a flat gradient buffer, overlapping backward; nothing at all for a single process.
+
+    Losses carry the divisor of the whole step (all ranks, all micro-batches), so the sum is the gradient.
+
+    Args:
+        params: in the order of the buffer; each one's `.grad` is a view of it. A tied parameter is listed once and
+            counts as ready when all its uses have contributed.
+        flat_grad: [elements], any device that the world's backend serves.
+        offsets: first element of each parameter, ascending.
+        world: started.
+        bucket_bytes: least size of a bucket.
+
+    Attributes:
+        num_buckets: collectives a step.
+        num_started: buckets under way or done in the present step.
+        num_overlapped: buckets that had started before backward ended, in the last finished step.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        flat_grad: Tensor,
+        offsets: Sequence[int],
+        world: World,
+        bucket_bytes: int = 25 << 20,
+    ) -> None:
+        assert len(params) == len(offsets), "one offset for each parameter"
+        self._params = list(params)
+        self._world = world
+        elements = max(1, bucket_bytes // flat_grad.element_size())
+        self._buckets = cut_buckets(offsets, flat_grad.numel(), elements)
+        self._slices = [flat_grad[bucket.start : bucket.stop] for bucket in self._buckets]
+        self._addresses = [flat_grad.data_ptr() + offset * flat_grad.element_size() for offset in offsets]
+        self._bucket_of = {index: n for n, bucket in enumerate(self._buckets) for index in bucket.parameters}
+        self._armed = False
+        self._missing: list[set[int]] = []
+        self._works: list[dist.Work] = []
+        self.num_buckets = len(self._buckets)
+        self.num_started = 0
+        self.num_overlapped = 0
+        self._hooks = []
+        if world.world_size > 1:
+            for index, param in enumerate(self._params):
+                if param.requires_grad:
+                    self._hooks.append(param.register_post_accumulate_grad_hook(self._hook(index)))
+
+    def prepare(self, last: bool) -> None:
+        """Call before each micro-batch's backward; `last` tells that gradients are complete after this one."""
+        assert self.num_started == 0, "finish() was not called after the last backward"
+        self._armed = last and self._world.world_size > 1
+        if self._armed:
+            self._missing = [{i for i in b.parameters if self._params[i].requires_grad} for b in self._buckets]
+
+    def finish(self) -> None:
+        """Starts what has not started (parameters without a gradient hold it up) and waits for all sums.
+
+        Raises:
+            RuntimeError: a rank died, or did not answer within the world's timeout.
+        """
+        self._armed = False
+        if self._world.world_size == 1:
+            return
+        self.num_overlapped = self.num_started
+        while self.num_started < len(self._buckets):
+            self._begin_next()
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+        self.num_started = 0
+
+    def close(self) -> None:
+        """Takes the hooks off the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        bucket = self._bucket_of[index]
+
+        def gradient_is_there(param: Tensor) -> None:
+            if not self._armed:
+                return
+            assert param.grad is not None, "the hook runs after accumulation"
+            assert param.grad.data_ptr() == self._addresses[index], "a .grad was replaced: use FlatParameters.zero_grad"
+            assert bucket >= self.num_started, (
+                "a gradient changed after its sum had started: one backward after prepare"
+            )
+            self._missing[bucket].discard(index)
+            while self.num_started < len(self._buckets) and not self._missing[self.num_started]:
+                self._begin_next()
+
+        return gradient_is_there
+
+    def _begin_next(self) -> None:
+        work = self._world.begin_all_reduce_sum(self._slices[self.num_started])
+        assert work is not None, "several ranks"
+        self._works.append(work)
+        self.num_started += 1

@@ -1,0 +1,328 @@
+"""Which rank this process is, as told by whichever launcher started it, and the few collectives that training needs.
+
+Identity is taken from the first of these that is complete; a later one is only looked at for contradictions:
+
+1. `RANK` and `WORLD_SIZE`: torchrun, or a launcher of the site's own;
+2. `OMPI_COMM_WORLD_RANK` ... (Open MPI's mpirun), `PMI_RANK` ... (MPICH, Intel MPI);
+3. `SLURM_STEP_ID`, `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`: a task that `srun` started. The shell of `sbatch` or
+   `salloc` has SLURM_NTASKS and even SLURM_PROCID=0 but no step of many tasks: it counts as a single process;
+4. none: a single process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mlbert.core.errors import UserError
+
+DEFAULT_PORT = 29500
+# Below the range from which Linux gives ports to outgoing connections (32768 and up).
+SLURM_PORTS = (15000, 16384)
+LOOPBACK = "127.0.0.1"
+ONE_IDENTITY = "Start with one of torchrun, srun and mpirun, or unset the variables of the others"
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int | None:
+    """The variable as an integer of at least 0; None where it is not set or empty."""
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise UserError(name, f"'{text}' is not a whole number of at least 0", ONE_IDENTITY)
+    return int(text)
+
+
+def expand_hostlist(text: str) -> list[str]:
+    """Expands Slurm's short form of host names: `gpu[01-03,7],login` -> gpu01, gpu02, gpu03, gpu7, login.
+
+    Raises:
+        UserError: the text is not a host list.
+    """
+    entry_form = r"(?:[^,\[\]\s]|\[[^\[\]]*\])+"
+    if not re.fullmatch(rf"{entry_form}(?:,{entry_form})*", text):
+        raise UserError("SLURM_JOB_NODELIST", f"'{text}' is not a list of hosts", "Set MASTER_ADDR yourself")
+    hosts: list[str] = []
+    for entry in re.findall(entry_form, text):
+        choices: list[list[str]] = []
+        for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", entry):
+            choices.append([literal] if literal else _expand_ranges(ranges, text))
+        hosts += ["".join(parts) for parts in itertools.product(*choices)]
+    return hosts
+
+
+def _expand_ranges(ranges: str, text: str) -> list[str]:
+    names: list[str] = []
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        last = last or first
+        if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
+            raise UserError("SLURM_JOB_NODELIST", f"'{text}' is not a list of hosts", "Set MASTER_ADDR yourself")
+        names += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return names
+
+
+def expand_tasks_per_node(text: str) -> list[int]:
+    """Expands Slurm's task counts: `4(x2),3` -> 4, 4, 3."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part)
+        if match is None:
+            raise UserError("SLURM_STEP_TASKS_PER_NODE", f"'{text}' is not a list of task counts", ONE_IDENTITY)
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Rank and sizes as one launcher states them, before they are checked against each other."""
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int | None
+    local_world_size: int | None
+
+
+def _from_pair(
+    environ: Mapping[str, str], launcher: str, rank: str, world_size: str, local_rank: str, local_size: str
+) -> Identity | None:
+    found = {name: _integer(environ, name) for name in (rank, world_size, local_rank, local_size)}
+    given = [name for name, value in found.items() if value is not None]
+    if not given:
+        return None
+    rank_value, size_value = found[rank], found[world_size]
+    if rank_value is None or size_value is None:
+        missing = " and ".join(name for name in (rank, world_size) if found[name] is None)
+        raise UserError(missing, f"is not set, but {', '.join(given)} is", ONE_IDENTITY)
+    return Identity(launcher, rank_value, size_value, found[local_rank], found[local_size])
+
+
+def _from_slurm(environ: Mapping[str, str]) -> Identity | None:
+    step_tasks = _integer(environ, "SLURM_STEP_NUM_TASKS")
+    if not environ.get("SLURM_STEP_ID") or step_tasks is None:
+        return None
+    rank = _integer(environ, "SLURM_PROCID")
+    if step_tasks == 1:
+        return Identity("slurm", 0, 1, 0, 1)
+    if rank is None:
+        raise UserError("SLURM_PROCID", f"is not set in a step of {step_tasks} tasks", "Start the ranks with srun")
+    local_size = None
+    node, per_node = _integer(environ, "SLURM_NODEID"), environ.get("SLURM_STEP_TASKS_PER_NODE")
+    if per_node:
+        counts = expand_tasks_per_node(per_node)
+        local_size = counts[node] if node is not None and node < len(counts) else None
+    if local_size is None:
+        local_size = _integer(environ, "SLURM_NTASKS_PER_NODE")
+    return Identity("slurm", rank, step_tasks, _integer(environ, "SLURM_LOCALID"), local_size)
+
+
+def _identities(environ: Mapping[str, str]) -> list[Identity]:
+    """Every complete identity in the environment, the one to believe first."""
+    elastic = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "variables"
+    found = [
+        _from_pair(environ, elastic, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        _from_pair(
+            environ,
+            "mpirun",
+            *(
+                "OMPI_COMM_WORLD_RANK",
+                "OMPI_COMM_WORLD_SIZE",
+                "OMPI_COMM_WORLD_LOCAL_RANK",
+                "OMPI_COMM_WORLD_LOCAL_SIZE",
+            ),
+        ),
+        _from_pair(environ, "mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        _from_slurm(environ),
+    ]
+    return [identity for identity in found if identity is not None]
+
+
+def _check_contradiction(chosen: Identity, other: Identity) -> None:
+    """Refuses two launchers that disagree, except where one rightly runs inside the other.
+
+    torchrun or another launcher of processes is started once a node by srun or mpirun: then its world is the larger
+    one. mpirun starts its daemons with srun: then Slurm's identity is that of the daemon.
+    """
+    nested = chosen.world_size > other.world_size or chosen.launcher == "torchrun"
+    if nested or (chosen.launcher == "mpirun" and other.launcher == "slurm"):
+        return
+    if (chosen.rank, chosen.world_size) != (other.rank, other.world_size):
+        raise UserError(
+            "process identity",
+            f"{chosen.launcher} says rank {chosen.rank} of {chosen.world_size}, "
+            f"{other.launcher} says rank {other.rank} of {other.world_size}",
+            ONE_IDENTITY,
+        )
+
+
+def _complete_local(identity: Identity, one_machine: bool) -> tuple[int, int]:
+    """Local rank and size; where the launcher left them out, they are the global ones if all ranks share a machine."""
+    rank, size = identity.local_rank, identity.local_world_size
+    if rank is None or size is None:
+        if identity.world_size > 1 and not one_machine:
+            missing = "local rank" if rank is None else "number of local ranks"
+            remedy = "Set LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun or srun"
+            raise UserError("process identity", f"{identity.launcher} does not tell the {missing}", remedy)
+        rank = identity.rank if rank is None else rank
+        size = identity.world_size if size is None else size
+    for value, limit, name in ((identity.rank, identity.world_size, "rank"), (rank, size, "local rank")):
+        if value >= limit:
+            raise UserError("process identity", f"{name} {value} of {limit} ({identity.launcher})", ONE_IDENTITY)
+    if size > identity.world_size:
+        reason = f"{size} local ranks of {identity.world_size} in all ({identity.launcher})"
+        raise UserError("process identity", reason, ONE_IDENTITY)
+    return rank, size
+
+
+def _resolves(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return True
+
+
+def _slurm_head(environ: Mapping[str, str]) -> str | None:
+    """The host of rank 0: the step's first; where its name is unknown here, the one that ran srun."""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+    first = expand_hostlist(nodes)[0] if nodes else None
+    launch_node = environ.get("SLURM_LAUNCH_NODE_IPADDR")
+    if first is not None and (not launch_node or _resolves(first)):
+        return first
+    return launch_node or None
+
+
+def _slurm_port(environ: Mapping[str, str]) -> int:
+    """A port that two steps on one machine are unlikely to share, the same for all ranks of a step."""
+    job, step = _integer(environ, "SLURM_JOB_ID") or 0, _integer(environ, "SLURM_STEP_ID") or 0
+    first, count = SLURM_PORTS
+    return first + (job * 31 + step) % count
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks that train together, and this process's place among them.
+
+    Attributes:
+        rank, world_size: among all processes.
+        local_rank, local_world_size: among the processes of this machine.
+        launcher: "torchrun", "slurm", "mpirun", "variables" or "single".
+        master_addr, master_port: where rank 0 listens.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    launcher: str = "single"
+    master_addr: str = LOOPBACK
+    master_port: int = DEFAULT_PORT
+
+    @classmethod
+    def identify(cls, environ: Mapping[str, str] | None = None) -> World:
+        """Reads this process's identity from the environment (the process's own unless one is given).
+
+        Raises:
+            UserError: the identity is partial, contradicts itself, or rank 0 has no known address.
+        """
+        environ = os.environ if environ is None else environ
+        identities = _identities(environ)
+        if not identities:
+            return cls()
+        chosen, *others = identities
+        for other in others:
+            _check_contradiction(chosen, other)
+            if chosen.local_rank is None and (chosen.rank, chosen.world_size) == (other.rank, other.world_size):
+                chosen = other  # srun's PMI plugin tells no local ranks, srun itself does
+        if chosen.world_size < 1:
+            raise UserError("process identity", f"{chosen.launcher} says a world of 0 ranks", ONE_IDENTITY)
+        address = environ.get("MASTER_ADDR", "").strip()
+        in_step = chosen.launcher == "slurm"
+        one_machine = (
+            _integer(environ, "SLURM_STEP_NUM_NODES") == 1 if in_step else address in ("", "localhost", LOOPBACK)
+        )
+        local_rank, local_world_size = _complete_local(chosen, one_machine)
+        if not address:
+            address = LOOPBACK if local_world_size == chosen.world_size else _slurm_head(environ) or ""
+        if not address:
+            reason = f"is not set, and the {chosen.world_size} ranks are on several machines"
+            raise UserError("MASTER_ADDR", reason, "Export the address of the machine of rank 0")
+        port = _integer(environ, "MASTER_PORT") or (_slurm_port(environ) if in_step else DEFAULT_PORT)
+        return cls(chosen.rank, local_rank, chosen.world_size, local_world_size, chosen.launcher, address, port)
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's GPU, or the CPU where there is none. A rank that sees one GPU only takes that one."""
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+
+    def start(self, backend: str | None = None, timeout_s: float = 120.0) -> None:
+        """Connects the ranks. A rank that dies or hangs makes the others raise within `timeout_s`.
+
+        Args:
+            backend: of torch.distributed; None: gloo for CPU tensors and, where there are GPUs, NCCL for theirs.
+                Barriers and single numbers go over the CPU, so gloo must be among them.
+            timeout_s: longest wait of any one collective, seconds. It must exceed what one rank may do alone (write
+                a checkpoint) while the others wait.
+
+        Raises:
+            UserError: not all ranks came together in time, or the port is taken.
+        """
+        if self.world_size == 1:
+            return
+        on_gpu = torch.cuda.is_available()
+        if on_gpu:
+            torch.cuda.set_device(self.device)
+        try:
+            dist.init_process_group(
+                backend or ("cpu:gloo,cuda:nccl" if on_gpu else "gloo"),
+                init_method=f"tcp://{self.master_addr}:{self.master_port}",
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+        except dist.DistError as error:
+            where = f"{self.master_addr}:{self.master_port}"
+            reason = f"rank {self.rank} of {self.world_size} could not join: {str(error).splitlines()[0]}"
+            remedy = (
+                "See that every rank runs, and that MASTER_ADDR and MASTER_PORT name a free port of rank 0's machine"
+            )
+            raise UserError(where, reason, remedy) from error
+
+    def barrier(self) -> None:
+        """Returns once every rank is here."""
+        self.all_reduce_sum(torch.zeros(1))
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Sums the tensor over all ranks, in place on each; returns it."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def begin_all_reduce_sum(self, tensor: Tensor) -> dist.Work | None:
+        """Starts such a sum and returns at once; `wait()` on the result before use. None for a single process."""
+        return dist.all_reduce(tensor, async_op=True) if self.world_size > 1 else None
+
+    def broadcast_int(self, value: int) -> int:
+        """Rank 0's number on every rank (64 bits, signed)."""
+        if self.world_size == 1:
+            return value
+        tensor = torch.tensor([value], dtype=torch.int64)
+        dist.broadcast(tensor, src=0)
+        return int(tensor.item())
+
+    def stop(self) -> None:
+        """Leaves the group; harmless where `start` did not happen."""
+        if self.world_size > 1 and dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,191 @@
+"""What the ranks of this folder's tests run. Each function gets the started world and returns what JSON can hold."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mlbert.dist.reduce import GradientReducer
+from mlbert.dist.world import World
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.lamb import Lamb
+
+SAMPLES, WIDTH = 8, 6
+VOCABULARY = 11
+
+
+class TinyModel(nn.Module):
+    """An embedding tied to the output layer, two dense layers, and one that a step may leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.optional = nn.Linear(WIDTH, WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH)
+        self.LayerNorm = nn.LayerNorm(WIDTH)
+        self.output_bias = nn.Parameter(torch.zeros(VOCABULARY))
+
+    def forward(self, tokens: Tensor, use_optional: bool) -> Tensor:
+        hidden = torch.tanh(self.first(self.embedding(tokens)))
+        if use_optional:
+            hidden = hidden + self.optional(hidden)
+        hidden = self.LayerNorm(torch.tanh(self.second(hidden)))
+        return hidden @ self.embedding.weight.T + self.output_bias
+
+
+def loss_sum(model: TinyModel, tokens: Tensor, use_optional: bool) -> Tensor:
+    """Loss divided by the whole step's count, as in training."""
+    logits = model(tokens, use_optional)
+    return nn.functional.cross_entropy(logits, (tokens * 3 + 1) % VOCABULARY, reduction="sum") / SAMPLES
+
+
+def train(world: World, accumulation: int = 1, updates: int = 3, bucket_bytes: int = 200) -> dict[str, Any]:
+    """LAMB on the tiny model with a global batch of 8; the optional layer is used on even ranks in odd updates only."""
+    torch.manual_seed(5)
+    model = TinyModel()
+    flat = FlatParameters(model.named_parameters())
+    optimizer = Lamb(flat, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, max_grad_norm=1.0)
+    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, bucket_bytes)
+    generator = torch.Generator().manual_seed(9)
+    grads, losses, norms = [], [], []
+    for update in range(updates):
+        tokens = torch.randint(VOCABULARY, (SAMPLES,), generator=generator)
+        flat.zero_grad()
+        loss = torch.zeros(())
+        mine = tokens.chunk(world.world_size)[world.rank]
+        for index, part in enumerate(mine.chunk(accumulation)):
+            reducer.prepare(last=index == accumulation - 1)
+            part_loss = loss_sum(model, part, use_optional=update == 2)
+            part_loss.backward()
+            loss += part_loss.detach()
+        reducer.finish()
+        grads.append(flat.grad.tolist())
+        losses.append(world.all_reduce_sum(loss).item())
+        norms.append(optimizer.step(0.02).grad_norm)
+    return {
+        "grads": grads,
+        "losses": losses,
+        "norms": norms,
+        "weights": flat.data.tolist(),
+        "overlapped": reducer.num_overlapped,
+        "buckets": reducer.num_buckets,
+    }
+
+
+def uneven_use(world: World) -> dict[str, Any]:
+    """A layer that only rank 0 uses: the ranks' buckets become ready in different orders."""
+    torch.manual_seed(5)
+    model = TinyModel()
+    flat = FlatParameters(model.named_parameters())
+    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, bucket_bytes=4)
+    own: list[float] = []
+    for last in (False, True):
+        flat.zero_grad()
+        reducer.prepare(last)
+        loss_sum(model, torch.arange(4) + world.rank, use_optional=world.rank == 0).backward()
+        own = own or flat.grad.tolist()
+    reducer.finish()
+    return {"own": own, "summed": flat.grad.tolist()}
+
+
+def no_backward(world: World) -> list[float]:
+    """A rank without any micro-batch takes part in the sums all the same."""
+    parameter = nn.Parameter(torch.zeros(3))
+    flat = FlatParameters([("w", parameter)])
+    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world)
+    if world.rank == 0:
+        reducer.prepare(last=True)
+        (parameter * torch.arange(3.0)).sum().backward()
+    reducer.finish()
+    return [float(value) for value in flat.grad.tolist()]
+
+
+class Probe(torch.autograd.Function):
+    """Identity that calls a function when backward passes through it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, note: Any) -> Tensor:
+        ctx.note = note
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        ctx.note()
+        return grads[0], None
+
+
+def overlap(world: World) -> dict[str, Any]:
+    """Counts the buckets under way when backward reaches the first of four layers, with and without accumulation."""
+    layers = [nn.Linear(64, 64) for _ in range(4)]
+    flat = FlatParameters(nn.Sequential(*layers).named_parameters())
+    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, bucket_bytes=64 * 64 * 4)
+    seen = []
+    for last in (False, True):
+        reducer.prepare(last)
+        x = layers[0](torch.ones(2, 64))
+        x = Probe.apply(x, lambda: seen.append(reducer.num_started))
+        for layer in layers[1:]:
+            x = layer(x)
+        x.sum().backward()
+    reducer.finish()
+    return {"seen": seen, "overlapped": reducer.num_overlapped, "buckets": reducer.num_buckets}
+
+
+def second_backward(world: World) -> str:
+    """A gradient that changes after its bucket has started must not pass unnoticed."""
+    parameter = nn.Parameter(torch.ones(3))
+    flat = FlatParameters([("w", parameter)])
+    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world)
+    reducer.prepare(last=True)
+    parameter.sum().backward()
+    message = ""
+    try:
+        parameter.sum().backward()
+    except AssertionError as error:
+        message = str(error)
+    reducer.finish()
+    return message
+
+
+def numbers(world: World) -> dict[str, Any]:
+    """The small collectives."""
+    world.barrier()
+    summed = world.all_reduce_sum(torch.tensor([world.rank + 1, 10], dtype=torch.int64))
+    return {"sum": summed.tolist(), "seed": world.broadcast_int(2**61 + 7 if world.rank == 0 else -1)}
+
+
+def everything(world: World) -> dict[str, Any]:
+    """All of the above in one start of the ranks, which costs more than the rest."""
+    accumulations = [n for n in (1, 2) if SAMPLES // world.world_size >= n]
+    return {
+        "train": {str(n): train(world, n) for n in accumulations},
+        "uneven_use": uneven_use(world),
+        "no_backward": no_backward(world),
+        "overlap": overlap(world),
+        "second_backward": second_backward(world),
+        "numbers": numbers(world),
+    }
+
+
+def lose_a_rank(world: World, how: str) -> str:
+    """Rank 1 kills or stops itself in the middle of a step; the others tell what they got from finish()."""
+    parameter = nn.Parameter(torch.ones(1 << 16))
+    flat = FlatParameters([("w", parameter)])
+    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world)
+    world.barrier()
+    if world.rank == 1:
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
+    started = time.monotonic()
+    reducer.prepare(last=True)
+    parameter.sum().backward()
+    try:
+        reducer.finish()
+    except RuntimeError as error:
+        raise SystemExit(f"after {time.monotonic() - started:.1f} s: {type(error).__name__}: {error}") from error
+    return "nothing noticed"

@@ -1,0 +1,106 @@
+"""Two and four ranks on gloo against one process: gradients, LAMB, overlap, small collectives, lost ranks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import RankResult, run_ranks
+from rank_programs import train
+
+from mlbert.dist.world import World
+
+# float32 sums in another order, on gradients of size 1 (weights: after LAMB's division by their norm).
+TOLERANCE = 2e-6
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What every rank returned from all rank programs."""
+    results = run_ranks("rank_programs:everything", request.param, tmp_path_factory.mktemp("ranks"))
+    return [result.value for result in results]
+
+
+@pytest.mark.parametrize("accumulation", ["1", "2"])
+def test_training_equals_one_process(ranks: list[dict[str, Any]], accumulation: str) -> None:
+    expected = train(World())
+    found = ranks[0]["train"][accumulation]
+    for key in ("losses", "grads", "norms", "weights"):
+        torch.testing.assert_close(torch.tensor(found[key]), torch.tensor(expected[key]), rtol=1e-5, atol=TOLERANCE)
+
+
+def test_all_ranks_hold_the_same_bits(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks[1:]:
+        assert rank["train"] == ranks[0]["train"]
+
+
+def test_a_parameter_that_one_rank_leaves_out_is_summed(ranks: list[dict[str, Any]]) -> None:
+    expected = torch.tensor([rank["uneven_use"]["own"] for rank in ranks]).sum(0)
+    for rank in ranks:
+        assert rank["uneven_use"]["summed"] == ranks[0]["uneven_use"]["summed"]
+        torch.testing.assert_close(torch.tensor(rank["uneven_use"]["summed"]), expected, rtol=1e-5, atol=TOLERANCE)
+
+
+def test_a_rank_without_backward_takes_part(ranks: list[dict[str, Any]]) -> None:
+    assert all(rank["no_backward"] == [0.0, 1.0, 2.0] for rank in ranks)
+
+
+def test_buckets_start_before_backward_ends(ranks: list[dict[str, Any]]) -> None:
+    """Four layers, a bucket each: two or three are under way when the first layer's backward begins."""
+    for rank in ranks:
+        before_last, in_last = rank["overlap"]["seen"]
+        assert before_last == 0, "nothing may start before the last micro-batch"
+        assert in_last >= 2
+        assert rank["overlap"]["overlapped"] == rank["overlap"]["buckets"] == 4
+
+
+def test_a_late_gradient_is_noticed(ranks: list[dict[str, Any]]) -> None:
+    assert all("after its sum had started" in rank["second_backward"] for rank in ranks)
+
+
+def test_small_collectives(ranks: list[dict[str, Any]]) -> None:
+    size = len(ranks)
+    for rank in ranks:
+        assert rank["numbers"] == {"sum": [size * (size + 1) // 2, 10 * size], "seed": 2**61 + 7}
+
+
+def survivor_message(result: RankResult) -> tuple[float, str]:
+    match = re.search(r"after ([\d.]+) s: (.*)", result.output)
+    assert match, result.output
+    return float(match[1]), match[2]
+
+
+def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
+    results = run_ranks(
+        "rank_programs:lose_a_rank", 3, tmp_path, check=False, how="kill", collective_timeout_s=20.0, time_limit_s=60.0
+    )
+    assert results[1].returncode == -9
+    for survivor in (results[0], results[2]):
+        assert survivor.returncode == 1
+        seconds, message = survivor_message(survivor)
+        assert seconds < 20.0
+        assert "Error" in message
+
+
+def test_a_rank_that_hangs_ends_the_others_at_the_timeout(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError) as failure:
+        run_ranks(
+            "rank_programs:lose_a_rank",
+            2,
+            tmp_path,
+            check=True,
+            how="stop",
+            collective_timeout_s=3.0,
+            time_limit_s=60.0,
+        )
+    match = re.search(r"after ([\d.]+) s: ", str(failure.value))
+    assert match, str(failure.value)
+    assert 2.0 < float(match[1]) < 15.0
+
+
+def test_the_harness_shows_the_failing_rank(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="unexpected keyword argument 'nonsense'"):
+        run_ranks("rank_programs:numbers", 1, tmp_path, nonsense=1)

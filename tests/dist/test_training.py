@@ -1,0 +1,75 @@
+"""The same training on 1, 2 and 4 processes: same global batch, same losses, dropout included."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from harness import free_port, rank_environment
+
+from training_settings import read_metrics, train_arguments
+
+# float32 sums in another order; twelve steps of LAMB carry the difference on.
+TOLERANCE = 2e-4
+GLOBAL_PACKS = 8
+
+
+def train_on(world_size, tmp_path, name, accumulation=1, **changes):
+    port = free_port()
+    arguments = train_arguments(
+        tmp_path,
+        name,
+        train_batch_size=GLOBAL_PACKS // world_size,
+        gradient_accumulation_steps=accumulation,
+        **changes,
+    )
+    command = [sys.executable, "-m", "mlbert.cli.main", *arguments]
+    processes = [
+        subprocess.Popen(
+            command,
+            env=rank_environment(rank, world_size, port),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    outputs = [process.communicate(timeout=150)[0] for process in processes]
+    return [process.returncode for process in processes], outputs
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    codes, outputs = train_on(1, folder, "out")
+    assert codes == [1], outputs[0]
+    return read_metrics(folder / "out")
+
+
+@pytest.mark.parametrize(("world_size", "accumulation"), [(2, 1), (2, 2), (4, 2)])
+def test_losses_equal_those_of_one_process(tmp_path, one_process, world_size, accumulation):
+    codes, outputs = train_on(world_size, tmp_path, "out", accumulation)
+    assert codes == [1] * world_size, "\n".join(outputs)
+    steps = read_metrics(tmp_path / "out")
+    assert [s["samples"] for s in steps] == [s["samples"] for s in one_process]
+    for ours, alone in zip(steps, one_process, strict=True):
+        assert ours["loss"] == pytest.approx(alone["loss"], abs=TOLERANCE)
+        assert ours["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-2)
+    config = json.loads((tmp_path / "out/run_0/config.json").read_text())
+    assert config["ranks"] == world_size
+    assert [p.name for p in (tmp_path / "out").glob("result_*")] == ["result_0.txt"], "rank 0 alone writes"
+
+
+def test_resume_on_two_processes_is_exact(tmp_path):
+    assert train_on(2, tmp_path, "whole")[0] == [1, 1]
+    assert train_on(2, tmp_path, "parts", max_steps=12, max_samples_termination=60, save_checkpoint_steps=1)[0] == [
+        1,
+        1,
+    ]
+    # The first part ended at its sample limit; what it left is taken for an interrupted run.
+    (tmp_path / "parts/run_0/summary.json").unlink()
+    codes, outputs = train_on(2, tmp_path, "parts", resume=1, save_checkpoint_steps=1)
+    assert codes == [1, 1], outputs[0]
+    assert "resumed at step" in outputs[0]
+    whole, parts = (tmp_path / n / "run_0/weights/model.safetensors" for n in ("whole", "parts"))
+    assert whole.read_bytes() == parts.read_bytes()
