@@ -1,0 +1,184 @@
+"""One training step, forward, backward and optimizer, ours against Hugging Face's, in one run.
+
+Both sides train on the same sequences. Ours: flat token stream, LAMB. Theirs: `transformers.BertForPreTraining`
+padded to the batch's longest sequence, vocabulary logits at every position, `torch.optim.AdamW`; each at the best
+precision that it supports on this processor. Steps alternate, so that a machine whose speed drifts slows both.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mlbert import ops
+from mlbert.core.errors import UserError
+from mlbert.data.batch import Batch
+from mlbert.data.packed import PackedSource
+from mlbert.data.synthetic import SyntheticSource
+from mlbert.models import BertConfig, BertForPreTraining, DropoutState
+from mlbert.models.flops import Work, training_flops
+from mlbert.models.huggingface import huggingface_config, padded_inputs, to_huggingface
+from mlbert.ops.peak import gemm_peak_flops
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.lamb import Lamb
+
+LEARNING_RATE = 1e-4
+MIN_PAIRS = 5
+MAX_SEQUENCES_PER_PACK = 3
+
+
+@dataclass(frozen=True)
+class Side:
+    """One contestant: a name and a function that makes one step and returns its loss."""
+
+    name: str
+    step: Callable[[], float]
+
+
+def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> Batch:
+    """The sequences that both sides train on: from a prepared set, or made up with Wikipedia's length distribution."""
+    if data is None:
+        source = SyntheticSource(
+            packs_per_step=packs,
+            max_sequences_per_pack=MAX_SEQUENCES_PER_PACK,
+            seed=seed,
+            vocab_size=config.vocab_size,
+            max_tokens=config.max_position_embeddings,
+        )
+        return source.next_step()[0]
+    packed = PackedSource(data, packs_per_step=packs, max_sequences_per_pack=MAX_SEQUENCES_PER_PACK, seed=seed)
+    if packed.vocab_size != config.vocab_size or packed.max_tokens > config.max_position_embeddings:
+        raise UserError(data, "does not fit the model's vocabulary or length", "Choose another --config or --data")
+    packed.open()
+    batch = packed.next_step()[0]
+    packed.close()
+    return batch
+
+
+def our_side(config: BertConfig, batch: Batch, dtype: torch.dtype, seed: int) -> tuple[Side, BertForPreTraining]:
+    """Our model with LAMB on flat buffers."""
+    model = BertForPreTraining(config, dtype)
+    model.initialize(seed)
+    flat = FlatParameters(model.ordered_parameters())
+    optimizer = Lamb(flat, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, max_grad_norm=1.0)
+    steps = iter(range(10**9))
+
+    def step() -> float:
+        flat.zero_grad()
+        loss = model(batch, DropoutState(seed, next(steps))).loss(batch.num_masked, batch.num_samples)
+        loss.backward()
+        optimizer.step(LEARNING_RATE)
+        return float(loss.detach())
+
+    return Side("mlbert", step), model
+
+
+def their_side(config: BertConfig, batch: Batch, dtype: torch.dtype, start: BertForPreTraining) -> Side:
+    """Hugging Face's model with AdamW, from the same weights, on the same sequences in padded form."""
+    try:
+        import transformers
+    except ImportError:
+        raise UserError(
+            "transformers", "is not installed", "Install the extra: pip install -e .[huggingface]"
+        ) from None
+    values = {k: v for k, v in huggingface_config(config).items() if k not in ("architectures", "model_type")}
+    model = transformers.BertForPreTraining(transformers.BertConfig(**values))
+    model.load_state_dict(to_huggingface(start), strict=False)
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    inputs = padded_inputs(batch)
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss = model(**inputs).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return float(loss.detach())
+
+    return Side("huggingface", step)
+
+
+def alternate(sides: list[Side], pairs: int) -> dict[str, list[float]]:
+    """Seconds of each side's step, taken in turn after one step each that is not counted.
+
+    Raises UserError when a loss is not finite: the figures would be of no use.
+    """
+    seconds: dict[str, list[float]] = {side.name: [] for side in sides}
+    for turn in range(pairs + 1):
+        for side in sides:
+            started = time.perf_counter()
+            loss = side.step()
+            if turn:
+                seconds[side.name].append(time.perf_counter() - started)
+            if not torch.isfinite(torch.tensor(loss)):
+                raise UserError(side.name, f"has loss {loss}", "Try another --seed")
+    return seconds
+
+
+def run(
+    config: BertConfig,
+    packs: int,
+    pairs: int,
+    dtype: torch.dtype,
+    versus: bool,
+    data: Path | None = None,
+    seed: int = 1,
+) -> dict[str, object]:
+    """Measures and returns a JSON-able record; times in seconds, rates per second.
+
+    Args:
+        config: shape of the model.
+        packs: rows of max_position_embeddings tokens that the sequences are packed into.
+        pairs: counted steps of each side.
+        dtype: precision of the matrix products, on both sides.
+        versus: measure Hugging Face too.
+        data: a prepared set to take the sequences from.
+        seed: of weights, data and dropout.
+    """
+    if pairs < MIN_PAIRS:
+        raise UserError("--pairs", f"{pairs} is too few for a median", f"Give at least {MIN_PAIRS}")
+    implementations = ops.select("auto")
+    batch = make_batch(config, packs, data, seed)
+    ours, model = our_side(config, batch, dtype, seed)
+    sides = [ours] + ([their_side(config, batch, dtype, model)] if versus else [])
+    peak_before = gemm_peak_flops(dtype)
+    seconds = alternate(sides, pairs)
+    peak = max(peak_before, gemm_peak_flops(dtype))
+    work = Work.of(batch)
+    flops = training_flops(config, work)
+    record: dict[str, object] = {
+        "config": {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")},
+        "max_seq_length": config.max_position_embeddings,
+        "precision": str(dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "ops": implementations,
+        "sequences": work.sequences,
+        "tokens": work.tokens,
+        "masked_tokens": work.masked,
+        "padded_tokens": work.sequences * batch.max_seqlen,
+        "model_flops_per_step": flops,
+        "gemm_peak_flops_per_second": peak,
+        "sides": {
+            name: {
+                "seconds": times,
+                "median_seconds": statistics.median(times),
+                "sequences_per_second": work.sequences / statistics.median(times),
+                "model_flops_per_second": flops / statistics.median(times),
+                "share_of_gemm_peak": flops / statistics.median(times) / peak,
+            }
+            for name, times in seconds.items()
+        },
+    }
+    if versus:
+        ratios = [b / a for a, b in zip(seconds["mlbert"], seconds["huggingface"], strict=True)]
+        record["pair_ratios"] = ratios
+        record["ratio"] = statistics.median(ratios)
+    return record

@@ -1,0 +1,322 @@
+"""BERT with its two pre-training heads on the flat token stream of `Batch`.
+
+Legend: S sequences, T tokens, M masked tokens, D hidden, N heads, H head size, V padded vocabulary.
+
+Post-LayerNorm encoder, GELU in the tanh form, decoder tied to the word embeddings, vocabulary padded to a multiple
+of 8. Parameter names are those of Hugging Face's ``BertForPreTraining``. Nothing is ever padded: attention is bounded
+by ``cu_seqlens``, the masked-LM head runs on masked tokens only, and the last layer's per-token work is done only
+where the heads read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mlbert import ops
+from mlbert.data.batch import Batch
+from mlbert.models.config import BertConfig
+
+# Places of one layer (or of the embeddings, as layer 0) at which dropout draws a mask of its own.
+SITE_EMBEDDINGS, SITE_ATTENTION, SITE_ATTENTION_OUTPUT, SITE_OUTPUT = range(4)
+
+# The reference divides the summed masked-LM loss by (sum of weights + 1e-5).
+MLM_DIVISOR_EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class DropoutState:
+    """Names the masks of one optimizer step: the run's seed and the step's number."""
+
+    seed: int
+    step: int
+
+    def key(self, layer: int, site: int) -> int:
+        """The 32-bit key of one mask."""
+        return ops.dropout_key(self.seed, self.step, layer, site)
+
+
+@dataclass(frozen=True)
+class PreTrainingOutput:
+    """Sums over one micro-batch, so that any split of a step's batch adds up to the same numbers.
+
+    Attributes:
+        mlm_loss_sum: float32 scalar, cross-entropy summed over the M masked tokens.
+        nsp_loss_sum: float32 scalar, cross-entropy summed over the S sequences.
+        num_correct: int64 scalar, masked tokens whose most probable token is the label.
+    """
+
+    mlm_loss_sum: Tensor
+    nsp_loss_sum: Tensor
+    num_correct: Tensor
+
+    def loss(self, num_masked: int, num_samples: int) -> Tensor:
+        """The benchmark's loss when the whole optimizer step holds these many masked tokens and sequences."""
+        return self.mlm_loss_sum / (num_masked + MLM_DIVISOR_EPS) + self.nsp_loss_sum / num_samples
+
+
+class BertEmbeddings(nn.Module):
+    """Sum of word, position and segment embeddings, LayerNorm, dropout."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.word_embeddings = nn.Embedding(config.padded_vocab_size, config.hidden_size)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, batch: Batch, dropout: DropoutState | None) -> Tensor:
+        """Returns float32 [T, D]."""
+        total = ops.embedding_sum(
+            batch.input_ids,
+            batch.segment_ids,
+            batch.position_ids,
+            self.word_embeddings.weight,
+            self.position_embeddings.weight,
+            self.token_type_embeddings.weight,
+        )
+        return ops.layer_norm_dropout(
+            total,
+            self.LayerNorm.weight,
+            self.LayerNorm.bias,
+            self.LayerNorm.eps,
+            self.config.hidden_dropout_prob if dropout else 0.0,
+            dropout.key(0, SITE_EMBEDDINGS) if dropout else 0,
+            batch.dropout_rows,
+        )
+
+
+class _SelfAttention(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(size, size)
+        self.key = nn.Linear(size, size)
+        self.value = nn.Linear(size, size)
+
+
+class _DenseNorm(nn.Module):
+    """A linear layer whose output is added to a residual and normalised."""
+
+    def __init__(self, size_in: int, size_out: int, eps: float) -> None:
+        super().__init__()
+        self.dense = nn.Linear(size_in, size_out)
+        self.LayerNorm = nn.LayerNorm(size_out, eps=eps)
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.self = _SelfAttention(config.hidden_size)
+        self.output = _DenseNorm(config.hidden_size, config.hidden_size, config.layer_norm_eps)
+
+
+class _Intermediate(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+
+
+class BertLayer(nn.Module):
+    """One encoder layer. ``index`` counts from 1: layer 0 of the dropout keys is the embeddings."""
+
+    def __init__(self, config: BertConfig, index: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config, self.index, self.dtype = config, index, dtype
+        self.attention = _Attention(config)
+        self.intermediate = _Intermediate(config)
+        self.output = _DenseNorm(config.intermediate_size, config.hidden_size, config.layer_norm_eps)
+
+    def forward(self, hidden_TD: Tensor, batch: Batch, dropout: DropoutState | None, rows: Tensor | None) -> Tensor:
+        """Encodes every token, or only those named by ``rows`` (int64 [R]): attention still reads all tokens.
+
+        Returns [T, D], or [R, D] where rows are given, in the compute precision.
+        """
+        context_TD = self._attend(hidden_TD, batch, dropout)
+        dropout_rows = batch.dropout_rows
+        if rows is not None:
+            context_TD, hidden_TD = context_TD.index_select(0, rows), hidden_TD.index_select(0, rows)
+            dropout_rows = dropout_rows.index_select(0, rows)
+        hidden_TD = self._dense_norm(
+            self.attention.output, context_TD, hidden_TD, dropout, SITE_ATTENTION_OUTPUT, dropout_rows
+        )
+        inner = ops.linear_gelu(
+            hidden_TD,
+            self.intermediate.dense.weight.to(self.dtype),
+            self.intermediate.dense.bias.to(self.dtype),
+            self.config.hidden_act == "gelu_erf",
+        )
+        return self._dense_norm(self.output, inner, hidden_TD, dropout, SITE_OUTPUT, dropout_rows)
+
+    def _attend(self, hidden_TD: Tensor, batch: Batch, dropout: DropoutState | None) -> Tensor:
+        attention = self.attention.self
+        parts = (attention.query, attention.key, attention.value)
+        qkv = ops.linear_qkv(
+            hidden_TD, *(p.weight.to(self.dtype) for p in parts), *(p.bias.to(self.dtype) for p in parts)
+        )
+        context_TNH = ops.attention(
+            qkv.view(-1, 3, self.config.num_attention_heads, self.config.head_size),
+            batch.cu_seqlens,
+            batch.max_seqlen,
+            self.config.attention_probs_dropout_prob if dropout else 0.0,
+            dropout.key(self.index, SITE_ATTENTION) if dropout else 0,
+            batch.dropout_rows,
+        )
+        return context_TNH.reshape(-1, self.config.hidden_size)
+
+    def _dense_norm(
+        self, part: _DenseNorm, x: Tensor, residual: Tensor, dropout: DropoutState | None, site: int, rows: Tensor
+    ) -> Tensor:
+        return ops.dropout_add_layer_norm(
+            F.linear(x, part.dense.weight.to(self.dtype)),
+            residual,
+            part.LayerNorm.weight,
+            part.LayerNorm.bias,
+            part.LayerNorm.eps,
+            self.config.hidden_dropout_prob if dropout else 0.0,
+            dropout.key(self.index, site) if dropout else 0,
+            rows,
+            part.dense.bias,
+        )
+
+
+class _Encoder(nn.Module):
+    def __init__(self, config: BertConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(BertLayer(config, i + 1, dtype) for i in range(config.num_hidden_layers))
+
+
+class _Pooler(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+
+class BertModel(nn.Module):
+    """Embeddings, encoder and pooler."""
+
+    def __init__(self, config: BertConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.embeddings = BertEmbeddings(config)
+        self.encoder = _Encoder(config, dtype)
+        self.pooler = _Pooler(config)
+
+    def forward(self, batch: Batch, dropout: DropoutState | None, last_rows: Tensor | None) -> Tensor:
+        """Returns the last hidden states [T, D], or [R, D] of the rows asked for."""
+        hidden_TD = self.embeddings(batch, dropout).to(self.dtype)
+        last = len(self.encoder.layer) - 1
+        for i, layer in enumerate(self.encoder.layer):
+            hidden_TD = layer(hidden_TD, batch, dropout, last_rows if i == last else None)
+        return hidden_TD
+
+
+class _Transform(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+
+class _Predictions(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size))
+        self.transform = _Transform(config)
+
+
+class _Heads(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.predictions = _Predictions(config)
+        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+
+class BertForPreTraining(nn.Module):
+    """BERT with masked-LM and next-sentence heads.
+
+    Args:
+        config: shape.
+        dtype: precision of the encoder's and heads' matrix products and activations (float32 or bfloat16); parameters
+            and losses are float32.
+        sparse_last_layer: do the last layer's per-token work only for masked tokens and [CLS]. The losses are the same.
+    """
+
+    def __init__(self, config: BertConfig, dtype: torch.dtype = torch.float32, sparse_last_layer: bool = True) -> None:
+        super().__init__()
+        self.config, self.dtype, self.sparse_last_layer = config, dtype, sparse_last_layer
+        self.bert = BertModel(config, dtype)
+        self.cls = _Heads(config)
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> None:
+        """Draws the weights as the reference does: normal cut at two deviations, zero biases, unit LayerNorm gains.
+
+        Rows of the vocabulary's padding are zero, so that they never matter.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        std = self.config.initializer_range
+        for name, parameter in self.named_parameters():
+            if name.endswith("LayerNorm.weight"):
+                parameter.fill_(1.0)
+            elif name.endswith("bias"):
+                parameter.zero_()
+            else:
+                nn.init.trunc_normal_(parameter, 0.0, std, -2 * std, 2 * std, generator=generator)
+        self.bert.embeddings.word_embeddings.weight[self.config.vocab_size :].zero_()
+
+    def ordered_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """All parameters in flat-buffer order: query, key and value lie side by side, weights first."""
+        names = dict(self.named_parameters())
+        ordered: dict[str, nn.Parameter] = {}
+        for name, parameter in names.items():
+            if ".attention.self.query.weight" in name:
+                stem = name.removesuffix("query.weight")
+                for kind in ("weight", "bias"):
+                    for part in ("query", "key", "value"):
+                        ordered[f"{stem}{part}.{kind}"] = names[f"{stem}{part}.{kind}"]
+            elif ".attention.self." not in name:
+                ordered[name] = parameter
+        return list(ordered.items())
+
+    def forward(self, batch: Batch, dropout: DropoutState | None = None) -> PreTrainingOutput:
+        """Losses and hits of one micro-batch; ``dropout`` None means evaluation."""
+        masked_MD, first_SD = self._head_inputs(batch, dropout)
+        logits_MV = self.masked_logits(masked_MD)
+        mlm_loss_sum, num_correct = ops.masked_cross_entropy(logits_MV, batch.masked_labels, self.config.vocab_size)
+        nsp_logits = self.next_sentence_logits(first_SD).float()
+        nsp_loss_sum = F.cross_entropy(nsp_logits, batch.next_sentence_labels, reduction="sum")
+        return PreTrainingOutput(mlm_loss_sum, nsp_loss_sum, num_correct)
+
+    def _head_inputs(self, batch: Batch, dropout: DropoutState | None) -> tuple[Tensor, Tensor]:
+        """Hidden states of the masked tokens [M, D] and of each sequence's [CLS] [S, D]."""
+        rows = torch.cat([batch.masked_positions, batch.cu_seqlens[:-1].long()])
+        if self.sparse_last_layer:
+            hidden = self.bert(batch, dropout, rows)
+        else:
+            hidden = self.bert(batch, dropout, None).index_select(0, rows)
+        return hidden[: batch.num_masked], hidden[batch.num_masked :]
+
+    def masked_logits(self, hidden_MD: Tensor) -> Tensor:
+        """Vocabulary logits [M, V] of hidden states, in the compute precision."""
+        transform = self.cls.predictions.transform
+        inner = ops.linear_gelu(
+            hidden_MD,
+            transform.dense.weight.to(self.dtype),
+            transform.dense.bias.to(self.dtype),
+            self.config.hidden_act == "gelu_erf",
+        )
+        norm = transform.LayerNorm
+        inner = ops.layer_norm_dropout(inner, norm.weight, norm.bias, norm.eps, 0.0, 0, None)
+        decoder = self.bert.embeddings.word_embeddings.weight.to(self.dtype)
+        return F.linear(inner, decoder, self.cls.predictions.bias.to(self.dtype))
+
+    def next_sentence_logits(self, first_SD: Tensor) -> Tensor:
+        """Logits [S, 2] from each sequence's [CLS] state."""
+        pooler = self.bert.pooler.dense
+        pooled = torch.tanh(F.linear(first_SD, pooler.weight.to(self.dtype), pooler.bias.to(self.dtype)))
+        head = self.cls.seq_relationship
+        return F.linear(pooled, head.weight.to(self.dtype), head.bias.to(self.dtype))

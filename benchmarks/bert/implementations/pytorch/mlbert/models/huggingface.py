@@ -1,0 +1,138 @@
+"""Between our `BertForPreTraining` and Hugging Face's: names, configuration and the padded batch form.
+
+Names are equal except that Hugging Face stores the tied decoder a second time and knows no vocabulary padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from mlbert.core.errors import UserError
+from mlbert.data.batch import Batch
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.config import BertConfig
+
+WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
+PREDICTION_BIAS = "cls.predictions.bias"
+TIED = {"cls.predictions.decoder.weight": WORD_EMBEDDINGS, "cls.predictions.decoder.bias": PREDICTION_BIAS}
+IGNORED_LABEL = -100
+
+# Ours to Hugging Face's: the benchmark's "gelu" is the tanh form, Hugging Face's "gelu" is the exact one.
+_ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu"}
+_ACTIVATIONS_BACK = {"gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "gelu": "gelu_erf"}
+
+
+def huggingface_config(config: BertConfig) -> dict[str, object]:
+    """The content of a Hugging Face ``config.json`` for this shape."""
+    return {
+        "architectures": ["BertForPreTraining"],
+        "model_type": "bert",
+        "attention_probs_dropout_prob": config.attention_probs_dropout_prob,
+        "hidden_act": _ACTIVATIONS[config.hidden_act],
+        "hidden_dropout_prob": config.hidden_dropout_prob,
+        "hidden_size": config.hidden_size,
+        "initializer_range": config.initializer_range,
+        "intermediate_size": config.intermediate_size,
+        "layer_norm_eps": config.layer_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings,
+        "num_attention_heads": config.num_attention_heads,
+        "num_hidden_layers": config.num_hidden_layers,
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+        "type_vocab_size": config.type_vocab_size,
+        "vocab_size": config.vocab_size,
+    }
+
+
+def config_from_huggingface(values: Mapping[str, object], path: str = "config.json") -> BertConfig:
+    """Our shape of a Hugging Face ``config.json``. Raises UserError for another architecture."""
+    if values.get("model_type") != "bert":
+        raise UserError(path, f"model_type is {values.get('model_type')!r}, not 'bert'", "Choose a BERT checkpoint")
+    if values.get("position_embedding_type", "absolute") != "absolute":
+        raise UserError(path, "uses relative positions", "Choose a checkpoint with absolute positions")
+    activation = str(values.get("hidden_act", "gelu"))
+    if activation not in _ACTIVATIONS_BACK:
+        raise UserError(path, f"hidden_act {activation!r} is not a GELU", "Choose a checkpoint with GELU")
+    names = BertConfig.__dataclass_fields__.keys() - {"hidden_act"}
+    known = {name: values[name] for name in names if name in values}
+    try:
+        return BertConfig(hidden_act=_ACTIVATIONS_BACK[activation], **known)  # type: ignore[arg-type]
+    except TypeError:
+        raise UserError(path, "lacks the shape of a BERT", "Choose a complete config.json") from None
+
+
+def to_huggingface(model: BertForPreTraining) -> dict[str, Tensor]:
+    """Parameters under Hugging Face's names, float32 on the CPU, without vocabulary padding and tied duplicates."""
+    state = {name: p.detach().float().cpu().clone() for name, p in model.named_parameters()}
+    for name in (WORD_EMBEDDINGS, PREDICTION_BIAS):
+        state[name] = state[name][: model.config.vocab_size].clone()
+    return state
+
+
+@torch.no_grad()
+def load_huggingface(model: BertForPreTraining, state: Mapping[str, Tensor], source: str) -> dict[str, str]:
+    """Copies a Hugging Face state into ``model``; padding rows become zero.
+
+    Returns a report: name -> "taken", "dropped (why)" or "missing (initialised)".
+    Raises UserError, before anything is changed, when a tensor's shape differs or an encoder tensor is missing.
+    """
+    own = dict(model.named_parameters())
+    report: dict[str, str] = {}
+    for name, tensor in state.items():
+        if name in TIED:
+            report[name] = f"dropped (tied to {TIED[name]})"
+        elif name not in own:
+            report[name] = "dropped (no such parameter)"
+        else:
+            _check_shape(name, tensor, own[name], model.config, source)
+            report[name] = "taken"
+    for name in own:
+        if name not in state:
+            if name.startswith("bert.e"):
+                raise UserError(source, f"tensor {name} is missing", "Choose a complete BERT checkpoint")
+            report[name] = "missing (initialised)"
+    for name, parameter in own.items():
+        if name in state:
+            parameter.zero_()
+            parameter[: state[name].shape[0]].copy_(state[name])
+    return report
+
+
+def _check_shape(name: str, tensor: Tensor, parameter: Tensor, config: BertConfig, source: str) -> None:
+    wanted = list(parameter.shape)
+    accepted = [wanted]
+    if name in (WORD_EMBEDDINGS, PREDICTION_BIAS):
+        accepted.append([config.vocab_size, *wanted[1:]])
+    if list(tensor.shape) not in accepted:
+        raise UserError(
+            source,
+            f"{name} has shape {list(tensor.shape)}, the model wants {accepted[-1]}",
+            "Use the bert_config.json of the checkpoint",
+        )
+
+
+def padded_inputs(batch: Batch, pad_to: int | None = None) -> dict[str, Tensor]:
+    """The batch in Hugging Face's padded form: int64 [S, pad_to] arguments of ``BertForPreTraining.forward``.
+
+    ``pad_to`` None pads to the longest sequence of the batch.
+    """
+    lengths = torch.diff(batch.cu_seqlens.long())
+    width = pad_to or batch.max_seqlen
+    row = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
+    place = row * width + batch.position_ids
+    labels = torch.full((lengths.numel() * width,), IGNORED_LABEL)
+    labels[place[batch.masked_positions]] = batch.masked_labels
+
+    def spread(values: Tensor) -> Tensor:
+        return torch.zeros(lengths.numel() * width, dtype=torch.int64).index_copy_(0, place, values).view(-1, width)
+
+    return {
+        "input_ids": spread(batch.input_ids),
+        "token_type_ids": spread(batch.segment_ids),
+        "attention_mask": spread(torch.ones_like(batch.input_ids)),
+        "labels": labels.view(-1, width),
+        "next_sentence_label": batch.next_sentence_labels,
+    }

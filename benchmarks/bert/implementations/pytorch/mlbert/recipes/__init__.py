@@ -1,0 +1,22 @@
+"""Methods by name: one module a method, with ``DEFAULTS`` and ``build``."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+from mlbert.core.config_files import nearest
+from mlbert.core.errors import UserError
+
+
+def names() -> list[str]:
+    """The recipes that exist."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def load(name: str) -> ModuleType:
+    """The recipe's module; UserError for an unknown name."""
+    if name not in names():
+        raise UserError(f"RECIPE={name}", "no such recipe", f"Did you mean {nearest(name, names())}?")
+    return importlib.import_module(f"{__name__}.{name}")

@@ -1,0 +1,121 @@
+"""Packed LAMB: the MLPerf benchmark's method on packed samples.
+
+    source config_<system>.sh && sbatch -N ${DGXNNODES} -t ${WALLTIME} run.sub      (or launch/run_and_time.sh)
+
+Up to three sequences share a row of max_seq_length tokens; attention never crosses a sequence. LAMB with bias
+correction, the gradient clipped to global norm 1.0 after the reduction, no decay and no trust ratio for biases and
+LayerNorm, polynomial decay counted from step 0. The loss is the mean over all masked tokens of the step plus the mean
+over all its sequences, so that ranks and accumulation steps do not change it.
+
+On the benchmark's data (BERT-large, from the phase-1 checkpoint) the goal is masked-LM accuracy 0.720, which the
+reference reaches after about 2.4 million samples at batch 448. On the text that Python carries (demo configuration,
+2 CPU cores) see the README for the target and the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mlbert.core import schedules
+from mlbert.core.settings import TrainConfig
+from mlbert.data.evaluation import EvalSet
+from mlbert.data.packed import PackedSource
+from mlbert.data.synthetic import SyntheticEvalSet, SyntheticSource
+from mlbert.dist.reduce import GradientReducer
+from mlbert.dist.world import World
+from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.lamb import Lamb
+from mlbert.train.experiment import Method
+
+MAX_SEQUENCES_PER_PACK = 3
+REDUCTION_BUCKET_BYTES = 25 * 2**20
+
+DEFAULTS: Mapping[str, object] = {
+    "recipe": "packed_lamb",
+    "init_checkpoint": None,
+    "gradient_accumulation_steps": 1,
+    "max_seconds": None,
+    "warmup_steps": 0,
+    "warmup_proportion": None,
+    "start_warmup_step": 0,
+    "poly_power": 1.0,
+    "opt_epsilon": 1e-6,
+    "max_grad_norm": 1.0,
+    "seed": None,
+    "target_mlm_accuracy": 0.720,
+    "num_eval_examples": 10_000,
+    "eval_batch_size": 16,
+    "precision": "auto",
+    "cpu_threads": None,
+    "ops": "auto",
+    "save_checkpoint_steps": 0,
+    "keep_checkpoints": 2,
+    "resume": False,
+    "max_skipped_steps": 20,
+    "synthetic_data": False,
+    "log_freq": 10,
+    "experiment": 0,
+    "caches_cleared": False,
+}
+
+
+def build(config: TrainConfig, shape: BertConfig, model: BertForPreTraining, world: World, seed: int) -> Method:
+    """The method's objects; nothing of the data set is touched before their ``open``."""
+    flat = FlatParameters(model.ordered_parameters())
+    optimizer = Lamb(
+        flat,
+        betas=(config.opt_lamb_beta_1, config.opt_lamb_beta_2),
+        eps=config.opt_epsilon,
+        weight_decay=config.weight_decay_rate,
+        max_grad_norm=config.max_grad_norm,
+        implementation=config.ops,
+    )
+    reducer = GradientReducer(
+        [parameter for _, parameter in model.ordered_parameters()],
+        flat.grad,
+        flat.offsets,
+        world,
+        REDUCTION_BUCKET_BYTES,
+    )
+    source, evaluation_set = _data(config, shape, world, seed)
+
+    def schedule(step: int) -> float:
+        return schedules.polynomial_with_warmup(
+            step,
+            config.learning_rate,
+            config.num_warmup_steps,
+            config.start_warmup_step,
+            config.max_steps,
+            config.poly_power,
+        )
+
+    return Method(flat, source, evaluation_set, reducer, optimizer, schedule, opt_name="lamb")
+
+
+def _data(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> tuple:
+    if config.synthetic_data:
+        source = SyntheticSource(
+            packs_per_step=config.train_batch_size,
+            accumulation=config.gradient_accumulation_steps,
+            max_sequences_per_pack=MAX_SEQUENCES_PER_PACK,
+            vocab_size=shape.vocab_size,
+            max_tokens=shape.max_position_embeddings,
+            seed=seed,
+            rank=world.rank,
+            world_size=world.world_size,
+        )
+        return source, SyntheticEvalSet(source)
+    source = PackedSource(
+        config.input_dir,
+        packs_per_step=config.train_batch_size,
+        accumulation=config.gradient_accumulation_steps,
+        max_sequences_per_pack=MAX_SEQUENCES_PER_PACK,
+        seed=seed,
+        rank=world.rank,
+        world_size=world.world_size,
+    )
+    evaluation_set = EvalSet(
+        config.eval_dir, config.num_eval_examples, config.eval_batch_size, world.rank, world.world_size
+    )
+    return source, evaluation_set

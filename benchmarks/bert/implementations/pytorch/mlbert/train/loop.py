@@ -1,0 +1,243 @@
+"""The training loop. Methods arrive as objects; nothing here knows which recipe runs.
+
+init_stop, run_start
+source.open                              first touch of the data set
+|-- take the step's micro-batches        source.next_step
+|   for each: forward, backward          gradients add up; reduction overlaps the last backward
+|   finish the reduction                 reducer.finish
+|   clip and update                      optimizer.step(schedule(step))
+|   log                                  monitor
+|   perhaps evaluate                     evaluate, eval_accuracy
+|   perhaps checkpoint
+'-- until the target or a limit
+run_stop
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mlbert.core.mllog import MLPerfLogger
+from mlbert.data.batch import Batch
+from mlbert.dist.world import World
+from mlbert.models.bert import BertForPreTraining, DropoutState
+from mlbert.models.flops import Work, training_flops
+from mlbert.train.checkpoint import CheckpointFolder
+from mlbert.train.evaluate import EvaluationSet, evaluate
+from mlbert.train.monitor import Monitor
+from mlbert.train.state import ABORTED, SUCCESS, Clock, Limits, Outcome, Schedule, TrainState
+
+
+class Source(Protocol):
+    """A stream of optimizer steps; see `mlbert.data.packed`."""
+
+    def open(self) -> None:
+        """First touch of the data."""
+
+    def next_step(self) -> list[Batch]:
+        """This rank's micro-batches of the next step."""
+
+    def state_dict(self) -> dict:
+        """The position, JSON-able."""
+
+    def load_state_dict(self, state: dict) -> None:
+        """Continues at a position."""
+
+    def close(self) -> None:
+        """Ends background work."""
+
+
+class Optimizer(Protocol):
+    """An optimizer on flat buffers; see `mlbert.optim.lamb`."""
+
+    implementation: str
+
+    def step(self, lr: float) -> StepResult:
+        """One update."""
+
+    def state_dict(self) -> dict:
+        """Tensors and plain numbers."""
+
+    def load_state_dict(self, state: dict) -> None:
+        """Takes over `state_dict`."""
+
+
+class StepResult(Protocol):
+    """What an update reports: the gradient's norm, and whether it was left out as not finite."""
+
+    grad_norm: float
+    skipped: bool
+
+
+class Reducer(Protocol):
+    """Gradient reduction over ranks; see `mlbert.dist.reduce`."""
+
+    def prepare(self, last: bool) -> None:
+        """Announces a backward pass; the last one of a step may start reducing."""
+
+    def finish(self) -> None:
+        """Waits until every gradient is the sum over ranks."""
+
+
+class FlatBuffers(Protocol):
+    """Parameters and gradients as one buffer each; see `mlbert.optim.flat`."""
+
+    data: Tensor
+    grad: Tensor
+
+    def zero_grad(self) -> None:
+        """Clears the gradients."""
+
+
+@dataclass
+class Run:
+    """Everything the loop needs, as objects."""
+
+    model: BertForPreTraining
+    flat: FlatBuffers
+    source: Source
+    evaluation_set: EvaluationSet
+    reducer: Reducer
+    optimizer: Optimizer
+    schedule: Schedule
+    limits: Limits
+    world: World
+    logger: MLPerfLogger
+    monitor: Monitor
+    checkpoints: CheckpointFolder
+    state: TrainState
+    seed: int
+    eval_every_samples: int
+    save_every_steps: int
+
+
+def train(run: Run) -> Outcome:
+    """Trains until the target or a limit, with MLPerf's events from run_start to run_stop."""
+    log, state = run.logger, run.state
+    log.start("run_start")
+    clock = Clock(state.elapsed_seconds)
+    run.source.open()
+    run.evaluation_set.open()
+    epoch = {"epoch_num": state.samples}
+    log.start("epoch_start", metadata=epoch)
+    log.start("block_start", metadata={"first_epoch_num": 1, "epoch_count": 1})
+
+    status, reason, evaluated_at = ABORTED, None, -1
+    while reason is None:
+        train_one_step(run)
+        reason = _agreed_limit(run, clock)
+        due = state.samples >= state.next_eval_samples
+        if due or (reason is not None and evaluated_at != state.samples):
+            evaluated_at = state.samples
+            _evaluate(run, clock)
+            if state.accuracy >= run.limits.target_accuracy:
+                status, reason = SUCCESS, f"target accuracy {run.limits.target_accuracy} reached"
+        if run.save_every_steps and reason is None and state.step % run.save_every_steps == 0:
+            save_checkpoint(run, clock.seconds())
+
+    log.end("block_stop", metadata={"first_epoch_num": 1})
+    log.end("epoch_stop", metadata={"epoch_num": state.samples})
+    log.event("train_samples", state.samples)
+    log.event("eval_samples", run.evaluation_set.num_examples)
+    log.run_stop(status)
+    seconds = clock.seconds()
+    state.elapsed_seconds = seconds
+    return Outcome(status, reason, seconds, state)
+
+
+def train_one_step(run: Run) -> None:
+    """One optimizer step on all ranks."""
+    state, started = run.state, time.monotonic()
+    micro_batches = run.source.next_step()
+    counts = _global_counts(micro_batches, run)
+    num_samples, num_masked = int(counts[0]), int(counts[1])
+    dropout = DropoutState(run.seed, state.step)
+    lr = run.schedule(state.step)
+
+    run.flat.zero_grad()
+    loss_sum = torch.zeros((), dtype=torch.float64)
+    for i, batch in enumerate(micro_batches):
+        run.reducer.prepare(last=i == len(micro_batches) - 1)
+        loss = run.model(batch, dropout).loss(num_masked, num_samples)
+        loss.backward()
+        loss_sum += loss.detach()
+    run.reducer.finish()
+    result = run.optimizer.step(lr)
+
+    state.step += 1
+    if result.skipped:
+        state.skipped_steps += 1
+        run.monitor.skipped(state)
+    else:
+        state.samples += num_samples
+        state.tokens += int(counts[2])
+        state.flops += int(counts[3])
+    if run.monitor.wants(state.step):
+        run.world.all_reduce_sum(loss_sum)
+        # Reading the loss waits for the device; done at log points only.
+        run.monitor.step(state, float(loss_sum), lr, result.grad_norm)
+    state.train_seconds += time.monotonic() - started
+
+
+def save_checkpoint(run: Run, elapsed_seconds: float) -> None:
+    """Writes the whole state of the run from rank 0; the other ranks wait."""
+    run.state.elapsed_seconds = elapsed_seconds
+    optimizer = run.optimizer.state_dict()
+    tensors = {f"optimizer.{k}": v for k, v in optimizer.items() if isinstance(v, Tensor)}
+    numbers = {k: v for k, v in optimizer.items() if not isinstance(v, Tensor)}
+    state = {"train": run.state.to_json(), "optimizer": numbers, "source": run.source.state_dict(), "seed": run.seed}
+    if run.world.rank == 0:
+        run.checkpoints.save(run.state.step, {"weights": run.flat.data, **tensors}, state)
+    run.world.barrier()
+
+
+def load_checkpoint(run: Run, warn: Callable[[str], None]) -> bool:
+    """Takes over the newest good checkpoint, if there is one; says with ``warn`` what was passed over."""
+    checkpoint, warnings = run.checkpoints.load_newest()
+    for warning in warnings:
+        warn(warning)
+    if checkpoint is None:
+        return False
+    run.flat.data.copy_(checkpoint.tensors["weights"])
+    tensors = {k.removeprefix("optimizer."): v for k, v in checkpoint.tensors.items() if k.startswith("optimizer.")}
+    run.optimizer.load_state_dict({**tensors, **checkpoint.state["optimizer"]})
+    run.source.load_state_dict(checkpoint.state["source"])
+    run.state.restore(checkpoint.state["train"])
+    run.seed = checkpoint.state["seed"]
+    return True
+
+
+def _global_counts(micro_batches: Iterable[Batch], run: Run) -> list[int]:
+    """Sequences, masked tokens, tokens and FLOPs of the step over all ranks: the loss divides by them."""
+    counts = torch.zeros(4, dtype=torch.int64)
+    for batch in micro_batches:
+        flops = training_flops(run.model.config, Work.of(batch))
+        counts += torch.tensor([batch.num_samples, batch.num_masked, batch.num_tokens, flops])
+    run.world.all_reduce_sum(counts)
+    return counts.tolist()
+
+
+def _agreed_limit(run: Run, clock: Clock) -> str | None:
+    """The limit that was reached; ranks whose clocks differ follow rank 0."""
+    seconds = clock.seconds()
+    if run.limits.max_seconds is not None:
+        seconds = run.world.broadcast_int(round(seconds * 1000)) / 1000
+    return run.limits.reached(run.state, seconds)
+
+
+def _evaluate(run: Run, clock: Clock) -> None:
+    state = run.state
+    where = {"epoch_num": state.samples}
+    run.logger.start("eval_start", metadata=where)
+    state.accuracy, loss = evaluate(run.model, run.evaluation_set, run.world)
+    run.logger.end("eval_stop", metadata=where)
+    run.logger.event("eval_accuracy", state.accuracy, metadata=where)
+    while state.next_eval_samples <= state.samples:
+        state.next_eval_samples += run.eval_every_samples
+    run.monitor.evaluation(state, loss, clock.seconds())

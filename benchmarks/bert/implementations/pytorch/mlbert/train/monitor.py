@@ -1,0 +1,161 @@
+"""What a person sees while a run goes on, and the metrics file: one JSON line a log point.
+
+On a terminal a Rich progress bar; elsewhere plain lines, at most one every few seconds. Only rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from mlbert.core.errors import UserError
+from mlbert.train.state import Limits, TrainState
+
+PLAIN_LINE_SECONDS = 5.0
+
+
+class Monitor:
+    """Progress display and ``metrics.jsonl``.
+
+    Args:
+        path: the metrics file; None writes none (ranks other than 0).
+        limits: for the estimate of the time left.
+        log_every_steps: steps between log points.
+        console: where a person looks.
+        append: continue an existing metrics file, without what lies behind the checkpoint.
+    """
+
+    def __init__(
+        self, path: Path | None, limits: Limits, log_every_steps: int, console: Console, append: bool = False
+    ) -> None:
+        self.limits, self.every, self.console = limits, log_every_steps, console
+        self.path, self.append = path, append
+        self.active = path is not None
+        self._file: IO[str] | None = None
+        self._progress: Progress | None = None
+        self._started = self._last_line = time.monotonic()
+        self._fraction_at_start = 0.0
+
+    def start(self, state: TrainState) -> None:
+        """Opens the metrics file and the display."""
+        if self.path is not None:
+            self._file = self._open(self.path, state.step)
+        self._started = self._last_line = time.monotonic()
+        self._fraction_at_start = self._fraction(state, 0.0)
+        if self.active and self.console.is_terminal:
+            self._progress = Progress(
+                TextColumn("step {task.fields[step]}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[rate]} samples/s  loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"),
+                TimeElapsedColumn(),
+                TextColumn("left {task.fields[left]}"),
+                console=self.console,
+            )
+            self._progress.add_task("train", total=1.0, step=0, rate="-", loss="-", accuracy="-", left="-")
+            self._progress.start()
+
+    def wants(self, step: int) -> bool:
+        """Whether this step is a log point: the same answer on every rank."""
+        return self.every > 0 and (step % self.every == 0 or step == 1)
+
+    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
+        """A log point."""
+        rate = state.samples / max(state.train_seconds, 1e-9)
+        seconds = time.monotonic() - self._started
+        self._write(
+            kind="step",
+            step=state.step,
+            samples=state.samples,
+            seconds=round(state.elapsed_seconds + seconds, 3),
+            loss=loss,
+            learning_rate=lr,
+            grad_norm=grad_norm,
+            samples_per_second=round(rate, 1),
+        )
+        self._show(state, f"{loss:.3f}", rate, seconds)
+
+    def evaluation(self, state: TrainState, loss: float, seconds: float) -> None:
+        """An evaluation's result."""
+        self._write(
+            kind="evaluation",
+            step=state.step,
+            samples=state.samples,
+            seconds=round(seconds, 3),
+            eval_loss=loss,
+            eval_accuracy=state.accuracy,
+        )
+        self.say(
+            f"evaluation at {state.samples} samples, {seconds:.1f} s: accuracy {state.accuracy:.4f}, loss {loss:.3f}"
+        )
+
+    def skipped(self, state: TrainState) -> None:
+        """A step whose gradient was not finite."""
+        self._write(kind="skipped", step=state.step, samples=state.samples)
+        self.say(f"step {state.step} skipped: non-finite gradient ({state.skipped_steps} so far)")
+
+    def say(self, text: str) -> None:
+        """One line for a person, rank 0 only."""
+        if self.active:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        """Closes display and file."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self, path: Path, step: int) -> IO[str]:
+        kept = []
+        if self.append and path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            # A killed run may end in half a line, and has lines of steps that will be done again.
+            kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
+        try:
+            file = path.open("w", encoding="utf-8")
+            file.writelines(line + "\n" for line in kept)
+        except OSError as error:
+            raise UserError(path, f"cannot be written ({error.strerror})", "Set LOGDIR to a writable folder") from None
+        return file
+
+    def _fraction(self, state: TrainState, seconds: float) -> float:
+        """The share of the nearest limit that is used up."""
+        shares = [state.step / self.limits.max_steps, state.samples / self.limits.max_samples]
+        if self.limits.max_seconds:
+            shares.append((state.elapsed_seconds + seconds) / self.limits.max_seconds)
+        return min(max(shares), 1.0)
+
+    def _show(self, state: TrainState, loss: str, rate: float, seconds: float) -> None:
+        if not self.active:
+            return
+        fraction = self._fraction(state, seconds)
+        gained = fraction - self._fraction_at_start
+        left = f"{seconds * (1 - fraction) / gained:.0f} s" if gained > 0 else "-"
+        if self._progress is not None:
+            self._progress.update(
+                self._progress.task_ids[0],
+                completed=fraction,
+                step=state.step,
+                rate=f"{rate:.0f}",
+                loss=loss,
+                accuracy=f"{state.accuracy:.4f}",
+                left=left,
+            )
+        elif time.monotonic() - self._last_line >= PLAIN_LINE_SECONDS:
+            self._last_line = time.monotonic()
+            self.say(
+                f"step {state.step}/{self.limits.max_steps}  {rate:.0f} samples/s  loss {loss}  "
+                f"accuracy {state.accuracy:.4f}  {seconds:.0f} s, at most {left} left"
+            )
+
+    def _write(self, **values: object) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(values) + "\n")
+            self._file.flush()

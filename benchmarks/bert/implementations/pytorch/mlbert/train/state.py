@@ -1,0 +1,93 @@
+"""Where a run stands, when it stops and how it ended: plain numbers that a checkpoint carries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+
+SUCCESS, ABORTED = "success", "aborted"
+
+
+@dataclass
+class TrainState:
+    """Progress of a run.
+
+    Attributes:
+        step: optimizer steps taken, skipped ones included.
+        samples: sequences trained on, over all ranks.
+        tokens: real tokens trained on, over all ranks.
+        flops: model FLOPs of the training steps, over all ranks.
+        skipped_steps: steps left out because the gradient was not finite.
+        next_eval_samples: the evaluation that is due next.
+        accuracy: the last evaluation's masked-LM accuracy (0 before the first).
+        train_seconds: time in training steps, evaluation left out.
+        elapsed_seconds: time since run_start, over all continuations.
+    """
+
+    step: int = 0
+    samples: int = 0
+    tokens: int = 0
+    flops: int = 0
+    skipped_steps: int = 0
+    next_eval_samples: int = 0
+    accuracy: float = 0.0
+    train_seconds: float = 0.0
+    elapsed_seconds: float = 0.0
+
+    def to_json(self) -> dict[str, float]:
+        """The fields as plain numbers."""
+        return asdict(self)
+
+    def restore(self, values: dict[str, float]) -> None:
+        """Takes over the fields of `to_json`."""
+        for field in fields(self):
+            setattr(self, field.name, values[field.name])
+
+
+class Clock:
+    """Seconds since run_start, continuing from an earlier part of the same run."""
+
+    def __init__(self, already_seconds: float) -> None:
+        self._start = time.monotonic() - already_seconds
+
+    def seconds(self) -> float:
+        """Elapsed seconds."""
+        return time.monotonic() - self._start
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a run; ``max_seconds`` None means no time limit."""
+
+    target_accuracy: float
+    max_steps: int
+    max_samples: int
+    max_seconds: float | None
+    max_skipped_steps: int
+
+    def reached(self, state: TrainState, seconds: float) -> str | None:
+        """Why the run must end before the target is reached, or None to go on."""
+        checks: list[tuple[bool, str]] = [
+            (state.skipped_steps > self.max_skipped_steps, f"{state.skipped_steps} steps had non-finite gradients"),
+            (state.step >= self.max_steps, f"MAX_STEPS {self.max_steps} reached"),
+            (state.samples >= self.max_samples, f"MAX_SAMPLES_TERMINATION {self.max_samples} reached"),
+            (
+                self.max_seconds is not None and seconds >= self.max_seconds,
+                f"MAX_SECONDS {self.max_seconds} reached",
+            ),
+        ]
+        return next((reason for hit, reason in checks if hit), None)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: MLPerf status, reason in words, and the seconds from run_start to run_stop."""
+
+    status: str
+    reason: str
+    seconds: float
+    state: TrainState
+
+
+Schedule = Callable[[int], float]

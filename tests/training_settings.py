@@ -1,0 +1,54 @@
+"""Settings of a run that takes seconds, on generated tokens: what the training tests start from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+SHAPE = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
+SETTINGS = {
+    "recipe": "packed_lamb",
+    "input_dir": "unused",
+    "eval_dir": "unused",
+    "synthetic_data": "1",
+    "train_batch_size": "4",
+    "gradient_accumulation_steps": "2",
+    "average_packing_rate": "1.5",
+    "learning_rate": "0.01",
+    "max_steps": "12",
+    "max_samples_termination": "1000000",
+    "opt_lamb_beta_1": "0.9",
+    "opt_lamb_beta_2": "0.98",
+    "weight_decay_rate": "0.01",
+    # Random tokens cannot be learnt: every run ends at max_steps, with one evaluation, and exit code 1.
+    "eval_iter_start_samples": "1000000",
+    "eval_iter_samples": "1000000",
+    "target_mlm_accuracy": "0.999",
+    "seed": "5",
+    "cpu_threads": "1",
+    "log_freq": "1",
+    "submission_org": "test",
+    "submission_platform": "test",
+    "submission_division": "open",
+}
+
+
+def train_arguments(folder: Path, name: str = "out", **changes: object) -> list[str]:
+    """Words for ``mlbert``: a run into ``folder/name`` with some settings changed; ``shape`` changes the model's."""
+    shape = folder / "bert_config.json"
+    shape.write_text(json.dumps({**SHAPE, **changes.pop("shape", {})}))
+    values = {**SETTINGS, "bert_config_file": shape, "output_dir": folder / name, **changes}
+    return ["train", *(word for key, value in values.items() for word in (f"--{key}", str(value)))]
+
+
+def read_metrics(folder: Path, kind: str = "step") -> list[dict]:
+    """The lines of one kind of a run's metrics."""
+    lines = [json.loads(line) for line in (folder / "run_0" / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]

@@ -1,0 +1,44 @@
+"""The step benchmark: both sides start from the same loss, the record holds what the ratio is made of."""
+
+import json
+
+import pytest
+import torch
+
+from mlbert.bench import step
+from mlbert.core.errors import UserError
+from mlbert.models import BertConfig
+
+SHAPE = BertConfig(
+    vocab_size=1200,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    max_position_embeddings=64,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
+
+
+def test_both_sides_compute_the_same_first_loss():
+    batch = step.make_batch(SHAPE, 4, None, seed=1)
+    ours, model = step.our_side(SHAPE, batch, torch.float32, seed=1)
+    theirs = step.their_side(SHAPE, batch, torch.float32, model)
+    assert theirs.step() == pytest.approx(ours.step(), abs=1e-5)
+
+
+def test_record_is_complete_and_consistent():
+    record = step.run(SHAPE, packs=4, pairs=5, dtype=torch.float32, versus=True)
+    assert json.loads(json.dumps(record)) == record
+    assert len(record["pair_ratios"]) == 5
+    assert sorted(record["pair_ratios"])[2] == record["ratio"] > 0
+    ours = record["sides"]["mlbert"]
+    assert ours["sequences_per_second"] * ours["median_seconds"] == pytest.approx(record["sequences"])
+    assert 0 < ours["share_of_gemm_peak"] < 1
+    assert record["padded_tokens"] >= record["tokens"]
+
+
+def test_data_that_does_not_fit_is_refused(tmp_path):
+    with pytest.raises(UserError):
+        step.make_batch(SHAPE, 4, tmp_path, seed=1)

@@ -1,0 +1,172 @@
+"""The flat model against Hugging Face's padded one, against itself in other splits, and its dropout."""
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import BertConfig as PeerConfig
+from transformers import BertForPreTraining as PeerModel
+
+from mlbert.data.synthetic import SyntheticSource
+from mlbert.models import BertConfig, BertForPreTraining, DropoutState
+from mlbert.models.huggingface import huggingface_config, load_huggingface, padded_inputs
+from mlbert.optim.flat import FlatParameters
+
+SHAPE = BertConfig(
+    vocab_size=163,
+    hidden_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=96,
+    max_position_embeddings=64,
+)
+NO_DROPOUT = dataclasses.replace(SHAPE, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+def micro_batches(accumulation=1, packs=8, seed=3):
+    source = SyntheticSource(packs_per_step=packs, accumulation=accumulation, seed=seed, vocab_size=163, max_tokens=64)
+    return source.batches_of(0)
+
+
+def peer_model(shape):
+    values = {k: v for k, v in huggingface_config(shape).items() if k not in ("model_type", "architectures")}
+    torch.manual_seed(5)
+    peer = PeerModel(PeerConfig(**values))
+    for parameter in peer.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.1)
+    return peer.eval()
+
+
+def step_loss(model, batches, dropout=None):
+    """The loss of one optimizer step and its gradients, however the step is split."""
+    model.zero_grad()
+    masked, samples = sum(b.num_masked for b in batches), sum(b.num_samples for b in batches)
+    losses = []
+    for batch in batches:
+        loss = model(batch, dropout).loss(masked, samples)
+        loss.backward()
+        losses.append(float(loss.detach()))
+    return sum(losses), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_erf"])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_equals_hugging_face(activation, sparse):
+    shape = dataclasses.replace(NO_DROPOUT, hidden_act=activation)
+    peer = peer_model(shape)
+    model = BertForPreTraining(shape, sparse_last_layer=sparse)
+    model.initialize(seed=0)
+    report = load_huggingface(model, peer.state_dict(), "peer")
+    assert {fate for fate in report.values() if fate.startswith(("missing", "dropped (no"))} == set()
+
+    batch = micro_batches()[0]
+    inputs = padded_inputs(batch)
+    expected = peer(**inputs)
+    expected.loss.backward()
+    masked_MD, first_SD = model._head_inputs(batch, None)
+    logits = model.masked_logits(masked_MD)[:, : shape.vocab_size]
+    peer_logits = expected.prediction_logits[inputs["labels"] != -100]
+    torch.testing.assert_close(logits, peer_logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        model.next_sentence_logits(first_SD), expected.seq_relationship_logits, atol=1e-5, rtol=0
+    )
+    loss, gradients = step_loss(model, [batch])
+    assert loss == pytest.approx(float(expected.loss.detach()), abs=1e-5)
+    for name, parameter in peer.named_parameters():
+        torch.testing.assert_close(gradients[name][: len(parameter)], parameter.grad, atol=1e-5, rtol=0, msg=name)
+
+
+def test_activations_are_told_apart():
+    peer = peer_model(NO_DROPOUT)
+    exact = BertForPreTraining(dataclasses.replace(NO_DROPOUT, hidden_act="gelu_erf"))
+    load_huggingface(exact, peer.state_dict(), "peer")
+    batch = micro_batches()[0]
+    with torch.no_grad():
+        difference = abs(float(exact(batch).mlm_loss_sum) / batch.num_masked - float(peer(**padded_inputs(batch)).loss))
+    assert difference > 1e-5
+
+
+@pytest.mark.parametrize("shape", [SHAPE, NO_DROPOUT], ids=["dropout", "no dropout"])
+def test_accumulation_does_not_change_the_step(shape):
+    model = BertForPreTraining(shape)
+    model.initialize(seed=1)
+    dropout = DropoutState(seed=7, step=4)
+    whole_loss, whole = step_loss(model, micro_batches(1), dropout)
+    split_loss, split = step_loss(model, micro_batches(4), dropout)
+    assert split_loss == pytest.approx(whole_loss, abs=2e-6)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(split[name], gradient, atol=2e-6, rtol=1e-4, msg=name)
+
+
+def test_last_layer_at_the_heads_only_is_the_same_with_dropout():
+    outputs = []
+    for sparse in (True, False):
+        model = BertForPreTraining(SHAPE, sparse_last_layer=sparse)
+        model.initialize(seed=2)
+        outputs.append(step_loss(model, micro_batches(), DropoutState(1, 1)))
+    assert outputs[0][0] == pytest.approx(outputs[1][0], abs=2e-6)
+    for name, gradient in outputs[0][1].items():
+        torch.testing.assert_close(gradient, outputs[1][1][name], atol=2e-6, rtol=1e-4, msg=name)
+
+
+def test_dropout_depends_on_seed_and_step_only():
+    model = BertForPreTraining(SHAPE)
+    model.initialize(seed=1)
+    losses = {state: step_loss(model, micro_batches(), DropoutState(*state))[0] for state in [(1, 0), (1, 1), (2, 0)]}
+    assert len(set(losses.values())) == 3
+    assert step_loss(model, micro_batches(), DropoutState(1, 1))[0] == losses[1, 1]
+
+
+def test_other_sequences_do_not_leak_into_a_sequence():
+    model = BertForPreTraining(NO_DROPOUT)
+    model.initialize(seed=1)
+    batch = micro_batches()[0]
+    end = int(batch.cu_seqlens[1])
+    tampered = batch.input_ids.clone()
+    tampered[end:] = (tampered[end:] + 17) % SHAPE.vocab_size
+    with torch.no_grad():
+        before = model.bert(batch, None, None)[:end]
+        after = model.bert(dataclasses.replace(batch, input_ids=tampered), None, None)[:end]
+    torch.testing.assert_close(after, before, atol=1e-6, rtol=0)
+
+
+def test_vocabulary_padding_is_never_predicted_nor_trained():
+    model = BertForPreTraining(NO_DROPOUT)
+    model.initialize(seed=1)
+    assert model.bert.embeddings.word_embeddings.weight.shape[0] == 168
+    _, gradients = step_loss(model, micro_batches())
+    assert gradients["bert.embeddings.word_embeddings.weight"][163:].abs().max() == 0
+    assert gradients["cls.predictions.bias"][163:].abs().max() == 0
+
+
+def test_bfloat16_stays_near_float32():
+    losses = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = BertForPreTraining(SHAPE, dtype)
+        model.initialize(seed=1)
+        losses.append(step_loss(model, micro_batches(), DropoutState(3, 3))[0])
+    assert losses[1] == pytest.approx(losses[0], rel=5e-3)
+
+
+def test_query_key_and_value_lie_side_by_side():
+    model = BertForPreTraining(SHAPE)
+    model.initialize(seed=1)
+    FlatParameters(model.ordered_parameters())
+    part = model.bert.encoder.layer[1].attention.self
+    size = SHAPE.hidden_size**2 * 4
+    assert part.key.weight.data_ptr() - part.query.weight.data_ptr() == size
+    assert part.value.weight.data_ptr() - part.key.weight.data_ptr() == size
+    assert len(model.ordered_parameters()) == len(list(model.parameters()))
+
+
+def test_initialisation_is_the_reference_one():
+    model = BertForPreTraining(SHAPE)
+    model.initialize(seed=9)
+    again = BertForPreTraining(SHAPE)
+    again.initialize(seed=9)
+    weight = model.bert.encoder.layer[0].intermediate.dense.weight
+    assert torch.equal(weight, again.bert.encoder.layer[0].intermediate.dense.weight)
+    assert weight.abs().max() <= 2 * SHAPE.initializer_range
+    assert float(weight.detach().std()) == pytest.approx(0.88 * SHAPE.initializer_range, rel=0.03)
+    assert float(model.bert.embeddings.LayerNorm.weight.detach().min()) == 1.0
+    assert float(model.bert.pooler.dense.bias.detach().abs().max()) == 0.0

@@ -1,0 +1,72 @@
+"""bert_config.json: the benchmark's file, and damaged ones."""
+
+import hashlib
+import json
+
+import pytest
+
+from mlbert.cli.bench import CONFIGS
+from mlbert.core.errors import UserError
+from mlbert.models import BertConfig
+
+TINY = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+
+
+def write(tmp_path, text):
+    path = tmp_path / "bert_config.json"
+    path.write_text(text)
+    return path
+
+
+def test_large_is_the_benchmarks_shape(tmp_path):
+    large = BertConfig.from_json(CONFIGS / "large.json")
+    keys = sorted(set(json.loads(large.to_json())) - {"layer_norm_eps"})
+    text = json.dumps({key: getattr(large, key) for key in keys}, indent=2) + "\n"
+    # md5 of the benchmark's published bert_config.json
+    assert hashlib.md5(text.encode()).hexdigest() == "7f59165e21b7d566db610ff6756c926b"
+    assert BertConfig.from_json(write(tmp_path, text)) == large
+
+
+@pytest.mark.parametrize("name", ["demo", "tiny", "small", "base", "large"])
+def test_shipped_shapes_are_valid(name):
+    shape = BertConfig.from_json(CONFIGS / f"{name}.json")
+    assert shape.padded_vocab_size % 8 == 0
+    assert BertConfig(**json.loads(shape.to_json())) == shape
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hidden_size": 30}, "hidden_size"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"hidden_size": "32"}, "hidden_size"),
+        ({"hidden_act": "relu"}, "relu"),
+        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob"),
+        ({"hiden_size": 32}, "hiden_size"),
+        ({"vocab_size": None}, "vocab_size"),
+    ],
+)
+def test_bad_values_are_named_with_the_file(tmp_path, change, named):
+    path = write(tmp_path, json.dumps({**TINY, **change}))
+    with pytest.raises(UserError) as error:
+        BertConfig.from_json(path)
+    assert named in str(error.value)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "{}"])
+def test_damaged_files_are_named(tmp_path, text):
+    path = write(tmp_path, text)
+    with pytest.raises(UserError, match=r"bert_config\.json"):
+        BertConfig.from_json(path)
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"nothing.json.*cannot be read"):
+        BertConfig.from_json(tmp_path / "nothing.json")

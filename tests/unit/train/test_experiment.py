@@ -1,0 +1,230 @@
+"""Whole runs on generated tokens: the log, the run folder, determinism, exact resume, aborted runs, bad input."""
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mlbert.cli.main import main
+from mlbert.train.loop import train_one_step
+from training_settings import read_metrics, train_arguments
+
+
+def run(tmp_path, name="out", **changes):
+    with pytest.raises(SystemExit) as end:
+        main(train_arguments(tmp_path, name, **changes))
+    return end.value.code
+
+
+def events(log: Path):
+    lines = [line for line in log.read_text().splitlines() if line.startswith(":::MLLOG")]
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+
+
+def weights(folder: Path):
+    return (folder / "run_0" / "weights" / "model.safetensors").read_bytes()
+
+
+def test_a_run_leaves_everything_behind(tmp_path):
+    assert run(tmp_path) == 1
+    folder = tmp_path / "out" / "run_0"
+    names = {p.name for p in folder.iterdir()}
+    assert names == {"config.json", "metrics.jsonl", "curve.png", "weights", "huggingface", "summary.json"}
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [m["step"] for m in metrics if m["kind"] == "step"] == list(range(1, 13))
+    assert metrics[-1]["kind"] == "evaluation"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "aborted"
+    assert summary["steps"] == 12
+    assert 0 < summary["share_of_gemm_peak"] < 1
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["config"]["learning_rate"] == 0.01
+    assert config["seed"] == 5
+
+
+def test_the_log_tells_the_run_in_order(tmp_path):
+    run(tmp_path)
+    log = events(tmp_path / "out" / "result_0.txt")
+    keys = [event["key"] for event in log]
+    order = ["cache_clear", "init_start", "seed", "global_batch_size", "init_stop", "run_start", "epoch_start"]
+    order += ["block_start", "eval_start", "eval_stop", "eval_accuracy", "block_stop", "epoch_stop"]
+    order += ["train_samples", "eval_samples", "run_stop"]
+    assert [key for key in keys if key in order] == order
+    values = {event["key"]: event["value"] for event in log}
+    assert values["global_batch_size"] == 6
+    assert values["opt_epsilon"] == values["opt_lamb_epsilon"] == 1e-6
+    accuracy = next(event for event in log if event["key"] == "eval_accuracy")
+    assert accuracy["metadata"]["epoch_num"] == values["train_samples"]
+    times = [event["time_ms"] for event in log]
+    assert times == sorted(times)
+
+
+def test_every_log_line_names_an_existing_line_of_the_tree(tmp_path, tree_root):
+    run(tmp_path)
+    for event in events(tmp_path / "out" / "result_0.txt"):
+        source = (tree_root / event["metadata"]["file"]).read_text().splitlines()
+        assert 0 < event["metadata"]["lineno"] <= len(source)
+    stop = events(tmp_path / "out" / "result_0.txt")[-1]["metadata"]
+    assert "run_stop" in (tree_root / stop["file"]).read_text().splitlines()[stop["lineno"] - 1]
+
+
+def test_same_seed_same_weights_other_seed_others(tmp_path):
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        assert run(tmp_path, name, seed=seed) == 1
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    assert weights(tmp_path / "a") != weights(tmp_path / "c")
+
+
+def test_missed_target_is_aborted_and_exit_code_one(tmp_path):
+    assert run(tmp_path, max_steps=3) == 1
+    stop = events(tmp_path / "out" / "result_0.txt")[-1]
+    assert stop["key"] == "run_stop"
+    assert stop["metadata"]["status"] == "aborted"
+
+
+def test_time_and_sample_limits(tmp_path):
+    assert run(tmp_path, "seconds", max_seconds=1e-6) == 1
+    assert json.loads((tmp_path / "seconds/run_0/summary.json").read_text())["steps"] == 1
+    assert run(tmp_path, "samples", max_samples_termination=12) == 1
+    assert 12 <= json.loads((tmp_path / "samples/run_0/summary.json").read_text())["samples"] < 24
+
+
+def test_evaluations_follow_the_grid(tmp_path):
+    assert run(tmp_path, eval_iter_start_samples=10, eval_iter_samples=20) == 1
+    points = [e["metadata"]["epoch_num"] for e in events(tmp_path / "out/result_0.txt") if e["key"] == "eval_accuracy"]
+    assert 10 <= points[0] < 30
+    assert all(later > earlier for earlier, later in itertools.pairwise(points))
+    grid = [(point - 10) // 20 for point in points[:-1]]
+    assert len(set(grid)) == len(grid)
+
+
+def start_process(tmp_path, name, **changes):
+    command = [sys.executable, "-m", "mlbert.cli.main", *train_arguments(tmp_path, name, **changes)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(condition, process, seconds=90):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.01)
+
+
+def test_killed_and_resumed_ends_with_the_same_weights(tmp_path):
+    steps = 60
+    assert run(tmp_path, "undisturbed", max_steps=steps) == 1
+    at = random.randrange(3, 20)
+    process = start_process(tmp_path, "killed", max_steps=steps, save_checkpoint_steps=1)
+    checkpoints = tmp_path / "killed" / "run_0" / "checkpoints"
+    wait_for(lambda: any(p.name >= f"step_{at:08d}" for p in checkpoints.glob("step_*")), process)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "killed/run_0/summary.json").exists()
+    assert run(tmp_path, "killed", max_steps=steps) == 2, "an unfinished run is not overwritten"
+    assert run(tmp_path, "killed", max_steps=steps, resume=1) == 1
+    assert weights(tmp_path / "killed") == weights(tmp_path / "undisturbed")
+    assert [m["step"] for m in read_metrics(tmp_path / "killed")] == list(range(1, steps + 1))
+    log = events(tmp_path / "killed" / "result_0.txt")
+    assert at <= next(e["value"] for e in log if e["key"] == "resumed_from_step") < steps
+    assert (tmp_path / "killed" / "result_0.part1.txt").exists()
+
+
+def test_termination_is_logged_as_aborted(tmp_path):
+    process = start_process(tmp_path, "out", max_steps=100000)
+    log = tmp_path / "out" / "result_0.txt"
+    wait_for(lambda: log.exists() and "run_start" in log.read_text(), process)
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=60)
+    assert process.returncode != 0
+    stops = [event for event in events(log) if event["key"] == "run_stop"]
+    assert [stop["metadata"]["status"] for stop in stops] == ["aborted"]
+
+
+def test_non_finite_gradients_are_skipped_counted_and_end_the_run(tmp_path, monkeypatch):
+    taken = []
+
+    def poisoned(run):
+        if len(taken) in (1, 2, 3):
+            hook = run.model.bert.pooler.dense.bias.register_hook(lambda grad: grad + float("inf"))
+            before = run.flat.data.clone()
+            train_one_step(run)
+            hook.remove()
+            assert torch.equal(run.flat.data, before)
+        else:
+            train_one_step(run)
+        taken.append(run.state.step)
+
+    monkeypatch.setattr("mlbert.train.loop.train_one_step", poisoned)
+    assert run(tmp_path, max_skipped_steps=2) == 1
+    summary = json.loads((tmp_path / "out/run_0/summary.json").read_text())
+    assert summary["skipped_steps"] == 3
+    assert "non-finite" in summary["reason"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"bert_config_file": "/nowhere/bert_config.json"}, "/nowhere/bert_config.json"),
+        ({"synthetic_data": "0", "input_dir": "/nowhere"}, "/nowhere"),
+        ({"init_checkpoint": "/nowhere/model.safetensors"}, "/nowhere/model.safetensors"),
+        ({"init_checkpoint": "weights.pt"}, "weights.pt"),
+        ({"output_dir": "/proc/out"}, "/proc/out"),
+        ({"recipe": "packed_lam"}, "packed_lamb"),
+        ({"gradient_accumulation_steps": "3"}, "GRADIENT_STEPS"),
+        ({"learning_rat": "1"}, "learning_rate"),
+        ({"seed": "x"}, "SEED"),
+        ({"precision": "fp8"}, "fp32"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(tmp_path, capsys, changes, named):
+    assert run(tmp_path, **changes) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mlbert: error: ")
+    assert error.count("\n") == 1
+    assert named in error
+
+
+def test_finished_run_is_not_overwritten(tmp_path, capsys):
+    assert run(tmp_path, max_steps=2) == 1
+    before = weights(tmp_path / "out")
+    assert run(tmp_path, max_steps=3) == 2
+    assert "holds a finished run" in capsys.readouterr().err
+    assert weights(tmp_path / "out") == before
+
+
+def test_checkpoint_of_another_shape_is_refused(tmp_path, capsys):
+    process = start_process(tmp_path, "out", max_steps=100000, save_checkpoint_steps=1)
+    wait_for(lambda: list((tmp_path / "out/run_0/checkpoints").glob("step_*")), process)
+    process.kill()
+    process.wait()
+    assert run(tmp_path, resume=1, shape={"hidden_size": 16}) == 2
+    assert "belongs to another run: model" in capsys.readouterr().err
+
+
+def test_weights_start_a_run(tmp_path):
+    assert run(tmp_path, "first", max_steps=2) == 1
+    start = tmp_path / "first" / "run_0" / "weights"
+    assert run(tmp_path, "second", max_steps=1, learning_rate=1e-12, init_checkpoint=start, seed=99) == 1
+    first, second = (load_file(tmp_path / name / "run_0/weights/model.safetensors") for name in ("first", "second"))
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, atol=1e-7, rtol=0)
+
+
+def test_memory_stays_flat(tmp_path):
+    psutil_like = Path(f"/proc/{os.getpid()}/statm")
+    assert run(tmp_path, "warm", max_steps=50) == 1
+    before = int(psutil_like.read_text().split()[1])
+    assert run(tmp_path, "long", max_steps=1000, log_freq=0) == 1
+    grown = (int(psutil_like.read_text().split()[1]) - before) * os.sysconf("SC_PAGE_SIZE")
+    assert grown < 30e6

@@ -1,0 +1,68 @@
+"""What a person sees, on a terminal and without one, and the metrics file."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from mlbert.core.errors import UserError
+from mlbert.train import monitor as module
+from mlbert.train.monitor import Monitor
+from mlbert.train.state import Limits, TrainState
+
+LIMITS = Limits(target_accuracy=0.5, max_steps=100, max_samples=10_000, max_seconds=None, max_skipped_steps=2)
+
+
+def watch(path, terminal, append=False, every=10):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=150)
+    return Monitor(path, LIMITS, every, console, append), out
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, terminal):
+    monkeypatch.setattr(module, "PLAIN_LINE_SECONDS", 0.0)
+    monitor, out = watch(tmp_path / "metrics.jsonl", terminal)
+    state = TrainState()
+    monitor.start(state)
+    state.step, state.samples, state.train_seconds, state.accuracy = 50, 500, 2.0, 0.125
+    monitor.step(state, 6.25, 0.01, 1.5)
+    monitor.evaluation(state, 5.5, 3.0)
+    monitor.stop()
+    text = out.getvalue()
+    for piece in ("step 50", "250 samples/s", "loss 6.250", "accuracy 0.1250", "left", "evaluation at 500 samples"):
+        assert piece in text
+    assert ("\x1b" in text) == terminal
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert kinds == ["step", "evaluation"]
+
+
+def test_other_ranks_are_silent(tmp_path):
+    monitor, out = watch(None, False)
+    monitor.start(TrainState())
+    monitor.step(TrainState(step=1), 1.0, 0.1, 1.0)
+    monitor.say("something")
+    monitor.stop()
+    assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize(("every", "points"), [(10, [1, 10, 20]), (0, [])])
+def test_log_points(tmp_path, every, points):
+    monitor, _ = watch(tmp_path / "m", False, every=every)
+    assert [step for step in range(1, 25) if monitor.wants(step)] == points
+
+
+def test_continuing_drops_what_lies_behind_the_checkpoint(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"kind": "step", "step": 1}\n{"kind": "step", "step": 2}\n{"kind": "st')
+    monitor, _ = watch(path, False, append=True)
+    monitor.start(TrainState(step=1))
+    monitor.stop()
+    assert path.read_text() == '{"kind": "step", "step": 1}\n'
+
+
+def test_unwritable_folder_is_one_error(tmp_path):
+    monitor, _ = watch(tmp_path / "no" / "metrics.jsonl", False)
+    with pytest.raises(UserError, match=r"metrics.jsonl: cannot be written"):
+        monitor.start(TrainState())
