@@ -1,0 +1,92 @@
+"""``mlbert bench``: speed as ratios and shares measured in one run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mlbert.core.errors import UserError
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+DEFAULT_PACKS = {"tiny": 32, "demo": 32, "small": 16, "base": 4, "large": 2}
+
+
+class Peer(StrEnum):
+    """What to measure against."""
+
+    huggingface = "huggingface"
+
+
+@app.callback()
+def bench() -> None:
+    """Measure speed on this machine."""
+
+
+@app.command()
+def step(
+    config: Annotated[str, typer.Option(help="demo, tiny, small, base, large, or a bert_config.json.")] = "demo",
+    vs: Annotated[Peer | None, typer.Option(help="Measure this peer in the same run.")] = None,
+    packs: Annotated[int | None, typer.Option(help="Rows of packed sequences in the batch.", min=1)] = None,
+    pairs: Annotated[int, typer.Option(help="Counted steps of each side.")] = 5,
+    precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    data: Annotated[Path | None, typer.Option(help="Prepared set to take the sequences from.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default all cores.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of weights, data and dropout.")] = 1,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write the record there; - for stdout.")] = None,
+) -> int:
+    """Time one training step: forward, backward, optimizer."""
+    import torch
+
+    from mlbert.bench.step import run
+    from mlbert.models import BertConfig
+    from mlbert.ops.precision import compute_dtype
+
+    path = CONFIGS / f"{config}.json" if config in DEFAULT_PACKS else Path(config)
+    if precision not in ("auto", "fp32", "bf16"):
+        raise UserError("--precision", f"{precision!r} is unknown", "Give auto, fp32 or bf16")
+    if threads:
+        torch.set_num_threads(threads)
+    record = run(
+        BertConfig.from_json(path),
+        packs or DEFAULT_PACKS.get(config, 8),
+        pairs,
+        compute_dtype(precision),
+        vs is not None,
+        data,
+        seed,
+    )
+    text = json.dumps(record, indent=2) + "\n"
+    if json_file == "-":
+        sys.stdout.write(text)
+    else:
+        _print(record)
+        if json_file:
+            Path(json_file).write_text(text, encoding="utf-8")
+    return 0
+
+
+def _print(record: dict) -> None:
+    table = Table(title=f"One training step, {record['precision']}, {record['threads']} threads")
+    for column in ("side", "median s", "sequences/s", "model GFLOP/s", "of GEMM peak"):
+        table.add_column(column, justify="right")
+    for name, side in record["sides"].items():
+        table.add_row(
+            name,
+            f"{side['median_seconds']:.3f}",
+            f"{side['sequences_per_second']:.1f}",
+            f"{side['model_flops_per_second'] / 1e9:.1f}",
+            f"{100 * side['share_of_gemm_peak']:.0f} %",
+        )
+    console = Console()
+    console.print(table)
+    if "ratio" in record:
+        console.print(f"ratio (median of pairs): {record['ratio']:.2f}")

@@ -1,0 +1,88 @@
+"""The ``mlbert`` command. A user's mistake is one line on stderr and exit code 2; ``--debug`` adds the traceback.
+
+Sub-commands are imported when they are called, so that ``mlbert --help`` needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+
+from mlbert.core.errors import UserError
+
+# name -> (module with a Typer `app`, line for the help)
+COMMANDS = {
+    "prepare": ("mlbert.cli.prepare", "Text to the shards that training reads."),
+    "train": ("mlbert.cli.train", "One training run from exports, flags or YAML."),
+    "report": ("mlbert.cli.report", "Summary of finished runs."),
+    "convert": ("mlbert.cli.convert", "Checkpoints to and from Hugging Face's form."),
+    "submission": ("mlbert.cli.submission", "Check, describe and export a submission tree."),
+    "bench": ("mlbert.cli.bench", "Speed as ratios measured in one run."),
+}
+
+HELP = """Usage: mlbert [--debug] COMMAND [ARGS]
+
+BERT pre-training as an MLPerf-style benchmark.
+
+Commands (mlbert COMMAND --help says more):
+{commands}
+
+--debug prints the traceback of an error. Exit codes: 0 done, 1 a run or check failed, 2 wrong input.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point; never returns."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    given = [argument for argument in given if argument != "--debug"]
+    try:
+        code = _dispatch(given)
+    except UserError as error:
+        code = _tell(str(error), debug)
+    except KeyboardInterrupt:
+        print("mlbert: interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        code = 1
+    except MemoryError:
+        code = _tell("memory: not enough for this configuration. Lower BATCHSIZE or the model.", debug)
+    except Exception as error:
+        # Typer's usage errors (an unknown option, a value out of range) have no public base class.
+        if not hasattr(error, "format_message"):
+            raise
+        code = _tell(f"{error.format_message()} See mlbert {given[0]} --help.", debug)
+    sys.exit(code)
+
+
+def _tell(text: str, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"mlbert: error: {' '.join(text.split())}", file=sys.stderr)
+    return 2
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("--help", "-h", "help"):
+        commands = "\n".join(f"  {name:<11} {line}" for name, (_, line) in COMMANDS.items())
+        print(HELP.format(commands=commands))
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from mlbert.core.provenance import version
+
+        print(version())
+        return 0
+    if arguments[0] not in COMMANDS:
+        from mlbert.core.config_files import nearest
+
+        guess = nearest(arguments[0], list(COMMANDS))
+        raise UserError(f"mlbert {arguments[0]}", "no such command", f"Did you mean mlbert {guess}? See mlbert --help")
+    module = importlib.import_module(COMMANDS[arguments[0]][0])
+    result = module.app(args=arguments[1:], prog_name=f"mlbert {arguments[0]}", standalone_mode=False)
+    return result if isinstance(result, int) else 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""``mlbert submission``: check, describe and export a submission tree."""
+
+from __future__ import annotations
+
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mlbert.core.provenance import tree_root
+from mlbert.submission import official
+from mlbert.submission.check import check
+from mlbert.submission.describe import describe_system, write_description
+from mlbert.submission.export import export_tree
+from mlbert.submission.findings import Finding, Outcome, failed
+
+app = typer.Typer(help="Check, describe and export a submission tree.", no_args_is_help=True, add_completion=False)
+
+_COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.FAIL: "bold red"}
+_PLAIN_WIDTH = 160
+
+
+class Division(StrEnum):
+    """The two divisions of the rules."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+@app.command("check")
+def check_command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A tree, a folder of result_*.txt, or one log.")],
+    division: Annotated[Division | None, typer.Option(help="Division that everything has to name.")] = None,
+) -> None:
+    """Run the official tools (ruleset 5.0.0) and our own checks on a copy; exit with 0 when nothing fails, else 1."""
+    console = _console()
+    with console.status("checking") as status:
+        findings = check(directory, division.value if division else None, lambda step: status.update(step))
+    console.print(_as_table(findings, str(directory)))
+    if failed(findings):
+        raise typer.Exit(1)
+
+
+@app.command("describe-system")
+def describe_command(
+    out: Annotated[Path, typer.Option(help="File to write, systems/<system>.json.")],
+    submitter: Annotated[str, typer.Option(help="Organisation, as in the logs.")] = "mlbert",
+    division: Annotated[Division, typer.Option(help="Division of the results.")] = Division.OPEN,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes like this one.")] = 1,
+) -> None:
+    """Write the description of this machine, with the 33 fields that the official checker wants."""
+    facts = describe_system(submitter, division.value, nodes)
+    write_description(out, facts)
+    console = _console()
+    table = Table("field", "value", title=escape(str(out)))
+    for name, value in facts.items():
+        table.add_row(name, escape(value))
+    console.print(table)
+    unknown = [name for name, value in facts.items() if value == "unknown"]
+    if unknown:
+        console.print(f"Not visible from inside, fill in by hand: {', '.join(unknown)}", soft_wrap=True)
+
+
+@app.command("export")
+def export_command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the tree.")],
+    tree: Annotated[Path | None, typer.Option(help="Tree to export; this one when absent.")] = None,
+) -> None:
+    """Write the tree without tests, tools, records, caches and dot files, and run the repository checker on it."""
+    num_files = export_tree(tree or tree_root(), directory)
+    with tempfile.TemporaryDirectory(prefix="mlbert-export-") as scratch:
+        finding = official.check_repository(directory.resolve(), Path(scratch))
+    console = _console()
+    console.print(f"{num_files} files in {directory}. repo_checker: {finding.words}", soft_wrap=True, highlight=False)
+    if failed([finding]):
+        raise typer.Exit(1)
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
+
+
+def _as_table(findings: list[Finding], subject: str) -> Table:
+    num_failed = sum(finding.outcome is Outcome.FAIL for finding in findings)
+    verdict = f"{num_failed} of {len(findings)} checks FAILED" if num_failed else "nothing FAILED"
+    table = Table(title=f"{escape(subject)}: {verdict}", title_justify="left")
+    table.add_column("check", no_wrap=True)
+    table.add_column("subject")
+    table.add_column("result", no_wrap=True)
+    table.add_column("words")
+    for finding in findings:
+        colour = _COLOURS.get(finding.outcome)
+        result = f"[{colour}]{finding.outcome.value}[/]" if colour else finding.outcome.value
+        table.add_row(finding.check, escape(finding.subject), result, escape(finding.words))
+    return table

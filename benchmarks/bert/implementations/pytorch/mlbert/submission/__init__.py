@@ -1,0 +1,1 @@
+"""Official checkers, system descriptions and export of a submission tree."""

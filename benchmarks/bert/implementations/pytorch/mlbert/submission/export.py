@@ -1,0 +1,91 @@
+"""Writing a submission tree without what is not part of a submission: tests, tools, records, caches, dot files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path, PurePosixPath
+
+from mlbert.core.errors import UserError
+from mlbert.core.provenance import SOURCE_STATEMENT, git_state
+
+_TOP_LEVEL_LEFT_OUT = frozenset({"tests", "tools", "records", "runs", "build", "dist", "venv"})
+_FOLDERS_LEFT_OUT = frozenset({"__pycache__", "node_modules"})
+_SUFFIXES_LEFT_OUT = (".pyc", ".pyo", ".so", ".o", ".egg-info")
+_MAX_FILE_BYTES = 50 * 1024 * 1024
+
+
+def is_checkout(tree: Path) -> bool:
+    """Whether the folder is the top of a git checkout."""
+    return (tree / ".git").exists()
+
+
+def export_tree(tree: Path, target: Path) -> int:
+    """Copy a tree to an empty or new folder; links become files, and ``source.json`` names the commit.
+
+    Args:
+        tree: a checkout (its tracked and new, not ignored, files are taken) or a plain folder.
+        target: where to write.
+
+    Returns:
+        Number of files written, without ``source.json``.
+
+    Raises:
+        UserError: the target is not empty or not writable, or a file cannot be part of a submission.
+    """
+    tree, target = tree.resolve(), target.absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(target, "is not an empty folder", "Name a new one")
+    names = [name for name in _list_files(tree) if _belongs(name) and not (tree / name).is_relative_to(target)]
+    if not names:
+        raise UserError(tree, "holds no file to export", "Name a submission tree")
+    _refuse_illegal(tree, names)
+    try:
+        for name in names:
+            destination = target / name
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(tree / name, destination)
+        commit, dirty = git_state(tree)
+        statement = json.dumps({"commit": commit, "dirty": dirty}, indent=2) + "\n"
+        (target / SOURCE_STATEMENT).write_text(statement, encoding="utf-8")
+    except OSError as error:
+        raise UserError(target, f"cannot be written ({error})", "Choose a folder that is writable") from error
+    return len(names)
+
+
+def _list_files(tree: Path) -> list[PurePosixPath]:
+    if is_checkout(tree):
+        command = ["git", "-C", str(tree), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        try:
+            listed = subprocess.run(command, capture_output=True, check=True).stdout.decode()
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise UserError(tree, "is a git checkout that git cannot list", "Install git, or mend it") from error
+        names = sorted({PurePosixPath(name) for name in listed.split("\0") if name})
+        return [name for name in names if (tree / name).is_symlink() or (tree / name).is_file()]
+    names = []
+    for folder, subfolders, files in os.walk(tree):
+        subfolders[:] = sorted(name for name in subfolders if not _is_left_out(name))
+        here = PurePosixPath(Path(folder).relative_to(tree).as_posix())
+        names += [here / name for name in sorted(files)]
+    return names
+
+
+def _belongs(name: PurePosixPath) -> bool:
+    return name.parts[0] not in _TOP_LEVEL_LEFT_OUT and not any(_is_left_out(part) for part in name.parts)
+
+
+def _is_left_out(part: str) -> bool:
+    return part.startswith(".") or part in _FOLDERS_LEFT_OUT or part.endswith(_SUFFIXES_LEFT_OUT)
+
+
+def _refuse_illegal(tree: Path, names: list[PurePosixPath]) -> None:
+    for name in names:
+        path = tree / name
+        if " " in str(name):
+            raise UserError(str(name), "has a space in its name, which the repository checker refuses", "Rename it")
+        if not path.is_file():
+            raise UserError(str(name), "is a link to nothing or to a folder", "Replace it by what it should hold")
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise UserError(str(name), "is larger than 50 MB, which the repository checker refuses", "Leave it out")

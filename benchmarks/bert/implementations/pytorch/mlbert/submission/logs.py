@@ -1,0 +1,116 @@
+"""Reading MLPerf logs: the lines that carry ``:::MLLOG`` and a JSON object, anything else is skipped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlbert.core.errors import UserError
+
+_TOKEN = ":::MLLOG "
+_MS_PER_MINUTE = 60_000
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a log.
+
+    Attributes:
+        line: line number in the file, from 1.
+        text: the JSON text.
+        time_ms: milliseconds since the epoch.
+        key: what was logged.
+        value: its value.
+        metadata: always a dict; ``None`` where the line has none, which crashes the official checkers.
+    """
+
+    line: int
+    text: str
+    time_ms: float
+    key: str
+    value: Any
+    metadata: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Log:
+    """One log file.
+
+    Attributes:
+        path: the file.
+        events: its lines in file order.
+        broken: sentences about lines that cannot be read.
+    """
+
+    path: Path
+    events: Sequence[Event]
+    broken: Sequence[str] = field(default=())
+
+    def all(self, key: str) -> list[Event]:
+        """The events with this key, in order."""
+        return [event for event in self.events if event.key == key]
+
+    def first(self, key: str) -> Event | None:
+        """The first event with this key."""
+        return next(iter(self.all(key)), None)
+
+    def value(self, key: str) -> Any:
+        """The value of the first event with this key; ``None`` if there is none."""
+        event = self.first(key)
+        return None if event is None else event.value
+
+    @property
+    def status(self) -> str | None:
+        """The status that run_stop gives."""
+        event = self.first("run_stop")
+        return None if event is None else (event.metadata or {}).get("status")
+
+    @property
+    def minutes(self) -> float | None:
+        """Time from run_start to run_stop in minutes."""
+        start, stop = self.first("run_start"), self.first("run_stop")
+        if start is None or stop is None:
+            return None
+        return (stop.time_ms - start.time_ms) / _MS_PER_MINUTE
+
+    @property
+    def evaluations(self) -> list[tuple[Any, Any]]:
+        """Pairs (training samples so far, accuracy)."""
+        return [((event.metadata or {}).get("epoch_num"), event.value) for event in self.all("eval_accuracy")]
+
+
+def read_log(path: Path) -> Log:
+    """Read one log.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="latin-1").splitlines()
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror})", "Name an MLPerf log") from error
+    events: list[Event] = []
+    broken: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        _, token, text = line.rpartition(_TOKEN)
+        if not token:
+            continue
+        try:
+            fields = json.loads(text)
+            metadata = fields.get("metadata")
+            events.append(
+                Event(
+                    number,
+                    text,
+                    float(fields["time_ms"]),
+                    str(fields["key"]),
+                    fields["value"],
+                    metadata if isinstance(metadata, dict) else None,
+                )
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            broken.append(f"line {number}: {type(error).__name__} {error}")
+    return Log(path, events, broken)

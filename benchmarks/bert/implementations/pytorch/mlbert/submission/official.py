@@ -1,0 +1,126 @@
+"""The official tools of mlperf-logging, run as programs and judged by their words: most of them always exit with 0.
+
+Every tool writes a log file into the current folder, so each runs in a scratch folder. Ruleset 5.0.0 is always given:
+the defaults of the tools are rulesets without BERT.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from mlbert.core.rules import BENCHMARK, RULESET
+from mlbert.submission.findings import Finding, Outcome
+
+_TIME_LIMIT_SECONDS = 600
+_COMPLAINT = re.compile(
+    r"^(Required |CHECK for |failed test|Failed checks|Log lines had|.*\bERROR\b|.*[A-Za-z]Error\b|.*CRITICAL)"
+)
+_EMPTY_COMPLAINTS = ("ERROR - FAILED", "ERROR - System description file checker failed")
+_MAX_WORDS = 400
+
+
+def check_compliance(log: Path, subject: str, scratch: Path) -> Finding:
+    """compliance_checker on one log."""
+    exit_code, words = _run("compliance_checker", ["--usage", "training", "--ruleset", RULESET, str(log)], scratch)
+    good = exit_code == 0 and re.search(r"\bSUCCESS\b", words) is not None
+    return _finding("compliance_checker", subject, good, "SUCCESS", words)
+
+
+def check_system(system: Path, subject: str, scratch: Path) -> Finding:
+    """system_desc_checker on one ``systems/<system>.json``."""
+    exit_code, words = _run("system_desc_checker", [str(system), "training", RULESET], scratch)
+    said = next((line for line in words.splitlines() if "checker passed for" in line), "")
+    good = exit_code == 0 and said != ""
+    return _finding("system_desc_checker", subject, good, said.removeprefix("INFO -").strip(), words)
+
+
+def check_convergence(folder: Path, subject: str, scratch: Path) -> Finding:
+    """rcp_checker on one folder of ten logs: not faster to the target than the reference can be."""
+    arguments = ["--rcp_usage", "training", "--rcp_version", RULESET, str(folder)]
+    exit_code, words = _run("rcp_checker", arguments, scratch)
+    said = next((line for line in words.splitlines() if "RCP test PASSED" in line), "RCP test PASSED")
+    good = exit_code == 0 and "RCP test PASSED" in words
+    return _finding("rcp_checker", subject, good, said.removeprefix("INFO - "), words)
+
+
+def check_package(tree: Path, scratch: Path) -> Finding:
+    """package_checker on a whole tree. Writes ``scaling.json`` into result folders, so it runs before the summary."""
+    exit_code, words = _run("package_checker", [str(tree), "training", RULESET], scratch)
+    said = "PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !"
+    finding = _finding("package_checker", ".", exit_code == 0 and said in words, said, words)
+    tolerated = [line for line in words.splitlines() if "accepting this under olympic scoring" in line]
+    if finding.outcome is Outcome.PASS and tolerated:
+        return Finding(finding.check, finding.subject, Outcome.WARN, f"{said} But: {tolerated[0].strip()}")
+    return finding
+
+
+def check_repository(tree: Path, scratch: Path) -> Finding:
+    """repo_checker on a whole tree: names, sizes and links."""
+    exit_code, words = _run("repo_checker", [str(tree), "training", RULESET], scratch)
+    said = "ALL CHECKS PASSED"
+    return _finding("repo_checker", ".", exit_code == 0 and said in words, said, words)
+
+
+def summarize(tree: Path, scratch: Path) -> list[Finding]:
+    """result_summarizer on a whole tree: one finding for each system, with its score in minutes."""
+    table = scratch / "summary.csv"
+    table.unlink(missing_ok=True)
+    exit_code, words = _run("result_summarizer", [str(tree), "training", RULESET, "--csv", str(table)], scratch)
+    complaints = _complaints(words)
+    if exit_code != 0 or complaints or not table.is_file():
+        return [Finding("result_summarizer", ".", Outcome.FAIL, complaints or _last_line(words))]
+    with table.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    findings = []
+    for row in rows:
+        score = row.get(BENCHMARK) or ""
+        good = bool(re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", score)) and float(score) > 0
+        words = f"{float(score):.4g} minutes ({row['division']})" if good else "gives no score"
+        findings.append(
+            Finding("result_summarizer", row.get("system", "."), Outcome.PASS if good else Outcome.FAIL, words)
+        )
+    return findings or [Finding("result_summarizer", ".", Outcome.FAIL, "found no result")]
+
+
+def _run(tool: str, arguments: list[str], scratch: Path) -> tuple[int, str]:
+    """Exit code and everything that the tool printed."""
+    command = [sys.executable, "-m", f"mlperf_logging.{tool}", *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=scratch,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_TIME_LIMIT_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"ERROR no answer within {_TIME_LIMIT_SECONDS} seconds"
+    return done.returncode, done.stdout
+
+
+def _finding(check: str, subject: str, good: bool, said: str, words: str) -> Finding:
+    if good:
+        return Finding(check, subject, Outcome.PASS, said)
+    return Finding(check, subject, Outcome.FAIL, _complaints(words) or _last_line(words))
+
+
+def _complaints(words: str) -> str:
+    """The lines in which a tool says what is wrong, each once."""
+    found: dict[str, None] = {}
+    for line in words.splitlines():
+        text = line.strip().removeprefix("WARNING - ").strip()
+        if text and _COMPLAINT.match(text) and text not in _EMPTY_COMPLAINTS:
+            found[text.removeprefix("ERROR - ").strip()] = None
+    joined = "; ".join(found)
+    return joined if len(joined) <= _MAX_WORDS else joined[:_MAX_WORDS] + " ..."
+
+
+def _last_line(words: str) -> str:
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    return lines[-1] if lines else "said nothing"

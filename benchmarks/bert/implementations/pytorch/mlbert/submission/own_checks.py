@@ -1,0 +1,280 @@
+"""Checks for what no official tool looks at, on the logs of one system.
+
+Each check is a function of a `ResultSet` that returns complaints. Without any, the table says the first line of the
+function's docstring.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlbert.core.rules import NUM_EVAL_SAMPLES, NUM_RESULT_FILES, eval_interval
+from mlbert.submission.findings import Finding, Outcome
+from mlbert.submission.logs import Log
+
+HYPERPARAMETERS = (
+    "global_batch_size",
+    "gradient_accumulation_steps",
+    "opt_base_learning_rate",
+    "opt_lamb_epsilon",
+    "opt_epsilon",
+    "opt_lamb_beta_1",
+    "opt_lamb_beta_2",
+    "opt_lamb_weight_decay_rate",
+    "opt_lamb_learning_rate_decay_poly_power",
+    "opt_gradient_clip_norm",
+    "opt_learning_rate_training_steps",
+    "opt_learning_rate_warmup_steps",
+    "num_warmup_steps",
+    "start_warmup_step",
+)
+_NUMBERS = (*HYPERPARAMETERS, "seed", "train_samples", "eval_samples", "eval_accuracy")
+_SAME_IN_ALL = (*HYPERPARAMETERS, "submission_benchmark", "submission_org", "submission_platform", "eval_samples")
+_MAX_COMPLAINTS = 6
+_MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size")
+
+
+@dataclass(frozen=True)
+class ResultSet:
+    """The logs of one system.
+
+    Attributes:
+        logs: in the order of their names.
+        system: the description ``systems/<system>.json``; ``None`` outside a tree.
+        division: the division that the user named; ``None`` when none.
+        tree: folder of the tree; ``None`` outside one.
+    """
+
+    logs: Sequence[Log]
+    system: Mapping[str, Any] | None = None
+    division: str | None = None
+    tree: Path | None = None
+
+    @property
+    def wanted_division(self) -> object:
+        """What every log should say: the user's word, else the system's, else the first log's."""
+        if self.division is not None:
+            return self.division
+        if self.system is not None:
+            return self.system.get("division")
+        return self.logs[0].value("submission_division")
+
+
+Complaints = list[tuple[Outcome, str]]
+Check = Callable[[ResultSet], Complaints]
+
+
+def run_checks(results: ResultSet, subject: str) -> list[Finding]:
+    """One row for each check: what it made sure of, or all its complaints with the worst outcome."""
+    findings = []
+    checks = CHECKS if results.system is None else {**CHECKS, **TREE_CHECKS}
+    for name, check in checks.items():
+        complaints = check(results)
+        outcome, words = Outcome.PASS, (check.__doc__ or "").partition("\n")[0]
+        if complaints:
+            outcome = Outcome.FAIL if any(mark is Outcome.FAIL for mark, _ in complaints) else Outcome.WARN
+            words = _join(complaints)
+        findings.append(Finding(f"own: {name}", subject, outcome, words))
+    return findings
+
+
+def check_lines(results: ResultSet) -> Complaints:
+    """Every line is JSON with metadata, and no line is misread by the official convergence checker."""
+    complaints = [_fail(log, text) for log in results.logs for text in log.broken]
+    for log in results.logs:
+        for event in log.events:
+            if event.metadata is None:
+                complaints.append(_fail(log, f"line {event.line}: {event.key} has no metadata"))
+            for text in _MISREAD_TEXTS:
+                if text in event.text and event.key != text:
+                    complaints.append(_fail(log, f"line {event.line}: {event.key} contains the text {text}"))
+    return complaints
+
+
+def check_division(results: ResultSet) -> Complaints:
+    """Logs, system description and command line name one division."""
+    complaints = []
+    wanted = results.wanted_division
+    if wanted not in ("open", "closed"):
+        complaints.append((Outcome.FAIL, f"division {wanted!r} is neither open nor closed"))
+    if results.system is not None and results.system.get("division") != wanted:
+        complaints.append((Outcome.FAIL, f"the system description says {results.system.get('division')!r}"))
+    for log in results.logs:
+        said = log.value("submission_division")
+        if said != wanted:
+            complaints.append(_fail(log, f"says {said!r}, not {wanted!r}"))
+    return complaints
+
+
+def check_status(results: ResultSet) -> Complaints:
+    """Every run ended in success; of ten, one that did not is dropped by the scoring."""
+    bad = [log for log in results.logs if log.status != "success"]
+    tolerated = len(bad) == 1 and len(results.logs) == NUM_RESULT_FILES
+    outcome = Outcome.WARN if tolerated else Outcome.FAIL
+    return [(outcome, f"{log.path.name}: run_stop status is {log.status!r}") for log in bad]
+
+
+def check_time(results: ResultSet) -> Complaints:
+    """Time stamps never go back, and run_stop is after run_start."""
+    complaints = []
+    for log in results.logs:
+        for before, after in itertools.pairwise(log.events):
+            if after.time_ms < before.time_ms:
+                complaints.append(_fail(log, f"line {after.line}: time goes back at {after.key}"))
+                break
+        if log.minutes is not None and log.minutes <= 0:
+            complaints.append(_fail(log, "run_stop is not after run_start"))
+    return complaints
+
+
+def check_same_settings(results: ResultSet) -> Complaints:
+    """Hyper-parameters, and what is submitted by whom, are the same in all logs."""
+    complaints = []
+    first = results.logs[0]
+    for key in _SAME_IN_ALL:
+        for log in results.logs[1:]:
+            if log.value(key) != first.value(key):
+                text = f"{key} is {log.value(key)!r}, in {first.path.name} {first.value(key)!r}"
+                complaints.append(_fail(log, text))
+    return complaints
+
+
+def check_numbers(results: ResultSet) -> Complaints:
+    """What should be a number is a plain, finite one; sample counts are integers."""
+    complaints = []
+    for log in results.logs:
+        for event in log.events:
+            if event.key in _NUMBERS and not _is_number(event.value):
+                complaints.append(_fail(log, f"line {event.line}: {event.key} {event.value!r} is not a plain number"))
+        for samples, _ in log.evaluations:
+            if type(samples) is not int:
+                complaints.append(_fail(log, f"eval_accuracy has epoch_num {samples!r}, not a count of samples"))
+        for key in ("train_samples", "eval_samples", "global_batch_size"):
+            value = log.value(key)
+            if _is_number(value) and value <= 0:
+                complaints.append(_fail(log, f"{key} is {value}"))
+    return complaints
+
+
+def check_seeds(results: ResultSet) -> Complaints:
+    """Each log names one seed, and no two the same."""
+    complaints = []
+    for log in results.logs:
+        if len(log.all("seed")) != 1:
+            complaints.append(_fail(log, f"logs {len(log.all('seed'))} seeds, not one"))
+    seeds = Counter(log.value("seed") for log in results.logs if log.all("seed"))
+    for seed, count in seeds.items():
+        if count > 1:
+            names = ", ".join(log.path.name for log in results.logs if log.value("seed") == seed)
+            complaints.append((Outcome.FAIL, f"seed {seed} is in {names}"))
+    return complaints
+
+
+def check_evaluations(results: ResultSet) -> Complaints:
+    """Evaluations come in order, up to the end of training; in closed on the grid of the rules, on 10,000 samples."""
+    complaints = []
+    for log in results.logs:
+        points = [samples for samples, _ in log.evaluations if _is_number(samples)]
+        if any(after <= before for before, after in itertools.pairwise(points)):
+            complaints.append(_fail(log, "evaluations are not in the order of samples"))
+        trained = log.value("train_samples")
+        if points and _is_number(trained) and points[-1] > trained:
+            complaints.append(_fail(log, f"evaluated at {points[-1]} samples but trained on {trained}"))
+        if results.wanted_division == "closed":
+            complaints += _off_grid(log, points)
+    return complaints
+
+
+def check_call_sites(results: ResultSet) -> Complaints:
+    """Every file:lineno of a log is in the tree."""
+    assert results.tree is not None
+    complaints: Complaints = []
+    num_lines: dict[str, int] = {}
+    for log in results.logs:
+        for event in log.events:
+            name, number = (event.metadata or {}).get("file"), (event.metadata or {}).get("lineno")
+            if not isinstance(name, str) or not isinstance(number, int):
+                complaints.append((Outcome.WARN, f"{log.path.name}: {event.key} names no file and line"))
+                continue
+            if name not in num_lines:
+                num_lines[name] = _count_lines(results.tree, name)
+            if not 1 <= number <= num_lines[name]:
+                complaints.append((Outcome.WARN, f"{name}:{number} is not in the tree"))
+    return complaints
+
+
+def check_submitter(results: ResultSet) -> Complaints:
+    """The system description names the submitter that the logs name, and counts are numbers in text."""
+    assert results.system is not None
+    complaints: Complaints = []
+    submitter = results.system.get("submitter")
+    for log in results.logs:
+        said = log.value("submission_org")
+        if said is not None and said != submitter:
+            complaints.append((Outcome.WARN, f"{log.path.name}: submission_org {said!r}, in the system {submitter!r}"))
+    for key in ("number_of_nodes", "host_processors_per_node", "accelerators_per_node"):
+        if not str(results.system.get(key, "")).isdecimal():
+            complaints.append((Outcome.FAIL, f"{key} is {results.system.get(key)!r}, not a number"))
+    return complaints
+
+
+CHECKS: Mapping[str, Check] = {
+    "lines": check_lines,
+    "division": check_division,
+    "status": check_status,
+    "time stamps": check_time,
+    "same settings": check_same_settings,
+    "plain numbers": check_numbers,
+    "seeds": check_seeds,
+    "evaluations": check_evaluations,
+}
+TREE_CHECKS: Mapping[str, Check] = {
+    "call sites": check_call_sites,
+    "submitter": check_submitter,
+}
+
+
+def _join(complaints: Complaints) -> str:
+    """The complaints, each once, the worst first, and no more than a reader takes in."""
+    texts = list(dict.fromkeys(text for _, text in sorted(complaints, key=lambda item: item[0] is not Outcome.FAIL)))
+    shown = "; ".join(texts[:_MAX_COMPLAINTS])
+    return shown if len(texts) <= _MAX_COMPLAINTS else f"{shown}; and {len(texts) - _MAX_COMPLAINTS} more"
+
+
+def _fail(log: Log, text: str) -> tuple[Outcome, str]:
+    return Outcome.FAIL, f"{log.path.name}: {text}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _off_grid(log: Log, points: Sequence[float]) -> Complaints:
+    """Complaints about a schedule that is not the closed division's; a point may miss the grid by one batch."""
+    complaints = []
+    batch = log.value("global_batch_size")
+    if not _is_number(batch):
+        return []
+    interval = eval_interval(int(batch))
+    for index, samples in enumerate((point for point in points if point > 0), start=1):
+        if abs(samples - index * interval) > batch:
+            text = f"evaluation {index} is at {samples} samples, the grid says {index * interval}"
+            complaints.append(_fail(log, text))
+            break
+    evaluated = log.value("eval_samples")
+    if _is_number(evaluated) and evaluated < NUM_EVAL_SAMPLES:
+        complaints.append(_fail(log, f"eval_samples is {evaluated}, the rules say {NUM_EVAL_SAMPLES}"))
+    return complaints
+
+
+def _count_lines(tree: Path, name: str) -> int:
+    path = tree / name
+    if Path(name).is_absolute() or ".." in Path(name).parts or not path.is_file():
+        return 0
+    return path.read_bytes().count(b"\n") + 1

@@ -1,0 +1,83 @@
+"""The command: help is complete, mistakes are one line with exit code 2, a bug keeps its traceback."""
+
+import subprocess
+import sys
+
+import pytest
+
+from mlbert.cli.main import COMMANDS, main
+from mlbert.core.settings import train_settings
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    captured = capsys.readouterr()
+    return end.value.code, captured.out, captured.err
+
+
+def test_help_names_every_command(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert all(f"  {name} " in out for name in COMMANDS)
+
+
+def test_help_needs_no_torch():
+    program = "import sys; sys.argv = ['mlbert', '--help']\nfrom mlbert.cli.main import main\ntry: main()\n"
+    program += "except SystemExit: print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_each_command_has_help(capsys, command):
+    code, out, _ = run(capsys, command, "--help")
+    assert code == 0
+    assert f"mlbert {command}" in out
+
+
+def test_train_help_names_every_setting(capsys):
+    _, out, _ = run(capsys, "train", "--help")
+    squeezed = "".join(out.split())
+    for row in train_settings().values():
+        assert row.flag in squeezed
+        assert f"export{row.env}" in squeezed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["trian"], "train"),
+        (["train"], "RECIPE"),
+        (["train", "--recipe"], "--recipe"),
+        (["report", "/nowhere"], "/nowhere"),
+        (["convert", "hf-to-torch", "/nowhere", "/tmp/x"], "/nowhere"),
+        (["bench", "step", "--pairs", "1"], "--pairs"),
+        (["bench", "step", "--config", "huge"], "huge"),
+        (["bench", "step", "--precision", "fp4"], "fp4"),
+        (["bench", "step", "--packs", "0"], "--packs"),
+        (["bench", "step", "--bogus", "1"], "--bogus"),
+        (["convert", "hf-to-torch"], "source"),
+        (["submission", "check", "/nowhere"], "/nowhere"),
+        (["prepare", "text", "--input", "/nowhere", "--out", "/tmp/mlbert-nowhere"], "/nowhere"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_two(capsys, monkeypatch, arguments, named):
+    monkeypatch.delenv("RECIPE", raising=False)
+    code, _, error = run(capsys, *arguments)
+    assert code == 2
+    assert error.count("\n") == 1
+    assert error.startswith("mlbert: error: ")
+    assert named in error
+
+
+def test_debug_adds_the_traceback(capsys):
+    code, _, error = run(capsys, "report", "/nowhere", "--debug")
+    assert code == 2
+    assert "Traceback" in error
+
+
+def test_no_command_shows_the_help_and_fails(capsys):
+    code, out, _ = run(capsys)
+    assert code == 2
+    assert "Usage" in out

@@ -1,0 +1,139 @@
+"""Logs and trees that our own logger wrote, for the official tools to judge."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from mlbert.core.config import resolve
+from mlbert.core.mllog import MLPerfLogger, constants
+from mlbert.core.rules import eval_interval
+from mlbert.core.settings import TrainConfig
+from mlbert.submission.describe import describe_system, write_description
+
+ROOT = Path(__file__).resolve().parents[3]
+GLOBAL_BATCH_SIZE = 448
+WriteLog = Callable[..., Path]
+
+
+def make_config(division: str) -> TrainConfig:
+    """The reference's settings at 448 sequences a step."""
+    values = {
+        "recipe": "packed_lamb",
+        "bert_config_file": "x.json",
+        "input_dir": "/data/train",
+        "eval_dir": "/data/eval",
+        "output_dir": "/runs/x",
+        "train_batch_size": "224",
+        "gradient_accumulation_steps": "1",
+        "average_packing_rate": "2",
+        "learning_rate": "4.25e-4",
+        "max_steps": "6700",
+        "max_samples_termination": "4500000",
+        "warmup_steps": "0",
+        "start_warmup_step": "0",
+        "poly_power": "1",
+        "opt_lamb_beta_1": "0.9",
+        "opt_lamb_beta_2": "0.999",
+        "opt_epsilon": "1e-6",
+        "weight_decay_rate": "0.01",
+        "max_grad_norm": "1",
+        "target_mlm_accuracy": "0.72",
+        "num_eval_examples": "10000",
+        "eval_batch_size": "16",
+        "eval_iter_start_samples": "150000",
+        "eval_iter_samples": "150000",
+        "precision": "fp32",
+        "ops": "plain",
+        "save_checkpoint_steps": "0",
+        "keep_checkpoints": "1",
+        "resume": "0",
+        "max_skipped_steps": "0",
+        "synthetic_data": "0",
+        "log_freq": "0",
+        "experiment": "0",
+        "caches_cleared": "0",
+        "submission_org": "SomeOrg",
+        "submission_platform": "some machine",
+        "submission_division": division,
+    }
+    return resolve({}, {}, values, [], []).config
+
+
+def write_log(
+    path: Path,
+    *,
+    seed: int = 1,
+    division: str = "closed",
+    status: str = "success",
+    accuracies: Sequence[float] = (*(0.5 + 0.01 * n for n in range(15)), 0.721),
+    config: TrainConfig | None = None,
+) -> Path:
+    """One run's log in the order of the rules, with evaluations on the closed division's grid."""
+    config = config or make_config(division)
+    log = MLPerfLogger(path, 0, ROOT)
+    log.event(constants.CACHE_CLEAR, True)
+    log.start(constants.INIT_START)
+    log.log_submission(config)
+    log.event(constants.SEED, seed)
+    log.log_hyperparameters(config, GLOBAL_BATCH_SIZE, config.num_warmup_steps)
+    log.end(constants.INIT_STOP)
+    log.start(constants.RUN_START)
+    log.start(constants.EPOCH_START, metadata={"epoch_num": 0})
+    samples = 0
+    for accuracy in accuracies:
+        samples += eval_interval(GLOBAL_BATCH_SIZE)
+        with log.interval(constants.EVAL_START, constants.EVAL_STOP, {"epoch_num": samples}):
+            time.sleep(0.0005)
+        log.event(constants.EVAL_ACCURACY, accuracy, {"epoch_num": samples})
+    log.end(constants.EPOCH_STOP, metadata={"epoch_num": samples})
+    log.event(constants.TRAIN_SAMPLES, samples)
+    log.event(constants.EVAL_SAMPLES, config.num_eval_examples)
+    log.run_stop(status)
+    log.close()
+    return path
+
+
+def write_tree(tree: Path, division: str, num_logs: int = 10) -> Path:
+    """A whole submission: system file, ten logs, and the code that their call sites name."""
+    for index in range(num_logs):
+        write_log(tree / "results" / "machine" / "bert" / f"result_{index}.txt", seed=100 + index, division=division)
+    write_description(tree / "systems" / "machine.json", describe_system("SomeOrg", division))
+    for folder in ("results", "systems"):
+        (tree / folder / "README.md").write_text("what lies here\n")
+    text = (tree / "results" / "machine" / "bert" / "result_0.txt").read_text()
+    names = {json.loads(line.partition("MLLOG ")[2])["metadata"]["file"] for line in text.splitlines()}
+    for name in names:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    return tree
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A good log of the closed division."""
+    return write_log(tmp_path / "result_0.txt")
+
+
+@pytest.fixture
+def new_log() -> WriteLog:
+    """`write_log`."""
+    return write_log
+
+
+@pytest.fixture
+def new_tree() -> Callable[..., Path]:
+    """`write_tree`."""
+    return write_tree
+
+
+@pytest.fixture
+def other_config() -> Callable[..., TrainConfig]:
+    """A closed configuration with some fields replaced."""
+    return lambda **changes: dataclasses.replace(make_config("closed"), **changes)

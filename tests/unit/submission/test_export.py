@@ -1,0 +1,107 @@
+"""Exporting a tree."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlbert.cli.submission import app
+from mlbert.core.errors import UserError
+from mlbert.core.provenance import SOURCE_STATEMENT, git_state
+from mlbert.submission import official
+from mlbert.submission.export import export_tree
+from mlbert.submission.findings import Outcome
+
+LEFT_OUT = (
+    "tests/unit/test_x.py",
+    "tools/x.py",
+    "records/2025_x/log.txt",
+    "runs/x/result_0.txt",
+    ".github/x.yml",
+    ".gitignore",
+    "benchmarks/bert/__pycache__/x.pyc",
+    "benchmarks/bert/.hidden",
+    "benchmarks/bert/x.so",
+)
+KEPT = ("README.md", "systems/a.json", "results/a/bert/result_0.txt", "benchmarks/bert/tests/x.py")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    folder = tmp_path / "tree"
+    for name in (*LEFT_OUT, *KEPT):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / ".gitignore").write_text("runs/\n*.pyc\nignored.txt\n")
+    return folder
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_plain_folder(tree: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    assert export_tree(tree, target) == len(KEPT)
+    assert _names(target) == {*KEPT, SOURCE_STATEMENT}
+    assert official.check_repository(target, tmp_path).outcome is Outcome.PASS
+
+
+def test_a_checkout(tree: Path, tmp_path: Path) -> None:
+    (tree / "ignored.txt").write_text("")
+    (tree / "link.txt").symlink_to("README.md")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run(["git", "init", "-q"], cwd=tree, check=True)
+    subprocess.run(["git", "add", "."], cwd=tree, check=True)
+    subprocess.run([*git, "commit", "-qm", "first"], cwd=tree, check=True)
+    (tree / "systems/new.json").write_text("{}")
+    target = tmp_path / "out"
+    export_tree(tree, target)
+    assert _names(target) == {*KEPT, SOURCE_STATEMENT, "systems/new.json", "link.txt"}
+    assert not (target / "link.txt").is_symlink()
+    commit, dirty = git_state(target)
+    assert commit == git_state(tree)[0]
+    assert len(commit) == 40
+    assert dirty
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda tree: (tree / "a b.txt").write_text(""), "space in its name"),
+        (lambda tree: (tree / "link").symlink_to("absent"), "link to nothing"),
+        (lambda tree: (tree / "big").open("wb").truncate(51 * 1024 * 1024), "larger than 50 MB"),
+    ],
+    ids=["space", "link", "size"],
+)
+def test_what_the_repository_checker_refuses_is_named(make, words: str, tree: Path, tmp_path: Path) -> None:
+    make(tree)
+    with pytest.raises(UserError, match=words):
+        export_tree(tree, tmp_path / "out")
+
+
+def test_a_target_with_files_is_left_alone(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="not an empty folder"):
+        export_tree(tree, tmp_path / "out")
+    assert _names(tmp_path / "out") == {"mine.txt"}
+
+
+def test_a_target_inside_the_tree(tree: Path) -> None:
+    export_tree(tree, tree / "benchmarks" / "out")
+    assert not (tree / "benchmarks" / "out" / "benchmarks" / "out").exists()
+
+
+def test_this_tree(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    done = CliRunner().invoke(app, ["export", str(target)])
+    assert done.exit_code == 0, done.output
+    assert "ALL CHECKS PASSED" in done.stdout
+    assert (target / "benchmarks/bert/implementations/pytorch/mlbert/core/mllog.py").is_file()
+    assert not {"tests", "tools", "records"} & {path.name for path in target.iterdir()}
+    assert set(json.loads((target / SOURCE_STATEMENT).read_text())) == {"commit", "dirty"}

@@ -1,0 +1,46 @@
+"""Reading MLPerf logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlbert.core.errors import UserError
+from mlbert.submission.logs import read_log
+
+
+def test_what_a_good_log_says(log: Path) -> None:
+    read = read_log(log)
+    assert read.broken == []
+    assert read.status == "success"
+    assert read.value("seed") == 1
+    assert read.minutes is not None
+    assert read.minutes > 0
+    assert read.evaluations[0] == (150_000, 0.5)
+    assert read.evaluations[-1] == (2_400_000, 0.721)
+    assert [event.line for event in read.events] == list(range(1, len(read.events) + 1))
+
+
+def test_other_lines_are_skipped_and_prefixes_cut(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text(
+        'hello\n0: :::MLLOG {"time_ms": 5, "key": "seed", "value": 3, "metadata": {}}\n'
+        ':::MLLOG {"time_ms": 5, "key": "seed", "value": 3}\n'
+        ':::MLLOG {"time_ms": 5, "key"\n:::MLLOG [1]\n:::MLLOG {"key": "a"}\n'
+    )
+    read = read_log(path)
+    assert [(event.line, event.value, event.metadata) for event in read.events] == [(2, 3, {}), (3, 3, None)]
+    assert [text.split(":")[0] for text in read.broken] == ["line 4", "line 5", "line 6"]
+
+
+def test_an_empty_log_has_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text("")
+    read = read_log(path)
+    assert (read.status, read.minutes, read.evaluations, read.value("seed")) == (None, None, [], None)
+
+
+def test_an_absent_log(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        read_log(tmp_path / "x.txt")

@@ -1,0 +1,147 @@
+"""The official tools of mlperf-logging, really run, on logs that our logger wrote."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from mlbert.submission import official
+from mlbert.submission.describe import describe_system
+from mlbert.submission.findings import Outcome
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    return folder
+
+
+def test_the_tools_are_of_the_version_that_was_studied() -> None:
+    assert metadata.version("mlperf-logging") == "4.1.68"
+
+
+@pytest.mark.parametrize("division", ["open", "closed"])
+def test_a_log_of_our_logger_is_compliant_without_a_warning(
+    division: str, tmp_path: Path, scratch: Path, new_log: Callable[..., Path]
+) -> None:
+    log = new_log(tmp_path / "result_0.txt", division=division)
+    assert official.check_compliance(log, "x", scratch).outcome is Outcome.PASS
+    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", "5.0.0"]
+    done = subprocess.run([*command, "--werror", str(log)], cwd=scratch, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "SUCCESS" in done.stdout + done.stderr
+    assert "WARNING" not in done.stdout + done.stderr
+
+
+def test_the_open_division_allows_an_accuracy_below_the_target(
+    tmp_path: Path, scratch: Path, new_log: Callable[..., Path]
+) -> None:
+    below = {"accuracies": (0.1, 0.3)}
+    good = official.check_compliance(new_log(tmp_path / "open.txt", division="open", **below), "x", scratch)
+    bad = official.check_compliance(new_log(tmp_path / "closed.txt", division="closed", **below), "x", scratch)
+    assert good.outcome is Outcome.PASS
+    assert bad.outcome is Outcome.FAIL
+    assert "Failed checks for eval_accuracy" in bad.words
+
+
+def test_missing_lines_are_told_in_the_tools_words(log: Path, scratch: Path) -> None:
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if '"init_stop"' not in line))
+    finding = official.check_compliance(log, "x", scratch)
+    assert finding.outcome is Outcome.FAIL
+    assert "Required EXACTLY_ONE occurrence of 'init_stop' but found 0" in finding.words
+
+
+def test_a_crash_of_a_tool_is_a_failure(log: Path, scratch: Path) -> None:
+    lines = log.read_text().splitlines(keepends=True)
+    assert '"cache_clear"' in lines[0]
+    lines[0] = lines[0].partition(', "metadata"')[0] + "}\n"
+    log.write_text("".join(lines))
+    finding = official.check_compliance(log, "x", scratch)
+    assert finding.outcome is Outcome.FAIL
+    assert "metadata" in finding.words
+
+
+ABORTED = """
+import os, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import conftest
+from mlbert.core.mllog import MLPerfLogger, constants
+config = conftest.make_config("open")
+log = MLPerfLogger(Path(sys.argv[1]), 0, conftest.ROOT)
+with log.aborting():
+    log.event("cache_clear", False)
+    log.start("init_start")
+    log.log_submission(config)
+    log.event("seed", 5)
+    log.log_hyperparameters(config, 448, 0)
+    log.end("init_stop")
+    log.start("run_start")
+    log.start("epoch_start", metadata={{"epoch_num": 0}})
+    with log.interval("eval_start", "eval_stop", {{"epoch_num": 10}}):
+        pass
+    log.event("eval_accuracy", 0.2, {{"epoch_num": 10}})
+    log.end("epoch_stop", metadata={{"epoch_num": 10}})
+    log.event("train_samples", 10)
+    log.event("eval_samples", 100)
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "exit_code"),
+    [("raise RuntimeError('x')", 1), ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", 143)],
+    ids=["exception", "SIGTERM"],
+)
+def test_an_aborted_run_leaves_a_log_that_the_official_checker_can_read(
+    body: str, exit_code: int, tmp_path: Path, scratch: Path
+) -> None:
+    path = tmp_path / "result_0.txt"
+    code = ABORTED.format(tests=str(Path(__file__).parent), body=body)
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, timeout=60)
+    assert done.returncode == exit_code
+    assert official.check_compliance(path, "x", scratch).outcome is Outcome.PASS
+    stops = [line for line in path.read_text().splitlines() if '"run_stop"' in line]
+    assert len(stops) == 1
+    assert '"status": "aborted"' in stops[0]
+
+
+def test_system_description(tmp_path: Path, scratch: Path) -> None:
+    path = tmp_path / "machine.json"
+    facts = describe_system("SomeOrg", "open")
+    path.write_text(json.dumps(facts))
+    good = official.check_system(path, "x", scratch)
+    assert good.outcome is Outcome.PASS
+    assert facts["system_name"] in good.words
+    for change, words in (
+        ({"status": "onprem"}, "Field status contains a non valid value"),
+        ({"accelerators_per_node": 0}, "TypeError"),
+    ):
+        path.write_text(json.dumps(facts | change))
+        bad = official.check_system(path, "x", scratch)
+        assert bad.outcome is Outcome.FAIL
+        assert words in bad.words
+    del facts["cooling"]
+    path.write_text(json.dumps(facts))
+    assert "Missing field cooling" in official.check_system(path, "x", scratch).words
+
+
+def test_repository_names(tmp_path: Path, scratch: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "good.txt").write_text("")
+    assert official.check_repository(tree, scratch).outcome is Outcome.PASS
+    (tree / ".hidden").write_text("")
+    bad = official.check_repository(tree, scratch)
+    assert bad.outcome is Outcome.FAIL
+    assert "git-unfriendly" in bad.words

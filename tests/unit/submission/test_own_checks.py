@@ -1,0 +1,155 @@
+"""Our own checks: each finds its mutation of good logs, and only its check complains."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlbert.submission.findings import Outcome
+from mlbert.submission.logs import read_log
+from mlbert.submission.own_checks import CHECKS, TREE_CHECKS, ResultSet, run_checks
+
+SYSTEM = {
+    "division": "closed",
+    "submitter": "SomeOrg",
+    "number_of_nodes": "1",
+    "host_processors_per_node": "2",
+    "accelerators_per_node": "0",
+}
+
+
+@pytest.fixture
+def three_logs(tmp_path: Path, new_log: Callable[..., Path]) -> list[Path]:
+    return [new_log(tmp_path / f"result_{index}.txt", seed=index) for index in range(3)]
+
+
+def _outcomes(paths: list[Path], **about: object) -> dict[str, tuple[Outcome, str]]:
+    findings = run_checks(ResultSet([read_log(path) for path in paths], **about), "here")
+    return {finding.check.removeprefix("own: "): (finding.outcome, finding.words) for finding in findings}
+
+
+def _complaining(paths: list[Path], **about: object) -> dict[str, tuple[Outcome, str]]:
+    return {name: told for name, told in _outcomes(paths, **about).items() if told[0] is not Outcome.PASS}
+
+
+def _edit(path: Path, key: str, pattern: str, replacement: str) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    marked = [n for n, line in enumerate(lines) if f'"key": "{key}"' in line]
+    assert marked, key
+    for number in marked:
+        lines[number] = re.sub(pattern, replacement, lines[number])
+    path.write_text("".join(lines))
+
+
+def test_good_logs_pass_and_say_what_was_made_sure_of(three_logs: list[Path], tree_root: Path) -> None:
+    outcomes = _outcomes(three_logs, system=SYSTEM, tree=tree_root)
+    assert list(outcomes) == [*CHECKS, *TREE_CHECKS]
+    for name, (outcome, words) in outcomes.items():
+        assert outcome is Outcome.PASS, (name, words)
+        assert words.endswith(".")
+
+
+# (key of the line, pattern, replacement, name of the check, what it must say)
+MUTATIONS = {
+    "truncated line": ("eval_samples", r"\}\}$", "", "lines", "line "),
+    "no metadata": ("train_samples", r', "metadata".*\}$', "}", "lines", "train_samples has no metadata"),
+    "misread text": ("cache_clear", r'"lineno"', '"eval_accuracy": 1, "lineno"', "lines", "contains the text"),
+    "other division": ("submission_division", '"closed"', '"open"', "division", "says 'open', not 'closed'"),
+    "aborted": ("run_stop", '"success"', '"aborted"', "status", "status is 'aborted'"),
+    "no status": ("run_stop", '"status"', '"state"', "status", "status is None"),
+    "time goes back": ("epoch_stop", r'"time_ms": \d+', '"time_ms": 5', "time stamps", "time goes back at epoch_stop"),
+    "other rate": ("opt_base_learning_rate", "0.000425", "0.0005", "same settings", "is 0.0005, in"),
+    "other batch": ("global_batch_size", "448", "450", "same settings", "global_batch_size is 450"),
+    "other organisation": ("submission_org", "SomeOrg", "Other", "same settings", "'Other'"),
+    "text for a number": ("opt_lamb_beta_1", "0.9", '"0.9"', "plain numbers", "'0.9' is not a plain number"),
+    "yes for a number": ("train_samples", r'"value": \d+', '"value": true', "plain numbers", "True is not"),
+    "not a number": ("eval_accuracy", '"value": [0-9.]+', '"value": NaN', "plain numbers", "nan is not"),
+    "fraction of an epoch": (
+        "eval_accuracy",
+        r'"epoch_num": (\d+)',
+        r'"epoch_num": \1.5',
+        "plain numbers",
+        "not a count",
+    ),
+    "same seed": ("seed", '"value": 1', '"value": 2', "seeds", "seed 2 is in result_1.txt, result_2.txt"),
+    "off the grid": ("eval_accuracy", r'"epoch_num": (\d)', r'"epoch_num": 1\1', "evaluations", "the grid says 150000"),
+    "few samples evaluated": ("eval_samples", "10000", "100", "evaluations", "eval_samples is 100"),
+    "trained less": ("train_samples", "2400000", "2000000", "evaluations", "but trained on 2000000"),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS.keys())
+def test_a_mutation_is_found_and_named(mutation: tuple[str, ...], three_logs: list[Path]) -> None:
+    key, pattern, replacement, check, words = mutation
+    before = three_logs[1].read_text()
+    _edit(three_logs[1], key, pattern, replacement)
+    assert three_logs[1].read_text() != before
+    complaining = _complaining(three_logs, division="closed")
+    assert check in complaining
+    outcome, told = complaining[check]
+    assert outcome is Outcome.FAIL
+    assert words in told
+    assert "result_1.txt" in told
+
+
+def test_a_schedule_with_gaps_is_off_the_grid(tmp_path: Path, new_log: Callable[..., Path]) -> None:
+    path = new_log(tmp_path / "result_0.txt")
+    lines = path.read_text().splitlines(keepends=True)
+    third = [n for n, line in enumerate(lines) if '"eval_accuracy"' in line][2]
+    path.write_text("".join(lines[:third] + lines[third + 1 :]))
+    assert "evaluation 3 is at 600000" in _complaining([path])["evaluations"][1]
+
+
+def test_the_open_division_has_no_grid(three_logs: list[Path]) -> None:
+    for path in three_logs:
+        _edit(path, "submission_division", '"closed"', '"open"')
+        _edit(path, "eval_accuracy", r'"epoch_num": (\d)', r'"epoch_num": 1\1')
+        _edit(path, "train_samples", r'"value": (\d)', r'"value": 1\1')
+        _edit(path, "eval_samples", "10000", "100")
+    assert "evaluations" not in _complaining(three_logs) or "grid" not in _complaining(three_logs)["evaluations"][1]
+
+
+def test_one_of_ten_that_aborted_is_dropped_by_the_scoring(tmp_path: Path, new_log: Callable[..., Path]) -> None:
+    paths = [
+        new_log(tmp_path / f"result_{n}.txt", seed=n, status="aborted" if n == 4 else "success") for n in range(10)
+    ]
+    outcome, words = _complaining(paths)["status"]
+    assert outcome is Outcome.WARN
+    assert words == "result_4.txt: run_stop status is 'aborted'"
+    _edit(paths[5], "run_stop", '"success"', '"aborted"')
+    assert _complaining(paths)["status"][0] is Outcome.FAIL
+
+
+def test_two_seeds_in_one_log_and_none(three_logs: list[Path]) -> None:
+    seed_line = next(line for line in three_logs[0].read_text().splitlines() if '"key": "seed"' in line)
+    three_logs[0].write_text(three_logs[0].read_text() + seed_line + "\n")
+    _edit(three_logs[1], "seed", ".*\n", "")
+    assert (
+        _complaining(three_logs)["seeds"][1]
+        == "result_0.txt: logs 2 seeds, not one; result_1.txt: logs 0 seeds, not one"
+    )
+
+
+def test_system_description_against_logs(three_logs: list[Path], tree_root: Path) -> None:
+    system = SYSTEM | {"division": "Closed", "submitter": "Other", "accelerators_per_node": "none"}
+    complaining = _complaining(three_logs, system=system, tree=tree_root)
+    assert complaining["division"][1].startswith("division 'Closed' is neither open nor closed")
+    assert "submission_org 'SomeOrg', in the system 'Other'" in complaining["submitter"][1]
+    assert "accelerators_per_node is 'none', not a number" in complaining["submitter"][1]
+
+
+def test_the_division_that_the_user_names_wins(three_logs: list[Path]) -> None:
+    assert _complaining(three_logs, division="open")["division"][0] is Outcome.FAIL
+    assert "division" not in _complaining(three_logs, division="closed")
+
+
+def test_a_call_site_outside_the_tree(three_logs: list[Path], tree_root: Path) -> None:
+    _edit(three_logs[0], "seed", r'"lineno": \d+', '"lineno": 100000')
+    _edit(three_logs[0], "cache_clear", r'"file": "[^"]*"', '"file": "/etc/passwd"')
+    outcome, words = _complaining(three_logs, system=SYSTEM, tree=tree_root)["call sites"]
+    assert outcome is Outcome.WARN
+    assert "tests/unit/submission/conftest.py:100000 is not in the tree" in words
+    assert "/etc/passwd" in words
