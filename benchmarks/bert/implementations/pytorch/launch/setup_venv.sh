@@ -1,0 +1,69 @@
+# Makes or refreshes .venv in the tree's root and puts it first in PATH. Sourced by quickstart.sh and run_tests.sh:
+#   setup_venv ROOT [EXTRA]      EXTRA is a comma-separated list of pyproject's optional dependencies
+# shellcheck shell=bash
+
+# Prints the first interpreter that is at least 3.11 and can make a virtual environment with pip.
+find_python() {
+    local candidate version="" newest=""
+    for candidate in python3.11 python3.12 python3.13 python3; do
+        version="$("${candidate}" -c 'import sys; print("%d.%d" % sys.version_info[:2], sys.version_info >= (3, 11))' 2>/dev/null)" || continue
+        [[ "${version}" == *True ]] || continue
+        if "${candidate}" -c 'import ensurepip, venv' 2>/dev/null; then
+            command -v "${candidate}"
+            return 0
+        fi
+        newest="${newest:-${version% *}}"
+    done
+    if [[ -n "${newest}" ]]; then
+        echo "error: Python ${newest} has no venv and ensurepip. Install the package python${newest}-venv (Debian: apt install python${newest}-venv)." >&2
+    else
+        echo "error: no Python 3.11 or newer found. Install the packages python3.11 and python3.11-venv (Debian 12: apt install python3 python3-venv)." >&2
+    fi
+    return 2
+}
+
+# The default index serves torch for Linux with 3 GB of CUDA libraries; a machine without an NVIDIA driver asks PyTorch's
+# CPU index too, where that can be reached. pip prefers 2.13.0+cpu to 2.13.0 when it sees both.
+torch_index() {
+    local python="$1" url="https://download.pytorch.org/whl/cpu"
+    [[ -e /proc/driver/nvidia/version ]] && return 0
+    "${python}" - "${url}/torch/" <<'PYTHON' && echo "--extra-index-url=${url}"
+import sys
+import urllib.request
+
+try:
+    urllib.request.urlopen(sys.argv[1], timeout=5).close()
+except OSError:
+    sys.exit(1)
+PYTHON
+    return 0
+}
+
+setup_venv() {
+    local root="$1" extra="${2:-}"
+    local venv="${root}/.venv" stamp want python index
+    stamp="${venv}/mlbert-installed${extra:+-${extra//,/-}}"
+    # The path belongs to the stamp because neither a virtual environment nor an editable install can be moved.
+    want="$({ echo "${root}" && cat "${root}/pyproject.toml" "${root}/constraints.txt"; } | sha256sum | cut -d' ' -f1)"
+    if [[ -x "${venv}/bin/python" && -f "${stamp}" && "$(cat "${stamp}")" == "${want}" ]]; then
+        export PATH="${venv}/bin:${PATH}"
+        return 0
+    fi
+    python="$(find_python)" || return 2
+    echo "Installing into ${venv} with ${python}; a few minutes the first time."
+    if [[ ! -x "${venv}/bin/python" ]] || ! "${venv}/bin/python" -m pip --version >/dev/null 2>&1; then
+        "${python}" -m venv --clear "${venv}" || return 2
+    fi
+    export PATH="${venv}/bin:${PATH}"
+    local pip=(python -m pip install --quiet --quiet --disable-pip-version-check --constraint "${root}/constraints.txt")
+    index="$(torch_index python)"
+    # setuptools comes first: with it in place the build needs no second, unpinned copy from the network.
+    if ! { echo "1/3 setuptools ..." && "${pip[@]}" setuptools &&
+        echo "2/3 torch ..." && "${pip[@]}" ${index:+"${index}"} torch &&
+        echo "3/3 mlbert and the rest ..." &&
+        "${pip[@]}" --no-build-isolation --editable "${root}${extra:+[${extra}]}"; }; then
+        echo "error: the installation failed; pip's message is above. Mend the cause (network, disk space) and run the same command again." >&2
+        return 2
+    fi
+    echo "${want}" >"${stamp}"
+}

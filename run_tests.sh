@@ -1,0 +1,36 @@
+#!/bin/bash
+# Sets up .venv with the test tools, then runs every check of the tree and the whole test suite.
+#   ./run_tests.sh [arguments of pytest]
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")"
+package=benchmarks/bert/implementations/pytorch/mlbert
+source benchmarks/bert/implementations/pytorch/launch/setup_venv.sh
+setup_venv "${PWD}" test || exit 2
+
+# Tests use only what lies in the tree and the virtual environment.
+export HF_HUB_OFFLINE=1
+
+failed=()
+check() {
+    echo "== $*"
+    "$@" || failed+=("$1 $2")
+}
+
+shell_files=(.ci/run)
+while IFS= read -r -d '' file; do
+    shell_files+=("${file}")
+done < <(find . -name '.?*' -prune -o -path ./runs -prune -o \( -name '*.sh' -o -name '*.sub' \) -type f -print0 | sort -z)
+
+check ruff check .
+check ruff format --check .
+check lint-imports --config=.importlinter
+check mypy "${package}/core" "${package}/data" "${package}/optim"
+check shellcheck --external-sources --source-path=SCRIPTDIR "${shell_files[@]}"
+check shfmt -i 4 -d "${shell_files[@]}"
+check python -m pytest --timeout=300 "$@"
+
+if ((${#failed[@]})); then
+    printf "failed: %s\n" "${failed[@]}" >&2
+    exit 1
+fi

@@ -1,0 +1,57 @@
+"""Fixtures that every part of the suite may use."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def tree_root() -> Path:
+    """The root of this tree."""
+    return ROOT
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """An empty LOGDIR."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return folder
+
+
+def simple_documents(count: int = 100, sentences: int = 12) -> list[list[str]]:
+    """Documents of plain sentences, no two alike."""
+    nouns = ["river", "engine", "garden", "letter", "window", "market", "teacher", "forest", "bridge", "kitchen"]
+    verbs = ["holds", "crosses", "follows", "paints", "opens", "finds", "carries", "measures"]
+    places = ["in the morning", "near the old house", "without a sound", "for seven days", "beyond the hills"]
+    lines = (
+        f"The {a} {verb} the {b} {place}."
+        for a, verb, b, place in itertools.product(nouns, verbs, nouns, places)
+        if a != b
+    )
+    return [list(itertools.islice(lines, sentences)) for _ in range(count)]
+
+
+@pytest.fixture(scope="session")
+def prepared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small folder as `mlbert prepare` makes it: vocab.txt, train/, eval/, baselines.json; sequences of 32 tokens."""
+    from mlbert.prepare.instances import InstanceOptions
+    from mlbert.prepare.pipeline import TextOptions, prepare_text
+
+    out = tmp_path_factory.mktemp("prepared")
+    instances = InstanceOptions(
+        max_seq_length=32,
+        max_predictions_per_seq=5,
+        masked_lm_prob=0.15,
+        short_seq_prob=0.1,
+        dupe_factor=2,
+        random_seed=1,
+    )
+    options = TextOptions(instances, vocab_size=200, eval_share=0.1, eval_sequences=64)
+    prepare_text(simple_documents(), out, options, {"kind": "test"})
+    return out

@@ -1,0 +1,60 @@
+"""What the tree checks look at: the files that belong to the tree, its configs and its shell programs."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_OURS = {".git", ".venv", "runs", "third_party", "build", "__pycache__"}
+
+
+def tree_files() -> list[Path]:
+    """Files of the tree: what git tracks or would track; in an export without git, everything but build products."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode == 0 and (ROOT / ".git").exists():
+        names = [Path(name) for name in listed.stdout.decode().split("\0") if name]
+    else:
+        names = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
+        names = [name for name in names if not NOT_OURS & set(name.parts) and ".egg-info" not in str(name)]
+    return sorted(ROOT / name for name in names if (ROOT / name).is_file())
+
+
+FILES = tree_files()
+PYTHON_FILES = [path for path in FILES if path.suffix == ".py"]
+SHELL_FILES = [path for path in FILES if path.suffix in (".sh", ".sub") or path == ROOT / ".ci/run"]
+CONFIG_FILES = [path for path in SHELL_FILES if path.name.startswith("config_")]
+SYSTEM_FOLDERS = sorted({path.parent for path in CONFIG_FILES})
+READMES = [path for path in FILES if path.suffix == ".md"]
+
+
+def relative(path: Path) -> str:
+    """A path as the test's name shows it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Gives a test that names one of these arguments every such file, one test each."""
+    kinds = {
+        "python_file": PYTHON_FILES,
+        "shell_file": SHELL_FILES,
+        "config_file": CONFIG_FILES,
+        "system_folder": SYSTEM_FOLDERS,
+        "readme": READMES,
+    }
+    for name, paths in kinds.items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, paths, ids=relative)
+
+
+@pytest.fixture(scope="session")
+def tracked() -> list[Path]:
+    """Every file of the tree."""
+    return FILES

@@ -1,0 +1,104 @@
+"""Configs are data: legal names only, a name that tells the truth, and no trace of the one sourced before."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mlbert.core.config import check_exports
+from mlbert.core.settings import settings_by_env
+
+NAME = re.compile(r"config_(?P<system>\w+?)_(?P<nodes>\d+)x(?P<ranks>\d+)x(?P<batch>\d+)x(?P<steps>\d+)(_\w+)?\.sh")
+SOURCE_LINE = 'source "$(dirname "${BASH_SOURCE[0]}")/env.sh"'
+STUBS = ("run.sub", "run_pretraining.py")
+
+
+def exports_after(*configs: Path, shell: str = "set -euo pipefail") -> dict[str, str]:
+    """The settings that are exported after sourcing the given files in this order."""
+    names = " ".join(settings_by_env())
+    lines = [shell, *(f"source '{config}'" for config in configs)]
+    show = '[[ -v "${name}" ]] && printf "%s=%s\\0" "${name}" "${!name}"'
+    lines.append(f"for name in {names}; do {show}; done; true")
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"}
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
+
+
+def test_there_is_a_config(tree_root: Path) -> None:
+    assert list((tree_root / "benchmarks/bert/implementations").glob("*/config_*.sh"))
+
+
+def test_config_holds_comments_one_source_line_and_exports(config_file: Path) -> None:
+    lines = [line for line in config_file.read_text().splitlines() if line and not line.startswith("#")]
+    assert [line for line in lines if line.startswith("source")] == [SOURCE_LINE]
+    assert all(line == SOURCE_LINE or line.startswith("export ") for line in lines)
+
+
+def test_config_exports_only_names_of_the_table(config_file: Path) -> None:
+    assert check_exports(config_file)
+
+
+def test_config_sets_nothing_twice(config_file: Path) -> None:
+    names = re.findall(r"^export (\w+)=", config_file.read_text(), re.MULTILINE)
+    assert len(names) == len(set(names))
+
+
+def test_env_exports_only_names_of_the_table(system_folder: Path) -> None:
+    names = re.findall(r"^\s*export (\w+)", (system_folder / "env.sh").read_text(), re.MULTILINE)
+    assert set(names) <= set(settings_by_env())
+
+
+def test_name_tells_nodes_ranks_batch_and_accumulation(config_file: Path) -> None:
+    match = NAME.fullmatch(config_file.name)
+    assert match, f"{config_file.name} is not config_<system>_<nodes>x<ranks>x<batch>x<accumulation>[_<variant>].sh"
+    values = exports_after(config_file)
+    told = [int(match[part]) for part in ("nodes", "ranks", "batch", "steps")]
+    exported = [int(values[name]) for name in ("DGXNNODES", "DGXNGPU", "BATCHSIZE", "GRADIENT_STEPS")]
+    assert told == exported
+    assert values["DGXSYSTEM"] == config_file.name.removeprefix("config_").removesuffix(".sh")
+    assert Path(values["CONFIG_FILE"]) == config_file
+
+
+def test_sourcing_after_anything_equals_sourcing_alone(config_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "config_other.sh"
+    other.write_text("".join(f"export {name}=left_over\n" for name in settings_by_env()))
+    assert exports_after(other, config_file) == exports_after(config_file)
+
+
+def test_config_resolves(config_file: Path) -> None:
+    from mlbert import recipes
+    from mlbert.core.config import resolve
+
+    values = exports_after(config_file)
+    resolved = resolve(recipes.load(values["RECIPE"]).DEFAULTS, values, {}, [], [])
+    assert resolved.config.bert_config_file.is_file()
+    assert not resolved.warnings
+
+
+def test_a_config_can_be_sourced_from_any_folder(config_file: Path, tmp_path: Path) -> None:
+    assert exports_after(config_file, shell=f"cd '{tmp_path}'") == exports_after(config_file)
+
+
+def test_reset_settings_names_the_whole_table(tree_root: Path) -> None:
+    text = (tree_root / "benchmarks/bert/implementations/pytorch/launch/reset_settings.sh").read_text()
+    names = text.split("unset", 1)[1].replace("\\\n", " ").split()
+    assert names == list(settings_by_env()), "run: python tools/write_reset_settings.py"
+
+
+@pytest.mark.parametrize("stub", STUBS)
+def test_stubs_are_equal_in_every_system(stub: str, tree_root: Path) -> None:
+    folders = {path.parent for path in (tree_root / "benchmarks/bert/implementations").glob("*/config_*.sh")}
+    assert len({(folder / stub).read_bytes() for folder in folders}) == 1
+
+
+def test_system_folder_is_thin(system_folder: Path) -> None:
+    assert {"README.md", "env.sh", *STUBS} <= {path.name for path in system_folder.iterdir()}
+    assert len((system_folder / "run_pretraining.py").read_text().splitlines()) <= 10
+    common = sum(len((system_folder / name).read_text().splitlines()) for name in ("README.md", "env.sh", *STUBS))
+    longest = max(len(path.read_text().splitlines()) for path in system_folder.glob("config_*.sh"))
+    assert common + longest < 120

@@ -1,0 +1,137 @@
+"""README files tell the truth: links lead somewhere and every command runs, in order, in a copy of the tree.
+
+In the copy the demonstration is made short (a target that any model reaches, early evaluations); everything else is
+what the reader runs. Its `.venv` is a door to the interpreter of this test.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)$", re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)")
+# Blocks that hold one of these words are not executed here.
+NOT_EXECUTED = {
+    "./run_tests.sh": "is the suite that this test is part of",
+    "sbatch": "would submit to whatever cluster this machine belongs to; test_launch.py runs run.sub",
+}
+SHORT = {
+    "TARGET_MLM_ACCURACY": "1e-9",
+    "EVAL_ITER_START_SAMPLES": "700",
+    "EVAL_ITER_SAMPLES": "100",
+    "NUM_EVAL_EXAMPLES": "100",
+}
+MOST_SECONDS = 600
+PACKAGE_HOME = Path("benchmarks/bert/implementations/pytorch")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A copy of the tree in which commands are tried."""
+
+    root: Path
+
+    def run(self, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        """Runs a block of a README in a folder of the copy, as a reader's shell would."""
+        kept = ("PATH", "HOME", "LANG", "XDG_CACHE_HOME")
+        environ = {name: value for name, value in os.environ.items() if name in kept}
+        environ["PYTHONPATH"] = str(self.root / PACKAGE_HOME)
+        return subprocess.run(
+            ["bash", "-c", f"set -eu\n{command}"],
+            cwd=folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            timeout=MOST_SECONDS,
+        )
+
+
+@pytest.fixture(scope="module")
+def stage(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    root = tmp_path_factory.mktemp("stage") / "tree"
+    for path in tracked:
+        target = root / path.relative_to(tree_root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+    for config in root.glob("benchmarks/bert/implementations/cpu_demo/config_*.sh"):
+        text = config.read_text()
+        for name, value in SHORT.items():
+            text, times = re.subn(rf"^export {name}=.*$", f"export {name}={value}", text, flags=re.MULTILINE)
+            assert times == 1, f"{config.name} does not export {name}"
+        # Two threads wait for each other at every step; on a busy machine that is slower than one.
+        config.write_text(text + "export CPU_THREADS=1\n")
+    make_door(root)
+    return Stage(root)
+
+
+def make_door(root: Path) -> None:
+    """A `.venv` that setup_venv.sh takes for finished and whose programs are those of this interpreter."""
+    programs = root / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name, words in {"python": "", "python3": "", "mlbert": "-m mlbert.cli.main"}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (programs / name).chmod(0o755)
+    (programs / "activate").write_text(f'export PATH="{programs}:$PATH"\n')
+    parts = f"{root}\n".encode() + (root / "pyproject.toml").read_bytes() + (root / "constraints.txt").read_bytes()
+    digest = subprocess.run(["sha256sum"], input=parts, capture_output=True, check=True).stdout.split()[0].decode()
+    (root / ".venv" / "mlbert-installed").write_text(f"{digest}\n")
+
+
+def blocks(readme: Path) -> list[str]:
+    return BLOCK.findall(readme.read_text(encoding="utf-8"))
+
+
+@pytest.mark.timeout(2 * MOST_SECONDS)
+def test_readmes_run_as_written(stage: Stage, tracked: list[Path], tree_root: Path) -> None:
+    readmes = [path for path in tracked if path.suffix == ".md"]
+    # The root's comes first: its quickstart makes what the others use.
+    readmes.sort(key=lambda path: (path != tree_root / "README.md", path))
+    ran = 0
+    for readme in readmes:
+        folder = (stage.root / readme.relative_to(tree_root)).parent
+        for command in blocks(readme):
+            if any(words in command for words in NOT_EXECUTED):
+                continue
+            done = stage.run(command, folder)
+            assert done.returncode == 0, f"{readme}:\n{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+            ran += 1
+    assert ran >= 3
+    out = stage.root / "runs/quickstart"
+    assert {"result_0.txt", "run_0", "data"} <= {path.name for path in out.iterdir()}
+
+
+@pytest.mark.timeout(2 * MOST_SECONDS)
+def test_ten_runs_make_a_submission_tree(stage: Stage) -> None:
+    out = stage.root / "runs/ten"
+    shutil.copytree(stage.root / "runs/quickstart/data", out / "data")
+    (out / "CONTENTS.txt").write_text("made by the test\n")
+    done = stage.run("./quickstart.sh --out runs/ten --runs 10", stage.root)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    system = next((out / "systems").glob("*.json")).stem
+    logs = {path.name for path in (out / "results" / system / "bert").iterdir()}
+    assert logs == {f"result_{i}.txt" for i in range(10)}
+    assert (out / "benchmarks/bert/implementations/pytorch/mlbert/train/loop.py").is_file()
+    again = stage.run("./quickstart.sh --out runs/ten --runs 10", stage.root)
+    assert again.returncode == 0
+    assert len(re.findall(r"^Run \d is finished", again.stdout, re.MULTILINE)) == 10
+
+
+def test_links_lead_somewhere(readme: Path) -> None:
+    targets = [target for target in LINK.findall(readme.read_text(encoding="utf-8")) if "://" not in target]
+    assert [target for target in targets if not (readme.parent / target).exists()] == []
+
+
+def test_command_blocks_are_marked(readme: Path) -> None:
+    languages = FENCE.findall(readme.read_text(encoding="utf-8"))[::2]
+    assert all(languages), "write the language after ```; bash blocks are executed by this suite"

@@ -1,0 +1,177 @@
+"""Shell programs: how they begin, and what they say when something is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+LAUNCH = "benchmarks/bert/implementations/pytorch/launch"
+BARE = {"PATH": "/usr/bin:/bin"}
+
+
+def run(*words: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, **options)
+
+
+def test_programs_stop_at_the_first_error(shell_file: Path) -> None:
+    text = shell_file.read_text()
+    is_program = text.startswith("#!")
+    if is_program:
+        assert text.startswith("#!/bin/bash\n")
+        assert "\nset -euo pipefail\n" in text
+    else:
+        # A sourced file must not change the options of the shell that it is sourced into.
+        assert "set -e" not in text
+        assert "# shellcheck shell=bash" in text
+    # Slurm takes a job script that is not executable.
+    assert os.access(shell_file, os.X_OK) == (is_program and shell_file.suffix != ".sub")
+
+
+def test_no_eval_and_no_edit_of_files(shell_file: Path) -> None:
+    words = shell_file.read_text().split()
+    assert "eval" not in words
+    assert "-i" not in words or "sed" not in words
+
+
+def test_run_and_time_names_what_is_missing(tree_root: Path) -> None:
+    done = run(tree_root / LAUNCH / "run_and_time.sh", env=BARE)
+    assert done.returncode == 2
+    assert "CONFIG_FILE is not set" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_run_sub_without_a_config_or_a_job_says_so(system_folder: Path) -> None:
+    done = run("bash", "run.sub", cwd=system_folder, env=BARE)
+    assert done.returncode != 0
+    assert "source config_<system>.sh" in done.stderr
+    config = sorted(system_folder.glob("config_*.sh"))[0]
+    done = run("bash", "-c", f"source {config.name} && bash run.sub", cwd=system_folder, env=BARE)
+    assert done.returncode == 2
+    assert "no Slurm job" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--runs", "none"], "not a number"),
+        (["--runs", "0"], "not a number"),
+        (["--runs"], "--runs needs a value"),
+        (["--out"], "--out needs a value"),
+        (["--what"], "unknown argument --what"),
+        (["--out", "/proc/nowhere"], "cannot be made"),
+    ],
+)
+def test_quickstart_refuses_wrong_arguments(arguments: list[str], words: str, tree_root: Path) -> None:
+    done = run(tree_root / "quickstart.sh", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_quickstart_leaves_a_folder_of_other_things_alone(tree_root: Path, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "mine.txt").write_text("mine")
+    done = run(tree_root / "quickstart.sh", "--out", tmp_path, "--runs", "2")
+    assert done.returncode == 2
+    assert "holds other files" in done.stderr
+    assert (tmp_path / "results" / "mine.txt").read_text() == "mine"
+
+
+def find_python(tree_root: Path, path: Path) -> subprocess.CompletedProcess[str]:
+    """setup_venv.sh's choice when only the programs in ``path`` exist."""
+    command = f"source '{tree_root / LAUNCH}/setup_venv.sh'; find_python"
+    return run(shutil.which("bash") or "bash", "-c", command, env={"PATH": str(path)})
+
+
+def fake_python(folder: Path, name: str, version: str, modules: bool) -> None:
+    """An interpreter that answers the two questions of setup_venv.sh."""
+    program = folder / name
+    program.write_text(
+        f'#!/bin/sh\ncase "$2" in *ensurepip*) exit {0 if modules else 1};; *) echo {version} True;; esac\n'
+    )
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("pythons", "answer"),
+    [
+        ({}, "no Python 3.11 or newer found"),
+        ({"python3.12": False}, "apt install python3.12-venv"),
+    ],
+)
+def test_setup_names_the_package_that_is_missing(
+    pythons: dict[str, bool], answer: str, tree_root: Path, tmp_path: Path
+) -> None:
+    for name, modules in pythons.items():
+        fake_python(tmp_path, name, name.removeprefix("python"), modules)
+    done = find_python(tree_root, tmp_path)
+    assert done.returncode == 2
+    assert answer in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_setup_takes_a_python_that_can_make_environments(tree_root: Path, tmp_path: Path) -> None:
+    fake_python(tmp_path, "python3.11", "3.11", modules=False)
+    fake_python(tmp_path, "python3.13", "3.13", modules=True)
+    done = find_python(tree_root, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).name == "python3.13"
+
+
+@pytest.fixture
+def downloads(tree_root: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A copy of download_code.sh that knows one small archive, and the mirror that serves it."""
+    mirror, source = tmp_path / "mirror", tmp_path / "small-1.0"
+    mirror.mkdir()
+    source.mkdir()
+    (source / "file.txt").write_text("content")
+    archive = mirror / "small-1.0.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(source, "small-1.0")
+    digest = run("sha256sum", archive).stdout.split()[0]
+    text = (tree_root / "download_code.sh").read_text()
+    before, rest = text.split("cat <<'LIST'\n", 1)
+    after = rest.split("\nLIST\n", 1)[1]
+    program = tmp_path / "tree" / "download_code.sh"
+    program.parent.mkdir()
+    program.write_text(f"{before}cat <<'LIST'\nsmall 1.0 {digest} https://host.invalid/small.tar.gz\nLIST\n{after}")
+    program.chmod(0o755)
+    return program, mirror
+
+
+def test_download_puts_verified_sources_in_place(downloads: tuple[Path, Path]) -> None:
+    program, mirror = downloads
+    done = run(program, "--mirror", f"file://{mirror}")
+    assert done.returncode == 0, done.stderr
+    assert (program.parent / "third_party/small/file.txt").read_text() == "content"
+    again = run(program, "small")
+    assert again.returncode == 0
+    assert "is there" in again.stdout
+
+
+def test_download_refuses_other_content(downloads: tuple[Path, Path]) -> None:
+    program, mirror = downloads
+    (mirror / "small-1.0.tar.gz").write_bytes(b"something else")
+    done = run(program, "--mirror", f"file://{mirror}")
+    assert done.returncode == 2
+    assert "the list says" in done.stderr
+    assert not (program.parent / "third_party").exists()
+
+
+def test_download_says_that_a_host_cannot_be_reached(downloads: tuple[Path, Path]) -> None:
+    program, _ = downloads
+    done = run(program)
+    assert done.returncode == 2
+    assert "https://host.invalid/small.tar.gz cannot be fetched" in done.stderr
+    assert not (program.parent / "third_party").exists()
+
+
+def test_download_refuses_an_unknown_name(tree_root: Path) -> None:
+    done = run(tree_root / "download_code.sh", "nothing")
+    assert done.returncode == 2
+    assert "Known: apex" in done.stderr

@@ -1,0 +1,92 @@
+"""Results, system descriptions, licence and pinned versions."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+SYSTEM_FIELDS = set(
+    re.findall(
+        r"\S+",
+        """
+    submitter division status system_name number_of_nodes host_processors_per_node host_processor_model_name
+    host_processor_core_count host_processor_vcpu_count host_processor_frequency host_processor_caches
+    host_processor_interconnect host_memory_capacity host_storage_type host_storage_capacity host_networking
+    host_networking_topology host_memory_configuration accelerators_per_node accelerator_model_name
+    accelerator_host_interconnect accelerator_frequency accelerator_on-chip_memories accelerator_memory_configuration
+    accelerator_memory_capacity accelerator_interconnect accelerator_interconnect_topology cooling hw_notes framework
+    other_software_stack operating_system sw_notes
+    """,
+    )
+)
+RUNS = 10
+
+
+def test_license_is_apache(tree_root: Path) -> None:
+    text = (tree_root / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+
+
+def test_system_files_hold_the_fields_of_the_official_checker(tree_root: Path) -> None:
+    assert len(SYSTEM_FIELDS) == 33
+    for path in sorted((tree_root / "systems").glob("*.json")):
+        system = json.loads(path.read_text())
+        assert set(system) >= SYSTEM_FIELDS, path.name
+        assert all(isinstance(system[name], str) for name in SYSTEM_FIELDS), path.name
+
+
+def test_every_result_folder_has_ten_logs_and_a_system_file(tree_root: Path) -> None:
+    for folder in sorted(path for path in (tree_root / "results").iterdir() if path.is_dir()):
+        assert (tree_root / "systems" / f"{folder.name}.json").is_file()
+        assert [path.name for path in folder.iterdir()] == ["bert"]
+        logs = {path.name for path in (folder / "bert").glob("result_*.txt")}
+        assert logs == {f"result_{i}.txt" for i in range(RUNS)}
+
+
+def test_log_lines_point_into_the_tree(tree_root: Path) -> None:
+    for log in sorted((tree_root / "results").glob("*/bert/result_*.txt")):
+        events = [json.loads(event) for event in re.findall(r"^.*?:::MLLOG (.*)$", log.read_text(), re.MULTILINE)]
+        files = {event["metadata"]["file"] for event in events}
+        assert all((tree_root / name).is_file() for name in files), (log.name, files)
+
+
+def test_results_carry_the_sentence_about_verification(readme: Path) -> None:
+    text = readme.read_text()
+    if re.search(r"results?/|result_\d|time to train", text):
+        assert "Result not verified by MLCommons Association." in text
+
+
+def pins(tree_root: Path) -> dict[str, str]:
+    lines = [line for line in (tree_root / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
+    assert all(re.fullmatch(r"[a-z0-9-]+==[\w.]+", line) for line in lines)
+    return dict(line.split("==") for line in lines)
+
+
+def test_everything_that_is_installed_is_pinned(tree_root: Path) -> None:
+    project = tomllib.loads((tree_root / "pyproject.toml").read_text())
+    pinned = pins(tree_root)
+    groups = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
+    todo = [Requirement(text) for group in groups for text in group]
+    done: set[str] = set()
+    while todo:
+        wanted = todo.pop()
+        name = canonicalize_name(wanted.name)
+        if name in done or name == "mlbert" or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+            continue
+        done.add(name)
+        assert name in pinned, f"{name} is missing in constraints.txt"
+        assert wanted.specifier.contains(pinned[name]), f"constraints.txt has {name}=={pinned[name]}, wanted: {wanted}"
+        try:
+            todo += [Requirement(text) for text in requires(name) or []]
+        except PackageNotFoundError:
+            pytest.fail(f"{name} is not installed")
+    assert pinned["torch"] == "2.13.0"
+    assert set(pinned) <= done | {"setuptools"}, "constraints.txt pins what nothing needs"
