@@ -39,8 +39,6 @@ def test_runs_baselines_and_mean(tmp_path, capsys, monkeypatch):
     (tmp_path / "data").mkdir()
     baselines = {"bigram_accuracy": 0.1447, "most_frequent_token": ".", "masked_tokens": 18304}
     (tmp_path / "data" / "baselines.json").write_text(json.dumps(baselines))
-        '{"bigram_accuracy": 0.1447, "most_frequent_token": ".", "masked_tokens": 18304}'
-    )
     code, out = report(capsys, tmp_path)
     assert code == 0
     assert "baseline bigram: accuracy 0.1447" in out
