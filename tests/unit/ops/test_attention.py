@@ -72,7 +72,7 @@ def test_tile_form_error_on_head_sizes(error_rule, num_heads: int, head_size: in
 
 
 def test_tiles_are_used_only_where_they_work(use_native) -> None:
-    qkv, cu_seqlens, longest, rows = (x for x in stream([5, 70], 2, 64))
+    qkv, cu_seqlens, longest, rows = stream([5, 70], 2, 64)
     x = qkv.bfloat16()
     want = native_attention(x, cu_seqlens, 0.1, 3, rows, tiles=tiles_work())
     assert torch.equal(ops.attention(x, cu_seqlens, longest, 0.1, 3, rows), want)

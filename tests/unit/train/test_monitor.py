@@ -66,3 +66,13 @@ def test_unwritable_folder_is_one_error(tmp_path):
     monitor, _ = watch(tmp_path / "no" / "metrics.jsonl", False)
     with pytest.raises(UserError, match=r"metrics.jsonl: cannot be written"):
         monitor.start(TrainState())
+
+
+def test_seconds_do_not_count_a_checkpoints_time_twice(tmp_path):
+    monitor, _ = watch(tmp_path / "metrics.jsonl", False, every=1)
+    state = TrainState(elapsed_seconds=100.0)
+    monitor.start(state)
+    state.elapsed_seconds = 150.0  # a checkpoint writes the time so far into the state
+    monitor.step(state, 1.0, 0.1, 1.0)
+    monitor.stop()
+    assert 100.0 <= json.loads((tmp_path / "metrics.jsonl").read_text())["seconds"] < 120.0

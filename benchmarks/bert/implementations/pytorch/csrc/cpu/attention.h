@@ -60,7 +60,8 @@ INLINE void mask_row(const Problem *p, uint32_t key, int64_t token, int64_t leng
 
 /* Scores to exp(root * score - max), dropped ones 0; statistics: max, 1 / sum of exponentials. They stay apart: their
  * log-sum-exp would round large scores. `root` is 1 / sqrt(H). */
-INLINE void softmax_row(float *scores, int64_t length, float root, const uint8_t *bytes, int threshold, float *statistics) {
+INLINE void softmax_row(float *scores, int64_t length, float root, const uint8_t *bytes, int threshold,
+                        float *statistics) {
     int64_t end = round_up(length, LANES);
     for (int64_t j = length; j < end; j++) scores[j] = -1e30f;
     vec largest = splat(-1e30f);

@@ -115,7 +115,8 @@ int64_t attention_scratch_floats(int64_t max_length, int64_t head_size) {
     return round_up(7 * l.matrix + 6 * l.block + 2 * l.scores + l.bytes, 1024);
 }
 
-static void forward_task(const Problem *p, int64_t sequence, int64_t head, float *scratch, float *statistics, void *out) {
+static void forward_task(const Problem *p, int64_t sequence, int64_t head, float *scratch, float *statistics,
+                         void *out) {
     int64_t start = p->bounds[sequence], length = p->bounds[sequence + 1] - start;
     int64_t size = p->head_size, step = 3 * p->num_heads * size;
     int bf16 = p->is_bf16;

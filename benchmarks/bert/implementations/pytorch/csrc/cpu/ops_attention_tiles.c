@@ -90,8 +90,8 @@ int attention_tiles_available(void) {
 }
 
 /* C [rows, columns] = or += A B; all sizes multiples of STEP. */
-static __attribute__((noinline)) void product(const uint16_t *a, int64_t a_step, const uint16_t *b, int64_t rows, int64_t columns,
-                                              int64_t depth, float *c, int64_t c_step, int accumulate) {
+static __attribute__((noinline)) void product(const uint16_t *a, int64_t a_step, const uint16_t *b, int64_t rows,
+                                              int64_t columns, int64_t depth, float *c, int64_t c_step, int accumulate) {
     TILE_FILE
     MEMORY_BARRIER(a);
     for (int64_t j = 0; j < columns; j += 32) {
@@ -164,7 +164,9 @@ static void transpose(const uint16_t *matrix, int64_t rows, int64_t columns, uin
 /* float32 rows to bfloat16, zeros from row `count` to `padded`. */
 static void narrow(const float *source, int64_t step, int64_t count, int64_t padded, int64_t columns, uint16_t *out) {
     for (int64_t i = 0; i < count; i++)
-        EACH_VECTOR(j, lanes, columns, { store_elements(out, i * columns + j, lanes, load(source + i * step + j), 1); });
+        EACH_VECTOR(j, lanes, columns, {
+            store_elements(out, i * columns + j, lanes, load(source + i * step + j), 1);
+        });
     memset(out + count * columns, 0, 2 * (size_t)((padded - count) * columns));
 }
 

@@ -55,7 +55,7 @@ INLINE void backward_body(const void *d_out, const void *pre, const float *bias,
     }
 }
 
-/* d_pre = d_out * gelu'(pre + bias), which may be pre; partial [ceil(T / chunk), F]: sums of it over chunks of tokens. */
+/* d_pre = d_out * gelu'(pre + bias), which may be pre; partial [ceil(T / chunk), F]: its sums over chunks of tokens. */
 void bias_gelu_backward(const void *d_out, const void *pre, const float *bias, int64_t tokens, int64_t columns,
                         int64_t chunk, int is_bf16, int threads, void *d_pre, float *partial) {
     if (is_bf16) backward_body(d_out, pre, bias, tokens, columns, chunk, threads, d_pre, partial, 1);

@@ -55,7 +55,8 @@ INLINE void forward_body(const void *logits, const int64_t *labels, int64_t rows
     }
 }
 
-/* Per row, over the first `classes` columns: maximum and 1 / sum of exponentials (statistics [M, 2]), loss, and whether the label is the first maximum. */
+/* Per row, over the first `classes` columns: maximum and 1 / sum of exponentials (statistics [M, 2]), loss,
+ * and whether the label is the first maximum. */
 void cross_entropy_forward(const void *logits, const int64_t *labels, int64_t rows, int64_t columns, int64_t classes,
                            int is_bf16, int threads, float *statistics, float *losses, uint8_t *correct) {
     if (is_bf16) forward_body(logits, labels, rows, columns, classes, threads, statistics, losses, correct, 1);

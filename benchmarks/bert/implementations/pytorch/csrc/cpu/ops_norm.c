@@ -146,7 +146,8 @@ INLINE void backward_rows(const void *d_out, const void *total, const float *wei
 }
 
 /* Gradients of norm_forward: d_total [T, D] (of the residual), d_x [T, D] or null (of x, where dropout makes it
- * another), partial [ceil(T / chunk), partials, D]: sums over a chunk's tokens for weight, bias and, as third, x_bias. */
+ * another), partial [ceil(T / chunk), partials, D]: sums over a chunk's tokens for weight, bias and
+ * perhaps x_bias. */
 void norm_backward(const void *d_out, const void *total, const float *weight, const float *statistics,
                    const int32_t *rows, int64_t tokens, int64_t columns, int64_t chunk, uint32_t key, int threshold,
                    int drop_output, int is_bf16, int threads, void *d_total, void *d_x, float *partial, int partials) {

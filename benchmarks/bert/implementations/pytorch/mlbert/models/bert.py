@@ -145,8 +145,8 @@ class BertLayer(nn.Module):
         )
         inner = ops.linear_gelu(
             hidden_TD,
-            self.intermediate.dense.weight.to(self.dtype),
-            self.intermediate.dense.bias.to(self.dtype),
+            self.intermediate.dense.weight,
+            self.intermediate.dense.bias,
             self.config.hidden_act == "gelu_erf",
         )
         return self._dense_norm(self.output, inner, hidden_TD, dropout, SITE_OUTPUT, dropout_rows)
@@ -154,9 +154,7 @@ class BertLayer(nn.Module):
     def _attend(self, hidden_TD: Tensor, batch: Batch, dropout: DropoutState | None) -> Tensor:
         attention = self.attention.self
         parts = (attention.query, attention.key, attention.value)
-        qkv = ops.linear_qkv(
-            hidden_TD, *(p.weight.to(self.dtype) for p in parts), *(p.bias.to(self.dtype) for p in parts)
-        )
+        qkv = ops.linear_qkv(hidden_TD, *(part.weight for part in parts), *(part.bias for part in parts))
         context_TNH = ops.attention(
             qkv.view(-1, 3, self.config.num_attention_heads, self.config.head_size),
             batch.cu_seqlens,
@@ -305,8 +303,8 @@ class BertForPreTraining(nn.Module):
         transform = self.cls.predictions.transform
         inner = ops.linear_gelu(
             hidden_MD,
-            transform.dense.weight.to(self.dtype),
-            transform.dense.bias.to(self.dtype),
+            transform.dense.weight,
+            transform.dense.bias,
             self.config.hidden_act == "gelu_erf",
         )
         norm = transform.LayerNorm

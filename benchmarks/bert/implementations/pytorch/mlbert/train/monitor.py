@@ -39,13 +39,14 @@ class Monitor:
         self._file: IO[str] | None = None
         self._progress: Progress | None = None
         self._started = self._last_line = time.monotonic()
-        self._fraction_at_start = 0.0
+        self._fraction_at_start = self._seconds_before = 0.0
 
     def start(self, state: TrainState) -> None:
         """Opens the metrics file and the display."""
         if self.path is not None:
             self._file = self._open(self.path, state.step)
         self._started = self._last_line = time.monotonic()
+        self._seconds_before = state.elapsed_seconds
         self._fraction_at_start = self._fraction(state, 0.0)
         if self.active and self.console.is_terminal:
             self._progress = Progress(
@@ -71,7 +72,7 @@ class Monitor:
             kind="step",
             step=state.step,
             samples=state.samples,
-            seconds=round(state.elapsed_seconds + seconds, 3),
+            seconds=round(self._seconds_before + seconds, 3),
             loss=loss,
             learning_rate=lr,
             grad_norm=grad_norm,
@@ -129,7 +130,7 @@ class Monitor:
         """The share of the nearest limit that is used up."""
         shares = [state.step / self.limits.max_steps, state.samples / self.limits.max_samples]
         if self.limits.max_seconds:
-            shares.append((state.elapsed_seconds + seconds) / self.limits.max_seconds)
+            shares.append((self._seconds_before + seconds) / self.limits.max_seconds)
         return min(max(shares), 1.0)
 
     def _show(self, state: TrainState, loss: str, rate: float, seconds: float) -> None:
