@@ -2,16 +2,16 @@
 
 `tiny_loss.txt` holds step, loss and gradient norm of 60 steps on a small prepared text with the plain ops on one
 thread. On one machine two runs are equal in every digit. Across processors sums run in other orders: 60 steps of LAMB
-carry a difference of 1e-7 to below TOLERANCE. A failure names the new curve's file; copy it here if the change is meant.
+carry a difference of 1e-7 to below TOLERANCE. A failure names the new curve's file: copy it here if that is meant.
 """
 
 from pathlib import Path
 
 import pytest
-from training_settings import read_metrics, train_arguments
 
 from mlbert.cli.main import main
 from mlbert.data.manifest import read_manifest
+from training_settings import read_metrics, train_arguments
 
 GOLDEN = Path(__file__).with_name("tiny_loss.txt")
 TOLERANCE = 5e-4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -84,10 +85,10 @@ def test_a_config_can_be_sourced_from_any_folder(config_file: Path, tmp_path: Pa
     assert exports_after(config_file, shell=f"cd '{tmp_path}'") == exports_after(config_file)
 
 
-def test_reset_settings_names_the_whole_table(tree_root: Path) -> None:
-    text = (tree_root / "benchmarks/bert/implementations/pytorch/launch/reset_settings.sh").read_text()
-    names = text.split("unset", 1)[1].replace("\\\n", " ").split()
-    assert names == list(settings_by_env()), "run: python tools/write_reset_settings.py"
+def test_generated_files_are_those_of_the_table(tree_root: Path) -> None:
+    made = runpy.run_path(str(tree_root / "tools/write_generated.py"))
+    for target, text in ((made["RESET"], made["reset_text"]()), (made["SETTINGS"], made["settings_text"]())):
+        assert target.read_text() == text, "run: python tools/write_generated.py"
 
 
 @pytest.mark.parametrize("stub", STUBS)

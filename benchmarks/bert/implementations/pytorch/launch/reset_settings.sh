@@ -1,5 +1,5 @@
 # Forgets every setting that another config exported, so that sourcing config B after config A equals sourcing B.
-# Sourced first by each system's env.sh. Written by tools/write_reset_settings.py from mlbert/core/settings.py.
+# Sourced first by each system's env.sh. Written by tools/write_generated.py from mlbert/core/settings.py.
 # shellcheck shell=bash
 unset RECIPE BERT_CONFIG DATADIR_PHASE2 EVALDIR INIT_CHECKPOINT LOGDIR BATCHSIZE GRADIENT_STEPS PACKING_FACTOR LR \
     MAX_STEPS MAX_SAMPLES_TERMINATION MAX_SECONDS WARMUP_STEPS WARMUP_PROPORTION START_WARMUP_STEP LR_POLY_POWER \
