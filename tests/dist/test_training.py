@@ -43,7 +43,7 @@ def one_process(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
     codes, outputs = train_on(1, folder, "out")
     assert codes == [1], outputs[0]
-    return read_metrics(folder / "out")
+    return read_metrics(folder / "out"), read_metrics(folder / "out", "evaluation")[0]
 
 
 @pytest.mark.parametrize(("world_size", "accumulation"), [(2, 1), (2, 2), (4, 2)])
@@ -51,10 +51,12 @@ def test_losses_equal_those_of_one_process(tmp_path, one_process, world_size, ac
     codes, outputs = train_on(world_size, tmp_path, "out", accumulation)
     assert codes == [1] * world_size, "\n".join(outputs)
     steps = read_metrics(tmp_path / "out")
-    assert [s["samples"] for s in steps] == [s["samples"] for s in one_process]
-    for ours, alone in zip(steps, one_process, strict=True):
+    assert [s["samples"] for s in steps] == [s["samples"] for s in one_process[0]]
+    for ours, alone in zip(steps, one_process[0], strict=True):
         assert ours["loss"] == pytest.approx(alone["loss"], abs=TOLERANCE)
         assert ours["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-2)
+    (evaluation,) = read_metrics(tmp_path / "out", "evaluation")
+    assert evaluation["eval_loss"] == pytest.approx(one_process[1]["eval_loss"], abs=1e-3), "each sample counts once"
     config = json.loads((tmp_path / "out/run_0/config.json").read_text())
     assert config["ranks"] == world_size
     assert [p.name for p in (tmp_path / "out").glob("result_*")] == ["result_0.txt"], "rank 0 alone writes"

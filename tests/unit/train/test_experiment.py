@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from mlbert.cli.main import main
+from mlbert.data.manifest import read_manifest
 from mlbert.train.loop import train_one_step
 from training_settings import read_metrics, train_arguments
 
@@ -210,6 +212,17 @@ def test_checkpoint_of_another_shape_is_refused(tmp_path, capsys):
     process.wait()
     assert run(tmp_path, resume=1, shape={"hidden_size": 16}) == 2
     assert "belongs to another run: model" in capsys.readouterr().err
+
+
+def test_vocabulary_that_does_not_match_the_shards_is_refused(tmp_path, capsys, prepared_data):
+    data = tmp_path / "data"
+    shutil.copytree(prepared_data, data)
+    with (data / "vocab.txt").open("a") as vocabulary:
+        vocabulary.write("another\n")
+    changes = {"synthetic_data": 0, "input_dir": data / "train", "eval_dir": data / "eval", "num_eval_examples": 8}
+    shape = {"vocab_size": read_manifest(data / "train").vocab_size}
+    assert run(tmp_path, shape=shape, **changes) == 2
+    assert "vocab.txt" in capsys.readouterr().err
 
 
 def test_weights_start_a_run(tmp_path):

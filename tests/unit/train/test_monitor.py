@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -76,3 +77,10 @@ def test_seconds_do_not_count_a_checkpoints_time_twice(tmp_path):
     monitor.step(state, 1.0, 0.1, 1.0)
     monitor.stop()
     assert 100.0 <= json.loads((tmp_path / "metrics.jsonl").read_text())["seconds"] < 120.0
+
+
+def test_full_disk_is_one_error_that_names_the_file():
+    monitor, _ = watch(Path("/dev/full"), False, every=1)
+    monitor.start(TrainState())
+    with pytest.raises(UserError, match=r"/dev/full: cannot be written \(No space left on device\)"):
+        monitor.step(TrainState(step=1), 1.0, 0.1, 1.0)

@@ -5,6 +5,7 @@ Sub-commands are imported when they are called, so that ``mlbert --help`` needs 
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 import traceback
@@ -47,6 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = 130
     except BrokenPipeError:
         code = 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+            raise
+        place = error.filename or "a file"
+        code = _tell(f"{place}: could not be written ({error.strerror}). Free space or name another folder.", debug)
     except MemoryError:
         code = _tell("memory: not enough for this configuration. Lower BATCHSIZE or the model.", debug)
     except Exception as error:

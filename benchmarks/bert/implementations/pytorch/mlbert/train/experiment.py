@@ -30,7 +30,7 @@ from mlbert.core.errors import UserError
 from mlbert.core.mllog import MLPerfLogger
 from mlbert.core.settings import TrainConfig
 from mlbert.data.batch import Batch
-from mlbert.data.manifest import check_same_vocabulary, read_manifest
+from mlbert.data.manifest import check_same_vocabulary, check_vocabulary, read_manifest
 from mlbert.dist.world import World
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.ops.peak import gemm_peak_flops
@@ -154,6 +154,9 @@ def check_data(config: TrainConfig, shape: BertConfig) -> None:
         return
     train_set, eval_set = read_manifest(config.input_dir), read_manifest(config.eval_dir)
     check_same_vocabulary(train_set, eval_set)
+    vocabulary = vocabulary_file(config)
+    if vocabulary is not None:
+        check_vocabulary(train_set, vocabulary)
     if train_set.vocab_size != shape.vocab_size:
         raise UserError(
             config.input_dir,
@@ -167,6 +170,12 @@ def check_data(config: TrainConfig, shape: BertConfig) -> None:
             f"has sequences of {longest} tokens, the model has {shape.max_position_embeddings} positions",
             "Raise max_position_embeddings or prepare with a smaller --max-seq-length",
         )
+
+
+def vocabulary_file(config: TrainConfig) -> Path | None:
+    """The vocabulary that `mlbert prepare` leaves beside the training set, where there is one."""
+    path = config.input_dir.parent / "vocab.txt"
+    return path if path.exists() and not config.synthetic_data else None
 
 
 def data_facts(config: TrainConfig) -> dict[str, str]:
@@ -289,9 +298,8 @@ def _leave_behind(
         "seed": seed,
         "ranks": world.world_size,
     }
-    vocabulary = config.input_dir.parent / "vocab.txt"
     card = {**summary, **facts}
-    artifacts.write_weights(model, paths.folder, vocabulary if vocabulary.exists() else None, card)
+    artifacts.write_weights(model, paths.folder, vocabulary_file(config), card)
     artifacts.write_curve(paths.folder / "metrics.jsonl", paths.folder / "curve.png")
     text = json.dumps(summary, indent=2) + "\n"
     (paths.folder / "summary.json").write_text(text, encoding="utf-8")

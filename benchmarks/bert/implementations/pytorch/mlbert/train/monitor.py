@@ -157,6 +157,10 @@ class Monitor:
             )
 
     def _write(self, **values: object) -> None:
-        if self._file is not None:
+        if self._file is None:
+            return
+        try:
             self._file.write(json.dumps(values) + "\n")
             self._file.flush()
+        except OSError as error:
+            raise UserError(str(self.path), f"cannot be written ({error.strerror})", "Free space on its disk") from None
