@@ -204,10 +204,21 @@ SLEEP = "time.sleep(60)"
 HANG = "c, m = ctypes.CDLL(None), ctypes.create_string_buffer(64); c.pthread_mutex_lock(m); c.pthread_mutex_lock(m)"
 
 
+def _default_signals() -> None:
+    """A suite that runs in the background or under nohup hands ignored signals on to its children."""
+    for name in ("SIGINT", "SIGHUP", "SIGTERM"):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+
+
 def _start(tmp_path: Path, body: str) -> tuple[subprocess.Popen, Path]:
     path = tmp_path / "result_0.txt"
     code = RUN.format(root=str(ROOT), body=body)
-    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=_default_signals,
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     return process, path

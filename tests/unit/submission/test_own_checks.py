@@ -52,6 +52,14 @@ def test_good_logs_pass_and_say_what_was_made_sure_of(three_logs: list[Path], tr
         assert words.endswith(".")
 
 
+@pytest.mark.parametrize(("system", "outcome"), [(None, Outcome.WARN), (SYSTEM, Outcome.FAIL)])
+def test_a_continued_run_is_no_result(three_logs, tree_root, system, outcome) -> None:
+    _edit(three_logs[1], "cache_clear", '"cache_clear"', '"resumed_from_step"')
+    told = _complaining(three_logs, system=system, tree=tree_root if system else None)["time stamps"]
+    assert told[0] is outcome
+    assert "result_1.txt: continued from a checkpoint" in told[1]
+
+
 # (key of the line, pattern, replacement, name of the check, what it must say)
 MUTATIONS = {
     "truncated line": ("eval_samples", r"\}\}$", "", "lines", "line "),

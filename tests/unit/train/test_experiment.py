@@ -142,6 +142,24 @@ def test_killed_and_resumed_ends_with_the_same_weights(tmp_path):
     assert (tmp_path / "killed" / "result_0.part1.txt").exists()
 
 
+def test_resume_keeps_the_seed_that_the_system_drew(tmp_path):
+    process = start_process(tmp_path, "out", max_steps=400, seed="none", save_checkpoint_steps=1)
+    checkpoints = tmp_path / "out" / "run_0" / "checkpoints"
+    wait_for(lambda: len(list(checkpoints.glob("step_*"))) > 1, process)
+    process.kill()
+    process.wait()
+    drawn = json.loads((tmp_path / "out/run_0/config.json").read_text())["seed"]
+    assert run(tmp_path, max_steps=400, seed="none", resume=1) == 1
+    seeds = [event["value"] for event in events(tmp_path / "out" / "result_0.txt") if event["key"] == "seed"]
+    assert seeds == [drawn]
+
+
+def test_a_run_that_never_started_may_be_repeated(tmp_path):
+    assert run(tmp_path, init_checkpoint="/nowhere/model.safetensors") == 2
+    assert (tmp_path / "out" / "result_0.txt").exists()
+    assert run(tmp_path, max_steps=2) == 1
+
+
 def test_termination_is_logged_as_aborted(tmp_path):
     process = start_process(tmp_path, "out", max_steps=100000)
     log = tmp_path / "out" / "result_0.txt"

@@ -41,11 +41,14 @@ class Side:
 
 
 def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> Batch:
-    """The sequences that both sides train on: from a prepared set, or made up with Wikipedia's length distribution."""
+    """The sequences that both sides train on: from a prepared set, or made up with Wikipedia's length distribution.
+
+    Made-up packs hold one sequence each: filling them up would favour short sequences.
+    """
     if data is None:
         source = SyntheticSource(
             packs_per_step=packs,
-            max_sequences_per_pack=MAX_SEQUENCES_PER_PACK,
+            max_sequences_per_pack=1,
             seed=seed,
             vocab_size=config.vocab_size,
             max_tokens=config.max_position_embeddings,
@@ -84,7 +87,7 @@ def their_side(config: BertConfig, batch: Batch, dtype: torch.dtype, start: Bert
         import transformers
     except ImportError:
         raise UserError(
-            "transformers", "is not installed", "Install the extra: pip install -e .[huggingface]"
+            "transformers", "is not installed", "Install it: pip install -c constraints.txt -e .[huggingface]"
         ) from None
     values = {k: v for k, v in huggingface_config(config).items() if k not in ("architectures", "model_type")}
     model = transformers.BertForPreTraining(transformers.BertConfig(**values))
@@ -135,7 +138,7 @@ def run(
 
     Args:
         config: shape of the model.
-        packs: rows of max_position_embeddings tokens that the sequences are packed into.
+        packs: packs of the prepared set, or sequences where they are made up.
         pairs: counted steps of each side.
         dtype: precision of the matrix products, on both sides.
         versus: measure Hugging Face too.

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from mlbert.cli.output import wide_console
 from mlbert.core.errors import UserError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-DEFAULT_PACKS = {"tiny": 32, "demo": 32, "small": 16, "base": 4, "large": 2}
+DEFAULT_PACKS = {"tiny": 32, "demo": 32, "small": 16, "base": 8, "large": 4}
 
 
 class Peer(StrEnum):
@@ -35,7 +35,7 @@ def bench() -> None:
 def step(
     config: Annotated[str, typer.Option(help="demo, tiny, small, base, large, or a bert_config.json.")] = "demo",
     vs: Annotated[Peer | None, typer.Option(help="Measure this peer in the same run.")] = None,
-    packs: Annotated[int | None, typer.Option(help="Rows of packed sequences in the batch.", min=1)] = None,
+    packs: Annotated[int | None, typer.Option(help="Packs in the batch (without --data: sequences).", min=1)] = None,
     pairs: Annotated[int, typer.Option(help="Counted steps of each side.")] = 5,
     precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
     data: Annotated[Path | None, typer.Option(help="Prepared set to take the sequences from.")] = None,
@@ -86,7 +86,7 @@ def _print(record: dict) -> None:
             f"{side['model_flops_per_second'] / 1e9:.1f}",
             f"{100 * side['share_of_gemm_peak']:.0f} %",
         )
-    console = Console()
+    console = wide_console()
     console.print(table)
     if "ratio" in record:
         console.print(f"ratio (median of pairs): {record['ratio']:.2f}")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from mlbert.cli.output import wide_console
 from mlbert.core.errors import UserError
 from mlbert.core.rules import olympic_mean
 
@@ -24,7 +24,7 @@ def report(
 ) -> int:
     """Print the results of the runs in FOLDER and the baselines of their data."""
     summaries = read_summaries(folder)
-    console = Console()
+    console = wide_console()
     table = Table(title=f"Runs in {folder}")
     columns = (
         "run",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -22,7 +21,6 @@ from mlbert.submission.findings import Finding, Outcome, failed
 app = typer.Typer(help="Check, describe and export a submission tree.", no_args_is_help=True, add_completion=False)
 
 _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.FAIL: "bold red"}
-_PLAIN_WIDTH = 160
 
 
 class Division(StrEnum):
@@ -38,7 +36,7 @@ def check_command(
     division: Annotated[Division | None, typer.Option(help="Division that everything has to name.")] = None,
 ) -> None:
     """Run the official tools (ruleset 5.0.0) and our own checks on a copy; exit with 0 when nothing fails, else 1."""
-    console = _console()
+    console = wide_console()
     with console.status("checking") as status:
         findings = check(directory, division.value if division else None, lambda step: status.update(step))
     console.print(_as_table(findings, str(directory)))
@@ -56,7 +54,7 @@ def describe_command(
     """Write the description of this machine, with the 33 fields that the official checker wants."""
     facts = describe_system(submitter, division.value, nodes)
     write_description(out, facts)
-    console = _console()
+    console = wide_console()
     table = Table("field", "value", title=escape(str(out)))
     for name, value in facts.items():
         table.add_row(name, escape(value))
@@ -75,15 +73,10 @@ def export_command(
     num_files = export_tree(tree or tree_root(), directory)
     with tempfile.TemporaryDirectory(prefix="mlbert-export-") as scratch:
         finding = official.check_repository(directory.resolve(), Path(scratch))
-    console = _console()
+    console = wide_console()
     console.print(f"{num_files} files in {directory}. repo_checker: {finding.words}", soft_wrap=True, highlight=False)
     if failed([finding]):
         raise typer.Exit(1)
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
 
 
 def _as_table(findings: list[Finding], subject: str) -> Table:

@@ -121,9 +121,12 @@ def check_status(results: ResultSet) -> Complaints:
 
 
 def check_time(results: ResultSet) -> Complaints:
-    """Time stamps never go back, and run_stop is after run_start."""
+    """Time stamps never go back, run_stop is after run_start, and no run was continued from a checkpoint."""
     complaints = []
     for log in results.logs:
+        if any(event.key == "resumed_from_step" for event in log.events):
+            outcome = Outcome.WARN if results.system is None else Outcome.FAIL
+            complaints.append((outcome, f"{log.path.name}: continued from a checkpoint, so its time is no result"))
         for before, after in itertools.pairwise(log.events):
             if after.time_ms < before.time_ms:
                 complaints.append(_fail(log, f"line {after.line}: time goes back at {after.key}"))

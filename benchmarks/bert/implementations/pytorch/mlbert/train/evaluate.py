@@ -34,7 +34,7 @@ def evaluate(model: BertForPreTraining, batches: Iterable[Batch], world: World) 
     sums = torch.zeros(3, dtype=torch.float64)
     model.eval()
     for batch in batches:
-        output = model(batch)
+        output = model(batch.to(next(model.parameters()).device))
         sums += torch.tensor([float(output.num_correct), float(output.mlm_loss_sum), batch.num_masked])
     model.train()
     world.all_reduce_sum(sums)

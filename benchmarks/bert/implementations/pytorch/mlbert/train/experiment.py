@@ -86,7 +86,7 @@ class RunFolder:
             ) from None
         if (self.folder / "summary.json").exists():
             raise UserError(self.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it")
-        if self.log.exists() and not resume:
+        if self.log.exists() and not resume and "run_start" in self.log.read_text(encoding="utf-8", errors="replace"):
             raise UserError(
                 self.log,
                 "is the log of an unfinished run",
@@ -105,9 +105,9 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
     if config.resume and world.rank == 0 and paths.log.exists():
         _set_aside(paths.log)
     torch.set_num_threads(threads_per_rank(config, world))
-    dtype = compute_dtype(config.precision)
+    dtype = compute_dtype(config.precision, world.device)
     chosen = ops.select(config.ops)
-    seed = world.broadcast_int(config.seed if config.seed is not None else secrets.randbelow(2**31))
+    seed = world.broadcast_int(choose_seed(config, paths))
     facts = {**provenance.provenance(), "precision": str(dtype), "ops": json.dumps(chosen), **data_facts(config)}
     if world.rank == 0:
         record = {**json.loads(resolved.as_json()), "seed": seed, "ranks": world.world_size, "provenance": facts}
@@ -123,6 +123,7 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
         logger.event("seed", seed)
         model = BertForPreTraining(shape, dtype)
         model.initialize(seed)
+        model.to(world.device)
         if config.init_checkpoint is not None:
             load_weights(model, config.init_checkpoint)
         method = build(config, shape, model, world, seed)
@@ -146,6 +147,21 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
         _leave_behind(config, paths, model, outcome, facts, seed, world)
     world.stop()
     return outcome
+
+
+def choose_seed(config: TrainConfig, paths: RunFolder) -> int:
+    """SEED; for a continued run the seed that it began with; otherwise one from the system's randomness."""
+    if config.seed is not None:
+        return config.seed
+    record = paths.folder / "config.json"
+    if config.resume and record.exists():
+        try:
+            return int(json.loads(record.read_text(encoding="utf-8"))["seed"])
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UserError(
+                record, "does not tell the seed of the interrupted run", "Set SEED, or start anew"
+            ) from None
+    return secrets.randbelow(2**31)
 
 
 def check_data(config: TrainConfig, shape: BertConfig) -> None:
@@ -214,7 +230,7 @@ def warm_up(model: BertForPreTraining, flat: FlatBuffers, shape: BertConfig) -> 
         next_sentence_labels=torch.tensor([0]),
         dropout_rows=torch.arange(length, dtype=torch.int32),
     )
-    model(batch, DropoutState(0, 0)).loss(1, 1).backward()
+    model(batch.to(flat.data.device), DropoutState(0, 0)).loss(1, 1).backward()
     flat.zero_grad()
 
 
@@ -279,7 +295,7 @@ def _leave_behind(
     world: World,
 ) -> None:
     state = outcome.state
-    peak = gemm_peak_flops(model.dtype)
+    peak = gemm_peak_flops(model.dtype, world.device.type)
     rate = state.flops / max(state.train_seconds, 1e-9) / world.world_size
     summary = {
         "status": outcome.status,

@@ -161,10 +161,11 @@ def train_one_step(run: Run) -> None:
     lr = run.schedule(state.step)
 
     run.flat.zero_grad()
-    loss_sum = torch.zeros((), dtype=torch.float64)
+    device = run.flat.data.device
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     for i, batch in enumerate(micro_batches):
         run.reducer.prepare(last=i == len(micro_batches) - 1)
-        loss = run.model(batch, dropout).loss(num_masked, num_samples)
+        loss = run.model(batch.to(device), dropout).loss(num_masked, num_samples)
         loss.backward()
         loss_sum += loss.detach()
     run.reducer.finish()
