@@ -1,5 +1,6 @@
 """The step benchmark: both sides start from the same loss, the record holds what the ratio is made of."""
 
+import dataclasses
 import json
 
 import pytest
@@ -42,3 +43,10 @@ def test_record_is_complete_and_consistent():
 def test_data_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(UserError):
         step.make_batch(SHAPE, 4, tmp_path, seed=1)
+
+
+def test_a_small_made_up_batch_has_the_published_mean_length():
+    shape = dataclasses.replace(SHAPE, max_position_embeddings=512)
+    batch = step.make_batch(shape, 8, None, seed=1)
+    assert batch.num_samples == 8
+    assert batch.num_tokens / 8 == pytest.approx(255, rel=0.05)

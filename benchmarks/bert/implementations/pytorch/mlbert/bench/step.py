@@ -13,13 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from mlbert import ops
 from mlbert.core.errors import UserError
 from mlbert.data.batch import Batch
 from mlbert.data.packed import PackedSource
-from mlbert.data.synthetic import SyntheticSource
+from mlbert.data.packed import make_batch as pack_into_batch
+from mlbert.data.synthetic import SyntheticSource, lengths_at
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.models.flops import Work, training_flops
 from mlbert.models.huggingface import huggingface_config, padded_inputs, to_huggingface
@@ -43,17 +45,14 @@ class Side:
 def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> Batch:
     """The sequences that both sides train on: from a prepared set, or made up with Wikipedia's length distribution.
 
-    Made-up packs hold one sequence each: filling them up would favour short sequences.
+    Made-up lengths are evenly spaced quantiles, so that a small batch has the distribution's mean too.
     """
+    max_tokens = config.max_position_embeddings
     if data is None:
-        source = SyntheticSource(
-            packs_per_step=packs,
-            max_sequences_per_pack=1,
-            seed=seed,
-            vocab_size=config.vocab_size,
-            max_tokens=config.max_position_embeddings,
-        )
-        return source.next_step()[0]
+        source = SyntheticSource(packs_per_step=packs, seed=seed, vocab_size=config.vocab_size, max_tokens=max_tokens)
+        lengths = lengths_at((np.arange(packs) + 0.5) / packs, max_tokens)
+        rows = source.sequences(lengths, np.random.default_rng(seed))
+        return pack_into_batch(rows, np.ones(packs, dtype=np.int64), 0, max_tokens)
     packed = PackedSource(data, packs_per_step=packs, max_sequences_per_pack=MAX_SEQUENCES_PER_PACK, seed=seed)
     if packed.vocab_size != config.vocab_size or packed.max_tokens > config.max_position_embeddings:
         raise UserError(data, "does not fit the model's vocabulary or length", "Choose another --config or --data")

@@ -18,6 +18,12 @@ LENGTH_QUANTILES = ((0.0, 5), (0.01, 22), (0.05, 36), (0.10, 48), (0.25, 84), (0
 CLS, SEP, MASK, FIRST_WORD = 2, 3, 4, 5
 
 
+def lengths_at(shares: np.ndarray, max_tokens: int) -> np.ndarray:
+    """Sequence lengths, int64, at these shares (0 to 1) of Wikipedia's distribution, scaled to ``max_tokens``."""
+    share, length = zip(*LENGTH_QUANTILES, strict=True)
+    return np.clip((np.interp(shares, share, length) * (max_tokens / 512)).astype(np.int64), 5, max_tokens)
+
+
 class SyntheticSource:
     """The interface of `mlbert.data.packed.PackedSource` over random tokens.
 
@@ -78,13 +84,12 @@ class SyntheticSource:
 
     def _pack(self, step: int, pack: int) -> Ragged:
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, step, pack])))
-        share, length = zip(*LENGTH_QUANTILES, strict=True)
-        drawn = np.interp(generator.random(self._max_sequences), share, length) * (self.max_tokens / 512)
-        lengths = np.clip(drawn.astype(np.int64), 5, self.max_tokens)
+        lengths = lengths_at(generator.random(self._max_sequences), self.max_tokens)
         lengths = lengths[: max(1, int(np.searchsorted(np.cumsum(lengths), self.max_tokens, side="right")))]
-        return self._sequences(lengths, generator)
+        return self.sequences(lengths, generator)
 
-    def _sequences(self, lengths: np.ndarray, generator: np.random.Generator) -> Ragged:
+    def sequences(self, lengths: np.ndarray, generator: np.random.Generator) -> Ragged:
+        """Made-up sequences of these lengths (int64 [S], each at least 5)."""
         offsets = offsets_of(lengths)
         tokens = generator.integers(FIRST_WORD, self.vocab_size, offsets[-1]).astype(np.uint16)
         first_lengths = generator.integers(3, lengths - 1)
