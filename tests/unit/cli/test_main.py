@@ -7,6 +7,7 @@ import pytest
 
 from mlbert.cli.main import COMMANDS, main
 from mlbert.core.settings import train_settings
+from training_settings import train_arguments
 
 
 def run(capsys, *arguments):
@@ -81,3 +82,11 @@ def test_no_command_shows_the_help_and_fails(capsys):
     code, out, _ = run(capsys)
     assert code == 2
     assert "Usage" in out
+
+
+def test_print_config_needs_no_data_and_trains_nothing(tmp_path, capsys):
+    code, out, _ = run(capsys, *train_arguments(tmp_path), "--print-config")
+    assert code == 0
+    assert "LR=0.01  (learning_rate, flag --learning_rate)" in out
+    assert "global_batch_size 6; closed division: evaluation every 150000 samples, 2414421 samples expected" in out
+    assert not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ from rich.console import Console
 from mlbert import recipes
 from mlbert.core.config import CommandLine, Resolved, check_exports, environment, peek, resolve, split_arguments
 from mlbert.core.errors import UserError
-from mlbert.core.rules import eval_interval
+from mlbert.core.rules import eval_interval, reference_point
 from mlbert.core.settings import train_settings
 from mlbert.dist.world import World
 from mlbert.train.experiment import global_batch_size, run_experiment
@@ -32,7 +32,13 @@ def app(args: list[str], **_: object) -> int:
     _print_config(console, resolved)
     if print_config:
         batch = global_batch_size(resolved.config, world)
-        console.print(f"global_batch_size {batch}; the rules' evaluation interval is {eval_interval(batch)} samples")
+        point = reference_point(batch)
+        expected = f"{point.mean_samples:.0f}" if point else "no"
+        console.print(
+            f"global_batch_size {batch}; closed division: evaluation every {eval_interval(batch)} samples, "
+            f"{expected} samples expected by the reference convergence points",
+            soft_wrap=True,
+        )
         return 0
     return _train(resolved, world, console)
 

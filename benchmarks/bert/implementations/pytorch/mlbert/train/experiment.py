@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 
 from mlbert import ops
-from mlbert.core import provenance
+from mlbert.core import provenance, rules
 from mlbert.core.config import Resolved
 from mlbert.core.errors import UserError
 from mlbert.core.mllog import MLPerfLogger
@@ -40,7 +40,7 @@ from mlbert.train.checkpoint import CheckpointFolder
 from mlbert.train.evaluate import EvaluationSet
 from mlbert.train.loop import FlatBuffers, Optimizer, Reducer, Run, Source, load_checkpoint, train
 from mlbert.train.monitor import Monitor
-from mlbert.train.state import SUCCESS, Limits, Outcome, Schedule, TrainState
+from mlbert.train.state import Limits, Outcome, Schedule, TrainState
 from mlbert.train.weights import load_weights
 
 
@@ -206,7 +206,7 @@ def data_facts(config: TrainConfig) -> dict[str, str]:
 
 def global_batch_size(config: TrainConfig, world: World) -> int:
     """Nominal sequences of one optimizer step over all ranks."""
-    return round(config.train_batch_size * world.world_size * config.average_packing_rate)
+    return rules.global_batch_size(config.train_batch_size, world.world_size, config.average_packing_rate)
 
 
 def threads_per_rank(config: TrainConfig, world: World) -> int:
@@ -319,8 +319,3 @@ def _leave_behind(
     artifacts.write_curve(paths.folder / "metrics.jsonl", paths.folder / "curve.png")
     text = json.dumps(summary, indent=2) + "\n"
     (paths.folder / "summary.json").write_text(text, encoding="utf-8")
-
-
-def succeeded(outcomes: Iterable[Outcome]) -> bool:
-    """Whether every run reached its target."""
-    return all(outcome.status == SUCCESS for outcome in outcomes)
