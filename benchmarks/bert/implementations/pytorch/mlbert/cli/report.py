@@ -11,10 +11,9 @@ from rich.table import Table
 
 from mlbert.cli.output import wide_console
 from mlbert.core.errors import UserError
-from mlbert.core.rules import olympic_mean
+from mlbert.core.rules import UNVERIFIED, olympic_mean
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-UNVERIFIED = "Result not verified by MLCommons Association."
 
 
 @app.command()

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 RULESET = "5.0.0"
+# What MLCommons asks for beside every result that it has not verified.
+UNVERIFIED = "Result not verified by MLCommons Association."
 BENCHMARK = "bert"
 TARGET_MLM_ACCURACY = 0.720
 NUM_EVAL_SAMPLES = 10_000

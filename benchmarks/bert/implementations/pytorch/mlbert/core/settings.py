@@ -206,11 +206,6 @@ class TrainConfig:
             return int(self.max_steps * self.warmup_proportion)
         return self.warmup_steps
 
-    @property
-    def micro_batch_size(self) -> int:
-        """Packs of one micro-batch of one rank."""
-        return self.train_batch_size // self.gradient_accumulation_steps
-
 
 def _launch(env: str, kind: type, meaning: str, unit: str = "", **limits: Any) -> Setting:
     return Setting(env, "", "", kind, False, unit, meaning, Limits(**limits))

@@ -9,10 +9,9 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from mlbert.core.errors import UserError
+from mlbert.core.rules import UNVERIFIED
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.huggingface import huggingface_config, to_huggingface
-
-UNVERIFIED = "Result not verified by MLCommons Association."
 
 
 def write_curve(metrics: Path, target: Path) -> None:

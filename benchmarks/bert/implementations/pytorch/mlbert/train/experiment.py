@@ -130,7 +130,7 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
         logger.event("opt_name", method.opt_name)
         logger.event("opt_implementation", method.optimizer.implementation)
         logger.log_hyperparameters(config, global_batch_size(config, world), config.num_warmup_steps)
-        run = _assemble(config, paths, model, method, world, logger, console, seed)
+        run = _assemble(config, paths, model, method, world, logger, console, seed, facts)
         if config.resume and load_checkpoint(run, run.monitor.say):
             logger.event("resumed_from_step", run.state.step)
             run.monitor.say(f"resumed at step {run.state.step}, {run.state.samples} samples")
@@ -243,6 +243,7 @@ def _assemble(
     logger: MLPerfLogger,
     console: Console,
     seed: int,
+    facts: dict[str, Any],
 ) -> Run:
     limits = Limits(
         config.target_mlm_accuracy,
@@ -256,7 +257,8 @@ def _assemble(
         "model": model.config.to_json(),
         "ranks": world.world_size,
         "train_batch_size": config.train_batch_size,
-        **data_facts(config),
+        "train_data": facts["train_data"],
+        "eval_data": facts["eval_data"],
     }
     return Run(
         model=model,
