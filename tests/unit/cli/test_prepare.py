@@ -46,27 +46,72 @@ def digests(out: Path) -> str:
     return invoke("digest", out / "train", out / "eval")
 
 
-def test_killed_at_random_and_started_again(folder, tmp_path):
-    invoke(*arguments(folder, tmp_path / "straight"))
-    expected, rng, kills = digests(tmp_path / "straight"), random.Random(1), 0
-    for _ in range(4):
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *arguments(folder, tmp_path / "killed")],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "killed" / "text").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(rng.uniform(0.05, 2))
+def start(words: list[str]) -> subprocess.Popen:
+    command = [sys.executable, "-c", PROGRAM, *words]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def run_and_kill(straight: list[str], killed: list[str], rng: random.Random) -> None:
+    """Runs one command to its end, then starts the other three times and kills it within that time."""
+    begin = time.monotonic()
+    assert start(straight).wait() == 0
+    seconds, kills = time.monotonic() - begin, 0
+    for _ in range(3):
+        process = start(killed)
+        time.sleep(rng.uniform(0.2, 0.8) * seconds)
         process.send_signal(signal.SIGKILL)
         kills += process.wait() == -signal.SIGKILL
-        if (tmp_path / "killed" / "prepared.json").exists():
-            break
-    invoke(*arguments(folder, tmp_path / "killed"))
     assert kills >= 1
-    assert digests(tmp_path / "killed") == expected
+    invoke(*killed)
+
+
+def test_killed_at_random_and_started_again(folder, tmp_path):
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    run_and_kill(arguments(folder, straight), arguments(folder, killed), random.Random(1))
+    assert digests(killed) == digests(straight)
     assert not list((tmp_path / "killed").rglob("*.tmp"))
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory) -> Path:
+    """Six text parts of a few hundred instances each."""
+    out, rng = tmp_path_factory.mktemp("parts"), random.Random(2)
+    words = (ASSETS / "text.txt").read_text().split()
+    for number in range(6):
+        lines = [" ".join(rng.choices(words, k=12)) if rng.random() < 0.9 else "" for _ in range(4000)]
+        (out / f"part-{number:05d}-of-00006").write_text("\n".join(lines))
+    return out
+
+
+@pytest.mark.parametrize("set_format", ["hdf5", "tfrecord"])
+def test_instances_killed_at_random_and_started_again(parts, tmp_path, set_format):
+    def arguments(out: str) -> list[str]:
+        options = f"--max-seq-length 64 --max-predictions 0 --workers 2 --format {set_format}"
+        paths = ["--input", str(parts), "--vocab", str(ASSETS / "vocab.txt"), "--out", str(tmp_path / out)]
+        return ["instances", *paths, *options.split()]
+
+    def content(out: str) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (tmp_path / out).iterdir()}
+
+    run_and_kill(arguments("straight"), arguments("killed"), random.Random(3))
+    assert content("killed") == content("straight")
+    assert invoke("digest", tmp_path / "killed") == invoke("digest", tmp_path / "straight")
+
+
+def test_instances_as_tfrecords(tmp_path):
+    words = ("--vocab", ASSETS / "vocab.txt", "--out", tmp_path / "set", "--format", "tfrecord")
+    assert "217 instances" in invoke("instances", "--input", ASSETS / "text.txt", *words)
+    sha256, name, count = invoke("digest", tmp_path / "set" / "part-00000-of-00001.tfrecord").split()
+    assert (sha256[:8], name, count) == ("05705079", "part-00000-of-00001.tfrecord", "217")
+
+
+def test_bad_parts_are_listed(tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"good\n\xff\n")
+    words = ("--vocab", ASSETS / "vocab.txt", "--out", tmp_path / "set", "--skip-bad")
+    said = invoke("instances", "--input", ASSETS / "text.txt", "--input", tmp_path / "bad.txt", *words)
+    assert "1 of 2 parts left out" in said
+    assert "bad.txt: line 2 is not UTF-8" in said
+    assert "217 instances" in said
 
 
 def test_instances_and_digest(tmp_path):

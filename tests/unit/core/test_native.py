@@ -114,6 +114,18 @@ def test_no_compiler(sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @needs_compiler
+def test_library_without_openmp_needs_no_runtime(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise native.NativeUnavailable("no OpenMP runtime")
+
+    monkeypatch.setattr(native, "_share_openmp_runtime", missing)
+    (sources / "tiny.c").write_text("int seven(void) { return 7; }\n")
+    assert native.load("tiny", ["tiny.c"], openmp=False).seven() == 7
+    with pytest.raises(native.NativeUnavailable, match="no OpenMP runtime"):
+        load_again()
+
+
+@needs_compiler
 def test_source_that_does_not_compile(sources: Path) -> None:
     (sources / "tiny.c").write_text("int broken( {\n")
     with pytest.raises(native.NativeUnavailable, match=r"tiny\.c:1"):

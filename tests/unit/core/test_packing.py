@@ -11,9 +11,13 @@ from mlbert.core.packing import best_fit, fit, pack_lengths, plan
 
 
 def wikipedia_like(count: int) -> np.ndarray:
-    """Lengths with the published quantiles of the benchmark's training set."""
+    """Lengths with the published quantiles and mean (254.4) of the benchmark's training set, evenly spaced."""
     shares, lengths = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.766], [5, 22, 36, 48, 84, 204, 484, 511]
-    drawn = np.random.default_rng(0).random(count)
+    drawn = (np.arange(count) + 0.5) / count
+    # Between the quartiles short lengths are the more frequent ones: straight lines would have the mean 262.
+    for low, high in ((0.25, 0.5), (0.5, 0.75)):
+        inside = (drawn > low) & (drawn < high)
+        drawn[inside] = low + (high - low) * ((drawn[inside] - low) / (high - low)) ** 1.4
     return np.where(drawn >= 0.766, 512, np.interp(drawn, shares, lengths)).astype(np.int64)
 
 
@@ -56,9 +60,22 @@ def test_same_seed_same_packs_and_another_seed_another_order():
     assert (one.order != other.order).any()
 
 
-def test_fills_the_benchmarks_lengths_with_three_to_a_pack():
-    lengths = wikipedia_like(1_000_000)
+def test_the_lengths_are_the_published_ones():
+    lengths = wikipedia_like(300_000)
+    assert lengths.mean() == pytest.approx(254.43, abs=0.5)
+    assert np.quantile(lengths, 0.5) == pytest.approx(204, abs=1)
+    assert (lengths == 512).mean() == pytest.approx(0.234, abs=0.001)
+
+
+@pytest.mark.parametrize("count", [300_000, 1_000_000])
+def test_fills_the_benchmarks_lengths_with_three_to_a_pack(count):
+    lengths = wikipedia_like(count)
     assert pack_lengths(lengths, 512, 3).filled(lengths, 512) >= 0.993
+
+
+def test_a_small_set_is_filled_almost_as_well():
+    lengths = wikipedia_like(20_000)
+    assert pack_lengths(lengths, 512, 3).filled(lengths, 512) >= 0.99
 
 
 def test_fitting_beats_longest_first():

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import check_same_vocabulary, check_vocabulary, file_sha256, read_manifest, write_atomically
+from mlbert.data.manifest import file_sha256, read_manifest, write_atomically
+from mlbert.data.store import check_same_vocabulary, check_vocabulary, describe
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,7 @@ from mlbert.data.manifest import check_same_vocabulary, check_vocabulary, file_s
         (b"", "is not a manifest"),
         (b"{", "is not a manifest"),
         (b"[]", "is not a manifest"),
+        (b"[" * 100_000, "is not a manifest"),
         (b"\xff\xfe", "is not a manifest"),
         (b'{"format": "mlbert-ragged", "version": 1}', "is not a manifest"),
         (b'{"format": "other", "version": 3}', "is other version 3, this program reads mlbert-ragged version 1"),
@@ -46,15 +48,15 @@ def test_totals_must_be_the_sums(make_set):
 def test_vocabulary_must_be_the_one_prepared_with(make_set, tmp_path):
     vocab = tmp_path / "vocab.txt"
     vocab.write_text("[PAD]\n")
-    check_vocabulary(read_manifest(make_set(vocabulary=file_sha256(vocab), name="good")), vocab)
+    check_vocabulary(describe(make_set(vocabulary=file_sha256(vocab), name="good")), vocab)
     with pytest.raises(UserError, match=r"vocab.txt: is not the vocabulary that .*bad was prepared with"):
-        check_vocabulary(read_manifest(make_set(name="bad")), vocab)
+        check_vocabulary(describe(make_set(name="bad")), vocab)
     with pytest.raises(UserError, match=r"absent.txt: cannot be read"):
-        check_vocabulary(read_manifest(tmp_path / "bad"), tmp_path / "absent.txt")
+        check_vocabulary(describe(tmp_path / "bad"), tmp_path / "absent.txt")
 
 
 def test_training_and_evaluation_share_a_vocabulary(make_set):
-    one, two = (read_manifest(make_set(name=name, vocabulary=name * 64)) for name in "ab")
+    one, two = (describe(make_set(name=name, vocabulary=name * 64)) for name in "ab")
     check_same_vocabulary(one, one)
     with pytest.raises(UserError, match="another vocabulary"):
         check_same_vocabulary(one, two)

@@ -13,9 +13,11 @@ from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE, random_rows
 
 from mlbert.core.errors import UserError
 from mlbert.core.packing import pack_lengths
+from mlbert.data import packed, shards
 from mlbert.data.batch import Batch
 from mlbert.data.packed import PackedSource, make_batch
 from mlbert.data.shards import ShardSet
+from mlbert.prepare.shuffle import Packing, shuffle_set
 
 COUNT = 300
 
@@ -155,7 +157,7 @@ def test_a_position_of_other_settings_is_refused(folder, change):
 
 def test_a_position_of_other_data_is_refused(folder, make_set):
     state = opened(folder).state_dict()
-    with pytest.raises(UserError, match="manifest_sha256"):
+    with pytest.raises(UserError, match="position has data"):
         opened(make_set(COUNT, name="other", seed=1)).load_state_dict(state)
 
 
@@ -200,7 +202,7 @@ def test_only_the_manifest_is_read_before_open(folder):
     for path in folder.glob("*.h5"):
         path.unlink()
     source = PackedSource(folder, packs_per_step=4, seed=0)
-    assert (source.num_samples, source.vocab_size) == (COUNT, VOCAB_SIZE)
+    assert (source.info.num_sequences, source.vocab_size) == (COUNT, VOCAB_SIZE)
     with pytest.raises(UserError, match="the shard is missing"):
         source.open()
 
@@ -210,7 +212,7 @@ def test_settings_that_cannot_work(folder):
         PackedSource(folder, packs_per_step=4, accumulation=3, seed=0)
     with pytest.raises(UserError, match="fewer than one step"):
         PackedSource(folder, packs_per_step=4000, seed=0).open()
-    with pytest.raises(UserError, match="shorter than max_seq_length"):
+    with pytest.raises(UserError, match="shorter than the data's"):
         PackedSource(folder, packs_per_step=4, seed=0, max_tokens=16)
 
 
@@ -220,3 +222,68 @@ def test_an_error_in_the_background_reaches_the_caller(folder, monkeypatch):
     with pytest.raises(OSError, match="disk gone"):
         source.next_step()
     source.close()
+
+
+@pytest.fixture
+def stored_packs(folder, tmp_path):
+    shuffle_set(folder, tmp_path / "packs", num_shards=4, packing=Packing(40, 3))
+    return tmp_path / "packs"
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_stored_packs_are_taken_as_they_are(stored_packs, monkeypatch, in_memory):
+    monkeypatch.setattr(packed, "IN_MEMORY_BYTES", (4 << 30) * in_memory)
+    store = ShardSet.open(stored_packs)
+    packs = set()
+    for shard in range(4):
+        rows, offsets = store.shard(shard).rows, store.shard(shard).pack_offsets
+        packs |= {tuple(rows.tokens[rows.offsets[offsets[:-1]] + 1][[p]].tolist()) for p in range(len(offsets) - 1)}
+    source = opened(stored_packs, packs_per_step=1)
+    assert source.max_tokens == 40
+    assert source.steps_per_epoch == store.num_packs
+    seen, firsts = [], set()
+    for step in range(source.steps_per_epoch):
+        (batch,) = source.batches_of(step)
+        assert batch.num_tokens <= 40
+        assert batch.num_samples <= 3
+        seen += numbers(batch)
+        firsts.add((numbers(batch)[0],))
+    assert sorted(seen) == list(range(COUNT))
+    assert firsts == packs
+
+
+def test_memory_and_maps_give_the_same_batches(stored_packs, folder, monkeypatch):
+    for data, most in ((stored_packs, 3), (stored_packs, 1), (folder, 3), (folder, 1)):
+        plain = opened(data, max_sequences_per_pack=most)
+        monkeypatch.setattr(packed, "IN_MEMORY_BYTES", 0)
+        mapped = opened(data, max_sequences_per_pack=most)
+        monkeypatch.undo()
+        for step in range(6):
+            assert equal(plain.batches_of(step)[0], mapped.batches_of(step)[0])
+
+
+def test_ranks_share_stored_packs_without_overlap(stored_packs):
+    seen = []
+    for rank in range(3):
+        source = opened(stored_packs, packs_per_step=2, rank=rank, world_size=3)
+        seen += [n for step in range(source.steps_per_epoch) for n in numbers(source.batches_of(step)[0])]
+    assert len(seen) == len(set(seen))
+    assert len(seen) >= COUNT - 3 * 5
+
+
+@pytest.mark.parametrize("data", ["folder", "stored_packs"])
+def test_single_sequences(data, request):
+    source = opened(request.getfixturevalue(data), packs_per_step=4, max_sequences_per_pack=1)
+    assert source.max_tokens == MAX_SEQ_LENGTH
+    assert source.steps_per_epoch == COUNT // 4
+    batches = [source.batches_of(step)[0] for step in range(source.steps_per_epoch)]
+    assert {batch.num_samples for batch in batches} == {4}
+    assert sorted(n for batch in batches for n in numbers(batch)) == list(range(COUNT))
+
+
+def test_a_large_set_is_opened_without_arrays_over_its_packs(stored_packs, monkeypatch):
+    monkeypatch.setattr(packed, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(shards, "VERIFY_BYTES", 0)
+    monkeypatch.setattr(ShardSet, "lengths", property(lambda _: pytest.fail("reads every length")))
+    source = opened(stored_packs, packs_per_step=1)
+    source.batches_of(0)

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlbert.data import ragged as module
 from mlbert.data.ragged import DTYPES, Ragged
 
 tokens = st.lists(st.integers(0, 65_535), min_size=1, max_size=12)
@@ -57,3 +58,18 @@ def test_take_gives_the_chosen_rows_in_order(rows, data):
 def test_concatenate_keeps_order(parts):
     joined = Ragged.concatenate([Ragged.from_rows(rows) for rows in parts])
     assert unpacked(joined) == [each for rows in parts for each in rows]
+
+
+@given(st.lists(row, min_size=1, max_size=20), st.data(), st.integers(1, 9))
+@settings(deadline=None)
+def test_taking_in_blocks_and_slicing_are_plain_taking(rows, data, block):
+    ragged = Ragged.from_rows(rows)
+    first = data.draw(st.integers(0, len(rows)))
+    end = data.draw(st.integers(first, len(rows)))
+    assert unpacked(ragged.slice(first, end)) == rows[first:end]
+    chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=30))
+    before, module.BLOCK = module.BLOCK, block
+    try:
+        assert unpacked(ragged.take(np.asarray(chosen, np.int64))) == [rows[i] for i in chosen]
+    finally:
+        module.BLOCK = before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import resource
 import shutil
@@ -10,6 +11,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from random_set import random_rows
 
 from mlbert.core.errors import UserError
@@ -178,3 +181,55 @@ def test_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be made"):
         ShardWriter(tmp_path / "file" / "below", 1, "")
+
+
+@given(count=st.integers(1, 120), shards=st.integers(1, 5), data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_any_selection_from_any_number_of_shards(tmp_path_factory, count, shards, data):
+    folder, rows = tmp_path_factory.mktemp("set"), random_rows(count)
+    borders = np.sort(np.asarray(data.draw(st.lists(st.integers(0, count), min_size=shards - 1, max_size=shards - 1))))
+    writer = ShardWriter(folder, shards, "")
+    every = []
+    for index, chosen in enumerate(np.split(np.arange(count), borders.astype(int))):
+        sizes = data.draw(st.lists(st.integers(1, 3), min_size=len(chosen), max_size=len(chosen)))
+        offsets = np.unique(np.minimum(np.cumsum([0, *sizes]), len(chosen)))
+        every += [chosen[low:high] for low, high in itertools.pairwise(offsets)]
+        writer.write_shard(index, rows.take(chosen), offsets)
+    limits = {"max_tokens": 96, "max_sequences": 3}
+    vocabulary = {"sha256": "", "size": 500}
+    writer.finish(vocabulary=vocabulary, max_seq_length=32, max_predictions=5, provenance={}, packs=limits)
+    indices = np.asarray(data.draw(st.lists(st.integers(0, count - 1), max_size=80)), np.int64)
+    packs = np.asarray(data.draw(st.lists(st.integers(0, len(every) - 1), max_size=40)), np.int64)
+    wanted = np.concatenate([np.empty(0, np.int64), *(every[pack] for pack in packs)])
+    for store in (ShardSet.open(folder, verify=False), ShardSet.open(folder, verify=True).load()):
+        assert store.num_packs == len(every)
+        assert same(store.gather(indices), rows.take(indices))
+        gathered, counts = store.gather_packs(packs)
+        assert same(gathered, rows.take(wanted))
+        assert counts.tolist() == [len(every[pack]) for pack in packs]
+
+
+def test_shards_are_mapped_when_they_are_touched(make_set):
+    store = ShardSet.open(make_set(300), verify=False)
+    first_shard(store.info.folder).write_bytes(b"x")
+    assert len(store.gather(np.arange(150, 250))) == 100
+    with pytest.raises(UserError, match=r"shard-00000-of-00003.h5"):
+        store.gather(np.arange(3))
+
+
+def test_packs_that_the_manifest_does_not_know(make_set):
+    folder = make_set(30)
+    edit_manifest(folder, lambda document: document.update(packs={"max_tokens": 64, "num_packs": 0}))
+    with pytest.raises(UserError, match="has no packs"):
+        ShardSet.open(folder)
+
+
+def test_more_shards_than_a_process_may_have_files_open(make_set):
+    folder = make_set(300, shards=150)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, len(list(Path("/proc/self/fd").iterdir())) + 60), hard))
+    try:
+        rows = ShardSet.open(folder, verify=False)
+        assert same(rows.gather(np.arange(300)), random_rows(300))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

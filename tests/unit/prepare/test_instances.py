@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from pathlib import Path
@@ -143,6 +144,13 @@ def test_blank_means_blank_after_stripping(tmp_path, assets):
     assert [len(document) for document in documents] == [2, 1, 1]
 
 
+def test_carriage_returns_are_dropped_as_tensorflow_drops_them(tmp_path, assets):
+    tokenizer = WordPieceTokenizer(load_vocabulary(assets / "vocab.txt"))
+    text = tmp_path / "part"
+    text.write_bytes(b"the la\rmp\r\r\n\r\r\ncaf\xc3\r\xa9\n")
+    assert read_documents(text, tokenizer) == [[tokenizer.encode("the lamp")], [tokenizer.encode("caf\u00e9")]]
+
+
 def test_one_document_takes_its_second_sentence_from_itself(tmp_path, assets):
     text = tmp_path / "part"
     text.write_text("The lamp was lit.\nThe cat slept.\n")
@@ -151,7 +159,12 @@ def test_one_document_takes_its_second_sentence_from_itself(tmp_path, assets):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "holds no text"), (b"\n \n\n", "holds no text"), (b"good\nbad \xff\xfe\n", "line 2 is not UTF-8 .byte 5")],
+    [
+        (b"", "holds no text"),
+        (b"\n \n\n", "holds no text"),
+        (b"good\nbad \xff\xfe\n", "line 2 is not UTF-8 .byte 5"),
+        (gzip.compress(b"text"), "is compressed"),
+    ],
 )
 def test_bad_part(tmp_path, assets, content, words):
     text = tmp_path / "part"

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import check_vocabulary, read_manifest
+from mlbert.data.manifest import read_manifest
 from mlbert.data.shards import ShardSet
+from mlbert.data.store import check_vocabulary, describe
 from mlbert.prepare import pipeline
 from mlbert.prepare.instances import InstanceOptions
-from mlbert.prepare.pipeline import InstanceJob, TextOptions, pick_evenly, prepare_instances, prepare_text, set_digests
+from mlbert.prepare.pipeline import TextOptions, pick_evenly, prepare_text
 
 INSTANCES = InstanceOptions(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=3)
 OPTIONS = TextOptions(INSTANCES, vocab_size=300, eval_share=0.2, eval_sequences=60, num_parts=2)
@@ -61,7 +62,7 @@ def test_everything_is_there(prepared):
         "vocab.txt",
     ]
     for side in ("train", "eval"):
-        check_vocabulary(read_manifest(prepared / side), prepared / "vocab.txt")
+        check_vocabulary(describe(prepared / side), prepared / "vocab.txt")
         assert len(ShardSet.open(prepared / side, verify=True)) == read_manifest(prepared / side).num_sequences
     assert read_manifest(prepared / "eval").num_sequences == 60
     assert set(json.loads((prepared / "baselines.json").read_text())) >= {"most_frequent_accuracy", "bigram_accuracy"}
@@ -72,15 +73,15 @@ def test_again_and_with_more_workers_the_same(prepared, tmp_path):
     assert tree(tmp_path / "again") == tree(prepared)
 
 
-def test_a_finished_folder_is_left_alone(prepared):
-    before, said = {path: path.stat().st_mtime_ns for path in prepared.rglob("*")}, []
+def test_a_finished_folder_is_left_alone(prepared, said):
+    before = {path: path.stat().st_mtime_ns for path in prepared.rglob("*")}
 
     def never():
         raise AssertionError("the text was read again")
         yield
 
-    prepare_text(never(), prepared, OPTIONS, SOURCE, progress=said.append)
-    assert "nothing to do" in said[0]
+    prepare_text(never(), prepared, OPTIONS, SOURCE, progress=said)
+    assert "nothing to do" in said.lines[0]
     assert {path: path.stat().st_mtime_ns for path in prepared.rglob("*")} == before
 
 
@@ -146,40 +147,3 @@ def test_picking_is_the_benchmarks_rule():
 def test_options_out_of_range(change):
     with pytest.raises(UserError):
         replace(OPTIONS, **change)
-
-
-def test_instances_alone(prepared, tmp_path, assets):
-    parts = tuple(sorted((prepared / "text").glob("train-*")))
-    job = InstanceJob(parts, prepared / "vocab.txt", tmp_path / "set", INSTANCES)
-    prepare_instances(job)
-    assert set_digests(tmp_path / "set") == set_digests(prepared / "train")
-    assert set_digests(tmp_path / "set" / "shard-00001-of-00002.h5") == set_digests(prepared / "train")[1:]
-    said: list[str] = []
-    prepare_instances(job, progress=said.append)
-    assert "nothing to do" in said[0]
-    with pytest.raises(UserError, match="other input or options"):
-        prepare_instances(replace(job, options=replace(INSTANCES, random_seed=1)))
-    with pytest.raises(UserError, match="other input or options"):
-        prepare_instances(replace(job, vocab_file=assets / "vocab.txt"))
-    with pytest.raises(UserError, match=r"absent: cannot be read"):
-        prepare_instances(replace(job, parts=(Path("absent"),), out=tmp_path / "other"))
-
-
-def test_finished_parts_of_an_interrupted_run_are_kept(prepared, tmp_path):
-    parts = tuple(sorted((prepared / "text").glob("train-*")))
-    job = InstanceJob(parts, prepared / "vocab.txt", tmp_path / "set", INSTANCES)
-    job.make_shard(0)
-    said: list[str] = []
-    prepare_instances(job, progress=said.append)
-    assert said[0] == f"{parts[0].name}: kept from an earlier run"
-    assert set_digests(tmp_path / "set") == set_digests(prepared / "train")
-
-
-def test_a_bad_part_is_named_by_every_number_of_workers(prepared, tmp_path):
-    good, bad = prepared / "text" / "eval.txt", tmp_path / "bad.txt"
-    bad.write_bytes(b"fine\n\xff\n")
-    for workers in (1, 2):
-        job = InstanceJob((good, bad), prepared / "vocab.txt", tmp_path / f"set{workers}", INSTANCES)
-        with pytest.raises(UserError, match=r"bad\.txt: line 2 is not UTF-8"):
-            prepare_instances(job, workers=workers)
-        assert not (job.out / "manifest.json").exists()

@@ -6,8 +6,9 @@ the flags, the compiler and the processor. A library is written under a temporar
 compile at the same time; its last bytes are its own SHA-256, so a damaged one is noticed and built again. Where
 nothing can be compiled, `load` raises `NativeUnavailable` with the reason, and callers use their plain forms.
 
-Kernels use OpenMP. Two OpenMP runtimes in one process would fight over the cores, so the library is linked without
-one and takes its symbols from the runtime that PyTorch has loaded already: import torch first.
+Kernels may use OpenMP. Two OpenMP runtimes in one process would fight over the cores, so the library is linked without
+one and takes its symbols from the runtime that PyTorch has loaded already: import torch first. Libraries without
+OpenMP (`openmp=False`) need neither.
 """
 
 from __future__ import annotations
@@ -44,8 +45,13 @@ class NativeUnavailable(RuntimeError):
     """The kernels can't be compiled or loaded here; the text says why."""
 
 
-def load(name: str, sources: Sequence[str]) -> ctypes.CDLL:
+def load(name: str, sources: Sequence[str], *, openmp: bool = True) -> ctypes.CDLL:
     """The library `name` made of `sources` (file names in ``csrc/cpu``); compiled if the cache doesn't hold it.
+
+    Args:
+        name: of the library.
+        sources: file names in ``csrc/cpu``.
+        openmp: whether the sources use OpenMP.
 
     Raises:
         NativeUnavailable: no compiler, no OpenMP runtime, missing sources, or compilation failed.
@@ -53,6 +59,8 @@ def load(name: str, sources: Sequence[str]) -> ctypes.CDLL:
     if name in _loaded:
         return _loaded[name]
     try:
+        if openmp:
+            _share_openmp_runtime()
         library, message = _load(name, [SOURCE_FOLDER / source for source in sources])
     except NativeUnavailable as error:
         _messages[name] = f"{name}: unavailable ({error})"
@@ -68,10 +76,9 @@ def status() -> str:
 
 
 def _load(name: str, sources: Sequence[Path]) -> tuple[ctypes.CDLL, str]:
-    _share_openmp_runtime()
     compiler = _find_compiler()
     digest = _fingerprint(compiler, sources)
-    folder = _cache_folder()
+    folder = cache_folder()
     cached = folder / f"{name}-{digest[:32]}.so"
     if _is_whole(cached):
         try:
@@ -148,7 +155,8 @@ def _processor() -> bytes:
     return "\n".join([platform.machine(), *(first[name] for name in sorted(first))]).encode()
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """The user's folder for what can be made again: compiled libraries, indices of data files."""
     base = environment().get("XDG_CACHE_HOME", "")
     return (Path(base) if base else Path.home() / ".cache") / "mlbert"
 

@@ -2,20 +2,21 @@
 
 What counts is only how many sequences of each length there are, so the search works on at most ``max_tokens`` counts
 and takes seconds for any number of sequences. It first looks for full packs: how often to use each combination of
-up to three lengths that fills a pack exactly, so that the counts come out (`fit`). What rounding leaves over, and
-everything where packs may hold very many tokens, is packed longest first, each into the pack that it fills best.
+up to three lengths that fills a pack exactly, so that the counts come out (`fit`). What is left over, and everything
+where packs may hold very many tokens, is packed longest first, each into the pack that it fills best.
 
 Legend: N sequences, P packs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 MAX_FITTED_TOKENS = 1024  # combinations of three lengths grow with the square of it: 87,552 here
-FIT_ITERATIONS = 200
+FIT_ITERATIONS = (1000, 100, 100)  # of the first fit, and of those to what rounding left of the one before
 
 
 @dataclass(frozen=True)
@@ -55,22 +56,29 @@ def plan(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict[tup
     if max_tokens > MAX_FITTED_TOKENS or max_sequences < 2 or not histogram.any():
         return greedy
     rest = np.array(histogram, np.int64)
-    fitted = fit(rest, max_tokens, min(max_sequences, 3))
+    fitted: dict[tuple[int, ...], int] = {}
+    for iterations in FIT_ITERATIONS:
+        for combination, count in fit(rest, max_tokens, min(max_sequences, 3), iterations).items():
+            fitted[combination] = fitted.get(combination, 0) + count
     for combination, count in best_fit(rest, max_tokens, max_sequences).items():
         fitted[combination] = fitted.get(combination, 0) + count
     return fitted if sum(fitted.values()) < sum(greedy.values()) else greedy
 
 
-def fit(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict[tuple[int, ...], int]:
+def fit(
+    histogram: np.ndarray, max_tokens: int, max_sequences: int, iterations: int = FIT_ITERATIONS[0]
+) -> dict[tuple[int, ...], int]:
     """Full packs that use up most of a histogram.
 
     Finds non-negative amounts x of the combinations with (A x) close to the histogram by the multiplicative update
-    x <- x * mean over the combination's lengths of (histogram / A x), over-relaxed by the power 1.5; then rounds.
+    x <- x * mean over the combination's lengths of (histogram / A x), over-relaxed by the power 1.5; then rounds so
+    that the amounts of neighbouring combinations keep their sum: most amounts are far below 1.
 
     Args:
         histogram: int64 [max_tokens+1]; what is packed is subtracted in place.
         max_tokens: slots of a pack.
         max_sequences: 2 or 3.
+        iterations: updates of the amounts.
     """
     a, b = np.divmod(np.arange((max_tokens + 1) ** 2), max_tokens + 1)
     c = max_tokens - a - b
@@ -81,20 +89,18 @@ def fit(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict[tupl
         return {}
     used = (combinations > 0).sum(axis=1)
     amounts = np.full(len(combinations), histogram.sum() / used.sum())
-    for _ in range(FIT_ITERATIONS):
+    for _ in range(iterations):
         made = np.bincount(combinations.ravel(), np.repeat(amounts, 3), minlength=max_tokens + 1)
         ratio = np.divide(histogram, made, out=np.zeros(max_tokens + 1), where=made > 0)
         ratio[0] = 0
         mean = (ratio[combinations[:, 0]] + ratio[combinations[:, 1]] + ratio[combinations[:, 2]]) / used
         amounts *= mean * np.sqrt(mean)  # power 1.5; only operations that round alike on every machine
     packed: dict[tuple[int, ...], int] = {}
-    for index in np.argsort(-amounts, kind="stable"):
-        wanted = round(float(amounts[index]))
-        if wanted == 0:
-            break
+    rounded = np.diff(np.floor(np.cumsum(amounts) + 0.5), prepend=0).astype(np.int64)
+    for index in np.argsort(-rounded, kind="stable")[: np.count_nonzero(rounded)]:
         combination = tuple(int(length) for length in combinations[index] if length)
         lengths, each = np.unique(combination, return_counts=True)
-        count = min(wanted, int((histogram[lengths] // each).min()))
+        count = min(int(rounded[index]), int((histogram[lengths] // each).min()))
         if count:
             histogram[lengths] -= count * each
             packed[combination] = count
@@ -134,7 +140,7 @@ def best_fit(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict
     return full
 
 
-def pack_lengths(lengths: np.ndarray, max_tokens: int, max_sequences: int = 3, seed: int = 0) -> Packs:
+def pack_lengths(lengths: np.ndarray, max_tokens: int, max_sequences: int = 3, seed: int | Sequence[int] = 0) -> Packs:
     """Pack sequences; which sequence of a length goes where, and the order of packs, are random by ``seed``.
 
     Args:

@@ -5,7 +5,9 @@ Legend: S sequences, T tokens, M masked tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,9 +57,13 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
-        moved = {
-            f.name: getattr(self, f.name).to(device, non_blocking=True)
-            for f in fields(self)
-            if isinstance(getattr(self, f.name), Tensor)
-        }
-        return replace(self, **moved)
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked host memory; needs a CUDA device."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed: dict[str, Any] = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **changed)

@@ -18,12 +18,12 @@ FORMAT = "mlbert-ragged"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 MAX_VOCAB_SIZE = 65_536  # tokens are stored in 16 bits
-NO_ROOM = "Free some space or choose another folder"
+REMAKE = "Restore the file, or remove the folder and prepare the data again"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What ``manifest.json`` says."""
+    """What ``manifest.json`` says; the last two are of a packed set (0 and None otherwise)."""
 
     path: Path
     vocabulary_sha256: str
@@ -37,6 +37,13 @@ class Manifest:
     shards: list[dict[str, Any]]
     provenance: dict[str, Any] = field(default_factory=dict)
     sha256: str = ""
+    num_packs: int = 0
+    max_pack_tokens: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all shards."""
+        return sum(int(shard["bytes"]) for shard in self.shards)
 
 
 def read_manifest(folder: Path | str) -> Manifest:
@@ -60,6 +67,7 @@ def read_manifest(folder: Path | str) -> Manifest:
         if document["format"] != FORMAT or document["version"] != FORMAT_VERSION:
             found = f"{document['format']} version {document['version']}"
             raise UserError(path, f"is {found}, this program reads {FORMAT} version {FORMAT_VERSION}", remake)
+        packs = document.get("packs")
         manifest = Manifest(
             path=path,
             vocabulary_sha256=str(document["vocabulary"]["sha256"]),
@@ -73,16 +81,19 @@ def read_manifest(folder: Path | str) -> Manifest:
             shards=[dict(shard) for shard in document["shards"]],
             provenance=dict(document["provenance"]),
             sha256=hashlib.sha256(raw).hexdigest(),
+            num_packs=int(packs["num_packs"]) if packs else 0,
+            max_pack_tokens=int(packs["max_tokens"]) if packs else None,
         )
         sums = {key: sum(int(shard[key]) for shard in manifest.shards) for key in ("num_sequences", "num_tokens")}
+        sums["num_packs"] = sum(int(shard.get("num_packs", 0)) for shard in manifest.shards)
         names = [str(shard["file"]) for shard in manifest.shards]
     except UserError:
         raise
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(path, f"is not a manifest of a prepared set ({error!r})", remake) from None
     if len(set(names)) != len(names):
         raise UserError(path, "lists a shard twice", remake)
-    if sums != {"num_sequences": manifest.num_sequences, "num_tokens": manifest.num_tokens}:
+    if sums != {key: getattr(manifest, key) for key in sums}:
         raise UserError(path, f"its totals differ from the sums over its shards ({sums})", remake)
     return manifest
 
@@ -107,29 +118,3 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise UserError(
             path, f"cannot be written ({error.strerror})", "Free some space or choose another folder"
         ) from None
-
-
-def check_vocabulary(manifest: Manifest, vocab_file: Path) -> None:
-    """Make sure that a prepared set was made with this vocabulary file.
-
-    Raises:
-        UserError: the file cannot be read, or it is another vocabulary.
-    """
-    try:
-        found = file_sha256(vocab_file)
-    except OSError as error:
-        raise UserError(vocab_file, f"cannot be read ({error.strerror})", "Give the vocabulary's vocab.txt") from None
-    if found != manifest.vocabulary_sha256:
-        reason = f"is not the vocabulary that {manifest.path.parent} was prepared with (sha256 {found[:12]}...)"
-        raise UserError(vocab_file, reason, f"Use the one with sha256 {manifest.vocabulary_sha256[:12]}...")
-
-
-def check_same_vocabulary(train: Manifest, evaluation: Manifest) -> None:
-    """Make sure that two prepared sets share one vocabulary.
-
-    Raises:
-        UserError: they do not.
-    """
-    if train.vocabulary_sha256 != evaluation.vocabulary_sha256:
-        reason = f"was prepared with another vocabulary than {train.path.parent}"
-        raise UserError(evaluation.path.parent, reason, "Prepare both with the same vocab.txt")

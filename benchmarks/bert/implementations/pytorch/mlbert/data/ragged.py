@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+BLOCK = 1 << 19  # elements that `Ragged.take` copies at a time
+
 DTYPES: dict[str, np.dtype] = {
     "tokens": np.dtype("<u2"),
     "offsets": np.dtype("<i8"),
@@ -69,16 +71,30 @@ class Ragged:
 
     def take(self, indices: np.ndarray) -> Ragged:
         """The sequences ``indices`` (int [S']), in that order."""
-        token_index, offsets = _ragged_index(self.offsets, indices)
-        masked_index, masked_offsets = _ragged_index(self.masked_offsets, indices)
+        tokens, offsets = _take_rows(self.offsets, indices, (self.tokens,))
+        masked, masked_offsets = _take_rows(self.masked_offsets, indices, (self.masked_positions, self.masked_labels))
         return Ragged(
-            tokens=self.tokens[token_index],
+            tokens=tokens[0],
             offsets=offsets,
-            masked_positions=self.masked_positions[masked_index],
-            masked_labels=self.masked_labels[masked_index],
+            masked_positions=masked[0],
+            masked_labels=masked[1],
             masked_offsets=masked_offsets,
             first_lengths=self.first_lengths[indices],
             next_sentence=self.next_sentence[indices],
+        )
+
+    def slice(self, first: int, end: int) -> Ragged:
+        """The sequences from ``first`` to before ``end``; tokens and masks are views."""
+        offsets, masked_offsets = self.offsets[first : end + 1], self.masked_offsets[first : end + 1]
+        tokens, masked = slice(offsets[0], offsets[-1]), slice(masked_offsets[0], masked_offsets[-1])
+        return Ragged(
+            tokens=self.tokens[tokens],
+            offsets=offsets - offsets[0],
+            masked_positions=self.masked_positions[masked],
+            masked_labels=self.masked_labels[masked],
+            masked_offsets=masked_offsets - masked_offsets[0],
+            first_lengths=self.first_lengths[first:end],
+            next_sentence=self.next_sentence[first:end],
         )
 
     @classmethod
@@ -108,9 +124,20 @@ def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return result
 
 
-def _ragged_index(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Flat element index of the ranges ``indices`` of a ragged array, and the offsets of the result."""
+def _take_rows(
+    offsets: np.ndarray, indices: np.ndarray, values: tuple[np.ndarray, ...]
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """The rows ``indices`` of ragged arrays with common offsets, and the offsets of the result."""
     starts = np.asarray(offsets[indices], np.int64)
     new_offsets = offsets_of(offsets[np.asarray(indices) + 1] - starts)
-    shift = np.repeat(starts - new_offsets[:-1], np.diff(new_offsets))
-    return np.arange(new_offsets[-1]) + shift, new_offsets
+    taken = [np.empty(new_offsets[-1], array.dtype) for array in values]
+    first = 0
+    while first < len(starts):  # in blocks: the index of each element is far larger than the element
+        end = max(first + 1, int(np.searchsorted(new_offsets, new_offsets[first] + BLOCK, side="right")) - 1)
+        low, high = new_offsets[first], new_offsets[end]
+        shift = np.repeat(starts[first:end] - new_offsets[first:end], np.diff(new_offsets[first : end + 1]))
+        shift += np.arange(low, high)
+        for source, target in zip(values, taken, strict=True):
+            np.take(source, shift, out=target[low:high], mode="clip")
+        first = end
+    return taken, new_offsets

@@ -1,39 +1,41 @@
 """The prepared set: ragged HDF5 shards and one manifest.
 
-A folder holds ``manifest.json`` and ``shard-00000-of-00004.h5`` and so on. A shard keeps sequences back to back
-with offsets instead of padding; every array is contiguous, so a reader maps it into memory and touches only what it
-takes. Nothing is pickled. Files are written under a temporary name, flushed to disk and renamed, the manifest last:
-a folder with a manifest is complete, whatever happened while it was made.
+A folder holds ``manifest.json`` and ``shard-00000-of-00004.h5`` and so on (`mlbert.data.shard_file`). Files are written
+under a temporary name, flushed to disk and renamed, the manifest last: a folder with a manifest is complete, whatever
+happened while it was made. A packed set also says which consecutive sequences share a pack.
 
-The arrays are those of `mlbert.data.ragged`; every dataset is one-dimensional and little-endian.
+Legend: N sequences of the set, S sequences asked for, P packs.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.data.checks import first_problem
 from mlbert.data.manifest import (
     FORMAT,
     FORMAT_VERSION,
     MANIFEST,
+    REMAKE,
     Manifest,
     file_sha256,
     read_manifest,
     write_atomically,
 )
 from mlbert.data.ragged import DTYPES, Ragged, offsets_of
+from mlbert.data.shard_file import PACK_OFFSETS, Shard, is_written, map_file, write_shard_file
+from mlbert.data.store import StoreInfo
 
 VERIFY_BYTES = 2 << 30  # sets up to this size are hashed when opened; larger ones by `mlbert prepare verify`
-REMAKE = "Restore the file, or remove the folder and prepare the data again"
+_MANY_OF_A_SHARD = 32  # sequences above which it pays to gather a shard's share by index arrays
 _SHARD_NAME = re.compile(r"shard-(\d{5})-of-(\d{5})\.h5")
 
 
@@ -42,12 +44,17 @@ def shard_name(index: int, count: int) -> str:
     return f"shard-{index:05d}-of-{count:05d}.h5"
 
 
-def content_sha256(rows: Ragged) -> str:
-    """sha256 over the bytes of all arrays, in the order of `DTYPES`."""
-    result = hashlib.sha256()
-    for name, dtype in DTYPES.items():
-        result.update(np.ascontiguousarray(getattr(rows, name), dtype).data)
-    return result.hexdigest()
+@dataclass(frozen=True)
+class ShardEntry:
+    """One shard as the manifest lists it.
+
+    Attributes:
+        values: JSON-able: file, sha256, bytes, counts.
+        histogram: int64 [longest sequence + 1], number of sequences of each length.
+    """
+
+    values: dict[str, Any]
+    histogram: np.ndarray
 
 
 class ShardWriter:
@@ -84,60 +91,62 @@ class ShardWriter:
 
     def is_written(self, index: int) -> bool:
         """Whether shard ``index`` of the same fingerprint is there from an earlier, interrupted run."""
-        path = self.path(index)
-        try:
-            with h5py.File(path, "r") as file:
-                attributes = dict(file.attrs)
-            known = attributes["fingerprint"] == self.fingerprint
-            return known and attributes["content_sha256"] == content_sha256(map_shard(path))
-        except (OSError, KeyError, RuntimeError, UserError):
-            return False
+        return is_written(self.path(index), self.fingerprint)
 
-    def write_shard(self, index: int, rows: Ragged) -> None:
+    def write_shard(self, index: int, rows: Ragged, pack_offsets: np.ndarray | None = None) -> None:
         """Write shard ``index`` as a whole.
+
+        Args:
+            rows: its sequences.
+            pack_offsets: int64 [P+1] for a packed set: pack p is rows pack_offsets[p] to pack_offsets[p+1].
 
         Raises:
             UserError: the disk is full or the folder not writable; nothing under the final name then.
         """
-        # The image is built in memory and written as plain bytes: a full disk is then an ordinary error.
-        with h5py.File("shard", "w", driver="core", backing_store=False) as file:
-            file.attrs["format"] = FORMAT
-            file.attrs["version"] = FORMAT_VERSION
-            file.attrs["fingerprint"] = self.fingerprint
-            file.attrs["content_sha256"] = content_sha256(rows)
-            for name, dtype in DTYPES.items():
-                array = np.ascontiguousarray(getattr(rows, name), dtype)
-                file.create_dataset(name, data=array, track_times=False)
-            file.flush()
-            image = file.id.get_file_image()
-        write_atomically(self.path(index), image)
+        extra = {} if pack_offsets is None else {PACK_OFFSETS: pack_offsets}
+        write_shard_file(self.path(index), rows, self.fingerprint, extra)
+
+    def entry(self, index: int) -> ShardEntry:
+        """Read shard ``index`` back for the manifest; reads the whole file."""
+        path = self.path(index)
+        shard = map_file(path)
+        values: dict[str, Any] = {
+            "file": path.name,
+            "sha256": file_sha256(path),
+            "content_sha256": shard.content_sha256,
+            "bytes": path.stat().st_size,
+            "num_sequences": len(shard.rows),
+            "num_tokens": len(shard.rows.tokens),
+            "num_masked": len(shard.rows.masked_labels),
+        }
+        if shard.pack_offsets is not None:
+            values["num_packs"] = len(shard.pack_offsets) - 1
+        return ShardEntry(values, np.bincount(shard.rows.lengths))
 
     def finish(
-        self, *, vocabulary: Mapping[str, Any], max_seq_length: int, max_predictions: int, provenance: Mapping[str, Any]
+        self,
+        *,
+        vocabulary: Mapping[str, Any],
+        max_seq_length: int,
+        max_predictions: int,
+        provenance: Mapping[str, Any],
+        packs: Mapping[str, int] | None = None,
+        entries: Sequence[ShardEntry] | None = None,
     ) -> Manifest:
-        """Read the shards back, check them, and write the manifest.
+        """Write the manifest.
 
         Args:
             vocabulary: {"sha256": of vocab.txt, "size": entries}.
             max_seq_length, max_predictions: limits of one sequence, tokens.
             provenance: JSON-able: options, seed, tool version.
+            packs: of a packed set: {"max_tokens": slots of a pack, "max_sequences": most sequences of one}.
+            entries: what `entry` gave for every shard; None: read them back now.
         """
+        entries = entries or [self.entry(index) for index in range(self.num_shards)]
         histogram = np.zeros(max_seq_length + 1, np.int64)
-        shards: list[dict[str, Any]] = []
-        for index in range(self.num_shards):
-            path = self.path(index)
-            rows = map_shard(path)
-            histogram += np.bincount(rows.lengths, minlength=max_seq_length + 1)
-            shards.append(
-                {
-                    "file": path.name,
-                    "sha256": file_sha256(path),
-                    "bytes": path.stat().st_size,
-                    "num_sequences": len(rows),
-                    "num_tokens": len(rows.tokens),
-                    "num_masked": len(rows.masked_labels),
-                }
-            )
+        for entry in entries:
+            histogram[: len(entry.histogram)] += entry.histogram
+        shards = [entry.values for entry in entries]
         totals = {key: sum(shard[key] for shard in shards) for key in ("num_sequences", "num_tokens", "num_masked")}
         document = {
             "format": FORMAT,
@@ -150,148 +159,213 @@ class ShardWriter:
             "provenance": dict(provenance),
             "length_histogram": histogram.tolist(),
         }
+        if packs is not None:
+            num_packs = sum(shard["num_packs"] for shard in shards)
+            slots = num_packs * packs["max_tokens"]
+            fill = round(totals["num_tokens"] / slots, 6) if slots else 1.0
+            document["packs"] = {**packs, "num_packs": num_packs, "fill": fill}
         write_atomically(self.folder / MANIFEST, (json.dumps(document, indent=1) + "\n").encode())
         return read_manifest(self.folder)
 
 
 def map_shard(path: Path) -> Ragged:
-    """Map one shard's arrays into memory, read-only.
-
-    Raises:
-        UserError: the file is missing, no HDF5, truncated, or its arrays are not a ragged set.
-    """
-    try:
-        with h5py.File(path, "r") as file:
-            if file.attrs.get("format") != FORMAT or int(file.attrs.get("version", -1)) != FORMAT_VERSION:
-                raise UserError(path, f"is not a shard of {FORMAT} version {FORMAT_VERSION}", REMAKE)
-            arrays = {name: _map_dataset(path, file[name], dtype) for name, dtype in DTYPES.items()}
-    except FileNotFoundError:
-        raise UserError(path, "the shard is missing", REMAKE) from None
-    except (OSError, KeyError, RuntimeError) as error:
-        raise UserError(path, f"is damaged or not a shard ({str(error).splitlines()[0]})", REMAKE) from None
-    except ValueError as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(path, f"is truncated or damaged ({error})", REMAKE) from None
-    rows = Ragged(**arrays)
-    size = len(rows)
-    consistent = (
-        len(rows.offsets) == len(rows.masked_offsets) == size + 1
-        and len(rows.next_sentence) == size
-        and rows.offsets[0] == rows.masked_offsets[0] == 0
-        and rows.offsets[-1] == len(rows.tokens)
-        and rows.masked_offsets[-1] == len(rows.masked_labels) == len(rows.masked_positions)
-    )
-    if not consistent:
-        raise UserError(path, "its arrays do not fit each other", REMAKE)
-    return rows
-
-
-def _map_dataset(path: Path, dataset: Any, dtype: np.dtype) -> np.ndarray:
-    if dataset.dtype != dtype or dataset.ndim != 1:
-        raise ValueError(f"{dataset.name} is {dataset.dtype} with {dataset.ndim} dimensions")
-    if dataset.size == 0:
-        return np.empty(0, dtype)
-    start = dataset.id.get_offset()
-    if start is None or dataset.chunks is not None:
-        raise ValueError(f"{dataset.name} is not stored contiguously")
-    if start + dataset.nbytes > path.stat().st_size:
-        raise ValueError(f"{dataset.name} ends after the end of the file")
-    return np.memmap(path, dtype, "r", start, dataset.shape).view(np.ndarray)
+    """The sequences of one shard, mapped into memory; see `mlbert.data.shard_file.map_file`."""
+    return map_file(path).rows
 
 
 class ShardSet:
-    """A prepared set opened for reading.
+    """A prepared set opened for reading; a `mlbert.data.store.Store`. Shards are mapped when they are first touched.
 
     Attributes:
         manifest: its manifest.
-        lengths: int32 [N], tokens of every sequence, shard by shard.
+        info: the same as every kind of data tells it.
     """
 
-    def __init__(self, manifest: Manifest, shards: list[Ragged]) -> None:
+    def __init__(self, manifest: Manifest, shards: Sequence[Shard | None], one_piece: bool = False) -> None:
         self.manifest = manifest
-        self._shards = shards
-        self._first = offsets_of([len(shard) for shard in shards])
-        parts = [shard.lengths.astype(np.int32) for shard in shards]
-        self.lengths: np.ndarray = np.concatenate(parts) if parts else np.empty(0, np.int32)
+        self.info = info_of(manifest)
+        self._shards = list(shards)
+        counts = [manifest.num_sequences] if one_piece else [int(entry["num_sequences"]) for entry in manifest.shards]
+        packs = [manifest.num_packs] if one_piece else [int(entry.get("num_packs", 0)) for entry in manifest.shards]
+        self._first, self._first_pack = offsets_of(counts), offsets_of(packs)
+        self._lengths: np.ndarray | None = None
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return self.manifest.num_sequences
+
+    @property
+    def num_packs(self) -> int:
+        """Stored packs (P); 0 for a set of single sequences."""
+        return self.manifest.num_packs
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int32 [N], tokens of every sequence, shard by shard; read at first use (4 bytes a sequence)."""
+        if self._lengths is None:
+            parts = [rows.lengths.astype(np.int32) for rows in self]
+            self._lengths = np.concatenate(parts) if parts else np.empty(0, np.int32)
+        return self._lengths
 
     @classmethod
     def open(cls, folder: Path | str, verify: bool | None = None) -> ShardSet:
         """Open a prepared set and check it.
 
-        Always: every shard of the manifest is there, no other shard lies beside them, sizes and counts agree.
-        With ``verify`` (None: when the set has at most 2 GiB): checksums, and every value in its range.
+        Always: every shard of the manifest is there, no other shard lies beside them, sizes agree; counts and content
+        name when a shard is first touched. With ``verify`` (None: when the set has at most 2 GiB), now and for all
+        shards: checksums, and every value in its range.
 
         Raises:
             UserError: names the first bad file.
         """
         manifest = read_manifest(folder)
         folder = Path(folder)
-        listed = {str(shard["file"]) for shard in manifest.shards}
-        strangers = sorted(path.name for path in folder.iterdir() if _SHARD_NAME.fullmatch(path.name))
-        for name in strangers:
-            if name not in listed:
-                raise UserError(
-                    folder / name, "is not in the manifest beside it", "Remove it or prepare the data again"
-                )
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir() if _SHARD_NAME.fullmatch(path.name)}
+        for name in sorted(set(sizes) - {str(entry["file"]) for entry in manifest.shards}):
+            raise UserError(folder / name, "is not in the manifest beside it", "Remove it or prepare the data again")
+        for entry in manifest.shards:
+            path = folder / str(entry["file"])
+            if path.name not in sizes:
+                raise UserError(path, "the shard is missing", REMAKE)
+            if sizes[path.name] != int(entry["bytes"]):
+                raise UserError(path, f"has {sizes[path.name]} bytes, the manifest says {entry['bytes']}", REMAKE)
         if verify is None:
-            verify = sum(int(shard["bytes"]) for shard in manifest.shards) <= VERIFY_BYTES
-        return cls(manifest, [_open_shard(folder, shard, manifest, verify) for shard in manifest.shards])
+            verify = manifest.num_bytes <= VERIFY_BYTES
+        shards = [verified_shard(manifest, index) if verify else None for index in range(len(manifest.shards))]
+        return cls(manifest, shards)
+
+    def shard(self, index: int) -> Shard:
+        """Shard ``index`` of the set, mapped."""
+        shard = self._shards[index]
+        if shard is None:  # two threads may both map it: no harm
+            shard = self._shards[index] = matching_shard(self.manifest, index)
+        return shard
 
     def gather(self, indices: np.ndarray) -> Ragged:
-        """Copy the sequences ``indices`` (int64 [S], into `lengths`), in that order."""
+        """Copy the sequences ``indices`` (int64 [S], shard by shard as in `lengths`), in that order."""
+        indices = np.asarray(indices, np.int64)
         if len(self._shards) == 1:
-            return self._shards[0].take(indices)
+            return self.shard(0).rows.take(indices)
         shard_of = np.searchsorted(self._first, indices, side="right") - 1
+        within = indices - self._first[shard_of]
+        touched = np.unique(shard_of)
+        if len(indices) <= _MANY_OF_A_SHARD * len(touched):
+            return self._ranges(shard_of, within, within + 1)
         by_shard = np.argsort(shard_of, kind="stable")
-        parts = []
-        for shard in np.unique(shard_of):
-            wanted = by_shard[shard_of[by_shard] == shard]
-            parts.append(self._shards[shard].take(indices[wanted] - self._first[shard]))
+        ends = np.searchsorted(shard_of[by_shard], touched, side="right")
+        groups = np.split(by_shard, ends[:-1])
+        parts = [self.shard(s).rows.take(within[group]) for s, group in zip(touched.tolist(), groups, strict=True)]
+        if len(parts) == 1:  # the stable sort kept the order
+            return parts[0]
         return Ragged.concatenate(parts).take(np.argsort(by_shard, kind="stable"))
+
+    def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
+        """The packs ``indices`` (int64): their sequences pack by pack, and int64 [packs] sequences of each."""
+        indices = np.asarray(indices, np.int64)
+        shard_of = np.searchsorted(self._first_pack, indices, side="right") - 1
+        within = indices - self._first_pack[shard_of]
+        first, end = np.empty_like(within), np.empty_like(within)
+        if len(self._shards) == 1:
+            offsets = self._pack_offsets(0)
+            first, end = offsets[within], offsets[within + 1]
+            counts = end - first
+            shift = np.repeat(first - offsets_of(counts)[:-1], counts)
+            return self.shard(0).rows.take(np.arange(len(shift)) + shift), counts
+        for number, (shard, pack) in enumerate(zip(shard_of.tolist(), within.tolist(), strict=True)):
+            first[number], end[number] = self._pack_offsets(shard)[pack : pack + 2]
+        return self._ranges(shard_of, first, end), end - first
+
+    def _pack_offsets(self, index: int) -> np.ndarray:
+        offsets = self.shard(index).pack_offsets
+        assert offsets is not None, "a set without packs"
+        return offsets
+
+    def _ranges(self, shard_of: np.ndarray, first: np.ndarray, end: np.ndarray) -> Ragged:
+        """Sequences first[i] to end[i] of shard shard_of[i], one range after the other; each is one copy."""
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in DTYPES}
+        for index, low, high in zip(shard_of.tolist(), first.tolist(), end.tolist(), strict=True):
+            rows = self.shard(index).rows
+            offsets, masked = rows.offsets[low : high + 1], rows.masked_offsets[low : high + 1]
+            parts["offsets"].append(offsets)
+            parts["masked_offsets"].append(masked)
+            parts["tokens"].append(rows.tokens[offsets[0] : offsets[-1]])
+            parts["masked_positions"].append(rows.masked_positions[masked[0] : masked[-1]])
+            parts["masked_labels"].append(rows.masked_labels[masked[0] : masked[-1]])
+            parts["first_lengths"].append(rows.first_lengths[low:high])
+            parts["next_sentence"].append(rows.next_sentence[low:high])
+        if not len(first):
+            return Ragged.concatenate([])
+        arrays = {name: np.concatenate(pieces) for name, pieces in parts.items()}
+        borders = np.cumsum(end - first + 1)[:-1] - 1  # between the last offset of a range and the next one's first
+        for name in ("offsets", "masked_offsets"):
+            arrays[name] = offsets_of(np.delete(np.diff(arrays[name]), borders))
+        return Ragged(**arrays)
 
     def load(self) -> ShardSet:
         """The same set held in memory as one piece: faster to gather from."""
-        return ShardSet(self.manifest, [Ragged.concatenate(self._shards)])
+        rows, extra = Ragged.concatenate(list(self)), {}
+        if self.num_packs:
+            counts = [np.diff(self._pack_offsets(index)) for index in range(len(self._shards))]
+            extra = {PACK_OFFSETS: offsets_of(np.concatenate(counts))}
+        return ShardSet(self.manifest, [Shard(rows, extra)], one_piece=True)
 
     def __iter__(self) -> Iterator[Ragged]:
-        """The shards, in order."""
-        return iter(self._shards)
+        """The sequences of each shard, in order."""
+        return (self.shard(index).rows for index in range(len(self._shards)))
 
 
-def _open_shard(folder: Path, entry: Mapping[str, Any], manifest: Manifest, verify: bool) -> Ragged:
-    path = folder / str(entry["file"])
-    if path.exists() and path.stat().st_size != int(entry["bytes"]):
-        raise UserError(path, f"has {path.stat().st_size} bytes, the manifest says {entry['bytes']}", REMAKE)
-    if verify and path.exists() and file_sha256(path) != entry["sha256"]:
-        raise UserError(path, "its checksum differs from the manifest's", REMAKE)
-    rows = map_shard(path)
-    counts = {"num_sequences": len(rows), "num_tokens": len(rows.tokens), "num_masked": len(rows.masked_labels)}
+def info_of(manifest: Manifest) -> StoreInfo:
+    """What the manifest says, in the terms of every kind of data."""
+    return StoreInfo(
+        folder=manifest.path.parent,
+        kind="mlbert",
+        identity=manifest.sha256,
+        max_seq_length=manifest.max_seq_length,
+        max_predictions=manifest.max_predictions,
+        num_sequences=manifest.num_sequences,
+        vocab_size=manifest.vocab_size,
+        vocabulary_sha256=manifest.vocabulary_sha256,
+        max_pack_tokens=manifest.max_pack_tokens,
+    )
+
+
+def matching_shard(manifest: Manifest, index: int) -> Shard:
+    """Map shard ``index`` and make sure that it is the one the manifest lists; reads only its header.
+
+    Raises:
+        UserError: it is missing, damaged, or belongs to another set.
+    """
+    entry = manifest.shards[index]
+    path = manifest.path.parent / str(entry["file"])
+    shard = map_file(path)
+    if entry.get("content_sha256", shard.content_sha256) != shard.content_sha256:
+        raise UserError(path, "is a shard of another set than the manifest beside it", REMAKE)
+    counts = {
+        "num_sequences": len(shard.rows),
+        "num_tokens": len(shard.rows.tokens),
+        "num_masked": len(shard.rows.masked_labels),
+    }
+    if manifest.max_pack_tokens is not None:
+        if shard.pack_offsets is None:
+            raise UserError(path, "has no packs, the manifest says it has", REMAKE)
+        counts["num_packs"] = len(shard.pack_offsets) - 1
     for key, count in counts.items():
         if count != int(entry[key]):
             raise UserError(path, f"{key} is {count}, the manifest says {entry[key]}", REMAKE)
-    if verify:
-        _check_values(path, rows, manifest)
-    return rows
+    return shard
 
 
-def _check_values(path: Path, rows: Ragged, manifest: Manifest) -> None:
-    """Every value in its range; the first sequence that breaks a rule is named."""
-    lengths, masked = rows.lengths, np.diff(rows.masked_offsets)
-    token_of = np.repeat(np.arange(len(rows)), lengths) if len(rows) else np.empty(0, np.int64)
-    masked_of = np.repeat(np.arange(len(rows)), masked) if len(rows) else np.empty(0, np.int64)
-    problems = {
-        "is empty or longer than max_seq_length": np.flatnonzero((lengths < 1) | (lengths > manifest.max_seq_length)),
-        "has more masked tokens than max_predictions": np.flatnonzero(masked > manifest.max_predictions),
-        "has a first segment longer than itself": np.flatnonzero(rows.first_lengths > lengths),
-        "has a next-sentence label other than 0 or 1": np.flatnonzero(rows.next_sentence > 1),
-        "has a token outside the vocabulary": token_of[rows.tokens >= manifest.vocab_size],
-        "has a label outside the vocabulary": masked_of[rows.masked_labels >= manifest.vocab_size],
-        "has a masked position after its end": masked_of[rows.masked_positions >= lengths[masked_of]],
-    }
-    for problem, where in problems.items():
-        if len(where):
-            raise UserError(path, f"sequence {int(where[0])} {problem}", "Prepare the data again")
+def verified_shard(manifest: Manifest, index: int) -> Shard:
+    """`matching_shard`, with its checksum and every value checked; reads all of it.
+
+    Raises:
+        UserError: names the file and the first bad sequence.
+    """
+    entry = manifest.shards[index]
+    path = manifest.path.parent / str(entry["file"])
+    if path.exists() and file_sha256(path) != entry["sha256"]:
+        raise UserError(path, "its checksum differs from the manifest's", REMAKE)
+    shard = matching_shard(manifest, index)
+    problem = first_problem(shard.rows, info_of(manifest), shard.pack_offsets)
+    if problem is not None:
+        raise UserError(path, problem, "Prepare the data again")
+    return shard

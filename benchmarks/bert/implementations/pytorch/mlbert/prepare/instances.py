@@ -2,6 +2,7 @@
 
 One text part (one sentence a line, a blank line between documents) and one seed give one list of instances; the
 published ``create_pretraining_data`` gives the same ones in the same order.
+This is the plain form; `mlbert.prepare.generator` runs a compiled one that gives the same rows.
 """
 
 from __future__ import annotations
@@ -79,29 +80,49 @@ def parse_documents(lines: Iterable[str], tokenizer: WordPieceTokenizer) -> list
     return [document for document in documents if document]
 
 
+_REMEDY = "Give UTF-8 text, one sentence a line and a blank line between documents"
+
+
+def unreadable(path: Path, error: OSError) -> UserError:
+    """The error for a text part that cannot be opened."""
+    return UserError(path, f"cannot be read ({error.strerror})", _REMEDY)
+
+
+def without_text(path: Path) -> UserError:
+    """The error for a text part without a sentence."""
+    return UserError(path, "holds no text", _REMEDY)
+
+
 def read_documents(path: Path, tokenizer: WordPieceTokenizer) -> list[Document]:
     """Documents of one text part.
 
     Raises:
         UserError: the file cannot be read, is not UTF-8 (names the line), or holds no text.
     """
-    remedy = "Give UTF-8 text, one sentence a line and a blank line between documents"
     try:
         with path.open("rb") as file:
-            documents = parse_documents(_decoded(path, file, remedy), tokenizer)
+            documents = parse_documents(decoded_lines(path, file), tokenizer)
     except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", remedy) from None
+        raise unreadable(path, error) from None
     if not documents:
-        raise UserError(path, "holds no text", remedy)
+        raise without_text(path)
     return documents
 
 
-def _decoded(path: Path, lines: Iterable[bytes], remedy: str) -> Iterator[str]:
+def decoded_lines(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
+    """Lines of a text part as text. Carriage returns are dropped anywhere, as TensorFlow's ``GFile.readline`` does.
+
+    Raises:
+        UserError: names the line that is not UTF-8.
+    """
     for number, line in enumerate(lines, 1):
         try:
-            yield line.decode("utf-8")
+            yield line.replace(b"\r", b"").decode("utf-8")
         except UnicodeDecodeError as error:
-            raise UserError(path, f"line {number} is not UTF-8 (byte {error.start + 1} of the line)", remedy) from None
+            if number == 1 and line.startswith(b"\x1f\x8b"):
+                raise UserError(path, "is compressed (gzip)", "Unpack it first") from None
+            reason = f"line {number} is not UTF-8 (byte {error.start + 1} of the line)"
+            raise UserError(path, reason, _REMEDY) from None
 
 
 def create_instances(

@@ -7,31 +7,27 @@ nothing.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import MANIFEST, Manifest, file_sha256, read_manifest, write_atomically
-from mlbert.data.ragged import Ragged
-from mlbert.data.shards import ShardSet, ShardWriter, map_shard
+from mlbert.data.manifest import Manifest, file_sha256, write_atomically
+from mlbert.data.shards import ShardSet, ShardWriter
 from mlbert.prepare import corpus as corpora
 from mlbert.prepare.baselines import baselines
-from mlbert.prepare.instances import InstanceOptions, create_instances, digest, read_documents
+from mlbert.prepare.eval_set import pick_evenly
+from mlbert.prepare.generator import make_generator
+from mlbert.prepare.instance_set import InstanceJob, make_instances, tool_version
+from mlbert.prepare.instances import InstanceOptions, read_documents
+from mlbert.prepare.jobs import SILENT, Progress
 from mlbert.prepare.vocab import check_vocab_size, count_words, train_vocabulary
 from mlbert.prepare.wordpiece import WordPieceTokenizer, load_vocabulary
 
 FINISHED = "prepared.json"
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -67,14 +63,6 @@ class TextOptions:
                 raise UserError(name, f"{getattr(self, name)} is out of range", "Use 1 or more")
 
 
-def tool_version() -> str:
-    """Version of this package, as stored in manifests."""
-    try:
-        return version("mlbert")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def is_finished(out: Path, options: dict[str, Any]) -> bool:
     """Whether ``out`` was finished with the same options.
 
@@ -102,7 +90,7 @@ def prepare_text(
     source: dict[str, Any],
     *,
     workers: int = 1,
-    progress: Progress = lambda text: None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Make a data folder from documents of sentences.
 
@@ -178,101 +166,12 @@ def _write_parts(folder: Path, corpus: corpora.Corpus, num_parts: int) -> list[P
     return parts
 
 
-@dataclass(frozen=True)
-class InstanceJob:
-    """Text parts to turn into one prepared set, one shard for each part."""
-
-    parts: tuple[Path, ...]
-    vocab_file: Path
-    out: Path
-    options: InstanceOptions
-    lower_case: bool = True
-
-    def fingerprint(self, index: int) -> str:
-        """Names input, vocabulary and options of one shard."""
-        named = [
-            _input_sha256(self.parts[index]),
-            _input_sha256(self.vocab_file),
-            asdict(self.options),
-            self.lower_case,
-        ]
-        return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
-
-    def make_shard(self, index: int) -> str:
-        """Make one shard unless an earlier run did; returns a line for the progress report."""
-        writer = ShardWriter(self.out, len(self.parts), self.fingerprint(index))
-        name = self.parts[index].name
-        if writer.is_written(index):
-            return f"{name}: kept from an earlier run"
-        tokenizer = WordPieceTokenizer(load_vocabulary(self.vocab_file), self.lower_case)
-        documents = read_documents(self.parts[index], tokenizer)
-        rows = Ragged.from_rows(create_instances(documents, tokenizer, self.options))
-        writer.write_shard(index, rows)
-        return f"{name}: {len(rows):,} instances"
-
-
-def _input_sha256(path: Path) -> str:
-    try:
-        return file_sha256(path)
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
-
-
-def make_instances(
-    job: InstanceJob, provenance: dict[str, Any], *, workers: int = 1, progress: Progress = lambda text: None
-) -> Manifest:
-    """Make a prepared set; finished shards of an interrupted run are kept.
-
-    Raises:
-        UserError: a part or the vocabulary is bad, or the output folder cannot be written.
-    """
-    vocabulary = load_vocabulary(job.vocab_file)
-    writer = ShardWriter(job.out, len(job.parts), "")
-    writer.clear_leftovers()
-    indices = range(len(job.parts))
-    if workers > 1 and len(job.parts) > 1:
-        try:
-            with ProcessPoolExecutor(min(workers, len(job.parts))) as pool:
-                for line in pool.map(job.make_shard, indices):
-                    progress(line)
-        except BrokenProcessPool:
-            reason = "a worker process was killed, perhaps for want of memory"
-            raise UserError(job.out, reason, "Use fewer --workers; finished parts are kept") from None
-    else:
-        for index in indices:
-            progress(job.make_shard(index))
-    return writer.finish(
-        vocabulary={"sha256": file_sha256(job.vocab_file), "size": len(vocabulary)},
-        max_seq_length=job.options.max_seq_length,
-        max_predictions=job.options.max_predictions_per_seq,
-        provenance=provenance,
-    )
-
-
-def prepare_instances(job: InstanceJob, *, workers: int = 1, progress: Progress = lambda text: None) -> Manifest:
-    """`make_instances` as a step of its own: does nothing when ``job.out`` is finished with the same input and options.
-
-    Raises:
-        UserError: also when ``job.out`` was finished with other ones: nothing is overwritten.
-    """
-    inputs = [job.fingerprint(index) for index in range(len(job.parts))]
-    options = {"inputs": inputs, "lower_case": job.lower_case, **asdict(job.options)}
-    if (job.out / MANIFEST).exists():
-        found = read_manifest(job.out)
-        if found.provenance.get("options") != options:
-            raise UserError(job.out, "was prepared with other input or options", "Choose another --out, or remove it")
-        progress(f"{job.out} is finished with these options: nothing to do")
-        return found
-    provenance = {"tool": f"mlbert {tool_version()}", "options": options}
-    return make_instances(job, provenance, workers=workers, progress=progress)
-
-
 def _make_evaluation(out: Path, vocab_file: Path, options: TextOptions, provenance: dict[str, Any]) -> Manifest:
     """Static masking once, then ``eval_sequences`` examples evenly picked, as the benchmark picks its 10,000."""
     vocabulary = load_vocabulary(vocab_file)
-    tokenizer = WordPieceTokenizer(vocabulary, options.lower_case)
-    documents = read_documents(out / "text" / "eval.txt", tokenizer)
-    rows = Ragged.from_rows(create_instances(documents, tokenizer, replace(options.instances, dupe_factor=10)))
+    generator = make_generator(vocabulary, options.lower_case)
+    documents = generator.read(out / "text" / "eval.txt")
+    rows = generator.rows(documents, replace(options.instances, dupe_factor=10))
     wanted = min(options.eval_sequences, len(rows))
     writer = ShardWriter(out / "eval", 1, "")
     writer.clear_leftovers()
@@ -285,11 +184,6 @@ def _make_evaluation(out: Path, vocab_file: Path, options: TextOptions, provenan
     )
 
 
-def pick_evenly(available: int, wanted: int) -> np.ndarray:
-    """int64 [wanted]: the benchmark's rule, example int(i * available / wanted)."""
-    return np.asarray([int(i * available / wanted) for i in range(wanted)], np.int64)
-
-
 def _write_baselines(out: Path, parts: list[Path], vocab_file: Path, lower_case: bool) -> dict[str, Any]:
     vocabulary = load_vocabulary(vocab_file)
     tokenizer = WordPieceTokenizer(vocabulary, lower_case)
@@ -299,24 +193,4 @@ def _write_baselines(out: Path, parts: list[Path], vocab_file: Path, lower_case:
     entries = {number: entry for entry, number in vocabulary.items()}
     result["most_frequent_token"] = entries[int(result.pop("most_frequent_id"))]
     write_atomically(out / "baselines.json", (json.dumps(result, indent=1) + "\n").encode())
-    return result
-
-
-def set_digests(path: Path) -> list[tuple[str, int, str]]:
-    """(shard, instances, digest) of each shard of a prepared set, or of one shard file.
-
-    The digest is the sha256 over the padded features in the benchmark's form, see `mlbert.prepare.instances.digest`.
-    A single shard file takes the limits from the manifest beside it.
-    """
-    folder = path if path.is_dir() else path.parent
-    rows = ShardSet.open(folder)
-    manifest = rows.manifest
-    names = [str(shard["file"]) for shard in manifest.shards]
-    chosen = names if path.is_dir() else [path.name]
-    if not set(chosen) <= set(names):
-        raise UserError(path, f"is no shard of {folder / MANIFEST}")
-    result = []
-    for name in chosen:
-        shard = map_shard(folder / name)
-        result.append((name, len(shard), digest(shard, manifest.max_seq_length, manifest.max_predictions)))
     return result

@@ -1,44 +1,37 @@
-"""``mlbert prepare``: text to prepared data."""
+"""``mlbert prepare python-text`` and ``text``: any text to a finished data folder."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from mlbert.cli.prepare.options import (
+    Cased,
+    DupeFactor,
+    EvalSequences,
+    EvalShare,
+    MaskedLmProb,
+    MaxDocument,
+    MaxPredictions,
+    MaxSeqLength,
+    Out,
+    Parts,
+    Seed,
+    ShortSeqProb,
+    SplitSeed,
+    VocabSize,
+    Workers,
+    console,
+    num_workers,
+)
+from mlbert.cli.prepare.progress import console_progress
 from mlbert.prepare import pipeline, python_text, text_folder
 from mlbert.prepare.instances import InstanceOptions
 
-app = typer.Typer(no_args_is_help=True, help="Prepare training and evaluation data.")
-console = Console()
-
-Out = Annotated[Path, typer.Option("--out", help="Output folder; made when missing.", file_okay=False)]
-VocabSize = Annotated[int, typer.Option(help="Entries of the vocabulary to train.")]
-MaxSeqLength = Annotated[int, typer.Option(help="Longest sequence, tokens.")]
-MaxPredictions = Annotated[int, typer.Option(help="Most masked tokens of a sequence; 0: the masked share of it.")]
-MaskedLmProb = Annotated[float, typer.Option(help="Share of tokens to predict.")]
-ShortSeqProb = Annotated[float, typer.Option(help="Share of instances with a random shorter target length.")]
-DupeFactor = Annotated[int, typer.Option(help="Passes over the text, each with its own masks.")]
-Seed = Annotated[int, typer.Option(help="Random seed of the instances of each part.")]
-EvalShare = Annotated[float, typer.Option(help="Part of the documents to hold out for evaluation.")]
-EvalSequences = Annotated[int, typer.Option(help="Evaluation sequences to keep.")]
-SplitSeed = Annotated[int, typer.Option(help="Chooses the held-out documents.")]
-MaxDocument = Annotated[int, typer.Option(help="Longer documents are cut into pieces, sentences.")]
-Parts = Annotated[int, typer.Option(help="Training parts, one shard each.")]
-Workers = Annotated[int, typer.Option(help="Processes; 0: one for each core. The result is the same.")]
-Cased = Annotated[bool, typer.Option("--cased", help="Keep case and accents.")]
-
-
-def _say(line: str) -> None:
-    console.print(line, soft_wrap=True, highlight=False)
-
-
-def _workers(workers: int) -> int:
-    return workers or os.cpu_count() or 1
+app = typer.Typer()
 
 
 def _text_options(values: dict[str, Any]) -> pipeline.TextOptions:
@@ -98,8 +91,8 @@ def python_text_command(
             out,
             options,
             python_text.source_name(),
-            workers=_workers(workers),
-            progress=_say,
+            workers=num_workers(workers),
+            progress=console_progress(),
         )
     _report(out, summary)
 
@@ -130,43 +123,7 @@ def text_command(
     options = _text_options(locals())
     source = text_folder.source_name(folder, one_per_line)
     documents = text_folder.documents(folder, one_per_line)
-    summary = pipeline.prepare_text(documents, out, options, source, workers=_workers(workers), progress=_say)
-    _report(out, summary)
-
-
-@app.command("instances")
-def instances_command(
-    inputs: Annotated[
-        list[Path], typer.Option("--input", help="Text part: one sentence a line, blank line between documents.")
-    ],
-    vocab: Annotated[Path, typer.Option("--vocab", help="WordPiece vocabulary, vocab.txt.")],
-    out: Out,
-    max_seq_length: MaxSeqLength = 512,
-    max_predictions: MaxPredictions = 76,
-    masked_lm_prob: MaskedLmProb = 0.15,
-    short_seq_prob: ShortSeqProb = 0.1,
-    dupe_factor: DupeFactor = 10,
-    seed: Seed = 12345,
-    workers: Workers = 0,
-    cased: Cased = False,
-) -> None:
-    """Turn text parts into a prepared set, equal to the benchmark's generator; one shard for each part."""
-    options = InstanceOptions(
-        max_seq_length=max_seq_length,
-        max_predictions_per_seq=max_predictions or max(1, round(max_seq_length * masked_lm_prob)),
-        masked_lm_prob=masked_lm_prob,
-        short_seq_prob=short_seq_prob,
-        dupe_factor=dupe_factor,
-        random_seed=seed,
+    summary = pipeline.prepare_text(
+        documents, out, options, source, workers=num_workers(workers), progress=console_progress()
     )
-    job = pipeline.InstanceJob(tuple(inputs), vocab, out, options, not cased)
-    manifest = pipeline.prepare_instances(job, workers=_workers(workers), progress=_say)
-    _say(f"{out}: {manifest.num_sequences:,} instances, {manifest.num_tokens:,} tokens")
-
-
-@app.command("digest")
-def digest_command(paths: Annotated[list[Path], typer.Argument(help="Prepared set or one of its shards.")]) -> None:
-    """Print shard, number of instances and sha256 of their padded features."""
-    for path in paths:
-        for name, count, sha256 in pipeline.set_digests(path):
-            typer.echo(f"{sha256}  {name}  {count}")
+    _report(out, summary)

@@ -1,0 +1,123 @@
+#!/bin/bash
+# Makes what training reads from text parts, TFRecords, NVIDIA's shards or a WikiExtractor folder. Started again, it
+# goes on where it was interrupted. docs/data.md says what each step does and how long it takes.
+#   prepare_data.sh --outputdir DIR (--input DIR | --download) [--packed | --bins] [options]
+# --outputdir DIR      where everything goes
+# --input DIR          text parts, TFRecord files, HDF5 shards of NVIDIA's scripts, or a WikiExtractor folder
+# --download           fetch the benchmark's text, vocabulary and checkpoint; --mirror URL or folder to fetch from
+# --vocab FILE         vocabulary (default: vocab.txt of the download, or in the input folder)
+# --checkpoint PREFIX  TensorFlow 1 checkpoint to start from, without .index (default: that of the download)
+# --eval PATH          evaluation text, or a folder of TFRecords or HDF5 shards (default: eval.txt of the text)
+# --packed             store packs of up to 512 tokens; --bins: a folder for each range of lengths; else as they come
+# --shards N           shards of the packed set or of each bin
+# --workers N          processes (default: one for each core)
+# --parts N            text parts to make of a WikiExtractor folder (default 500)
+# --eval-articles N    articles to withhold from a WikiExtractor folder (default 10000)
+# --eval-samples N     samples of the evaluation set (default 10000)
+set -euo pipefail
+
+outputdir="" input="" download=0 mirror="" vocab="" checkpoint="" evaluation="" layout="" shards="" workers=0
+parts=500 eval_articles=10000 eval_samples=10000
+
+fail() {
+    echo "error: $*" >&2
+    exit 2
+}
+
+while (($#)); do
+    case "$1" in
+    --packed | --bins)
+        [[ -z "${layout}" || "${layout}" == "${1#--}" ]] || fail "--packed and --bins exclude each other."
+        layout="${1#--}" && shift
+        continue
+        ;;
+    --download) download=1 && shift && continue ;;
+    -h | --help) sed -n '2,18s/^# //p' "${BASH_SOURCE[0]}" && exit 0 ;;
+    esac
+    (($# > 1)) || fail "$1 needs a value, or is unknown. See prepare_data.sh --help."
+    case "$1" in
+    --outputdir) outputdir="$2" ;;
+    --input) input="$2" ;;
+    --mirror) mirror="$2" ;;
+    --vocab) vocab="$2" ;;
+    --checkpoint) checkpoint="$2" ;;
+    --eval) evaluation="$2" ;;
+    --shards) shards="$2" ;;
+    --workers) workers="$2" ;;
+    --parts) parts="$2" ;;
+    --eval-articles) eval_articles="$2" ;;
+    --eval-samples) eval_samples="$2" ;;
+    *) fail "unknown argument $1. See prepare_data.sh --help." ;;
+    esac
+    shift 2
+done
+[[ -n "${outputdir}" ]] || fail "--outputdir is missing. See prepare_data.sh --help."
+((download)) || [[ -n "${input}" ]] || fail "--input is missing (or --download). See prepare_data.sh --help."
+((download == 0)) || [[ -z "${input}" ]] || fail "--input and --download exclude each other."
+command -v mlbert >/dev/null || fail "mlbert is not in PATH. Run ./quickstart.sh once and source .venv/bin/activate, or pip install the tree."
+mkdir -p "${outputdir}" 2>/dev/null || fail "${outputdir} cannot be made. Choose another --outputdir."
+outputdir="$(realpath "${outputdir}")"
+
+# Prints a step and runs it.
+step() {
+    echo "+ mlbert $*"
+    mlbert "$@"
+}
+
+# What is at $1 as a prepared set (or text: one made by the generator) in $2.
+take_over() {
+    local kind
+    kind="$(mlbert prepare recognise "$1")"
+    case "${kind}" in
+    text) step prepare instances --input "$1" --vocab "${vocab}" --out "$2" --workers "${workers}" ;;
+    tfrecord) step prepare tfrecord-to-hdf5 --input "$1" --vocab "${vocab}" --out "$2" --workers "${workers}" ;;
+    nvidia) step prepare import --input "$1" --vocab "${vocab}" --out "$2" --workers "${workers}" ;;
+    *) fail "$1 is ${kind}: nothing to prepare." ;;
+    esac
+}
+
+if ((download)); then
+    step prepare download --out "${outputdir}/download" ${mirror:+--mirror "${mirror}"}
+    input="${outputdir}/download/text"
+    vocab="${vocab:-${outputdir}/download/vocab.txt}"
+    checkpoint="${checkpoint:-${outputdir}/download/tf1_ckpt/model.ckpt-28252}"
+fi
+vocab="${vocab:-${input}/vocab.txt}"
+[[ -f "${vocab}" ]] || fail "${vocab} does not exist. Name the vocabulary with --vocab."
+kind="$(mlbert prepare recognise "${input}")"
+echo "${input} is ${kind}."
+
+if [[ "${kind}" == wikiextractor ]]; then
+    step prepare clean --input "${input}" --out "${outputdir}/text" --parts "${parts}" --eval-articles "${eval_articles}" --workers "${workers}"
+    input="${outputdir}/text"
+fi
+[[ -n "${evaluation}" || ! -f "${input}/eval.txt" ]] || evaluation="${input}/eval.txt"
+
+train="${outputdir}/instances"
+take_over "${input}" "${train}"
+case "${layout}" in
+packed) step prepare pack --input "${train}" --out "${outputdir}/packed" ${shards:+--shards "${shards}"} --workers "${workers}" ;;
+bins) step prepare bins --input "${train}" --out "${outputdir}/bins" ${shards:+--shards "${shards}"} --workers "${workers}" ;;
+esac
+train="${outputdir}/${layout:-instances}"
+
+if [[ -n "${evaluation}" ]]; then
+    take_over "${evaluation}" "${outputdir}/eval_instances"
+    step prepare eval-set --input "${outputdir}/eval_instances" --out "${outputdir}/eval" --num "${eval_samples}"
+fi
+if [[ -n "${checkpoint}" && ! -e "${outputdir}/checkpoint/model.safetensors" ]]; then
+    shape="$(dirname "${checkpoint}")/bert_config.json" # the download has it one folder up
+    [[ -f "${shape}" ]] || shape="$(dirname "${checkpoint}")/../bert_config.json"
+    step convert tf1-to-torch "${checkpoint}" "${outputdir}/checkpoint" --config "${shape}"
+fi
+
+step prepare verify "${train}"
+[[ -z "${evaluation}" ]] || step prepare verify "${outputdir}/eval"
+[[ -z "${layout}" ]] || echo "Training does not read ${outputdir}/instances; it may be removed."
+echo "For the config of your system:"
+echo "export DATADIR_PHASE2=\"${train}\""
+if [[ -n "${evaluation}" ]]; then echo "export EVALDIR=\"${outputdir}/eval\""; else echo "# EVALDIR: no evaluation data; name it with --eval"; fi
+if [[ -n "${checkpoint}" ]]; then
+    echo "export INIT_CHECKPOINT=\"${outputdir}/checkpoint\""
+    echo "export BERT_CONFIG=\"${outputdir}/checkpoint/bert_config.json\""
+fi

@@ -1,0 +1,217 @@
+"""Speed of preparing and loading data: text to instances, TFRecords to HDF5, loading, packing.
+
+The compiled generator and its plain twin make the instances of the same text part in turn, in this process, on one
+core; each begins a round without remembered words. What is made once for many parts (library, vocabulary) is timed
+apart. All seconds are CPU seconds of this process unless they are named otherwise, so other work on the machine counts
+less.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlbert.core import native
+from mlbert.core.errors import UserError
+from mlbert.core.packing import pack_lengths
+from mlbert.data.manifest import file_sha256
+from mlbert.data.packed import PackedSource
+from mlbert.data.ragged import Ragged
+from mlbert.data.shard_file import content_sha256
+from mlbert.data.shards import ShardWriter
+from mlbert.data.synthetic import lengths_at
+from mlbert.data.tfrecord import write_examples
+from mlbert.prepare import python_text
+from mlbert.prepare.corpus import write_text
+from mlbert.prepare.generator import Generator, NativeGenerator, PlainGenerator
+from mlbert.prepare.instances import InstanceOptions
+from mlbert.prepare.shuffle import Packing, shuffle_set
+from mlbert.prepare.tfrecords import tfrecords_to_hdf5
+from mlbert.prepare.vocab import count_words, train_vocabulary
+from mlbert.prepare.wordpiece import WordPieceTokenizer, load_vocabulary
+
+OWN_TEXT_BYTES = 1_000_000
+OWN_VOCAB_SIZE = 8192
+LOADED_SEQUENCES = 50_000
+PACKED_SHARDS = 4
+PACKS_PER_STEP = 64
+LOADER_STEPS = 100
+LIMITS = InstanceOptions()
+
+Kind = type[NativeGenerator] | type[PlainGenerator]
+
+
+def own_input(folder: Path, num_bytes: int = OWN_TEXT_BYTES, vocab_size: int = OWN_VOCAB_SIZE) -> tuple[Path, Path]:
+    """A text part of about ``num_bytes`` from this Python installation's documentation, and a vocabulary from it."""
+    documents: list[list[str]] = []
+    total = 0
+    for document in python_text.documents():
+        documents.append(document)
+        total += sum(len(sentence) + 1 for sentence in document)
+        if total >= num_bytes:
+            break
+    part, vocab = folder / "part.txt", folder / "vocab.txt"
+    write_text(part, documents)
+    entries = train_vocabulary(count_words(sentence for document in documents for sentence in document), vocab_size)
+    vocab.write_text("\n".join(entries) + "\n", encoding="utf-8")
+    return part, vocab
+
+
+def run(part: Path | None, vocab: Path | None, rounds: int, num_lengths: int, seed: int = 12345) -> dict[str, Any]:
+    """Measure and return a JSON-able record.
+
+    Args:
+        part, vocab: text and its vocabulary; None: text of our own.
+        rounds: of each side of the comparison.
+        num_lengths: sequences to pack.
+        seed: of the instances.
+    """
+    if (part is None) != (vocab is None):
+        raise UserError("--input and --vocab", "only one of them is given", "Give both, or none for text of its own")
+    with tempfile.TemporaryDirectory(prefix="mlbert-bench-") as temporary:
+        folder = Path(temporary)
+        text, vocab_file = own_input(folder) if part is None or vocab is None else (part, vocab)
+        rows, generator = measure_generator(text, vocab_file, replace(LIMITS, random_seed=seed), rounds)
+        return {
+            "input": {"name": text.name, "bytes": text.stat().st_size, "own_text": part is None},
+            "processor": _processor(),
+            "python": platform.python_version(),
+            "generator": generator,
+            "tfrecord_to_hdf5": measure_tfrecords(rows, vocab_file, folder, rounds),
+            "loader": measure_loader(rows, vocab_file, folder, rounds),
+            "packing": measure_packing(num_lengths),
+        }
+
+
+def _seconds(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    """CPU seconds of all threads of this process, and what ``work`` returns."""
+    started = time.process_time()
+    result = work(*arguments)
+    return time.process_time() - started, result
+
+
+def measure_generator(
+    part: Path, vocab_file: Path, options: InstanceOptions, rounds: int
+) -> tuple[Ragged, dict[str, Any]]:
+    """Both generators in turn; returns the instances too.
+
+    Raises:
+        UserError: the compiled generator cannot be used here, or the part or vocabulary is bad.
+    """
+    vocabulary = load_vocabulary(vocab_file)
+    kinds: dict[str, Kind] = {"native": NativeGenerator, "plain": PlainGenerator}
+    made: dict[str, Ragged] = {}
+    start: dict[str, list[float]] = {name: [] for name in kinds}
+    text: dict[str, list[float]] = {name: [] for name in kinds}
+    rest: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(rounds):
+        for name, kind in kinds.items():
+            seconds, generator = _seconds(_start, kind, vocabulary)
+            start[name].append(seconds)
+            seconds, documents = _seconds(generator.read, part)
+            text[name].append(seconds)
+            seconds, made[name] = _seconds(generator.rows, documents, options)
+            rest[name].append(seconds)
+    rows = made["native"]
+    assert content_sha256(rows) == content_sha256(made["plain"]), "the generators differ"
+    size = part.stat().st_size
+    record: dict[str, Any] = {"rounds": rounds, "instances": len(rows), "tokens": len(rows.tokens)}
+    for name in kinds:
+        seconds_of_all = [a + b for a, b in zip(text[name], rest[name], strict=True)]
+        median = statistics.median(seconds_of_all)
+        record[name] = {
+            "seconds": seconds_of_all,
+            "median_seconds": median,
+            "median_tokenizer_seconds": statistics.median(text[name]),
+            "median_start_seconds": statistics.median(start[name]),
+            "instances_per_second": len(rows) / median,
+            "tokens_per_second": len(rows.tokens) / median,
+            "text_megabytes_per_second": size / median / 1e6,
+        }
+    pairs = zip(record["plain"]["seconds"], record["native"]["seconds"], strict=True)
+    record["pair_ratios"] = [plain / ours for plain, ours in pairs]
+    record["ratio"] = statistics.median(record["pair_ratios"])
+    return rows, record
+
+
+def _start(kind: Kind, vocabulary: dict[str, int]) -> Generator:
+    try:
+        return kind(WordPieceTokenizer(vocabulary))
+    except native.NativeUnavailable as error:
+        raise UserError("the compiled generator", f"cannot be used here ({error})", "Install gcc") from None
+
+
+def measure_tfrecords(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) -> dict[str, Any]:
+    """TFRecord file to prepared set in one process; MB/s of the file."""
+    file = folder / "part-00000-of-00001.tfrecord"
+    write_examples(file, rows, LIMITS.max_seq_length, LIMITS.max_predictions_per_seq)
+    seconds = []
+    for turn in range(rounds + 1):
+        out = folder / f"imported-{turn}"
+        seconds.append(_seconds(tfrecords_to_hdf5, [file], vocab_file, out)[0])
+    counted = seconds[1:]  # the first one also loads the library
+    size = file.stat().st_size
+    return {"bytes": size, "seconds": counted, "megabytes_per_second": size / statistics.median(counted) / 1e6}
+
+
+def measure_loader(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) -> dict[str, Any]:
+    """Batches of a packed set as training reads them, in one process; the instances are repeated to make a set."""
+    copies = -(-LOADED_SEQUENCES // len(rows))
+    writer = ShardWriter(folder / "plain", 1, "")
+    writer.write_shard(0, Ragged.concatenate([rows] * copies))
+    writer.finish(
+        vocabulary={"sha256": file_sha256(vocab_file), "size": len(load_vocabulary(vocab_file))},
+        max_seq_length=LIMITS.max_seq_length,
+        max_predictions=LIMITS.max_predictions_per_seq,
+        provenance={"tool": "mlbert bench prepare"},
+    )
+    packed = shuffle_set(folder / "plain", folder / "packed", packing=Packing(), num_shards=PACKED_SHARDS)
+    source = PackedSource(folder / "packed", packs_per_step=PACKS_PER_STEP, seed=1)
+    source.open()
+    seconds, wall, sequences = [], [], []
+    for turn in range(rounds):
+        steps = range(turn * LOADER_STEPS, (turn + 1) * LOADER_STEPS)
+        started = time.perf_counter()
+        of_turn, count = _seconds(lambda steps: sum(source.batches_of(step)[0].num_samples for step in steps), steps)
+        wall.append(time.perf_counter() - started)
+        seconds.append(of_turn)
+        sequences.append(count)
+    return {
+        "set_sequences": packed.num_sequences,
+        "packs_per_step": PACKS_PER_STEP,
+        "sequences": sequences,
+        "seconds": seconds,
+        "wall_seconds": wall,
+        "sequences_per_second": statistics.median(n / t for n, t in zip(sequences, seconds, strict=True)),
+        "sequences_per_wall_second": statistics.median(n / t for n, t in zip(sequences, wall, strict=True)),
+    }
+
+
+def measure_packing(num_lengths: int) -> dict[str, Any]:
+    """Pack lengths of Wikipedia's distribution, at most three sequences in 512 tokens."""
+    shares = np.random.default_rng(0).random(num_lengths)
+    lengths = lengths_at(shares, 512).astype(np.uint16)
+    started = time.perf_counter()
+    seconds, packs = _seconds(pack_lengths, lengths, 512, 3)
+    wall = time.perf_counter() - started
+    filled = packs.filled(lengths, 512)
+    return {
+        "lengths": num_lengths,
+        "seconds": seconds,
+        "wall_seconds": wall,
+        "packs": packs.num_packs,
+        "filled": filled,
+    }
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,11 @@
+"""``mlbert prepare``: from text, TFRecords or another pipeline's folder to what training reads. A module a topic."""
+
+from __future__ import annotations
+
+import typer
+
+from mlbert.cli.prepare import estimate, foreign, instances, sets, text, tfrecords, wiki
+
+app = typer.Typer(no_args_is_help=True, help="Prepare training and evaluation data.")
+for module in (text, wiki, estimate, instances, tfrecords, foreign, sets):
+    app.add_typer(module.app)

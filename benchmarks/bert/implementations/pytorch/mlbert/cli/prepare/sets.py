@@ -1,0 +1,172 @@
+"""``mlbert prepare pack``, ``shuffle``, ``bins``, ``eval-set`` and ``verify``: from a stored set to a training set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from mlbert.cli.prepare.options import Out, Workers, console, num_workers, say
+from mlbert.cli.prepare.progress import console_progress
+from mlbert.core.errors import UserError
+from mlbert.data.manifest import Manifest
+from mlbert.prepare import verify
+from mlbert.prepare.bins import EDGES, make_bins
+from mlbert.prepare.eval_set import make_eval_set
+from mlbert.prepare.instance_set import tool_version
+from mlbert.prepare.shuffle import Packing, shuffle_set
+
+app = typer.Typer()
+_LISTED = 30  # problems on the console
+
+Input = Annotated[Path, typer.Option("--input", help="Folder of a data set that knows its vocabulary.")]
+Shards = Annotated[int | None, typer.Option(min=1, help="Output shards; default: one for 300,000 sequences.")]
+OrderSeed = Annotated[int, typer.Option(min=0, help="Names the order; the same gives the same bytes.")]
+
+
+def _tool() -> str:
+    return f"mlbert {tool_version()}"
+
+
+def _filled(manifest: Manifest) -> float:
+    return manifest.num_tokens / max(1, manifest.num_packs * (manifest.max_pack_tokens or 0))
+
+
+@app.command("pack")
+def pack_command(
+    source: Input,
+    out: Out,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Slots of a pack; default: the data's longest sequence (512).")
+    ] = None,
+    max_sequences: Annotated[int, typer.Option(min=2, help="Most sequences of a pack.")] = 3,
+    seed: OrderSeed = 0,
+    shards: Shards = None,
+    workers: Workers = 0,
+) -> None:
+    """Put short sequences together into packs, in an order that is random over the whole set."""
+    manifest = shuffle_set(
+        source,
+        out,
+        seed=seed,
+        num_shards=shards,
+        packing=Packing(max_tokens, max_sequences),
+        tool=_tool(),
+        workers=num_workers(workers),
+        progress=console_progress(),
+    )
+    rate = manifest.num_sequences / max(1, manifest.num_packs)
+    say(
+        f"{out}: {manifest.num_sequences:,} sequences in {manifest.num_packs:,} packs ({rate:.5f} a pack), "
+        f"{_filled(manifest):.3%} of slots filled"
+    )
+
+
+@app.command("shuffle")
+def shuffle_command(source: Input, out: Out, seed: OrderSeed = 0, shards: Shards = None, workers: Workers = 0) -> None:
+    """Put the sequences of a set into a random order over the whole set."""
+    manifest = shuffle_set(
+        source,
+        out,
+        seed=seed,
+        num_shards=shards,
+        tool=_tool(),
+        workers=num_workers(workers),
+        progress=console_progress(),
+    )
+    say(f"{out}: {manifest.num_sequences:,} sequences in {len(manifest.shards)} shards")
+
+
+@app.command("bins")
+def bins_command(
+    source: Input,
+    out: Out,
+    edges: Annotated[str, typer.Option(help="Longest sequence of each bin, tokens.")] = ",".join(map(str, EDGES)),
+    seed: OrderSeed = 0,
+    shards: Annotated[int | None, typer.Option(min=1, help="Shards of each bin; default: by size.")] = None,
+    workers: Workers = 0,
+) -> None:
+    """Cut a set into bins by length, each in a random order; the shards of a bin are equally long."""
+    try:
+        numbers = [int(edge) for edge in edges.split(",")]
+    except ValueError:
+        raise UserError("--edges", f"{edges} is no list of numbers", "Use for example 128,256,384,512") from None
+    manifests = make_bins(
+        source,
+        out,
+        edges=numbers,
+        num_shards=shards,
+        seed=seed,
+        tool=_tool(),
+        workers=num_workers(workers),
+        progress=console_progress(),
+    )
+    for manifest in manifests:
+        say(f"{manifest.path.parent}: {manifest.num_sequences:,} sequences in {len(manifest.shards)} shards")
+
+
+@app.command("eval-set")
+def eval_set_command(
+    source: Input, out: Out, num: Annotated[int, typer.Option(min=1, help="Examples to pick.")] = 10_000
+) -> None:
+    """Pick evaluation examples evenly, in order, by the benchmark's rule."""
+    manifest = make_eval_set(source, out, num=num, tool=_tool(), progress=console_progress())
+    say(f"{out}: {manifest.num_sequences:,} examples, {manifest.num_masked:,} masked tokens")
+
+
+@app.command("verify")
+def verify_command(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Prepared sets, bins, folders of TFRecords or of NVIDIA's HDF5.")
+    ],
+    md5: Annotated[
+        Path | None, typer.Option("--md5", help="Published list of md5 sums, of files or of NVIDIA's rows.")
+    ] = None,
+    workers: Workers = 0,
+) -> None:
+    """Re-read everything and count the good samples; exit code 1 when something is wrong."""
+    sums = verify.Md5List.read(md5) if md5 else None
+    reports = verify.verify(folders, md5=sums, workers=num_workers(workers), progress=console_progress())
+    console.print(_table(reports))
+    problems = [problem for report in reports for problem in report.problems]
+    for problem in problems[:_LISTED]:
+        say(problem)
+    if len(problems) > _LISTED:
+        say(f"and {len(problems) - _LISTED:,} more")
+    if sums:
+        names = {file.path.name for report in reports for file in report.files}
+        say(f"{sums.path}: {len(names & {*sums.files, *sums.rows}):,} of {len(names):,} files are in the list")
+    good, found = (sum(report.total(name) for report in reports) for name in ("good", "sequences"))
+    say(f"{good:,} of {found:,} samples are good")
+    if problems or good != found:
+        raise typer.Exit(1)
+
+
+def _table(reports: list[verify.SetReport]) -> Table:
+    """A column for each set."""
+    table = Table()
+    table.add_column("set")
+    columns = []
+    for report in reports:
+        table.add_column(str(report.folder), overflow="fold", justify="right")
+        samples, tokens, packs = (report.total(name) for name in ("sequences", "tokens", "packs"))
+        slots = packs * ((report.info.max_pack_tokens or 0) if report.info else 0)
+        facts = {
+            "kind": report.info.kind if report.info else "unreadable",
+            "files": f"{len(report.files):,}",
+            "samples": f"{samples:,}",
+            "good samples": f"{report.total('good'):,}",
+            "tokens": f"{tokens:,}",
+            "mean length": f"{tokens / max(samples, 1):.2f}",
+            "masked tokens": f"{report.total('masked') / max(tokens, 1):.2%}",
+            "random next sentence": f"{report.total('random_next') / max(samples, 1):.2%}",
+            "packs": f"{packs:,}" if packs else "none",
+            "slots filled": f"{tokens / slots:.3%}" if slots else "",
+            "problems": f"{len(report.problems):,}",
+        }
+        columns.append(facts)
+    for name in columns[0]:
+        table.add_row(name, *(facts[name] for facts in columns))
+    return table

@@ -1,0 +1,58 @@
+"""``mlbert prepare download``, ``recognise`` and ``clean``: files to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlbert.cli.prepare.options import Out, Workers, num_workers, say
+from mlbert.cli.prepare.progress import console_progress
+from mlbert.prepare import benchmark_files, clean, download
+from mlbert.prepare.recognise import recognise
+
+app = typer.Typer()
+
+
+@app.command("download")
+def download_command(
+    out: Out,
+    mirror: Annotated[
+        str,
+        typer.Option(help="Take every file from here: https://, http://, file:// or a folder.", metavar="URL|FOLDER"),
+    ] = "",
+    only: Annotated[
+        list[str] | None, typer.Option(help="Names of files or groups, separated by commas; may be repeated.")
+    ] = None,
+    manifest: Annotated[Path | None, typer.Option(help="List of files in place of the benchmark's.")] = None,
+) -> None:
+    """Fetch the benchmark's files; resumes, and takes only what has the published size and MD5 sum."""
+    listed = benchmark_files.read_list(manifest)
+    wanted = [name for entry in only or [] for name in entry.split(",") if name]
+    chosen = benchmark_files.select(listed, wanted)
+    found = download.fetch_all(chosen, out, mirror, progress=console_progress())
+    say(f"{out}: {len(found)} files, sizes and MD5 sums as published")
+
+
+@app.command("recognise")
+def recognise_command(path: Annotated[Path, typer.Argument(help="Folder or file.")]) -> None:
+    """Print what a folder holds: wikiextractor, text, tfrecord, nvidia or prepared."""
+    typer.echo(recognise(path))
+
+
+@app.command("clean")
+def clean_command(
+    folder: Annotated[Path, typer.Option("--input", help="Folder that WikiExtractor wrote.")],
+    out: Out,
+    parts: Annotated[int, typer.Option(min=1, max=99_999, help="Text parts.")] = 500,
+    eval_articles: Annotated[int, typer.Option(min=0, help="Articles to withhold for evaluation.")] = 10_000,
+    eval_md5: Annotated[
+        Path | None, typer.Option("--eval-md5", help="Withhold the articles with the MD5 sums in this file instead.")
+    ] = None,
+    workers: Workers = 0,
+) -> None:
+    """WikiExtractor's output to text parts: one sentence a line, blank line between articles; eval.txt withheld."""
+    options = clean.CleanOptions(parts, eval_articles, eval_md5)
+    summary = clean.clean(folder, out, options, workers=num_workers(workers), progress=console_progress())
+    say(f"{out}: {parts} parts, {summary['articles']:,} articles; {summary['eval_articles']:,} withheld in eval.txt")

@@ -1,0 +1,97 @@
+"""A random order of n things that takes no memory: position i of the order is computed, not looked up.
+
+A Feistel network turns a number of b bits into another one, reversibly: the bits are cut into a left and a right
+half, and in turn each half is replaced by its exclusive or with a keyed mix of the other. The b bits cover fewer
+than 2n numbers (at least 64); a result that is n or more is put through again until it is below n ("cycle walking"),
+which keeps the map a bijection of [0, n).
+
+The mix of a half x with round key k is the upper bits of ``y * C2`` with ``y = z ^ (z >> 32)``, ``z = (x + k) * C1``,
+all modulo 2**64; C1 and C2 are odd, their bits come from the fractions of the golden ratio and of sqrt(3). Eight rounds
+are two more than the six after which random Feistel networks are known to be hard to tell from a random permutation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+ROUNDS = 8
+_MIN_BITS = 6  # with fewer, the halves are too small to mix
+_C1 = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio
+_C2 = np.uint64(0xBB67AE8584CAA73B)  # fraction of sqrt(3)
+_HALF = np.uint64(32)
+
+
+class Permutation:
+    """A keyed bijection of [0, n); the same on every machine.
+
+    Args:
+        n: how many numbers, 0 to 2**62.
+        key: non-negative integers that name the order, for example (seed, epoch).
+    """
+
+    def __init__(self, n: int, key: int | Sequence[int]) -> None:
+        if not 0 <= n <= 2**62:
+            raise ValueError(f"a permutation of {n} numbers is out of range")
+        self.n = n
+        bits = max(_MIN_BITS, (n - 1).bit_length()) if n else _MIN_BITS
+        self._left_bits, self._right_bits = bits // 2, bits - bits // 2
+        words = [key] if isinstance(key, int) else list(key)
+        # With their number: a seed sequence takes (1, 0) for (1,).
+        self._keys = np.random.SeedSequence([len(words), *words]).generate_state(ROUNDS, np.uint64)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Where ``positions`` (integers from 0 to n-1, any shape) go; int64 of the same shape."""
+        values = np.asarray(positions).astype(np.uint64)
+        assert values.size == 0 or int(values.max()) < self.n, "position outside the permutation"
+        result = self._encrypt(values.reshape(-1))
+        outside = np.flatnonzero(result >= np.uint64(self.n))
+        while len(outside):
+            again = self._encrypt(result[outside])
+            result[outside] = again
+            outside = outside[again >= np.uint64(self.n)]
+        return result.astype(np.int64).reshape(values.shape)
+
+    def _encrypt(self, values: np.ndarray) -> np.ndarray:
+        """The Feistel network on uint64 [k], within its bits."""
+        right_bits = np.uint64(self._right_bits)
+        left, right = values >> right_bits, values & ((np.uint64(1) << right_bits) - np.uint64(1))
+        for number, key in enumerate(self._keys):
+            if number % 2:
+                right ^= _mix(left, key, self._right_bits)
+            else:
+                left ^= _mix(right, key, self._left_bits)
+        return (left << right_bits) | right
+
+
+def _mix(values: np.ndarray, key: np.uint64, bits: int) -> np.ndarray:
+    """``bits`` (1 or more) well-mixed bits of each of ``values``, uint64."""
+    mixed = values + key
+    mixed *= _C1
+    mixed ^= mixed >> _HALF
+    mixed *= _C2
+    mixed >>= np.uint64(64 - bits)
+    return mixed
+
+
+class EvenSpread:
+    """An order of [0, n) in which every stretch of it visits all parts of the range in proportion.
+
+    Position j goes to ``j * stride mod n`` with the stride next to n / golden ratio that has no common factor with n:
+    the count of any interval within any stretch differs from its share by a few at most, because multiples of the
+    golden ratio spread as evenly as any do.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._stride = max(1, round(n * 0.6180339887498949))
+        while n and np.gcd(self._stride, n) != 1:
+            self._stride += 1
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Where ``positions`` (int64, 0 to n-1, n below 2**31) go; int64."""
+        return np.asarray(positions, np.int64) * self._stride % max(self.n, 1)

@@ -1,0 +1,94 @@
+"""Many files mapped into memory back to back, so that one array indexes them all.
+
+NumPy's own memory maps keep a file descriptor each and have to be indexed file by file; here a set of thousands of
+shards is one array of bytes and holds no descriptor.
+
+Legend: F files, B bytes of the whole range.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mlbert.core.errors import UserError
+
+_PAGE = 65_536  # a multiple of every page size in use
+_PROT_READ = 1
+_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 1, 2, 0x10, 0x20, 0x4000
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class FileMap:
+    """Read-only map of files.
+
+    Args:
+        paths: the files; their sizes must not shrink while the map is in use.
+
+    Attributes:
+        bytes: uint8 [B].
+        starts: int64 [F], place of each file's first byte in ``bytes``.
+        ends: int64 [F], one past its last byte.
+
+    Raises:
+        UserError: a file cannot be opened or mapped.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        sizes = np.asarray([_size(path) for path in paths], np.int64)
+        slots = -(-np.maximum(sizes, 1) // _PAGE) * _PAGE
+        total = max(_PAGE, int(slots.sum()))
+        self.starts: np.ndarray = np.cumsum(slots) - slots
+        self.ends: np.ndarray = self.starts + sizes
+        libc = _libc()
+        flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
+        address = libc.mmap(None, total, _PROT_READ, flags, -1, 0)
+        if address == _FAILED:
+            reason = f"{total:,} bytes cannot be mapped into memory ({os.strerror(ctypes.get_errno())})"
+            raise UserError(paths[0].parent if paths else "data", reason, "Raise the limit `ulimit -v`")
+        memory = (ctypes.c_uint8 * total).from_address(address)
+        weakref.finalize(memory, libc.munmap, address, total)
+        for path, start, size in zip(paths, self.starts.tolist(), sizes.tolist(), strict=True):
+            if size:
+                _map_over(libc, path, address + start, size)
+        self.bytes: np.ndarray = np.frombuffer(memoryview(memory), np.uint8)
+        self.bytes.flags.writeable = False
+
+    def view(self, dtype: np.dtype) -> np.ndarray:
+        """``bytes`` read as items of ``dtype``, one at every byte: item i begins at byte i."""
+        count = len(self.bytes) - dtype.itemsize + 1
+        return np.ndarray((count,), dtype, self.bytes.data, 0, (1,))
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    size, pointer = ctypes.c_size_t, ctypes.c_void_p
+    libc.mmap.argtypes = [pointer, size, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.mmap.restype = pointer
+    libc.munmap.argtypes = [pointer, size]
+    return libc
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
+
+
+def _map_over(libc: ctypes.CDLL, path: Path, address: int, size: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
+    try:
+        if libc.mmap(address, size, _PROT_READ, _MAP_SHARED | _MAP_FIXED, descriptor, 0) == _FAILED:
+            reason = f"cannot be mapped into memory ({os.strerror(ctypes.get_errno())})"
+            raise UserError(path, reason, "Raise /proc/sys/vm/max_map_count, or import the folder first")
+    finally:
+        os.close(descriptor)

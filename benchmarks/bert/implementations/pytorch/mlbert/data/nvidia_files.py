@@ -1,0 +1,395 @@
+"""One HDF5 shard of NVIDIA's data pipeline: its name, its datasets, and where their rows lie in the file.
+
+=========  ==============================================================================================
+fixed      ``input_ids`` i2 [N, S], ``input_mask`` i1 [N, S], ``segment_ids`` i1 [N, S], ``masked_lm_positions``
+           i2 [N, P], ``masked_lm_ids`` i2 [N, P], ``next_sentence_labels`` i1 [N]; zeros pad
+variable   the same without ``input_mask``, rows of their own length (HDF5's variable-length type)
+packed     as variable, a row is a pack: also ``packed_input_len`` i2 and ``packed_masked_lm_len`` i2 (lengths of its
+           sequences), ``masked_lm_positions`` count from the start of the pack, ``next_sentence_labels`` is variable
+=========  ==============================================================================================
+
+HDF5 keeps the items of a variable-length row in a "global heap" (the layout is in the "HDF5 File Format Specification",
+III.E): the dataset itself is a table of references (length, address of a heap collection, number of the object in it),
+and a collection is a chain of numbered objects. `heap_places` follows the chains of a whole file at once; afterwards
+any row is found by two look-ups, without the HDF5 library and its global lock. Shards in another form (compressed,
+chunked, big-endian, with a user block) are read through h5py.
+
+Legend: N rows, S positions, P predictions, C columns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from mlbert.core.errors import UserError
+
+SUFFIXES = (".hdf5", ".hdf", ".h5", "")
+REMAKE = "Restore the file or make it again"
+COLUMNS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
+_PACK_COLUMNS = ("packed_input_len", "packed_masked_lm_len")
+_ITEM_SIZE = {"input_ids": 2, "masked_lm_positions": 2, "masked_lm_ids": 2, **dict.fromkeys(_PACK_COLUMNS, 2)}
+_NUMBERED = re.compile(r"part[-_](\d+)(?:[-_]of[-_](\d+))?")
+_BIN = re.compile(r"bin[-_]?\d+(?:[-_]\d+)?")
+
+REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
+HEAP_OBJECT = np.dtype([("index", "<u2"), ("references", "<u2"), ("reserved", "<u4"), ("size", "<u8")])
+_COLLECTION = np.dtype([("signature", "S4"), ("version", "u1"), ("reserved", "u1", 3), ("size", "<u8")])
+HEADER_BYTES = 16  # of a collection and of an object in it
+_BLOCK_ROWS = 4096
+
+
+def item_dtype(column: str) -> np.dtype:
+    """Type of a column's items: int16 or int8."""
+    return np.dtype(f"<i{_ITEM_SIZE.get(column, 1)}")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What the head of a shard says.
+
+    Attributes:
+        path: the file.
+        kind: "fixed", "variable" or "packed".
+        rows: samples, or packs.
+        max_tokens: width of ``input_ids`` of a fixed shard, 0 otherwise.
+        max_masked: width of ``masked_lm_ids`` of a fixed shard, 0 otherwise.
+        offsets: byte offset in the file of each dataset's rows or references; empty when they are not plain bytes.
+    """
+
+    path: Path
+    kind: str
+    rows: int
+    max_tokens: int = 0
+    max_masked: int = 0
+    offsets: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of all its datasets."""
+        extra = {"fixed": ("input_mask",), "variable": (), "packed": _PACK_COLUMNS}
+        return COLUMNS + extra[self.kind]
+
+    def is_variable(self, column: str) -> bool:
+        """Whether the column's rows have lengths of their own."""
+        return self.kind == "packed" or (self.kind == "variable" and column != "next_sentence_labels")
+
+
+def list_shards(folder: Path) -> list[Path]:
+    """The HDF5 files of a folder, by shard number and name; a file is a folder of one.
+
+    Files count as shards when they end in .hdf5, .hdf or .h5, or have no ending and begin like HDF5; beside one of
+    these also what is called ``part_<number>`` and does not begin so.
+
+    Raises:
+        UserError: no folder; a shard of ``part_i_of_n`` is missing or there twice; shards of two numberings.
+    """
+    if folder.is_file():
+        return [folder]
+    try:
+        found = _shard_files(folder)
+    except OSError as error:
+        raise UserError(folder, f"cannot be read ({error.strerror})", "Give a folder of HDF5 shards") from None
+    for group in _groups(found).values():
+        _check_numbers(folder, group)
+    return sorted(found, key=lambda path: (_group_of(path), _number(path), path.name))
+
+
+def bins_of(folder: Path) -> list[list[Path]]:
+    """The length bins of a folder: its sub-folders that hold shards, or its files grouped by ``bin<number>`` in their
+    names. Empty when the folder has no bins."""
+    if not folder.is_dir():
+        return []
+    files = list_shards(folder)
+    if not files:
+        folders = sorted(path for path in folder.iterdir() if path.is_dir())
+        return [shards for path in folders if (shards := list_shards(path))]
+    groups = _groups(files)
+    return list(groups.values()) if len(groups) > 1 else []
+
+
+def check_bins(folder: Path, shortest: Mapping[str, int], longest: Mapping[str, int]) -> None:
+    """Make sure that what looks like bins is cut by length: no two share one. A folder that holds, say, training and
+    evaluation data side by side is no set.
+
+    Args:
+        shortest, longest: bin -> tokens of its shortest and longest sequence.
+
+    Raises:
+        UserError: two bins overlap.
+    """
+    order = sorted(shortest, key=lambda name: (shortest[name], longest[name]))
+    for one, other in itertools.pairwise(order):
+        if shortest[other] <= longest[one]:
+            reason = f"{one} (lengths {shortest[one]} to {longest[one]}) and {other} ({shortest[other]} to "
+            reason += f"{longest[other]}) are no length bins of one set"
+            raise UserError(folder, reason, "Give one of the folders")
+
+
+def bin_name(path: Path) -> str:
+    """What names the bin of a shard: ``bin<number>`` in its name, or its folder."""
+    return _group_of(path) or path.parent.name
+
+
+def _group_of(path: Path) -> str:
+    match = _BIN.search(path.name)
+    return match.group() if match else ""
+
+
+def _groups(paths: Sequence[Path]) -> dict[str, list[Path]]:
+    groups = defaultdict(list)
+    for path in paths:
+        groups[_group_of(path)].append(path)
+    return dict(sorted(groups.items()))
+
+
+def _number(path: Path) -> int:
+    match = _NUMBERED.search(path.name)
+    return int(match.group(1)) if match else -1
+
+
+def _shard_files(folder: Path) -> list[Path]:
+    files = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
+    plain = [path for path in files if not path.suffix]
+    found = [path for path in files if path.suffix and path.suffix in SUFFIXES]
+    if any(h5py.is_hdf5(path) for path in plain):
+        found += [path for path in plain if _NUMBERED.fullmatch(path.name) or h5py.is_hdf5(path)]
+    return sorted(found)
+
+
+def _check_numbers(folder: Path, paths: Sequence[Path]) -> None:
+    """Of ``part_i_of_n`` every i from 0 to n-1 must be there exactly once."""
+    seen: dict[int, Path] = {}
+    totals: dict[int, Path] = {}
+    for path in paths:
+        match = _NUMBERED.search(path.name)
+        if match is None:
+            continue
+        number = int(match.group(1))
+        if number in seen:
+            raise UserError(path, f"has the same shard number as {seen[number].name}", "Remove one of them")
+        seen[number] = path
+        if match.group(2):
+            totals[int(match.group(2))] = path
+    if len(totals) > 1:
+        one, other = list(totals.values())[:2]
+        raise UserError(other, f"is of another set than {one.name}", "Keep one set in a folder")
+    for total in totals:
+        missing = [number for number in range(total) if number not in seen]
+        if missing:
+            which = f"{len(missing)} of {total} shards are missing, the first is number {missing[0]}"
+            raise UserError(folder, which, "Restore the missing files")
+        if len(seen) > total:
+            raise UserError(seen[max(seen)], f"its number is beyond the {total} shards of the set", "Remove it")
+
+
+def open_shard(path: Path) -> h5py.File:
+    """Open a shard.
+
+    Raises:
+        UserError: unreadable, truncated, or no HDF5 at all.
+    """
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        reason = "is empty" if path.exists() and not path.stat().st_size else f"is damaged or no HDF5 file ({error})"
+        raise UserError(path, reason.splitlines()[0], REMAKE) from None
+
+
+def inspect(path: Path) -> Shard:
+    """Read and check the head of a shard: keys, types, row counts.
+
+    Raises:
+        UserError: it is damaged, or not one of the three kinds.
+    """
+    with open_shard(path) as file:
+        try:
+            return _inspect(path, file)
+        except (OSError, RuntimeError, KeyError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(path, f"is damaged ({str(error).splitlines()[0]})", REMAKE) from None
+
+
+def _inspect(path: Path, file: h5py.File) -> Shard:
+    names = set(file)
+    kind = "packed" if "packed_input_len" in names else "fixed" if "input_mask" in names else "variable"
+    needed = Shard(path, kind, 0).columns
+    for name in needed:
+        if name not in names or not isinstance(file[name], h5py.Dataset):
+            raise UserError(path, f"has no dataset {name} (it looks like a {kind} shard)", "Give NVIDIA's HDF5 shards")
+    rows = file["input_ids"].shape[0] if file["input_ids"].shape else 0
+    widths = {}
+    shard = Shard(path, kind, rows)
+    for name in needed:
+        widths[name] = _check_dataset(shard, name, file[name])
+    for one, other in (("input_ids", "segment_ids"), ("input_ids", "input_mask")):
+        if kind == "fixed" and widths[one] != widths[other]:
+            raise UserError(path, f"{one} and {other} have different widths", REMAKE)
+    if widths["masked_lm_positions"] != widths["masked_lm_ids"]:
+        raise UserError(path, "masked_lm_positions and masked_lm_ids have different widths", REMAKE)
+    offsets = {name: _byte_offset(path, file, file[name]) for name in needed}
+    plain = any(offset < 0 for offset in offsets.values())
+    return Shard(path, kind, rows, widths["input_ids"], widths["masked_lm_ids"], {} if plain else offsets)
+
+
+def _check_dataset(shard: Shard, name: str, dataset: h5py.Dataset) -> int:
+    """Check shape and type; returns the width of a fixed column (0 for others)."""
+    wanted = item_dtype(name)
+    variable = shard.is_variable(name)
+    dimensions = 2 if shard.kind == "fixed" and name != "next_sentence_labels" else 1
+    found = h5py.check_vlen_dtype(dataset.dtype)
+    items = found if variable else dataset.dtype
+    fits = items is not None and items.kind in "iu" and items.itemsize == wanted.itemsize
+    if not fits or (found is not None) != variable:
+        form = f"variable-length {found}" if found is not None else str(dataset.dtype)
+        expected = f"variable-length {wanted}" if variable else str(wanted)
+        raise UserError(shard.path, f"{name} is {form}, not {expected}", "Give NVIDIA's HDF5 shards")
+    # The pipeline writes the labels of fixed and variable shards as [N]; [N, 1] says the same.
+    column = name == "next_sentence_labels" and dataset.ndim == 2 and dataset.shape[1] == 1
+    if dataset.ndim != dimensions and not column:
+        raise UserError(shard.path, f"{name} has {dataset.ndim} dimensions, not {dimensions}", REMAKE)
+    if dataset.shape[0] != shard.rows:
+        reason = f"{name} has {dataset.shape[0]} rows, input_ids has {shard.rows}"
+        raise UserError(shard.path, reason, REMAKE)
+    return int(dataset.shape[1]) if dimensions == 2 else 0
+
+
+def _byte_offset(path: Path, file: h5py.File, dataset: h5py.Dataset) -> int:
+    """Where a dataset's rows (or references) lie as plain bytes; -1 when they do not."""
+    if dataset.shape[0] == 0:
+        return 0
+    start = dataset.id.get_offset()
+    items = h5py.check_vlen_dtype(dataset.dtype) or dataset.dtype
+    usual = items.newbyteorder("<") == items and file.userblock_size == 0
+    if start is None or not usual or file.id.get_create_plist().get_sizes() != (8, 8):
+        return -1
+    row_bytes = REFERENCE.itemsize if h5py.check_vlen_dtype(dataset.dtype) else dataset.dtype.itemsize
+    if start + dataset.size * row_bytes > path.stat().st_size:
+        raise UserError(path, f"is truncated: {dataset.name} ends after the end of the file", REMAKE)
+    return int(start)
+
+
+def heap_places(content: np.ndarray, shard: Shard) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
+    """Follow the heap chains of a shard with variable-length columns.
+
+    Args:
+        content: uint8, the bytes of the file.
+
+    Returns:
+        references: column -> `REFERENCE` [N];
+        places: column -> uint16 [N], where the row's object begins within its collection in units of 8 bytes, 0 for a
+        row without items and for one whose object is not there or too short.
+        None when a collection is so large that 16 bits do not hold a place.
+    """
+    names = [name for name in shard.columns if shard.is_variable(name)]
+    references = {
+        name: np.frombuffer(content, REFERENCE, shard.rows, shard.offsets[name])
+        if shard.rows
+        else np.empty(0, REFERENCE)
+        for name in names
+    }
+    addresses = np.unique(np.concatenate([table["address"][table["length"] > 0] for table in references.values()]))
+    keys, places, rooms = _walk(content, _collections(content, addresses))
+    if len(places) and int(places.max()) > 0xFFFF:
+        return None
+    result = {}
+    for name, table in references.items():
+        collection = np.searchsorted(addresses, table["address"])
+        wanted = (collection.astype(np.int64) << 16) + table["index"]
+        result[name] = np.zeros(len(table), np.uint16)
+        if len(keys):
+            at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+            known = (table["length"] > 0) & (table["index"] <= 0xFFFF) & (keys[at] == wanted)
+            known &= table["length"].astype(np.int64) * item_dtype(name).itemsize <= rooms[at]
+            result[name][known] = places[at][known]
+    return references, result
+
+
+def _collections(content: np.ndarray, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int64 start and end of each collection; start = end for an address without one."""
+    last = len(content) - HEADER_BYTES
+    starts = np.where(addresses <= max(last, 0), addresses, 0).astype(np.int64)
+    heads = _strided(content, _COLLECTION)[starts] if len(starts) else np.empty(0, _COLLECTION)
+    sizes = np.minimum(heads["size"], len(content)).astype(np.int64)
+    good = (heads["signature"] == b"GCOL") & (heads["version"] == 1) & (starts + sizes <= len(content))
+    return starts, np.where(good, starts + sizes, starts)
+
+
+def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All objects that lie within their collections.
+
+    Returns:
+        int64 ascending (collection << 16) + object number; int64 place of each object, units of 8 bytes; int64 bytes of
+        its items.
+    """
+    starts, ends = collections
+    objects = _strided(content, HEAP_OBJECT)
+    current, at = np.arange(len(starts)), starts + HEADER_BYTES
+    steps = [np.empty((3, 0), np.int64)]
+    while True:
+        inside = at + HEADER_BYTES <= ends[current]
+        current, at = current[inside], at[inside]
+        if not len(at):
+            break
+        found = objects[at]
+        room = np.minimum(found["size"], len(content)).astype(np.int64)
+        used = (found["index"] > 0) & (
+            at + HEADER_BYTES + room <= ends[current]
+        )  # object 0 is the free room at the end
+        current, at, room = current[used], at[used], room[used]
+        steps.append(np.stack([(current << 16) + found["index"][used], (at - starts[current]) >> 3, room]))
+        at = at + HEADER_BYTES + ((room + 7) & ~7)
+    table = np.concatenate(steps, axis=1)
+    keys, places, rooms = table[:, np.argsort(table[0], kind="stable")]
+    return keys, places, rooms
+
+
+def _strided(content: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """``content`` (uint8, contiguous) read as items of ``dtype``, one at every byte."""
+    return np.ndarray((max(0, len(content) - dtype.itemsize + 1),), dtype, content.data, 0, (1,))
+
+
+def read_column(file: h5py.File, shard: Shard, column: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Items of some rows through h5py: the plain form of what the mapped reading does.
+
+    Args:
+        rows: int64 [R], any order.
+
+    Returns:
+        flat items (int8 or int16), and int64 [R] how many each row has (the width, for a fixed column).
+
+    Raises:
+        UserError: the file is damaged there.
+    """
+    dataset: Any = file[column]
+    wanted = item_dtype(column)
+    ordered, back = np.unique(rows, return_inverse=True)
+    try:
+        pieces = [_read_rows(dataset, part) for part in np.array_split(ordered, -(-len(ordered) // _BLOCK_ROWS))]
+    except (OSError, RuntimeError, ValueError) as error:
+        where = f"{column} of rows {ordered[0]} to {ordered[-1]}"
+        raise UserError(shard.path, f"{where} cannot be read ({str(error).splitlines()[0]})", REMAKE) from None
+    read = [row for piece in pieces for row in piece]
+    chosen = [np.atleast_1d(read[index]) for index in back]
+    counts = np.asarray([len(row) for row in chosen], np.int64)
+    flat = np.concatenate(chosen) if chosen else np.empty(0, wanted)
+    return flat.astype(wanted), counts
+
+
+def _read_rows(dataset: Any, rows: np.ndarray) -> np.ndarray:
+    """Ascending ``rows``: as one range where they are dense enough, since HDF5 takes ranges much faster than points."""
+    if not len(rows):
+        return np.empty(0, dataset.dtype)
+    first, end = int(rows[0]), int(rows[-1]) + 1
+    if end - first <= 4 * len(rows):
+        return dataset[first:end][rows - first]
+    return dataset[rows]

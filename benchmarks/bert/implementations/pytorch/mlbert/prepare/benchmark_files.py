@@ -1,0 +1,95 @@
+"""The list of the benchmark's published files: names, sizes, MD5 sums, addresses (``benchmark_files.json``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlbert.core.errors import UserError
+
+LIST = Path(__file__).with_name("benchmark_files.json")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of the list.
+
+    Attributes:
+        name: path below the output folder, and below a mirror.
+        size: bytes; None where only the sum is published.
+        md5: 32 hexadecimal digits.
+        group: for ``--only``.
+        urls: where it is published; tried in order.
+        unpack: folder for the files of an archive, or "".
+        checksums: name of a list of sums for the archive's files, or "".
+        members: sums known beforehand, name -> (bytes, md5).
+        default: fetched when nothing is named.
+    """
+
+    name: str
+    size: int | None
+    md5: str
+    group: str
+    urls: tuple[str, ...]
+    unpack: str = ""
+    checksums: str = ""
+    members: dict[str, tuple[int, str]] = field(default_factory=dict)
+    default: bool = True
+
+
+def read_list(path: Path | None = None) -> list[Entry]:
+    """The benchmark's list, or another of the same form.
+
+    Raises:
+        UserError: the file cannot be read or has another form.
+    """
+    path = path or LIST
+    try:
+        document = json.loads(path.read_bytes())
+        default = document.get("default_groups")
+        entries = [_entry(item, default) for item in document["files"]]
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror})", "Check --manifest") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        remedy = "See mlbert/prepare/benchmark_files.json for the form"
+        raise UserError(path, f"is no list of files ({error!r})", remedy) from None
+    for entry in entries:
+        if Path(entry.name).is_absolute() or ".." in Path(entry.name).parts:
+            raise UserError(path, f"names a file outside the folder: {entry.name}", "Use relative names")
+    return entries
+
+
+def _entry(item: dict[str, Any], default: list[str] | None) -> Entry:
+    return Entry(
+        name=str(item["name"]),
+        size=None if item.get("bytes") is None else int(item["bytes"]),
+        md5=str(item["md5"]),
+        group=str(item["group"]),
+        urls=tuple(item.get("urls") or ()),
+        unpack=str(item.get("unpack", "")),
+        checksums=str(item.get("checksums", "")),
+        members={name: (int(size), str(md5)) for name, (size, md5) in item.get("members", {}).items()},
+        default=default is None or item["group"] in default,
+    )
+
+
+def select(entries: Sequence[Entry], wanted: Sequence[str]) -> list[Entry]:
+    """The entries with these names, last parts of names, or groups; without any: those fetched by default.
+
+    Raises:
+        UserError: a name is neither.
+    """
+    if not wanted:
+        return [entry for entry in entries if entry.default]
+    for name in wanted:
+        if not any(name in _names(entry) for entry in entries):
+            known = ", ".join(dict.fromkeys(entry.group for entry in entries))
+            raise UserError("--only", f"{name} is neither a file of the list nor a group", f"Groups: {known}")
+    return [entry for entry in entries if set(wanted) & _names(entry)]
+
+
+def _names(entry: Entry) -> set[str]:
+    return {entry.name, Path(entry.name).name, entry.group}

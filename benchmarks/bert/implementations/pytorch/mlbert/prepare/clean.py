@@ -1,0 +1,355 @@
+"""A WikiExtractor folder to text parts and evaluation text.
+
+First pass, a job for about 16 MB of neighbouring files: their articles, one after another, into a unit file, and
+beside it the length and MD5 of each. Then the evaluation articles are chosen, which takes only the counts. Second
+pass, a job a part: the part's articles are copied from the units. Memory does not grow with the input but by
+20 bytes an article. ``clean.json`` comes last; until then the same command goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from mlbert.core.errors import UserError
+from mlbert.data.manifest import write_atomically
+from mlbert.prepare import wiki_text
+from mlbert.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.prepare.separate import drawn_articles, read_hashes
+
+FINISHED = "clean.json"
+SCRATCH = "clean.tmp"
+UNIT_BYTES = 16_000_000
+FORM = 1  # of the cleaned text; a change of any cleaning rule raises it
+_WIKI = re.compile(r"wiki_\d+")
+_PART = re.compile(r"part-\d{5}-of-\d{5}(\.tmp)?")
+_EVAL = ("eval.txt", "eval.md5")
+
+
+@dataclass(frozen=True)
+class CleanOptions:
+    """What to make.
+
+    Attributes:
+        num_parts: text parts, of about equal size.
+        eval_articles: articles to withhold by the published draw.
+        eval_md5: withhold the articles with these hashes instead.
+    """
+
+    num_parts: int = 500
+    eval_articles: int = 10_000
+    eval_md5: Path | None = None
+
+
+def clean(
+    folder: Path, out: Path, options: CleanOptions, *, workers: int = 1, progress: Progress = SILENT
+) -> dict[str, Any]:
+    """Make ``part-00000-of-00500`` ..., ``eval.txt`` and ``eval.md5`` in ``out``; returns what ``clean.json`` holds.
+
+    Raises:
+        UserError: the input is not WikiExtractor's, there is too little of it, or ``out`` holds something else.
+    """
+    files = wiki_files(folder)
+    stats = [path.stat() for path in files]
+    wanted = {
+        "form": FORM,
+        "splitter": wiki_text.splitter_name(),
+        "input": _sha256_of(
+            [
+                [path.relative_to(folder).as_posix(), s.st_size, s.st_mtime_ns]
+                for path, s in zip(files, stats, strict=True)
+            ]
+        ),
+        "num_parts": options.num_parts,
+        "eval": options.eval_articles if options.eval_md5 is None else _hashes_name(options.eval_md5),
+    }
+    if found := _finished(out, wanted):
+        shutil.rmtree(out / SCRATCH, ignore_errors=True)
+        progress(f"{out} is finished with these options: nothing to do")
+        return found
+    units = _units(files, [s.st_size for s in stats], out / SCRATCH)
+    _prepare_scratch(out, wanted)
+    run_jobs(
+        make_unit,
+        units,
+        name="cleaning",
+        where=out,
+        sizes=[unit.size for unit in units],
+        workers=workers,
+        progress=progress,
+    )
+    catalogue = Catalogue.read(units)
+    withheld = _withheld(catalogue, options, progress)
+    training = np.setdiff1d(np.flatnonzero(catalogue.train_lengths), withheld, assume_unique=True)
+    bounds = part_bounds(catalogue.train_lengths[training], options.num_parts)
+    parts = [
+        PartJob(out / f"part-{i:05d}-of-{options.num_parts:05d}", tuple(units), catalogue.unit_starts, training[a:b])
+        for i, (a, b) in enumerate(itertools.pairwise(bounds.tolist()))
+    ]
+    sizes = [int(catalogue.train_lengths[part.articles].sum()) for part in parts]
+    run_jobs(make_part, parts, name="gathering", where=out, sizes=sizes, workers=workers, progress=progress)
+    _write_evaluation(out, units, catalogue, withheld)
+    summary = {
+        "wanted": wanted,
+        "articles": len(training),
+        "eval_articles": len(withheld),
+        "files": {part.path.name: part.path.stat().st_size for part in parts}
+        | {name: (out / name).stat().st_size for name in _EVAL},
+    }
+    write_atomically(out / FINISHED, (json.dumps(summary, indent=1) + "\n").encode())
+    shutil.rmtree(out / SCRATCH)
+    return summary
+
+
+def wiki_files(folder: Path) -> list[Path]:
+    """The files ``wiki_<number>`` below a folder, in the order of their names.
+
+    Raises:
+        UserError: no such folder, or no such file in it.
+    """
+    remedy = "Give the folder that WikiExtractor wrote (AA/wiki_00, ...)"
+    if not folder.is_dir():
+        raise UserError(folder, "is not a folder" if folder.exists() else "there is no such folder", remedy)
+    found = sorted(folder.rglob("wiki_*"), key=lambda path: path.relative_to(folder).as_posix())
+    if files := [path for path in found if _WIKI.fullmatch(path.name) and path.is_file()]:
+        return files
+    if packed := next((path for path in found if path.suffix in (".bz2", ".gz")), None):
+        raise UserError(packed, "is compressed", "Unpack the files first")
+    raise UserError(folder, "holds no file wiki_00, wiki_01, ...", remedy)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Neighbouring files and where their articles go."""
+
+    files: tuple[Path, ...]
+    size: int
+    text: Path
+
+    @property
+    def index(self) -> Path:
+        """Lengths and MD5 sums of the articles; written after the text."""
+        return self.text.with_suffix(".npz")
+
+
+def _units(files: Sequence[Path], sizes: Sequence[int], scratch: Path) -> list[Unit]:
+    groups: list[list[int]] = [[]]
+    for index, size in enumerate(sizes):
+        if groups[-1] and sum(sizes[i] for i in groups[-1]) + size > UNIT_BYTES:
+            groups.append([])
+        groups[-1].append(index)
+    return [
+        Unit(tuple(files[i] for i in group), sum(sizes[i] for i in group), scratch / f"unit-{number:06d}.txt")
+        for number, group in enumerate(groups)
+    ]
+
+
+def make_unit(unit: Unit) -> None:
+    """Clean the files of one unit, unless an earlier run did."""
+    if unit.index.exists() and unit.text.exists():
+        return
+    lengths: list[int] = []
+    hashes = bytearray()
+    counts = []
+    with _whole(unit.text) as target:
+        for path in unit.files:
+            before = len(lengths)
+            for article in file_articles(path):
+                data = article.encode()
+                lengths.append(len(data))
+                hashes += hashlib.md5(article.rstrip().encode(), usedforsecurity=False).digest()
+                target.write(data)
+            counts.append(len(lengths) - before)
+    md5 = np.frombuffer(bytes(hashes), np.uint8).reshape(-1, 16)
+    with _whole(unit.index) as target:
+        np.savez(target, lengths=np.asarray(lengths, np.uint32), md5=md5, counts=np.asarray(counts, np.int64))
+
+
+def file_articles(path: Path) -> Iterator[str]:
+    """The cleaned articles of one WikiExtractor file, in order; also the empty ones that the benchmark counts.
+
+    Raises:
+        UserError: see `mlbert.prepare.wiki_text.paragraphs`.
+    """
+    split = wiki_text.sentence_splitter()
+    try:
+        with path.open("rb") as lines:
+            yield from wiki_text.articles(wiki_text.sentence_lines(wiki_text.paragraphs(path, lines), split))
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions") from None
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name when it is finished and on disk."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(
+            path, f"cannot be written ({error.strerror})", "Free some space; finished pieces are kept"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All articles of all units, U units, A articles, F files.
+
+    Attributes:
+        unit_starts: int64 [U+1], number of the first article of each unit.
+        lengths: uint32 [A], bytes in the unit's text.
+        md5: uint8 [A, 16].
+        per_file: int64 [F], articles of each file.
+    """
+
+    unit_starts: np.ndarray
+    lengths: np.ndarray
+    md5: np.ndarray
+    per_file: np.ndarray
+
+    @classmethod
+    def read(cls, units: Sequence[Unit]) -> Catalogue:
+        """From the index files of all units."""
+        found = []
+        for unit in units:
+            with np.load(unit.index) as index:
+                found.append((index["lengths"], index["md5"], index["counts"]))
+        starts = np.cumsum([0, *(len(lengths) for lengths, _, _ in found)])
+        lengths, md5, counts = (np.concatenate(column) for column in zip(*found, strict=True))
+        return cls(starts.astype(np.int64), lengths, md5, counts)
+
+    @property
+    def train_lengths(self) -> np.ndarray:
+        """uint32 [A]: 0 for an article without text (at most a line end)."""
+        return np.where(self.lengths > 1, self.lengths, 0)
+
+
+def _withheld(catalogue: Catalogue, options: CleanOptions, progress: Progress) -> np.ndarray:
+    if options.eval_md5 is None:
+        return drawn_articles(catalogue.per_file.tolist(), options.eval_articles)
+    empty = hashlib.md5(b"", usedforsecurity=False).digest()
+    hashes = read_hashes(options.eval_md5) - {empty}
+    # Half of each hash finds the candidates without making an object of every article.
+    halves = np.frombuffer(b"".join(hashes), "<u8")[::2]
+    candidates = np.flatnonzero(np.isin(np.ascontiguousarray(catalogue.md5).view("<u8")[:, 0], halves))
+    chosen = np.asarray([i for i in candidates.tolist() if catalogue.md5[i].tobytes() in hashes], np.int64)
+    found = len({catalogue.md5[i].tobytes() for i in chosen})
+    if not found:
+        reason = f"none of its {len(hashes):,} articles is in this text"
+        raise UserError(options.eval_md5, reason, "Its sentences were split otherwise; leave --eval-md5 out")
+    progress(f"evaluation: {found:,} of {len(hashes):,} articles of {options.eval_md5} found")
+    return chosen
+
+
+def part_bounds(lengths: np.ndarray, num_parts: int) -> np.ndarray:
+    """int64 [num_parts+1]: consecutive articles to parts of about equal size, at least one article each.
+
+    Raises:
+        UserError: fewer articles than parts.
+    """
+    if len(lengths) < num_parts:
+        raise UserError("--parts", f"{len(lengths)} articles cannot fill {num_parts} parts", "Use fewer parts")
+    starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    bounds = np.searchsorted(starts, [starts[-1] * i // num_parts for i in range(num_parts + 1)])
+    bounds[-1] = len(lengths)
+    for part in range(1, num_parts):
+        bounds[part] = min(max(bounds[part], bounds[part - 1] + 1), len(lengths) - (num_parts - part))
+    return bounds
+
+
+@dataclass(frozen=True)
+class PartJob:
+    """One text part: ``articles`` are numbers over all units, ascending."""
+
+    path: Path
+    units: tuple[Unit, ...]
+    unit_starts: np.ndarray
+    articles: np.ndarray
+
+
+def make_part(job: PartJob) -> None:
+    """Write one part, unless an earlier run did: articles with a blank line between them."""
+    if job.path.exists():
+        return
+    with _whole(job.path) as target:
+        separator = b""
+        for article in read_articles(job.units, job.unit_starts, job.articles):
+            target.write(separator + article.strip(b"\n") + b"\n")
+            separator = b"\n"
+
+
+def read_articles(units: Sequence[Unit], unit_starts: np.ndarray, numbers: np.ndarray) -> Iterator[bytes]:
+    """The articles with the given ascending numbers, as they are in the units."""
+    for unit in np.unique(np.searchsorted(unit_starts, numbers, side="right") - 1):
+        with np.load(units[unit].index) as index:
+            ends = np.cumsum(index["lengths"], dtype=np.int64)
+        inside = numbers[(numbers >= unit_starts[unit]) & (numbers < unit_starts[unit + 1])] - unit_starts[unit]
+        with units[unit].text.open("rb") as text:
+            for number in inside.tolist():
+                start = int(ends[number - 1]) if number else 0
+                text.seek(start)
+                yield text.read(int(ends[number]) - start)
+
+
+def _write_evaluation(out: Path, units: Sequence[Unit], catalogue: Catalogue, withheld: np.ndarray) -> None:
+    articles = list(read_articles(units, catalogue.unit_starts, withheld))
+    write_atomically(out / _EVAL[0], b"".join(article + b"\n\n" for article in articles))
+    write_atomically(out / _EVAL[1], "".join(f"{catalogue.md5[i].tobytes().hex()}\n" for i in withheld).encode())
+
+
+def _finished(out: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        summary = json.loads((out / FINISHED).read_bytes())
+        same, files = summary["wanted"] == wanted, summary["files"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(out / FINISHED, f"cannot be read ({error!r})", "Remove the folder and run this again") from None
+    if not same:
+        raise UserError(out, "was made from other input or with other options", "Choose another --out, or remove it")
+    whole = all((out / name).is_file() and (out / name).stat().st_size == size for name, size in files.items())
+    return summary if whole else None
+
+
+def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
+    """An empty scratch folder, or that of an interrupted run with the same input and options."""
+    plan = out / SCRATCH / "plan.json"
+    wanted_bytes = (json.dumps(wanted, indent=1) + "\n").encode()
+    try:
+        if not (out / FINISHED).exists() and plan.exists() and plan.read_bytes() == wanted_bytes:
+            return
+        made = [path for path in out.glob("*") if _PART.fullmatch(path.name) or path.name in _EVAL]
+        if made and not (out / SCRATCH).exists() and not (out / FINISHED).exists():
+            raise UserError(made[0], "was not made by this command", "Choose another --out")
+        for path in made:
+            path.unlink()
+        (out / FINISHED).unlink(missing_ok=True)
+        shutil.rmtree(out / SCRATCH, ignore_errors=True)
+        (out / SCRATCH).mkdir(parents=True)
+    except OSError as error:
+        raise UserError(out, f"cannot be written ({error.strerror})", "Choose another --out") from None
+    write_atomically(plan, wanted_bytes)
+
+
+def _hashes_name(path: Path) -> str:
+    return _sha256_of(sorted(entry.hex() for entry in read_hashes(path)))
+
+
+def _sha256_of(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

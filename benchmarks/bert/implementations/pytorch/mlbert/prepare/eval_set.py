@@ -1,0 +1,53 @@
+"""The evaluation set: evenly picked sequences of a larger set, in order, by the benchmark's rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from mlbert.core.errors import UserError
+from mlbert.data.manifest import Manifest
+from mlbert.data.shards import ShardWriter
+from mlbert.data.store import describe, open_store
+from mlbert.prepare.jobs import SILENT, Progress
+from mlbert.prepare.shuffle import check_output, finished_manifest, inherited, known_vocabulary
+
+
+def pick_evenly(available: int, wanted: int) -> np.ndarray:
+    """int64 [wanted]: the benchmark's rule, example int(i * available / wanted)."""
+    return np.asarray([int(i * available / wanted) for i in range(wanted)], np.int64)
+
+
+def make_eval_set(
+    source: Path, out: Path, *, num: int = 10_000, tool: str = "mlbert", progress: Progress = SILENT
+) -> Manifest:
+    """Pick ``num`` sequences of a store into a prepared set of one shard.
+
+    Args:
+        source: folder of any kind of store that knows its vocabulary.
+        out: made when missing.
+        num: sequences to pick.
+        tool: name and version, for the manifest.
+
+    Raises:
+        UserError: the input is bad or smaller than ``num``, or the output finished with other options.
+    """
+    check_output(source, out)
+    info = describe(source)
+    vocabulary = known_vocabulary(info)
+    options = {"step": "eval-set", "input": info.identity, "num": num}
+    if found := finished_manifest(out, options, progress):
+        return found
+    store = open_store(source, verify=True)
+    if not 1 <= num <= len(store):
+        raise UserError("--num", f"{num} examples cannot be picked from {len(store)}", f"Use 1 to {len(store)}")
+    writer = ShardWriter(out, 1, "")
+    writer.clear_leftovers()
+    writer.write_shard(0, store.gather(pick_evenly(len(store), num)))
+    return writer.finish(
+        vocabulary=vocabulary,
+        max_seq_length=info.max_seq_length,
+        max_predictions=info.max_predictions,
+        provenance={"tool": tool, "options": options, "input": inherited(store)},
+    )

@@ -1,0 +1,369 @@
+"""Any stored data set to a prepared set of ours: NVIDIA's shards of every kind, bins, TFRecords.
+
+Each input file becomes one shard (a set without files of its own is cut into pieces); packs stay packs. Every sequence
+is compared with the vocabulary. A shard is written as a whole and kept on a rerun; the manifest comes last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlbert.core.errors import UserError
+from mlbert.data import nvidia
+from mlbert.data.manifest import MANIFEST, Manifest, file_sha256, read_manifest, write_atomically
+from mlbert.data.nvidia_files import bin_name, bins_of, check_bins, inspect, list_shards
+from mlbert.data.nvidia_index import Limits
+from mlbert.data.ragged import Ragged, offsets_of
+from mlbert.data.shard_file import map_file
+from mlbert.data.shards import ShardEntry, ShardWriter
+from mlbert.data.store import BINS, Store, describe, open_store
+from mlbert.prepare.instance_set import tool_version
+from mlbert.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.prepare.wordpiece import load_vocabulary
+
+PIECE = 32_768  # rows of one shard where the input has no files of its own
+LISTED = 1000  # bad rows that the manifest lists; all are counted
+_BLOCK = 4096
+_BYTES_A_ROW = 1000  # for the estimate of a set without files
+
+
+@dataclass(frozen=True)
+class Part:
+    """What becomes one shard: a file, or rows first to end of a whole set."""
+
+    name: str
+    path: Path | None
+    first: int
+    end: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """A finished shard.
+
+    Attributes:
+        source: name and sha256 of what it was made from.
+        entry: for the manifest.
+        skipped: a line for each row (or file) left out.
+        max_seq_length, max_predictions, max_pack_tokens: limits of its source.
+    """
+
+    source: dict[str, str]
+    entry: ShardEntry
+    skipped: list[str]
+    max_seq_length: int
+    max_predictions: int
+    max_pack_tokens: int | None
+
+
+@dataclass(frozen=True)
+class ImportJob:
+    """One import.
+
+    Attributes:
+        source: folder of the data set.
+        vocab_file: the vocabulary that it was made with.
+        out: folder of the prepared set.
+        parts: see `parts_of`.
+        packed: whether rows are packs.
+        limits: most tokens of a row and masked tokens of a sequence, where the data does not say.
+        skip_bad: leave bad rows and unreadable files out instead of stopping.
+    """
+
+    source: Path
+    vocab_file: Path
+    out: Path
+    parts: tuple[Part, ...]
+    packed: bool
+    limits: Limits = nvidia.DEFAULT_LIMITS
+    skip_bad: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """What the set is made of, compared on a rerun."""
+        return {
+            "input": [[part.name, part.num_bytes] for part in self.parts],
+            "vocabulary": file_sha256(self.vocab_file),
+            "max_seq_length": self.limits.max_seq_length,
+            "max_predictions": self.limits.max_predictions,
+            "skip_bad": self.skip_bad,
+        }
+
+    def skipped_file(self, index: int) -> Path:
+        """Where a shard's left-out rows are noted until the manifest is written."""
+        return self.out / f"skipped-{index:05d}.json"
+
+    def make_shard(self, index: int) -> PartResult:
+        """Make shard ``index`` unless an earlier run did.
+
+        Raises:
+            UserError: names the first bad file and row, unless these are skipped.
+        """
+        part = self.parts[index]
+        sha256 = describe(self.source).identity if part.path is None else _sha256(part.path)
+        named = json.dumps([part.name, part.first, part.end, sha256, self.options()])
+        fingerprint = hashlib.sha256(named.encode()).hexdigest()
+        writer = ShardWriter(self.out, len(self.parts), fingerprint)
+        kept = writer.is_written(index)
+        skipped = self._noted(index) if kept else None
+        store, unreadable = self._try_open(part)
+        if skipped is None:
+            rows, offsets, skipped = _read(store, part, self) if store else (*_nothing(), unreadable)
+            if self.skip_bad:  # before the shard: a shard that is there has its note beside it
+                write_atomically(self.skipped_file(index), json.dumps(skipped).encode())
+            writer.write_shard(index, rows, offsets if self.packed else None)
+        source, entry = {"file": part.name, "sha256": sha256}, writer.entry(index)
+        if store is None:
+            return PartResult(source, entry, skipped, 0, 0, None)
+        info = store.info
+        return PartResult(source, entry, skipped, info.max_seq_length, info.max_predictions, info.max_pack_tokens)
+
+    def _noted(self, index: int) -> list[str] | None:
+        """What was left out of a shard that is there; None when that is not known."""
+        if not self.skip_bad:
+            return []
+        try:
+            return [str(line) for line in json.loads(self.skipped_file(index).read_bytes())]
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def _try_open(self, part: Part) -> tuple[Store | None, list[str]]:
+        """The part's store; or None and why, where bad files are left out."""
+        try:
+            return self._open(part), []
+        except UserError as error:
+            if not self.skip_bad:
+                raise
+            return None, [str(error)]
+
+    def _open(self, part: Part) -> Store:
+        if part.path is None:
+            return _opened(self.source)
+        store = nvidia.NvidiaStore(part.path, limits=self.limits, strict=not self.skip_bad, cached=False)
+        if bool(store.num_packs) != self.packed and len(store):
+            reason = f"{'does not hold' if self.packed else 'holds'} packs, unlike the files before it"
+            raise UserError(part.path, reason, "Keep one kind in a folder")
+        return store
+
+
+@lru_cache(maxsize=1)
+def _opened(folder: Path) -> Store:
+    """Opened once in each worker."""
+    return open_store(folder)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return file_sha256(path)
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
+
+
+def _nothing() -> tuple[Ragged, np.ndarray]:
+    return Ragged.concatenate([]), np.zeros(1, np.int64)
+
+
+def parts_of(source: Path) -> tuple[list[Part], bool]:
+    """What an import of ``source`` is cut into, and whether its rows are packs.
+
+    Raises:
+        UserError: nothing there that can be imported.
+    """
+    ours = (source / MANIFEST).exists() or (source / BINS).exists()
+    if not ours and (source.is_file() or (source.is_dir() and nvidia.accepts(source))):
+        paths = [path for group in bins_of(source) for path in group] or list_shards(source)
+        top = source.parent if source.is_file() else source
+        parts = [Part(str(path.relative_to(top)), path, 0, -1, path.stat().st_size) for path in paths]
+        return parts, _first_readable_is_packed(paths)
+    store = open_store(source)
+    count = store.num_packs or len(store)
+    pieces = [(first, min(first + PIECE, count)) for first in range(0, count, PIECE)]
+    parts = [Part(f"rows {a} to {b - 1}", None, a, b, (b - a) * _BYTES_A_ROW) for a, b in pieces]
+    return parts, store.num_packs > 0
+
+
+def _first_readable_is_packed(paths: list[Path]) -> bool:
+    """A file that cannot be read is reported, or left out, by its own job."""
+    for path in paths:
+        try:
+            return inspect(path).kind == "packed"
+        except UserError:
+            continue
+    return False
+
+
+def import_store(
+    source: Path,
+    vocab_file: Path,
+    out: Path,
+    *,
+    limits: Limits = nvidia.DEFAULT_LIMITS,
+    skip_bad: bool = False,
+    workers: int = 1,
+    progress: Progress = SILENT,
+) -> Manifest:
+    """Make a prepared set of ours from any stored set.
+
+    Args:
+        source: its folder (or one HDF5 file).
+        vocab_file: the vocabulary that it was made with; ids and the places of [CLS] and [SEP] are compared with it.
+        out: made when missing.
+        limits: most tokens of a row and masked tokens of a sequence, where the data does not say.
+        skip_bad: leave bad rows and unreadable files out, count and list them.
+        workers: processes; the result does not depend on it. Each holds one shard in memory.
+        progress: told of every finished shard.
+
+    Raises:
+        UserError: names the first bad file and row; also when ``out`` was finished with other input or options.
+    """
+    load_vocabulary(vocab_file)  # a bad one is reported before anything is read
+    parts, packed = parts_of(source)
+    job = ImportJob(source, vocab_file, out, tuple(parts), packed, limits, skip_bad)
+    options = json.loads(json.dumps(job.options()))
+    if (out / MANIFEST).exists():
+        found = read_manifest(out)
+        if found.provenance.get("options") != options:
+            raise UserError(
+                out, "was imported from other input or with other options", "Choose another --out, or remove it"
+            )
+        progress(f"{out} is finished with these options: nothing to do")
+        _remove_notes(job)
+        return found
+    ShardWriter(out, len(parts), "").clear_leftovers()
+    results = run_jobs(
+        job.make_shard,
+        range(len(parts)),
+        name="import",
+        where=out,
+        sizes=[part.num_bytes for part in parts],
+        workers=workers,
+        progress=progress,
+    )
+    manifest = _finish(job, results, options)
+    _remove_notes(job)
+    count = manifest.provenance["skipped"]["count"]
+    if count:
+        progress(f"{count:,} bad rows or files left out; {out / MANIFEST} lists them")
+    return manifest
+
+
+def _remove_notes(job: ImportJob) -> None:
+    for index in range(len(job.parts)):
+        job.skipped_file(index).unlink(missing_ok=True)
+
+
+def _finish(job: ImportJob, results: list[PartResult], options: dict[str, Any]) -> Manifest:
+    vocabulary = load_vocabulary(job.vocab_file)
+    seen: dict[str, str] = {}
+    for result in results:
+        content, name = str(result.entry.values["content_sha256"]), result.source["file"]
+        if result.entry.values["num_sequences"] and seen.setdefault(content, name) != name:
+            raise UserError(job.source / name, f"holds the same sequences as {seen[content]}", "Remove one of them")
+    _check_bins(job, results)
+    skipped = [line for result in results for line in result.skipped]
+    if not seen:
+        reason = f"holds no good sequence; first: {skipped[0]}" if skipped else "holds no sequence"
+        raise UserError(job.source, reason, "Check the data and the vocabulary")
+    pack_tokens = max((result.max_pack_tokens or 0 for result in results), default=0)
+    return ShardWriter(job.out, len(job.parts), "").finish(
+        vocabulary={"sha256": options["vocabulary"], "size": len(vocabulary)},
+        max_seq_length=max(result.max_seq_length for result in results),
+        max_predictions=max(result.max_predictions for result in results),
+        provenance={
+            "tool": f"mlbert {tool_version()}",
+            "options": options,
+            "sources": [result.source for result in results],
+            "skipped": {"count": len(skipped), "first": skipped[:LISTED]},
+        },
+        packs={"max_tokens": pack_tokens, "max_sequences": _most_sequences(job)} if job.packed else None,
+        entries=[result.entry for result in results],
+    )
+
+
+def _check_bins(job: ImportJob, results: list[PartResult]) -> None:
+    """Files of several folders must be length bins of one set."""
+    longest: dict[str, int] = {}
+    shortest: dict[str, int] = {}
+    for part, result in zip(job.parts, results, strict=True):
+        lengths = np.flatnonzero(result.entry.histogram)
+        if part.path is not None and len(lengths):
+            name = bin_name(part.path)
+            longest[name] = max(longest.get(name, 0), int(lengths[-1]))
+            shortest[name] = min(shortest.get(name, int(lengths[0])), int(lengths[0]))
+    check_bins(job.source, shortest, longest)
+
+
+def _most_sequences(job: ImportJob) -> int:
+    writer = ShardWriter(job.out, len(job.parts), "")
+    offsets = [map_file(writer.path(index)).pack_offsets for index in range(len(job.parts))]
+    return max((int(np.diff(array).max()) for array in offsets if array is not None and len(array) > 1), default=1)
+
+
+def _read(store: Store, part: Part, job: ImportJob) -> tuple[Ragged, np.ndarray, list[str]]:
+    """Good rows of a part, int64 [rows+1] offsets of its packs, and a line for each row left out."""
+    vocabulary = load_vocabulary(job.vocab_file)
+    check = _vocabulary_check(vocabulary)
+    subject = part.path or job.source
+    taken: list[Ragged] = []
+    counts: list[np.ndarray] = []
+    skipped: list[str] = []
+    end = part.end if part.path is None else store.num_packs or len(store)
+    unit = "row" if part.path else "pack" if job.packed else "sequence"
+
+    def take(first: int, last: int) -> None:
+        try:
+            rows, each = _gather(store, np.arange(first, last), job.packed)
+            bad = check(rows)
+            if bad:
+                sequence, reason = bad
+                row = first + int(np.searchsorted(np.cumsum(each), sequence, side="right"))
+                raise UserError(subject, f"{unit} {row} {reason}", "Give the data's own vocabulary, or use --skip-bad")
+        except UserError as error:
+            if not job.skip_bad:
+                raise
+            if last - first == 1:
+                skipped.append(str(error))
+            else:
+                middle = (first + last) // 2
+                take(first, middle)
+                take(middle, last)
+        else:
+            taken.append(rows)
+            counts.append(each)
+
+    for first in range(part.first, end, _BLOCK):
+        take(first, min(first + _BLOCK, end))
+    if not taken:
+        return *_nothing(), skipped
+    return Ragged.concatenate(taken), offsets_of(np.concatenate(counts)), skipped
+
+
+def _gather(store: Store, rows: np.ndarray, packed: bool) -> tuple[Ragged, np.ndarray]:
+    return store.gather_packs(rows) if packed else (store.gather(rows), np.ones(len(rows), np.int64))
+
+
+def _vocabulary_check(vocabulary: dict[str, int]) -> Callable[[Ragged], tuple[int, str] | None]:
+    """A function that gives the first sequence that does not fit a vocabulary, and why."""
+    size, cls, sep = len(vocabulary), vocabulary["[CLS]"], vocabulary["[SEP]"]
+
+    def check(rows: Ragged) -> tuple[int, str] | None:
+        token_of = np.searchsorted(rows.offsets, np.flatnonzero(rows.tokens >= size), side="right") - 1
+        label_of = np.searchsorted(rows.masked_offsets, np.flatnonzero(rows.masked_labels >= size), side="right") - 1
+        found = {
+            f"has a token outside the vocabulary of {size} entries": token_of,
+            f"has a label outside the vocabulary of {size} entries": label_of,
+            "does not begin with the vocabulary's [CLS]": np.flatnonzero(rows.tokens[rows.offsets[:-1]] != cls),
+            "does not end with the vocabulary's [SEP]": np.flatnonzero(rows.tokens[rows.offsets[1:] - 1] != sep),
+        }
+        bad = [(int(sequences[0]), reason) for reason, sequences in found.items() if len(sequences)]
+        return min(bad, default=None)
+
+    return check

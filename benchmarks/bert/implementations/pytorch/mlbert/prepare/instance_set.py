@@ -1,0 +1,300 @@
+"""Text parts to a set of instances: a prepared set, or TFRecord files as the benchmark's generator writes them.
+
+A part is one piece of work: read, generated and written by one process, whose memory depends on the part alone. What
+an interrupted run finished is kept; the manifest comes last.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from mlbert.core import native
+from mlbert.core.errors import UserError
+from mlbert.data.manifest import MANIFEST, file_sha256, read_manifest
+from mlbert.data.ragged import Ragged
+from mlbert.data.shards import ShardEntry, ShardSet, ShardWriter, map_shard
+from mlbert.data.tfrecord import ExampleReader, find_files
+from mlbert.prepare.generator import Generator, make_generator
+from mlbert.prepare.instances import InstanceOptions, digest
+from mlbert.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.prepare.text_parts import TextPart, inspect_parts
+from mlbert.prepare.tfrecord_folder import TfrecordFolder, read_finished
+from mlbert.prepare.wordpiece import load_vocabulary
+
+
+class SetFormat(StrEnum):
+    """What to write: our shards, or the benchmark's files."""
+
+    hdf5 = "hdf5"
+    tfrecord = "tfrecord"
+
+
+def tool_version() -> str:
+    """Version of this package, as stored in manifests."""
+    try:
+        return version("mlbert")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@dataclass(frozen=True)
+class MadeSet:
+    """What a step made, or found finished.
+
+    Attributes:
+        num_sequences, num_tokens: of the set.
+        vocab_size: entries of the vocabulary.
+        skipped: {"part": file, "reason": line} of every part that was left out.
+    """
+
+    num_sequences: int
+    num_tokens: int
+    vocab_size: int
+    skipped: list[dict[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class InstanceJob:
+    """Text parts to turn into one set, one shard or file for each part.
+
+    Attributes:
+        parts: text files.
+        vocab_file: vocabulary.
+        out: folder of the set.
+        options: of the generator.
+        lower_case: the uncased form.
+        set_format: what to write.
+        skip_bad: leave bad parts out instead of ending with the first one's error.
+    """
+
+    parts: tuple[Path, ...]
+    vocab_file: Path
+    out: Path
+    options: InstanceOptions
+    lower_case: bool = True
+    set_format: SetFormat = SetFormat.hdf5
+    skip_bad: bool = False
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of one part; ``entry`` is what the manifest will say of it."""
+
+    entry: ShardEntry | dict[str, Any] | None
+    kept: bool = False
+    problem: UserError | None = None
+    single_document: bool = False
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The job as the processes get it."""
+
+    job: InstanceJob
+    parts: tuple[TextPart, ...]
+    vocabulary_sha256: str
+
+    def fingerprint(self, index: int) -> str:
+        """Names input, vocabulary and options of one part."""
+        named = [self.parts[index].sha256, self.vocabulary_sha256, asdict(self.job.options), self.job.lower_case]
+        return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+
+    def tfrecords(self) -> TfrecordFolder:
+        options = self.job.options
+        return TfrecordFolder(self.job.out, len(self.parts), options.max_seq_length, options.max_predictions_per_seq)
+
+    def make_part(self, index: int) -> _Outcome:
+        """Make one part's shard or file unless an earlier run did."""
+        return self._make_tfrecord(index) if self.job.set_format == SetFormat.tfrecord else self._make_shard(index)
+
+    def _make_shard(self, index: int) -> _Outcome:
+        writer = ShardWriter(self.job.out, len(self.parts), self.fingerprint(index))
+        # The shard of a bad part is empty; its part is looked at again, to say what is wrong with it.
+        if writer.is_written(index) and len(map_shard(writer.path(index))):
+            return _Outcome(writer.entry(index), kept=True)
+        rows, outcome = self._rows(index)
+        writer.write_shard(index, rows)
+        return _Outcome(writer.entry(index), problem=outcome.problem, single_document=outcome.single_document)
+
+    def _make_tfrecord(self, index: int) -> _Outcome:
+        folder, fingerprint = self.tfrecords(), self.fingerprint(index)
+        known = folder.written(index, fingerprint)
+        if known is not None:
+            return _Outcome(known, kept=True)
+        rows, outcome = self._rows(index)
+        if outcome.problem:
+            folder.leave_out(index)
+            return outcome
+        return _Outcome(folder.write(index, rows, fingerprint), single_document=outcome.single_document)
+
+    def _rows(self, index: int) -> tuple[Ragged, _Outcome]:
+        part = self.parts[index]
+        generator = _generator(self.job.vocab_file, self.vocabulary_sha256, self.job.lower_case)
+        try:
+            if part.problem:
+                raise part.problem
+            documents = generator.read(part.path)
+        except UserError as error:
+            if not self.job.skip_bad:
+                raise
+            return Ragged.from_rows([]), _Outcome(None, problem=error)
+        return generator.rows(documents, self.job.options), _Outcome(None, single_document=len(documents) == 1)
+
+
+@functools.lru_cache(maxsize=1)
+def _generator(vocab_file: Path, vocabulary_sha256: str, lower_case: bool) -> Generator:
+    """One for a process: it remembers words from part to part."""
+    del vocabulary_sha256  # another vocabulary under the same name is another generator
+    return make_generator(load_vocabulary(vocab_file), lower_case)
+
+
+def make_instances(
+    job: InstanceJob,
+    provenance: dict[str, Any],
+    *,
+    parts: list[TextPart] | None = None,
+    workers: int = 1,
+    progress: Progress = SILENT,
+) -> MadeSet:
+    """Make a set; finished parts of an interrupted run are kept.
+
+    Args:
+        job: what to make.
+        provenance: JSON-able, for the manifest; the parts left out are added.
+        parts: what `inspect_parts` said of ``job.parts``; None: ask it.
+        workers: processes; the set does not depend on it.
+        progress: told of bytes of text done, and of what deserves attention.
+
+    Raises:
+        UserError: a part or the vocabulary is bad, or the output folder cannot be written.
+    """
+    vocabulary = load_vocabulary(job.vocab_file)
+    if parts is None:
+        parts = inspect_parts(job.parts, skip_bad=job.skip_bad, workers=workers, progress=progress)
+    work = _Work(job, tuple(parts), file_sha256(job.vocab_file))
+    to_tfrecords = job.set_format == SetFormat.tfrecord
+    writer = ShardWriter(job.out, len(parts), "")
+    (work.tfrecords() if to_tfrecords else writer).clear_leftovers()
+    if _generator(job.vocab_file, work.vocabulary_sha256, job.lower_case).name == "plain":
+        progress(f"the compiled generator cannot be used ({native.status()}): this takes some fifty times as long")
+    outcomes = run_jobs(
+        work.make_part,
+        range(len(parts)),
+        name="instances",
+        where=job.out,
+        sizes=[part.num_bytes for part in parts],
+        workers=workers,
+        progress=progress,
+    )
+    skipped = _report(parts, outcomes, progress)
+    named = {"sha256": work.vocabulary_sha256, "size": len(vocabulary)}
+    provenance = {**provenance, "parts": [part.path.name for part in parts], "skipped": skipped}
+    if to_tfrecords:
+        files = (outcome.entry for outcome in outcomes if isinstance(outcome.entry, dict))
+        made = work.tfrecords().finish(files, named, provenance)
+        return MadeSet(made["num_sequences"], made["num_tokens"], len(vocabulary), skipped)
+    manifest = writer.finish(
+        vocabulary=named,
+        max_seq_length=job.options.max_seq_length,
+        max_predictions=job.options.max_predictions_per_seq,
+        provenance=provenance,
+        entries=[outcome.entry for outcome in outcomes if isinstance(outcome.entry, ShardEntry)],
+    )
+    return MadeSet(manifest.num_sequences, manifest.num_tokens, len(vocabulary), skipped)
+
+
+def _report(parts: list[TextPart], outcomes: list[_Outcome], progress: Progress) -> list[dict[str, str]]:
+    """Say what deserves attention; returns the parts that were left out."""
+    kept = sum(outcome.kept for outcome in outcomes)
+    if kept:
+        progress(f"{kept} of {len(parts)} parts kept from an earlier run")
+    for part, outcome in zip(parts, outcomes, strict=True):
+        if outcome.single_document:
+            progress(f"warning: {part.path} is one document (no blank line): random second sentences are its own")
+    bad = [(part.path, outcome.problem) for part, outcome in zip(parts, outcomes, strict=True) if outcome.problem]
+    if len(bad) == len(parts):
+        raise UserError("--input", f"none of {len(parts)} parts can be used; {bad[0][1]}")
+    if bad:
+        progress(f"{len(bad)} of {len(parts)} parts left out:")
+    for _, problem in bad:
+        progress(f"  {problem}")
+    return [{"part": path.name, "reason": problem.reason} for path, problem in bad]
+
+
+def prepare_instances(job: InstanceJob, *, workers: int = 1, progress: Progress = SILENT) -> MadeSet:
+    """`make_instances` as a step of its own: does nothing when ``job.out`` is finished with the same input and options.
+
+    Raises:
+        UserError: also when ``job.out`` was finished with other ones: nothing is overwritten.
+    """
+    load_vocabulary(job.vocab_file)
+    parts = inspect_parts(job.parts, skip_bad=job.skip_bad, workers=workers, progress=progress)
+    work = _Work(job, tuple(parts), file_sha256(job.vocab_file))
+    options = {
+        "inputs": [work.fingerprint(index) for index in range(len(parts))],
+        "format": str(job.set_format),
+        "lower_case": job.lower_case,
+        **asdict(job.options),
+    }
+    found = _finished(job.out)
+    if found is None:
+        provenance = {"tool": f"mlbert {tool_version()}", "options": options}
+        return make_instances(job, provenance, parts=parts, workers=workers, progress=progress)
+    made, known = found
+    if known.get("options") != options:
+        raise UserError(job.out, "was prepared with other input or options", "Choose another --out, or remove it")
+    progress(f"{job.out} is finished with these options: nothing to do")
+    return made
+
+
+def _finished(out: Path) -> tuple[MadeSet, dict[str, Any]] | None:
+    """A finished set of either format, with its provenance."""
+    if (out / MANIFEST).exists():
+        manifest = read_manifest(out)
+        skipped = manifest.provenance.get("skipped", [])
+        made = MadeSet(manifest.num_sequences, manifest.num_tokens, manifest.vocab_size, skipped)
+        return made, manifest.provenance
+    found = read_finished(out)
+    if found is None:
+        return None
+    known = found["provenance"]
+    skipped = known.get("skipped", [])
+    return MadeSet(found["num_sequences"], found["num_tokens"], found["vocabulary"]["size"], skipped), known
+
+
+def set_digests(path: Path) -> list[tuple[str, int, str]]:
+    """(file, instances, digest) of each file of a set, or of one file: our shards or TFRecords.
+
+    The digest is the sha256 over the padded features in the benchmark's form, see `mlbert.prepare.instances.digest`.
+    A single shard takes its limits from the manifest beside it.
+    """
+    if (path / MANIFEST).exists() or path.suffix == ".h5":
+        return list(_shard_digests(path, path if path.is_dir() else path.parent))
+    return [_tfrecord_digest(file) for file in find_files(path)]
+
+
+def _tfrecord_digest(file: Path) -> tuple[str, int, str]:
+    reader = ExampleReader(file)
+    rows = Ragged.concatenate([part.rows for part in reader])
+    if reader.widths is None:
+        raise UserError(file, "holds no record", "Give a TFRecord file or a prepared set")
+    return file.name, len(rows), digest(rows, reader.widths.max_seq_length, reader.widths.max_predictions)
+
+
+def _shard_digests(path: Path, folder: Path) -> Iterator[tuple[str, int, str]]:
+    manifest = ShardSet.open(folder).manifest
+    names = [str(shard["file"]) for shard in manifest.shards]
+    chosen = names if path.is_dir() else [path.name]
+    if not set(chosen) <= set(names):
+        raise UserError(path, f"is no shard of {folder / MANIFEST}")
+    for name in chosen:
+        shard = map_shard(folder / name)
+        yield name, len(shard), digest(shard, manifest.max_seq_length, manifest.max_predictions)

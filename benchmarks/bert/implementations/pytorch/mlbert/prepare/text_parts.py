@@ -1,0 +1,124 @@
+"""The text parts that a step is given: files and folders, checked before any work begins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mlbert.core.errors import UserError
+from mlbert.data.manifest import file_sha256
+from mlbert.prepare.instances import unreadable, without_text
+from mlbert.prepare.jobs import SILENT, Progress
+
+_PART_NAME = re.compile(r"(?P<stem>.*-)\d{5}-of-(?P<count>\d{5})(?P<rest>.*)")
+_IN_FOLDER = re.compile(r"part-\d+(-of-\d+)?|(?!eval).*\.txt")
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """One text part.
+
+    Attributes:
+        path: where it lies.
+        num_bytes: its size; 0 when it cannot be read.
+        sha256: of its bytes; empty when it cannot be read.
+        problem: why it cannot be used, or None.
+    """
+
+    path: Path
+    num_bytes: int
+    sha256: str
+    problem: UserError | None = None
+
+
+def expand_inputs(inputs: Iterable[Path], *, skip_bad: bool = False) -> list[Path]:
+    """The text parts that the given files and folders mean.
+
+    A folder gives its ``part-*`` and ``*.txt`` files, sorted, without ``eval*.txt``; files are taken as named.
+
+    Raises:
+        UserError: a folder holds no part, or not all of its ``part-00000-of-00500``; with ``skip_bad`` the missing ones
+            are in the list, as files that cannot be read.
+    """
+    parts: list[Path] = []
+    for given in inputs:
+        if given.is_dir():
+            parts += _parts_of_folder(given, skip_bad)
+        else:
+            parts.append(given)
+    return parts
+
+
+def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
+    try:
+        found = sorted(path for path in folder.iterdir() if _IN_FOLDER.fullmatch(path.name) and path.is_file())
+    except OSError as error:
+        raise UserError(folder, f"cannot be read ({error.strerror})", "Check its permissions") from None
+    if not found:
+        raise UserError(folder, "holds no text part (part-* or *.txt)", "Give the folder of the text, or files by name")
+    missing = _missing(found)
+    if missing and not skip_bad:
+        reason = f"{len(missing)} of its parts are missing, the first is {missing[0]}"
+        raise UserError(folder, reason, "Restore them, name the files that you want, or use --skip-bad")
+    return sorted([*found, *(folder / name for name in missing)])
+
+
+def _missing(found: Sequence[Path]) -> list[str]:
+    """Names that the ``-of-00500`` of the others speaks of."""
+    matches = [match for path in found if (match := _PART_NAME.fullmatch(path.name))]
+    expected = {
+        f"{match['stem']}{index:05d}-of-{match['count']}{match['rest']}"
+        for match in matches
+        for index in range(int(match["count"]))
+    }
+    return sorted(expected - {match.string for match in matches})
+
+
+def inspect_parts(
+    paths: Sequence[Path], *, skip_bad: bool = False, workers: int = 1, progress: Progress = SILENT
+) -> list[TextPart]:
+    """Read all parts once: sizes and checksums.
+
+    Raises:
+        UserError: a part cannot be read, is empty, or has the same content as another (both are named). With
+            ``skip_bad`` these are in `TextPart.problem` instead, and it is an error when no part is good.
+    """
+    if not paths:
+        raise UserError("--input", "there is no text part", "Give text files or their folder")
+    parts: list[TextPart] = []
+    first: dict[str, Path] = {}
+    sizes = [_size(path) for path in paths]
+    with ThreadPoolExecutor(max(1, workers)) as pool, progress.task("checksums", sum(sizes), "bytes") as advance:
+        for part, size in zip(pool.map(_inspect, paths), sizes, strict=True):
+            if not part.problem and part.sha256 in first:
+                reason = f"has the same content as {first[part.sha256]}"
+                part = replace(part, problem=UserError(part.path, reason, "Give every part once"))
+            if not part.problem:
+                first[part.sha256] = part.path
+            elif not skip_bad:
+                raise part.problem
+            parts.append(part)
+            advance(size)
+    if all(part.problem for part in parts):
+        raise UserError("--input", f"none of {len(parts)} parts can be used; {parts[0].problem}")
+    return parts
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _inspect(path: Path) -> TextPart:
+    try:
+        size = path.stat().st_size
+        if size == 0:
+            return TextPart(path, 0, "", without_text(path))
+        return TextPart(path, size, file_sha256(path))
+    except OSError as error:
+        return TextPart(path, 0, "", unreadable(path, error))

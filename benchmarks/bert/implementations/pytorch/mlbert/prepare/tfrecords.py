@@ -1,0 +1,240 @@
+"""TFRecords to a prepared set and back: a shard for each file, a file for each shard.
+
+Both steps go on where an interrupted run stopped: what is there was written as a whole, from the same input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlbert.core.errors import UserError
+from mlbert.data.manifest import MANIFEST, Manifest, file_sha256, read_manifest, write_atomically
+from mlbert.data.ragged import Ragged
+from mlbert.data.shards import ShardEntry, ShardWriter, map_shard
+from mlbert.data.tfrecord import ExampleReader, Widths, find_files, read_widths, slowness
+from mlbert.prepare.instance_set import tool_version
+from mlbert.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.prepare.tfrecord_folder import TfrecordFolder, read_finished
+from mlbert.prepare.wordpiece import load_vocabulary
+
+_SKIP = "Restore the file, or leave bad records out with --skip-bad"
+_OTHER_OUT = "Choose another --out, or remove it"
+
+
+def input_files(inputs: Sequence[Path]) -> list[Path]:
+    """TFRecord files of the given files and folders, in order.
+
+    Raises:
+        UserError: one is missing, given twice, or a folder without TFRecords.
+    """
+    files = [file for path in inputs for file in find_files(path)]
+    seen: set[Path] = set()
+    for file in files:
+        if not file.is_file():
+            raise UserError(file, "there is no such file", "Give TFRecord files or a folder of them")
+        if file.resolve() in seen:
+            raise UserError(file, "is given twice", "Give each file once")
+        seen.add(file.resolve())
+    return files
+
+
+@dataclass(frozen=True)
+class ImportJob:
+    """TFRecord files to turn into one prepared set."""
+
+    files: tuple[Path, ...]
+    out: Path
+    widths: Widths
+    vocab_size: int
+    fingerprints: tuple[str, ...]
+    skip_bad: bool
+
+    def skipped_file(self, index: int) -> Path:
+        """Lists what was left out of shard ``index``, until the manifest does."""
+        path = ShardWriter(self.out, len(self.files), "").path(index)
+        return path.with_name(path.name + ".skipped.json")
+
+    def make_shard(self, index: int) -> ShardEntry:
+        """Make one shard unless an earlier run did."""
+        writer = ShardWriter(self.out, len(self.files), self.fingerprints[index])
+        if not writer.is_written(index):
+            reader = ExampleReader(
+                self.files[index],
+                widths=self.widths,
+                vocab_size=self.vocab_size,
+                skip_bad=self.skip_bad,
+                remedy=_SKIP,
+            )
+            rows = Ragged.concatenate([part.rows for part in reader])
+            # First the list: a shard that is there has been listed.
+            self.skipped_file(index).unlink(missing_ok=True)
+            if reader.bad:
+                write_atomically(self.skipped_file(index), json.dumps([str(bad) for bad in reader.bad]).encode())
+            writer.write_shard(index, rows)
+        return writer.entry(index)
+
+    def skipped(self) -> dict[str, list[str]]:
+        """File -> the records left out of it."""
+        found = {}
+        for index, file in enumerate(self.files):
+            with contextlib.suppress(FileNotFoundError):
+                found[str(file)] = json.loads(self.skipped_file(index).read_bytes())
+        return found
+
+    def remove_lists(self) -> None:
+        """Remove the files of `skipped_file`."""
+        for index in range(len(self.files)):
+            self.skipped_file(index).unlink(missing_ok=True)
+
+
+def tfrecords_to_hdf5(
+    inputs: Sequence[Path],
+    vocab_file: Path,
+    out: Path,
+    *,
+    skip_bad: bool = False,
+    workers: int = 1,
+    progress: Progress = SILENT,
+) -> Manifest:
+    """Make a prepared set of TFRecords. ``max_seq_length`` and ``max_predictions`` are those of the records.
+
+    Args:
+        inputs: TFRecord files and folders of them.
+        vocab_file: the vocabulary that they were made with; ids outside it are refused.
+        out: folder of the set, made when missing.
+        skip_bad: leave bad records out; the manifest's provenance lists them.
+        workers: processes; the result does not depend on it.
+        progress: told of every finished file.
+
+    Raises:
+        UserError: a bad file or record; records of different widths; ``out`` was finished with other input.
+    """
+    files = input_files(inputs)
+    vocabulary: dict[str, Any] = {"sha256": _sha256(vocab_file), "size": len(load_vocabulary(vocab_file))}
+    stats = [file.stat() for file in files]
+    named = [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in zip(files, stats, strict=True)]
+    options: dict[str, Any] = {"inputs": named, "vocabulary": vocabulary["sha256"], "skip_bad": skip_bad}
+    if (out / MANIFEST).exists():
+        found = read_manifest(out)
+        if found.provenance.get("options") != options:
+            raise UserError(out, "was prepared from other input or with other options", _OTHER_OUT)
+        progress(f"{out} is finished with these options: nothing to do")
+        return found
+    _say_slowness(progress)
+    job = ImportJob(
+        files=tuple(files),
+        out=out,
+        widths=_common_widths(files, vocabulary["size"], skip_bad),
+        vocab_size=vocabulary["size"],
+        fingerprints=tuple(json.dumps([*name, vocabulary["sha256"], skip_bad]) for name in named),
+        skip_bad=skip_bad,
+    )
+    writer = ShardWriter(out, len(files), "")
+    writer.clear_leftovers()
+    sizes = [stat.st_size for stat in stats]
+    entries = run_jobs(
+        job.make_shard,
+        range(len(files)),
+        name="TFRecords to HDF5",
+        where=out,
+        sizes=sizes,
+        workers=workers,
+        progress=progress,
+    )
+    skipped = job.skipped()
+    manifest = writer.finish(
+        vocabulary=vocabulary,
+        max_seq_length=job.widths.max_seq_length,
+        max_predictions=job.widths.max_predictions,
+        provenance={"tool": f"mlbert {tool_version()}", "options": options, "skipped": skipped},
+        entries=entries,
+    )
+    job.remove_lists()
+    return manifest
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return file_sha256(path)
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
+
+
+def _say_slowness(progress: Progress) -> None:
+    if reason := slowness():
+        progress(reason)
+
+
+def _common_widths(files: Sequence[Path], vocab_size: int, skip_bad: bool) -> Widths:
+    """Widths of the first record of every file, before hours of work."""
+    first = read_widths(files[0], vocab_size=vocab_size, skip_bad=skip_bad, remedy=_SKIP)
+    for file in files[1:]:
+        widths = read_widths(file, vocab_size=vocab_size, skip_bad=skip_bad, remedy=_SKIP)
+        if widths != first:
+            reason = f"its records have {widths.max_seq_length} tokens and {widths.max_predictions} predictions, "
+            reason += f"those of {files[0].name} {first.max_seq_length} and {first.max_predictions}"
+            raise UserError(file, reason, "Prepare them as sets of their own")
+    return first
+
+
+@dataclass(frozen=True)
+class ExportJob:
+    """Shards of a prepared set to turn into TFRecord files."""
+
+    manifest: Manifest
+    out: Path
+
+    def files(self) -> TfrecordFolder:
+        """The folder to fill."""
+        manifest = self.manifest
+        return TfrecordFolder(self.out, len(manifest.shards), manifest.max_seq_length, manifest.max_predictions)
+
+    def make_file(self, index: int) -> dict[str, Any]:
+        """Write one file unless an earlier run did; returns what is to be said of it."""
+        shard = self.manifest.shards[index]
+        fingerprint = f"{self.manifest.sha256} {shard['file']}"
+        done = self.files().written(index, fingerprint)
+        return done or self.files().write(index, map_shard(self.manifest.path.parent / shard["file"]), fingerprint)
+
+
+def hdf5_to_tfrecords(folder: Path, out: Path, *, workers: int = 1, progress: Progress = SILENT) -> dict[str, Any]:
+    """Write every shard of a prepared set as a TFRecord file, byte for byte as the benchmark's generator would.
+
+    Args:
+        folder: prepared set; of a packed one the sequences are written in the order of the packs.
+        out: made when missing; see `mlbert.prepare.tfrecord_folder`.
+        workers: processes; the result does not depend on it.
+        progress: told of every finished file.
+
+    Returns:
+        What is written down of the finished folder: files and totals.
+
+    Raises:
+        UserError: a bad set; ``out`` was finished with another one; the disk is full.
+    """
+    manifest = read_manifest(folder)
+    options = {"source": manifest.sha256}
+    if found := read_finished(out):
+        if found["provenance"].get("options") != options:
+            raise UserError(out, "was prepared from another set", _OTHER_OUT)
+        progress(f"{out} is finished with this set: nothing to do")
+        return found
+    _say_slowness(progress)
+    job = ExportJob(manifest, out)
+    job.files().clear_leftovers()
+    files = run_jobs(
+        job.make_file,
+        range(len(manifest.shards)),
+        name="HDF5 to TFRecords",
+        where=out,
+        sizes=[int(shard["bytes"]) for shard in manifest.shards],
+        workers=workers,
+        progress=progress,
+    )
+    vocabulary: dict[str, Any] = {"sha256": manifest.vocabulary_sha256, "size": manifest.vocab_size}
+    return job.files().finish(files, vocabulary, {"tool": f"mlbert {tool_version()}", "options": options})

@@ -1,0 +1,371 @@
+"""Re-read whole data sets and say what is in them, what is wrong, and how many samples are good.
+
+Every file is a job of its own. A sample is good when its file's checksum is right (where the set has one), it can be
+read, and none of the rules of `mlbert.data.checks` is broken.
+
+Legend: S sequences, P packs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlbert.core.errors import UserError
+from mlbert.data import nvidia, tfrecord
+from mlbert.data.bins import describe_bins, read_bins
+from mlbert.data.checks import mask_problems, pack_problems, row_problems
+from mlbert.data.manifest import MANIFEST, file_sha256, read_manifest
+from mlbert.data.ragged import Ragged, offsets_of
+from mlbert.data.shards import ShardSet, info_of, matching_shard
+from mlbert.data.store import BINS, StoreInfo, describe
+from mlbert.prepare.jobs import SILENT, Progress, run_jobs
+
+BLOCK = 16_384  # sequences checked at a time
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Md5List:
+    """A published list: of files as ``md5sum`` writes it, or of token ids as NVIDIA's ``*.chk`` lists have it.
+
+    Attributes:
+        path: the list.
+        files: name -> md5 of the file's bytes.
+        rows: name -> md5 of its rows, see `mlbert.data.nvidia.nvidia_md5`.
+    """
+
+    path: Path
+    files: dict[str, str]
+    rows: dict[str, str]
+
+    @classmethod
+    def read(cls, path: Path) -> Md5List:
+        """Read a list; lines are ``<md5>  <name>`` for files, ``<name> <md5>`` for rows.
+
+        Raises:
+            UserError: it cannot be read, or a line is neither.
+        """
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(path, f"cannot be read ({error})", "Give a list of md5 sums") from None
+        files: dict[str, str] = {}
+        rows: dict[str, str] = {}
+        for number, line in enumerate(lines, 1):
+            words = line.split(maxsplit=1)
+            if not words:
+                continue
+            first, last = words[0], words[-1].strip()
+            if len(words) == 2 and _MD5.fullmatch(first):
+                files[Path(last.removeprefix("*")).name] = first
+            elif len(words) == 2 and _MD5.fullmatch(last):
+                rows[Path(first).name] = last
+            else:
+                raise UserError(path, f"line {number} is no md5 sum and name", "Give a list as md5sum writes it")
+        return cls(path, files, rows)
+
+
+@dataclass(frozen=True)
+class FileJob:
+    """One file to check.
+
+    Attributes:
+        path: the file.
+        info: limits of the set that it belongs to.
+        shard: its number in the manifest beside it; None for other kinds.
+        shortest: tokens that its sequences must have at least.
+        md5, rows_md5: what a published list says of it, or "".
+    """
+
+    path: Path
+    info: StoreInfo
+    shard: int | None = None
+    shortest: int = 1
+    md5: str = ""
+    rows_md5: str = ""
+
+
+@dataclass
+class FileReport:
+    """What was found in a file; ``problems`` are lines about it without its name."""
+
+    path: Path
+    content: str = ""
+    sequences: int = 0
+    good: int = 0
+    tokens: int = 0
+    masked: int = 0
+    random_next: int = 0
+    packs: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SetReport:
+    """What was found in a folder.
+
+    Attributes:
+        info: what is known of the set; None when that cannot be read.
+        files: of each file.
+        problems: one line each, with the name of the file.
+    """
+
+    folder: Path
+    info: StoreInfo | None
+    files: list[FileReport]
+    problems: list[str]
+
+    def total(self, name: str) -> int:
+        """Sum of a number over the files."""
+        return sum(getattr(report, name) for report in self.files)
+
+
+class _Tally:
+    """Counts sequences and the rules they break."""
+
+    def __init__(self, job: FileJob, report: FileReport) -> None:
+        self.job, self.report = job, report
+        self.broken: Counter[str] = Counter()
+        self.example: dict[str, int] = {}
+        self.row_sums: list[str] = []
+
+    def add(self, rows: Ragged, first: int, pack_sizes: np.ndarray | None = None) -> None:
+        """Sequences from number ``first`` of the file; ``pack_sizes`` int64 [P] when they are packed."""
+        report, job = self.report, self.job
+        problems = row_problems(rows, job.info) | mask_problems(rows)
+        problems[f"is shorter than its bin's {job.shortest}"] = np.flatnonzero(rows.lengths < job.shortest)
+        good = np.ones(len(rows), bool)
+        for problem, where in problems.items():
+            where = np.unique(where)
+            good[where] = False
+            self._note(problem, where, first)
+        offsets = offsets_of(pack_sizes) if pack_sizes is not None else None
+        if offsets is not None:
+            report.packs += len(offsets) - 1
+            for problem, where in pack_problems(rows, offsets, job.info.max_pack_tokens or 0).items():
+                for pack in where.tolist():
+                    good[offsets[pack] : offsets[pack + 1]] = False
+                self._note(f"begins a pack that {problem}", offsets[where], first)
+        report.sequences += len(rows)
+        report.good += int(good.sum())
+        report.tokens += len(rows.tokens)
+        report.masked += len(rows.masked_labels)
+        report.random_next += int(np.count_nonzero(rows.next_sentence))
+        if job.rows_md5:
+            borders = rows.offsets if offsets is None else rows.offsets[offsets]
+            for low, high in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
+                text = str(rows.tokens[low:high].tolist()).encode()
+                self.row_sums.append(hashlib.md5(text, usedforsecurity=False).hexdigest())
+
+    def unreadable(self, count: int, reason: str) -> None:
+        """``count`` samples that cannot be read."""
+        self.report.sequences += count
+        self.report.problems.append(reason)
+
+    def _note(self, problem: str, where: np.ndarray, first: int) -> None:
+        if len(where):
+            self.broken[problem] += len(where)
+            self.example.setdefault(problem, first + int(where[0]))
+
+    def finish(self) -> None:
+        """Turn counts into lines."""
+        for problem, count in self.broken.items():
+            more = f" (and {count - 1:,} more)" if count > 1 else ""
+            self.report.problems.append(f"sequence {self.example[problem]} {problem}{more}")
+        if self.job.rows_md5:
+            found = hashlib.md5(str(self.row_sums).encode(), usedforsecurity=False).hexdigest()
+            if found != self.job.rows_md5:
+                self.report.problems.append(f"its rows have md5 {found}, the list says {self.job.rows_md5}")
+
+
+def check_file(job: FileJob) -> FileReport:
+    """Read one file through."""
+    report = FileReport(job.path)
+    tally = _Tally(job, report)
+    try:
+        report.content = file_sha256(job.path)
+        if job.shard is not None:
+            _check_shard(job, report, tally)
+        elif job.info.kind == "tfrecord":
+            _check_tfrecords(job, tally)
+        else:
+            _check_nvidia(job, tally)
+        if job.md5:
+            with job.path.open("rb") as file:
+                found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            if found != job.md5:
+                report.problems.append(f"its md5 is {found}, the list says {job.md5}")
+    except UserError as error:
+        report.problems.append(error.reason)
+    except OSError as error:
+        report.problems.append(f"cannot be read ({error.strerror or error})")
+    tally.finish()
+    return report
+
+
+def _check_shard(job: FileJob, report: FileReport, tally: _Tally) -> None:
+    manifest = read_manifest(job.path.parent)
+    assert job.shard is not None
+    entry = manifest.shards[job.shard]
+    report.sequences = int(entry["num_sequences"])  # until they can be read
+    shard = matching_shard(manifest, job.shard)
+    report.sequences = 0
+    rows = shard.rows
+    if (np.diff(rows.offsets) < 0).any() or (np.diff(rows.masked_offsets) < 0).any():
+        tally.unreadable(len(rows), "has offsets that fall")
+    elif shard.pack_offsets is None:
+        for first in range(0, len(rows), BLOCK):
+            tally.add(rows.slice(first, min(first + BLOCK, len(rows))), first)
+    else:
+        offsets = shard.pack_offsets
+        broken = pack_problems(rows, offsets, job.info.max_pack_tokens or 0)
+        if len(broken["is empty or does not follow the pack before it"]):
+            tally.unreadable(len(rows), "has packs that do not follow each other")
+            return
+        for pack in range(0, len(offsets) - 1, BLOCK):
+            sizes = np.diff(offsets[pack : pack + BLOCK + 1])
+            first = int(offsets[pack])
+            tally.add(rows.slice(first, first + int(sizes.sum())), first, sizes)
+    if report.content != entry["sha256"]:
+        report.problems.insert(0, "its checksum differs from the manifest's: none of its samples counts as good")
+        report.good = 0
+    report.content = shard.content_sha256
+
+
+def _check_tfrecords(job: FileJob, tally: _Tally) -> None:
+    reader = tfrecord.ExampleReader(job.path, skip_bad=True)
+    first = 0
+    for part in reader:
+        tally.add(part.rows, first)
+        first += len(part.rows)
+    for bad in reader.bad:
+        tally.unreadable(1, str(bad))
+
+
+def _check_nvidia(job: FileJob, tally: _Tally) -> None:
+    store = nvidia.NvidiaStore(job.path.parent, [job.path], strict=False, cached=False)
+    packed = store.num_packs > 0
+    units = store.num_packs or len(store)
+    first = 0
+    for low in range(0, units, BLOCK):
+        for rows, sizes in _readable(store, low, min(low + BLOCK, units), packed, tally):
+            tally.add(rows, first, sizes if packed else None)
+            first += len(rows)
+
+
+def _readable(
+    store: nvidia.NvidiaStore, low: int, high: int, packed: bool, tally: _Tally
+) -> Iterator[tuple[Ragged, np.ndarray]]:
+    """The units from ``low`` to before ``high`` that can be read; the others are told to ``tally``."""
+    indices = np.arange(low, high)
+    try:
+        rows = store.gather_packs(indices) if packed else (store.gather(indices), np.ones(len(indices), np.int64))
+    except UserError as error:
+        if high - low == 1:
+            tally.unreadable(1, error.reason)
+            return
+        middle = (low + high) // 2
+        yield from _readable(store, low, middle, packed, tally)
+        yield from _readable(store, middle, high, packed, tally)
+        return
+    yield rows
+
+
+def verify(
+    folders: Sequence[Path], *, md5: Md5List | None = None, workers: int = 1, progress: Progress = SILENT
+) -> list[SetReport]:
+    """Check sets of any kind.
+
+    Args:
+        folders: each a set, see `mlbert.data.store.describe`.
+        md5: published sums that files or their rows are compared with, by file name.
+        workers: processes.
+
+    Raises:
+        UserError: there is no such folder, or it holds no set.
+    """
+    plans = [_plan(folder) for folder in folders]
+    jobs: list[FileJob] = []
+    for _, planned, _ in plans:
+        named = [replace(job, **_listed(md5, job.path.name)) for job in planned] if md5 else planned
+        jobs += named
+    sizes = [job.path.stat().st_size if job.path.exists() else 0 for job in jobs]
+    common: dict[str, Any] = {"where": folders[0], "sizes": sizes, "workers": workers, "progress": progress}
+    reports = iter(run_jobs(check_file, jobs, name="verifying", **common))
+    results = []
+    for folder, (info, planned, problems) in zip(folders, plans, strict=True):
+        files = [next(reports) for _ in planned]
+        problems = problems + _same_content(files)
+        problems += [f"{report.path}: {problem}" for report in files for problem in report.problems]
+        results.append(SetReport(folder, info, files, problems))
+    if md5:
+        present = {job.path.name for job in jobs}
+        absent = sorted({*md5.files, *md5.rows} - present)
+        results[0].problems.extend(f"{md5.path}: lists {name}, which is not there" for name in absent)
+    return results
+
+
+def _listed(md5: Md5List, name: str) -> dict[str, Any]:
+    return {"md5": md5.files.get(name, ""), "rows_md5": md5.rows.get(name, "")}
+
+
+def _plan(folder: Path) -> tuple[StoreInfo | None, list[FileJob], list[str]]:
+    """What is known of a set, its files, and what is wrong before any is read."""
+    if (folder / BINS).exists():
+        return _plan_bins(folder)
+    if (folder / MANIFEST).exists():
+        return _plan_set(folder, 1)
+    info = describe(folder)
+    if info.kind == "tfrecord":
+        return info, [FileJob(path, info) for path in tfrecord.find_files(folder)], []
+    groups = nvidia.bins_of(folder) or [nvidia.list_shards(folder)]
+    return info, [FileJob(path, info) for group in groups for path in group], []
+
+
+def _plan_set(folder: Path, shortest: int) -> tuple[StoreInfo | None, list[FileJob], list[str]]:
+    try:
+        manifest = read_manifest(folder)
+    except UserError as error:
+        return None, [], [str(error)]
+    problems = []
+    try:
+        ShardSet.open(folder, verify=False)
+    except UserError as error:
+        problems.append(str(error))
+    info = info_of(manifest)
+    paths = [folder / str(entry["file"]) for entry in manifest.shards]
+    return info, [FileJob(path, info, number, shortest) for number, path in enumerate(paths)], problems
+
+
+def _plan_bins(folder: Path) -> tuple[StoreInfo | None, list[FileJob], list[str]]:
+    try:
+        index, info = read_bins(folder), describe_bins(folder)
+    except UserError as error:
+        return None, [], [str(error)]
+    jobs, problems = [], []
+    shortest = 1
+    for entry, edge in zip(index["bins"], index["edges"], strict=True):
+        _, of_bin, wrong = _plan_set(folder / entry["folder"], shortest)
+        jobs += of_bin
+        problems += wrong
+        shortest = edge + 1
+    return info, jobs, problems
+
+
+def _same_content(files: list[FileReport]) -> list[str]:
+    first: dict[str, Path] = {}
+    problems = []
+    for report in files:
+        if report.sequences and report.content:
+            other = first.setdefault(report.content, report.path)
+            if other != report.path:
+                problems.append(f"{report.path}: holds the same samples as {other}")
+    return problems

@@ -1,0 +1,151 @@
+"""WikiExtractor's output as articles of sentences, in the form of the benchmark's text parts.
+
+WikiExtractor writes ``<doc id=... title=...>``, the title, paragraphs with empty lines in between, ``</doc>``. The
+benchmark's pipeline drops tags, titles and empty lines, removes what is left of wiki and HTML markup, writes one
+sentence a line, and a blank line for every ``</doc>`` and for every line of white space only. So an article can fall
+into two, and a run of blank lines can make empty articles; its choice of evaluation articles counts them all, and
+therefore so do we.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from mlbert.core.errors import UserError
+
+Split = Callable[[str], list[str]]
+
+_EXTRACT = "Give the folder that WikiExtractor wrote (files wiki_00, wiki_01, ... with <doc> elements)"
+_DOC = b"<doc id="
+_INNERMOST_LINK = re.compile(r"\[\[([^\[\]]*)\]\]")
+_BRACKETED = re.compile(r"\[([^\[\]|]*)\]")
+_MEDIA = ("file", "image", "media")
+_WITH_CONTENT = re.compile(r"<(ref|includeonly|graph)\b[^<>/]*>[^<]*</\1\s*>", re.IGNORECASE)
+_TAG = re.compile(
+    r"</?(?:br|chem|del|div|gallery|graph|hr|includeonly|ins|mapframe|math|meta|noinclude|nowiki|onlyinclude|poem"
+    r"|references|ref|section|small|sup)\b[^<>]*>|<http[^>]*>",
+    re.IGNORECASE,
+)
+
+
+def sentence_splitter() -> Split:
+    """The splitter for English of the library sentencex (Wikimedia).
+
+    Raises:
+        UserError: the library is not installed.
+    """
+    try:
+        from sentencex import segment
+    except ImportError:
+        reason = "the Python package that splits sentences is not installed"
+        raise UserError("sentencex", reason, "Install it: pip install 'mlbert[wiki]'") from None
+    return lambda text: [sentence.strip() for sentence in segment("en", text)]
+
+
+def splitter_name() -> str:
+    """Library and version, for the record of how a text was made."""
+    sentence_splitter()
+    return f"sentencex {version('sentencex')}"
+
+
+def remove_markup(line: str) -> str:
+    """A line without what WikiExtractor left of links, references and tags; the text in a link or tag stays."""
+    if "[" in line:
+        if "[[Category:" in line:
+            return ""
+        links = 1
+        while links:  # a link's text may hold links: from the inside out
+            line, links = _INNERMOST_LINK.subn(_link_text, line)
+        line = _BRACKETED.sub(r"\1", line)
+    if "<" in line:
+        line = _TAG.sub("", _WITH_CONTENT.sub("", line))
+    return line.replace("alt=", "")
+
+
+def _link_text(link: re.Match[str]) -> str:
+    """What a reader sees of ``[[target]]`` or ``[[target|text]]``; nothing of pictures and longer links."""
+    fields = link[1].split("|")
+    namespace = fields[0].lstrip(":").partition(":")[0].lower()
+    return "" if namespace in _MEDIA or len(fields) > 2 else fields[-1]
+
+
+def paragraphs(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
+    """Cleaned paragraphs of one WikiExtractor file; "" ends an article.
+
+    Raises:
+        UserError: the file is not what WikiExtractor writes, is truncated, or is not UTF-8; names the line.
+    """
+    inside = skip_title = False
+    number = 0
+    for number, raw in enumerate(lines, 1):
+        if raw.startswith(_DOC):
+            if inside:
+                raise UserError(path, f"line {number} begins an article within another", _EXTRACT)
+            inside = skip_title = True
+        elif raw.startswith(b"</doc>"):
+            inside = False
+            yield ""
+        elif skip_title:
+            skip_title = False
+        elif raw != b"\n":
+            line = _decoded(path, number, raw)
+            if not inside and line.strip():
+                raise UserError(path, f"line {number} {_kind(raw)}", _EXTRACT)
+            if inside:
+                yield remove_markup(line).strip()
+    if inside:
+        raise UserError(path, f"line {number}, its last, is within an article: the file is truncated", _EXTRACT)
+
+
+def _decoded(path: Path, number: int, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        reason = f"line {number} is not UTF-8 (byte {error.start + 1} of the line)"
+        raise UserError(path, reason, "Run WikiExtractor again") from None
+
+
+def _kind(raw: bytes) -> str:
+    if raw.startswith(b"{"):
+        return "looks like WikiExtractor's JSON; run it without --json"
+    return "is outside any <doc> element: this is not WikiExtractor's output"
+
+
+def sentence_lines(lines: Iterable[str], split: Split) -> Iterator[str]:
+    """Paragraphs to sentences, a line each; blank lines stay."""
+    for line in lines:
+        yield from split(line) if line else ("",)
+
+
+def articles(lines: Iterable[str]) -> Iterator[str]:
+    """Articles of one file as the benchmark counts them.
+
+    The same as ``("".join(line + "\\n" for line in lines) + "\\n").split("\\n\\n")``, but with one article in memory.
+    An odd number of line ends between two articles leaves one at the beginning of the second.
+    """
+    article: list[str] = []
+    line_ends = 0
+    for line in lines:
+        if line:
+            if line_ends >= 2:
+                yield from _ended(article, line_ends)
+                article = ["" for _ in range(line_ends % 2)]
+            elif line_ends and not article:
+                article = [""]
+            article.append(line)
+            line_ends = 0
+        line_ends += 1
+    line_ends += 1
+    if line_ends >= 2:
+        yield from _ended(article, line_ends)
+        article = []
+    yield "\n".join(article) + "\n" * (line_ends % 2)
+
+
+def _ended(article: list[str], line_ends: int) -> Iterator[str]:
+    yield "\n".join(article)
+    for _ in range(line_ends // 2 - 1):
+        yield ""

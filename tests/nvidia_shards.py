@@ -1,0 +1,112 @@
+"""Writes small HDF5 shards in the three forms of NVIDIA's data pipeline, row by row, without the package's own code."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from mlbert.data.ragged import Ragged, offsets_of
+
+CLS, SEP = 2, 3
+VOCAB_SIZE = 500
+WIDTH, PREDICTIONS = 40, 6
+ENTRIES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(5, VOCAB_SIZE))]
+
+
+def write_vocabulary(path: Path) -> Path:
+    path.write_text("\n".join(ENTRIES) + "\n")
+    return path
+
+
+def bert_rows(count: int, seed: int = 0, max_length: int = WIDTH, min_length: int = 5) -> Ragged:
+    """[CLS] A [SEP] B [SEP]; token 1 tells sequences apart; some have no masked token."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for number in range(count):
+        length = int(rng.integers(min_length, max_length + 1))
+        first = int(rng.integers(3, length - 1))
+        tokens = rng.integers(5, VOCAB_SIZE, length)
+        tokens[[0, first - 1, length - 1]] = CLS, SEP, SEP
+        tokens[1] = 5 + number % (VOCAB_SIZE - 5)
+        masked = int(rng.integers(0, min(PREDICTIONS, length // 5) + 1))
+        positions = sorted(rng.choice(np.arange(1, length), masked, replace=False).tolist())
+        labels = rng.integers(0, VOCAB_SIZE, masked).tolist()
+        rows.append((tokens.tolist(), first, bool(rng.integers(2)), positions, labels))
+    return Ragged.from_rows(rows)
+
+
+def pack_counts(count: int, seed: int = 0) -> np.ndarray:
+    """Sequences of each pack, 1 to 3, that sum to ``count``."""
+    rng, counts, left = np.random.default_rng(seed), [], count
+    while left:
+        counts.append(int(rng.integers(1, min(3, left) + 1)))
+        left -= counts[-1]
+    return np.asarray(counts, np.int64)
+
+
+def columns_of(rows: Ragged) -> dict[str, list[np.ndarray]]:
+    """Columns of the variable form, one array a sequence."""
+    cut, masked_cut = rows.offsets[1:-1], rows.masked_offsets[1:-1]
+    return {
+        "input_ids": np.split(rows.tokens.astype(np.int16), cut),
+        "segment_ids": [
+            (np.arange(n) >= f).astype(np.int8) for n, f in zip(rows.lengths, rows.first_lengths, strict=True)
+        ],
+        "masked_lm_positions": np.split(rows.masked_positions.astype(np.int16), masked_cut),
+        "masked_lm_ids": np.split(rows.masked_labels.astype(np.int16), masked_cut),
+    }
+
+
+def write_fixed(path: Path, rows: Ragged, width: int = WIDTH, predictions: int = PREDICTIONS, **options: Any) -> Path:
+    with h5py.File(path, "w") as file:
+        columns = columns_of(rows) | {"input_mask": [np.ones(n, np.int8) for n in rows.lengths]}
+        for name, values in columns.items():
+            table = np.zeros((len(rows), predictions if name.startswith("masked") else width), values[0].dtype)
+            for row, value in zip(table, values, strict=True):
+                row[: len(value)] = value
+            file.create_dataset(name, data=table, **options)
+        file.create_dataset("next_sentence_labels", data=rows.next_sentence.astype(np.int8), **options)
+    return path
+
+
+def write_variable(path: Path, rows: Ragged, **options: Any) -> Path:
+    with h5py.File(path, "w") as file:
+        columns = columns_of(rows)
+        for name, values in columns.items():
+            file.create_dataset(name, (len(rows),), h5py.vlen_dtype(values[0].dtype), **options)
+        file.create_dataset("next_sentence_labels", data=rows.next_sentence.astype(np.int8), **options)
+        for number in range(len(rows)):
+            for name, values in columns.items():
+                file[name][number] = values[number]
+    return path
+
+
+def write_packed(path: Path, rows: Ragged, counts: np.ndarray, **options: Any) -> Path:
+    """``counts``: int64 [packs], sequences of each; positions count from the start of the pack."""
+    columns, first = columns_of(rows), offsets_of(counts)
+    masked = np.diff(rows.masked_offsets)
+    packed: dict[str, list[np.ndarray]] = {name: [] for name in columns}
+    for name in ("packed_input_len", "packed_masked_lm_len", "next_sentence_labels"):
+        packed[name] = []
+    for start, end in itertools.pairwise(first):
+        begin = rows.offsets[start]
+        columns_here = {name: values[start:end] for name, values in columns.items()}
+        columns_here["masked_lm_positions"] = [
+            positions + np.int16(rows.offsets[start + i] - begin)
+            for i, positions in enumerate(columns_here["masked_lm_positions"])
+        ]
+        for name, values in columns_here.items():
+            packed[name].append(np.concatenate(values))
+        packed["packed_input_len"].append(rows.lengths[start:end].astype(np.int16))
+        packed["packed_masked_lm_len"].append(masked[start:end].astype(np.int16))
+        packed["next_sentence_labels"].append(rows.next_sentence[start:end].astype(np.int8))
+    with h5py.File(path, "w") as file:
+        for name, values in packed.items():
+            table = np.empty(len(counts), object)
+            table[:] = values
+            file.create_dataset(name, data=table, dtype=h5py.vlen_dtype(values[0].dtype), **options)
+    return path

@@ -1,0 +1,68 @@
+"""The preparation benchmark: both generators make the same, the record is complete and consistent."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlbert.bench import prepare
+from mlbert.cli.bench import app
+from mlbert.core.errors import UserError
+from mlbert.prepare.wordpiece import load_vocabulary
+
+ASSETS = Path(__file__).resolve().parents[2] / "assets" / "instances"
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH: nothing to compare with")
+
+
+@pytest.fixture(scope="module")
+def record() -> dict:
+    return prepare.run(ASSETS / "text.txt", ASSETS / "vocab.txt", rounds=2, num_lengths=20_000)
+
+
+def test_generator(record):
+    generator = record["generator"]
+    assert generator["instances"] == 217
+    assert len(generator["pair_ratios"]) == generator["rounds"] == 2
+    assert min(generator["pair_ratios"]) <= generator["ratio"] <= max(generator["pair_ratios"])
+    for side in (generator["native"], generator["plain"]):
+        assert side["instances_per_second"] * side["median_seconds"] == pytest.approx(217)
+        assert side["tokens_per_second"] * side["median_seconds"] == pytest.approx(generator["tokens"])
+        assert side["median_seconds"] >= side["median_tokenizer_seconds"] > 0
+    size = (ASSETS / "text.txt").stat().st_size
+    megabytes = generator["native"]["text_megabytes_per_second"] * generator["native"]["median_seconds"]
+    assert megabytes == pytest.approx(size / 1e6)
+
+
+def test_other_steps(record):
+    imported, loader, packing = record["tfrecord_to_hdf5"], record["loader"], record["packing"]
+    assert imported["bytes"] > 217 * 1024
+    assert imported["megabytes_per_second"] > 0
+    assert loader["set_sequences"] >= prepare.LOADED_SEQUENCES
+    assert min(loader["sequences"]) >= prepare.PACKS_PER_STEP * prepare.LOADER_STEPS
+    assert packing["lengths"] == 20_000
+    assert 20_000 / 3 <= packing["packs"] < 20_000
+    assert 0.9 < packing["filled"] <= 1
+
+
+def test_command(monkeypatch, record, tmp_path):
+    monkeypatch.setattr(prepare, "run", lambda *_: record)
+    done = CliRunner().invoke(app, ["prepare", "--json", str(tmp_path / "record.json")], catch_exceptions=False)
+    assert "ratio (median of 2 pairs)" in done.output
+    assert json.loads((tmp_path / "record.json").read_text()) == json.loads(json.dumps(record))
+    assert json.loads(CliRunner().invoke(app, ["prepare", "--json", "-"]).output) == json.loads(json.dumps(record))
+
+
+def test_text_of_its_own(tmp_path):
+    part, vocab = prepare.own_input(tmp_path, num_bytes=30_000, vocab_size=400)
+    assert 30_000 < part.stat().st_size < 200_000
+    assert "\n\n" in part.read_text()
+    assert len(load_vocabulary(vocab)) <= 400
+
+
+def test_input_without_vocabulary():
+    with pytest.raises(UserError, match="only one of them is given"):
+        prepare.run(ASSETS / "text.txt", None, 1, 1000)

@@ -1,0 +1,108 @@
+"""WikiExtractor's lines to articles of sentences."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlbert.core.errors import UserError
+from mlbert.prepare.wiki_text import articles, paragraphs, remove_markup, sentence_lines, sentence_splitter
+
+WIKI = """<doc id="1" url="https://example.org/1" title="Teapot">
+Teapot
+
+A teapot holds tea. It has a [[spout|beak]].
+
+\x20
+Many teapots are round.
+
+
+</doc>
+<doc id="2" url="https://example.org/2" title="Empty">
+Empty
+
+</doc>
+<doc id="3" url="https://example.org/3" title="Cup">
+Cup
+
+A cup is small (see [[Teapot]]).<ref name="a">A book.</ref>
+
+</doc>
+"""
+
+
+def read(text: str) -> list[str]:
+    return list(paragraphs(Path("wiki_00"), text.encode().splitlines(keepends=True)))
+
+
+def test_tags_titles_and_empty_lines_go_and_breaks_stay() -> None:
+    assert read(WIKI) == [
+        *("A teapot holds tea. It has a beak.", "", "Many teapots are round.", ""),
+        *("", "A cup is small (see Teapot).", ""),
+    ]
+
+
+def test_articles_as_the_benchmark_counts_them() -> None:
+    pytest.importorskip("sentencex", reason="the splitter is in the extra `wiki`")
+    lines = sentence_lines(read(WIKI), sentence_splitter())
+    assert list(articles(lines)) == [
+        "A teapot holds tea.\nIt has a beak.",
+        "Many teapots are round.",
+        "\nA cup is small (see Teapot).",
+        "\n",
+    ]
+
+
+@given(st.lists(st.sampled_from(["", "", "a", "b c"])))
+def test_articles_equal_splitting_the_whole_file(lines: list[str]) -> None:
+    whole = "".join(f"{line}\n" for line in lines) + "\n"
+    assert list(articles(lines)) == whole.split("\n\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "cleaned"),
+    [
+        ("plain text, 3 < 4 and a[i]", "plain text, 3 < 4 and ai"),
+        ("a [[link]] and [[page|its text]]", "a link and its text"),
+        ("[[File:x.png|thumb|A pot]]after", "after"),
+        ("gone [[Category:Tea]] with its line", ""),
+        ("[sic] alt=text", "sic text"),
+        ("one<br>two<br />three<BR/>", "onetwothree"),
+        ('said<ref name="x">Smith, p. 3</ref> so<ref name="y" /> far', "said so far"),
+        ("<math>x^2</math> H<sup>2</sup> <small>o</small>", "x^2 H2 o"),
+        ('<div class="x">in</div> <nowiki>raw</nowiki>', "in raw"),
+        ("<unknown>stays</unknown>", "<unknown>stays</unknown>"),
+    ],
+)
+def test_markup(line: str, cleaned: str) -> None:
+    assert remove_markup(line) == cleaned
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Just text.\n", r"line 1 is outside any <doc> element: this is not WikiExtractor's output"),
+        ('{"id": "1", "text": "Just text."}\n', "run it without --json"),
+        (WIKI.replace("</doc>", "", 1), r"line 11 begins an article within another"),
+        (WIKI[:-8], r"line 18, its last, is within an article: the file is truncated"),
+    ],
+)
+def test_other_files_are_named_with_the_line(text: str, reason: str) -> None:
+    with pytest.raises(UserError, match=f"wiki_00: {reason}" if reason.startswith("line") else reason):
+        read(text)
+
+
+def test_bytes_that_are_not_utf8_are_named() -> None:
+    lines = WIKI.encode().replace(b"round", b"r\xffund").splitlines(keepends=True)
+    with pytest.raises(UserError, match=r"wiki_00: line 7 is not UTF-8 \(byte 19 of the line\)"):
+        list(paragraphs(Path("wiki_00"), lines))
+
+
+def test_a_missing_splitter_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with pytest.raises(UserError, match=r"sentencex: .* not installed. Install it: pip install 'mlbert\[wiki\]'"):
+        sentence_splitter()
