@@ -1,37 +1,91 @@
-"""``mlbert convert``: checkpoints to and from Hugging Face's form."""
+"""``mlbert convert``: checkpoints of other programs to our form and back. Every tensor's fate is printed."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+
+if TYPE_CHECKING:
+    from mlbert.models.state import Report
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
-Source = Annotated[Path, typer.Argument(help="Folder that is read.")]
-Target = Annotated[Path, typer.Argument(help="Folder that is made.")]
+Folder = Annotated[Path, typer.Argument(help="Folder that is read.")]
+File = Annotated[Path, typer.Argument(help="File that is read.")]
+Prefix = Annotated[Path, typer.Argument(help="The checkpoint's path without .index.")]
+NewFolder = Annotated[Path, typer.Argument(help="Folder that is made.")]
+NewFile = Annotated[Path, typer.Argument(help="File that is made.")]
+Config = Annotated[
+    Path | None, typer.Option(help="The checkpoint's bert_config.json; without it the one beside the checkpoint.")
+]
 
 
-@app.command("torch-to-hf")
-def torch_to_hf(source: Source, target: Target) -> None:
-    """A run's weights/ folder (bert_config.json, model.safetensors) to a Hugging Face folder."""
-    from mlbert.convert.huggingface import torch_to_huggingface
+@app.command("tf1-to-torch")
+def tf1_to_torch(source: Prefix, target: NewFolder, config: Config = None) -> None:
+    """A TensorFlow 1 checkpoint (the benchmark's model.ckpt-28252) to bert_config.json and model.safetensors."""
+    from mlbert.convert.tensorflow_checkpoint import tf1_to_torch
 
-    _print_report(torch_to_huggingface(source, target), target)
+    _print_report(tf1_to_torch(source, target, config), target)
+
+
+@app.command("tf2-to-torch")
+def tf2_to_torch(source: Prefix, target: NewFolder, config: Config = None) -> None:
+    """An object-based TensorFlow 2 checkpoint to bert_config.json and model.safetensors."""
+    from mlbert.convert.tensorflow_checkpoint import tf2_to_torch
+
+    _print_report(tf2_to_torch(source, target, config), target)
+
+
+@app.command("nvidia-to-torch")
+def nvidia_to_torch(source: File, target: NewFolder, config: Config = None) -> None:
+    """NVIDIA's .pt file ({'model': state_dict}, weights only) to bert_config.json and model.safetensors."""
+    from mlbert.convert.nvidia import nvidia_to_torch
+
+    _print_report(nvidia_to_torch(source, target, config), target)
+
+
+@app.command("torch-to-nvidia")
+def torch_to_nvidia(source: Folder, target: NewFile) -> None:
+    """A run's weights/ folder (bert_config.json, model.safetensors) to NVIDIA's .pt file."""
+    from mlbert.convert.nvidia import torch_to_nvidia
+
+    _print_report(torch_to_nvidia(source, target), target)
+
+
+@app.command("mosaic-to-torch")
+def mosaic_to_torch(source: File, target: NewFolder, config: Config = None) -> None:
+    """A Composer checkpoint of a BERT to bert_config.json and model.safetensors; nothing but tensors is loaded."""
+    from mlbert.convert.composer import composer_to_torch
+
+    _print_report(composer_to_torch(source, target, config), target)
+
+
+@app.command("torch-to-mosaic")
+def torch_to_mosaic(source: Folder, target: NewFile) -> None:
+    """A run's weights/ folder to the container that MosaicML's BERT starts from."""
+    from mlbert.convert.composer import torch_to_composer
+
+    _print_report(torch_to_composer(source, target), target)
 
 
 @app.command("hf-to-torch")
-def hf_to_torch(source: Source, target: Target) -> None:
+def hf_to_torch(source: Folder, target: NewFolder) -> None:
     """A Hugging Face BERT folder (config.json, model.safetensors) to bert_config.json and model.safetensors."""
     from mlbert.convert.huggingface import huggingface_to_torch
 
     _print_report(huggingface_to_torch(source, target), target)
 
 
-def _print_report(report: dict[str, str], target: Path) -> None:
-    console = Console()
-    for name, fate in sorted(report.items()):
-        console.print(f"{name}: {fate}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"wrote {target}", markup=False, highlight=False, soft_wrap=True)
+@app.command("torch-to-hf")
+def torch_to_hf(source: Folder, target: NewFolder) -> None:
+    """A run's weights/ folder (bert_config.json, model.safetensors) to a Hugging Face folder."""
+    from mlbert.convert.huggingface import torch_to_huggingface
+
+    _print_report(torch_to_huggingface(source, target), target)
+
+
+def _print_report(report: Report, target: Path) -> None:
+    for line in [*report.lines(), f"wrote {target}"]:
+        typer.echo(line)

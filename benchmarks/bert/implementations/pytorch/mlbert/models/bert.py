@@ -19,12 +19,16 @@ from torch.nn import functional as F
 from mlbert import ops
 from mlbert.data.batch import Batch
 from mlbert.models.config import BertConfig
+from mlbert.ops import fp8
 
 # Places of one layer (or of the embeddings, as layer 0) at which dropout draws a mask of its own.
 SITE_EMBEDDINGS, SITE_ATTENTION, SITE_ATTENTION_OUTPUT, SITE_OUTPUT = range(4)
 
 # The reference divides the summed masked-LM loss by (sum of weights + 1e-5).
 MLM_DIVISOR_EPS = 1e-5
+
+# Linear layers of one encoder layer, as its FP8 scales are numbered.
+QKV, ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT = range(4)
 
 
 @dataclass(frozen=True)
@@ -130,31 +134,46 @@ class BertLayer(nn.Module):
         self.intermediate = _Intermediate(config)
         self.output = _DenseNorm(config.intermediate_size, config.hidden_size, config.layer_norm_eps)
 
-    def forward(self, hidden_TD: Tensor, batch: Batch, dropout: DropoutState | None, rows: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        hidden_TD: Tensor,
+        batch: Batch,
+        dropout: DropoutState | None,
+        rows: Tensor | None,
+        slots: list[fp8.Slot] | None = None,
+    ) -> Tensor:
         """Encodes every token, or only those named by ``rows`` (int64 [R]): attention still reads all tokens.
 
-        Returns [T, D], or [R, D] where rows are given, in the compute precision.
+        Products run in FP8 where ``slots``, one for each linear layer, are given. Returns [T, D], or [R, D] where rows
+        are given, in the compute precision.
         """
-        context_TD = self._attend(hidden_TD, batch, dropout)
+        context_TD = self._attend(hidden_TD, batch, dropout, slots)
         dropout_rows = batch.dropout_rows
         if rows is not None:
             context_TD, hidden_TD = context_TD.index_select(0, rows), hidden_TD.index_select(0, rows)
             dropout_rows = dropout_rows.index_select(0, rows)
-        hidden_TD = self._dense_norm(
-            self.attention.output, context_TD, hidden_TD, dropout, SITE_ATTENTION_OUTPUT, dropout_rows
+        projected = self._project(self.attention.output, context_TD, slots[ATTENTION_OUTPUT] if slots else None)
+        hidden_TD = self._norm(
+            self.attention.output, projected, hidden_TD, dropout, SITE_ATTENTION_OUTPUT, dropout_rows
         )
-        inner = ops.linear_gelu(
-            hidden_TD,
-            self.intermediate.dense.weight,
-            self.intermediate.dense.bias,
-            self.config.hidden_act == "gelu_erf",
-        )
-        return self._dense_norm(self.output, inner, hidden_TD, dropout, SITE_OUTPUT, dropout_rows)
+        dense, exact = self.intermediate.dense, self.config.hidden_act == "gelu_erf"
+        if slots:
+            inner = fp8.linear_gelu(hidden_TD, dense.weight, dense.bias, exact, slots[INTERMEDIATE])
+        else:
+            inner = ops.linear_gelu(hidden_TD, dense.weight, dense.bias, exact)
+        projected = self._project(self.output, inner, slots[OUTPUT] if slots else None)
+        return self._norm(self.output, projected, hidden_TD, dropout, SITE_OUTPUT, dropout_rows)
 
-    def _attend(self, hidden_TD: Tensor, batch: Batch, dropout: DropoutState | None) -> Tensor:
+    def _attend(
+        self, hidden_TD: Tensor, batch: Batch, dropout: DropoutState | None, slots: list[fp8.Slot] | None
+    ) -> Tensor:
         attention = self.attention.self
         parts = (attention.query, attention.key, attention.value)
-        qkv = ops.linear_qkv(hidden_TD, *(part.weight for part in parts), *(part.bias for part in parts))
+        weights, biases = [part.weight for part in parts], [part.bias for part in parts]
+        if slots:
+            qkv = fp8.linear_qkv(hidden_TD, weights, biases, slots[QKV])
+        else:
+            qkv = ops.linear_qkv(hidden_TD, *weights, *biases)
         context_TNH = ops.attention(
             qkv.view(-1, 3, self.config.num_attention_heads, self.config.head_size),
             batch.cu_seqlens,
@@ -165,11 +184,17 @@ class BertLayer(nn.Module):
         )
         return context_TNH.reshape(-1, self.config.hidden_size)
 
-    def _dense_norm(
+    def _project(self, part: _DenseNorm, x: Tensor, slot: fp8.Slot | None) -> Tensor:
+        """The linear layer without its bias, which `_norm` adds."""
+        if slot:
+            return fp8.linear(x, part.dense.weight, None, slot)
+        return F.linear(x, part.dense.weight.to(self.dtype))
+
+    def _norm(
         self, part: _DenseNorm, x: Tensor, residual: Tensor, dropout: DropoutState | None, site: int, rows: Tensor
     ) -> Tensor:
         return ops.dropout_add_layer_norm(
-            F.linear(x, part.dense.weight.to(self.dtype)),
+            x,
             residual,
             part.LayerNorm.weight,
             part.LayerNorm.bias,
@@ -194,21 +219,23 @@ class _Pooler(nn.Module):
 
 
 class BertModel(nn.Module):
-    """Embeddings, encoder and pooler."""
+    """Embeddings, encoder and pooler; ``scaling`` holds the scales of the encoder's FP8 products, if it has any."""
 
-    def __init__(self, config: BertConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: BertConfig, dtype: torch.dtype, products: fp8.Products | None = None) -> None:
         super().__init__()
         self.dtype = dtype
         self.embeddings = BertEmbeddings(config)
         self.encoder = _Encoder(config, dtype)
         self.pooler = _Pooler(config)
+        self.scaling = fp8.Scaling(4 * config.num_hidden_layers, products) if products else None
 
     def forward(self, batch: Batch, dropout: DropoutState | None, last_rows: Tensor | None) -> Tensor:
         """Returns the last hidden states [T, D], or [R, D] of the rows asked for."""
         hidden_TD = self.embeddings(batch, dropout).to(self.dtype)
         last = len(self.encoder.layer) - 1
         for i, layer in enumerate(self.encoder.layer):
-            hidden_TD = layer(hidden_TD, batch, dropout, last_rows if i == last else None)
+            slots = [self.scaling.slot(4 * i + j) for j in range(4)] if self.scaling else None
+            hidden_TD = layer(hidden_TD, batch, dropout, last_rows if i == last else None, slots)
         return hidden_TD
 
 
@@ -233,6 +260,17 @@ class _Heads(nn.Module):
         self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
 
+@torch.no_grad()
+def initialize_parameter(name: str, parameter: Tensor, std: float, generator: torch.Generator) -> None:
+    """Draws one parameter in place; its name tells the kind: LayerNorm gain, bias, or a matrix of deviation ``std``."""
+    if name.endswith("LayerNorm.weight"):
+        parameter.fill_(1.0)
+    elif name.endswith("bias"):
+        parameter.zero_()
+    else:
+        nn.init.trunc_normal_(parameter, 0.0, std, -2 * std, 2 * std, generator=generator)
+
+
 class BertForPreTraining(nn.Module):
     """BERT with masked-LM and next-sentence heads.
 
@@ -241,12 +279,19 @@ class BertForPreTraining(nn.Module):
         dtype: precision of the encoder's and heads' matrix products and activations (float32 or bfloat16); parameters
             and losses are float32.
         sparse_last_layer: do the last layer's per-token work only for masked tokens and [CLS]. The losses are the same.
+        fp8_products: which products of the encoder's linear layers run in FP8; sizes must be multiples of 16.
     """
 
-    def __init__(self, config: BertConfig, dtype: torch.dtype = torch.float32, sparse_last_layer: bool = True) -> None:
+    def __init__(
+        self,
+        config: BertConfig,
+        dtype: torch.dtype = torch.float32,
+        sparse_last_layer: bool = True,
+        fp8_products: fp8.Products | None = None,
+    ) -> None:
         super().__init__()
         self.config, self.dtype, self.sparse_last_layer = config, dtype, sparse_last_layer
-        self.bert = BertModel(config, dtype)
+        self.bert = BertModel(config, dtype, fp8_products)
         self.cls = _Heads(config)
 
     @torch.no_grad()
@@ -256,14 +301,8 @@ class BertForPreTraining(nn.Module):
         Rows of the vocabulary's padding are zero, so that they never matter.
         """
         generator = torch.Generator().manual_seed(seed)
-        std = self.config.initializer_range
         for name, parameter in self.named_parameters():
-            if name.endswith("LayerNorm.weight"):
-                parameter.fill_(1.0)
-            elif name.endswith("bias"):
-                parameter.zero_()
-            else:
-                nn.init.trunc_normal_(parameter, 0.0, std, -2 * std, 2 * std, generator=generator)
+            initialize_parameter(name, parameter, self.config.initializer_range, generator)
         self.bert.embeddings.word_embeddings.weight[self.config.vocab_size :].zero_()
 
     def ordered_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -291,7 +330,9 @@ class BertForPreTraining(nn.Module):
 
     def _head_inputs(self, batch: Batch, dropout: DropoutState | None) -> tuple[Tensor, Tensor]:
         """Hidden states of the masked tokens [M, D] and of each sequence's [CLS] [S, D]."""
-        rows = torch.cat([batch.masked_positions, batch.cu_seqlens[:-1].long()])
+        # Sequences without tokens, which fill a batch up, may begin behind the last token.
+        first = batch.cu_seqlens[:-1].long().clamp(max=batch.num_tokens - 1)
+        rows = torch.cat([batch.masked_positions, first])
         if self.sparse_last_layer:
             hidden = self.bert(batch, dropout, rows)
         else:

@@ -10,14 +10,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from mlbert.core.checkpoint_names import VOCABULARY
 from mlbert.core.errors import UserError
 from mlbert.data.batch import Batch
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.config import BertConfig
 
-WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
-PREDICTION_BIAS = "cls.predictions.bias"
-TIED = {"cls.predictions.decoder.weight": WORD_EMBEDDINGS, "cls.predictions.decoder.bias": PREDICTION_BIAS}
 IGNORED_LABEL = -100
 
 # Ours to Hugging Face's: the benchmark's "gelu" is the tanh form, Hugging Face's "gelu" is the exact one.
@@ -67,51 +65,9 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
 def to_huggingface(model: BertForPreTraining) -> dict[str, Tensor]:
     """Parameters under Hugging Face's names, float32 on the CPU, without vocabulary padding and tied duplicates."""
     state = {name: p.detach().float().cpu().clone() for name, p in model.named_parameters()}
-    for name in (WORD_EMBEDDINGS, PREDICTION_BIAS):
+    for name in VOCABULARY:
         state[name] = state[name][: model.config.vocab_size].clone()
     return state
-
-
-@torch.no_grad()
-def load_huggingface(model: BertForPreTraining, state: Mapping[str, Tensor], source: str) -> dict[str, str]:
-    """Copies a Hugging Face state into ``model``; padding rows become zero.
-
-    Returns a report: name -> "taken", "dropped (why)" or "missing (initialised)".
-    Raises UserError, before anything is changed, when a tensor's shape differs or an encoder tensor is missing.
-    """
-    own = dict(model.named_parameters())
-    report: dict[str, str] = {}
-    for name, tensor in state.items():
-        if name in TIED:
-            report[name] = f"dropped (tied to {TIED[name]})"
-        elif name not in own:
-            report[name] = "dropped (no such parameter)"
-        else:
-            _check_shape(name, tensor, own[name], model.config, source)
-            report[name] = "taken"
-    for name in own:
-        if name not in state:
-            if name.startswith("bert.e"):
-                raise UserError(source, f"tensor {name} is missing", "Choose a complete BERT checkpoint")
-            report[name] = "missing (initialised)"
-    for name, parameter in own.items():
-        if name in state:
-            parameter.zero_()
-            parameter[: state[name].shape[0]].copy_(state[name])
-    return report
-
-
-def _check_shape(name: str, tensor: Tensor, parameter: Tensor, config: BertConfig, source: str) -> None:
-    wanted = list(parameter.shape)
-    accepted = [wanted]
-    if name in (WORD_EMBEDDINGS, PREDICTION_BIAS):
-        accepted.append([config.vocab_size, *wanted[1:]])
-    if list(tensor.shape) not in accepted:
-        raise UserError(
-            source,
-            f"{name} has shape {list(tensor.shape)}, the model wants {accepted[-1]}",
-            "Use the bert_config.json of the checkpoint",
-        )
 
 
 def padded_inputs(batch: Batch, pad_to: int | None = None) -> dict[str, Tensor]:

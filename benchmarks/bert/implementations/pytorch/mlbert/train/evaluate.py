@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import torch
@@ -20,7 +20,7 @@ class EvaluationSet(Protocol):
     def open(self) -> None:
         """First touch of the data."""
 
-    def __iter__(self) -> Iterable[Batch]:
+    def __iter__(self) -> Iterator[Batch]:
         """This rank's batches, the same at each pass."""
 
 
@@ -31,11 +31,13 @@ def evaluate(model: BertForPreTraining, batches: Iterable[Batch], world: World) 
     The accuracy is the benchmark's: hits divided by masked tokens, each token counting once. Returns the same two
     numbers on all ranks; the tokens are summed before the division, so sharding does not change the accuracy.
     """
-    sums = torch.zeros(3, dtype=torch.float64)
+    device = next(model.parameters()).device
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # read once, at the end: the batches need no answer
     model.eval()
     for batch in batches:
-        output = model(batch.to(next(model.parameters()).device))
-        sums += torch.tensor([float(output.num_correct), float(output.mlm_loss_sum), batch.num_masked])
+        output = model(batch.to(device))
+        sums[:2] += torch.stack([output.num_correct.double(), output.mlm_loss_sum.double()])
+        sums[2] += batch.num_masked
     model.train()
     world.all_reduce_sum(sums)
     num_correct, loss_sum, num_masked = sums.tolist()

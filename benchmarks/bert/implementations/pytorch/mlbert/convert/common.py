@@ -1,0 +1,150 @@
+"""What all conversions share: our own form, the shape's file, and a writer that leaves nothing half-written.
+
+Our form is a folder with ``bert_config.json``, ``model.safetensors`` (float32, names of `mlbert.core.checkpoint_names`,
+vocabulary unpadded) and, where the source has one beside it, ``vocab.txt``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mlbert.core.checkpoint_names import VOCABULARY
+from mlbert.core.errors import UserError
+from mlbert.models import BertConfig
+from mlbert.models.bert import initialize_parameter
+from mlbert.models.state import Report, empty_parameters, own_state
+
+WEIGHTS = "model.safetensors"
+CONFIG = "bert_config.json"
+TOKENIZER_FILES = ("vocab.txt", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read: its shape, float32 parameters by our names with unpadded vocabulary, the report.
+
+    ``folder`` is where a vocabulary may lie beside the source.
+    """
+
+    shape: BertConfig
+    state: dict[str, Tensor]
+    report: Report
+    folder: Path
+
+
+def find_shape(config: Path | None, folder: Path) -> BertConfig:
+    """The shape from ``--config``, or from the ``bert_config.json`` beside the checkpoint; UserError without either."""
+    path = config or folder / CONFIG
+    if config is None and not path.exists():
+        raise UserError(path, "does not exist", "Name the checkpoint's bert_config.json with --config")
+    return BertConfig.from_json(path)
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file; UserError for a missing or damaged one."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            path, f"cannot be read ({error})", "Give a folder with an undamaged model.safetensors"
+        ) from None
+
+
+def read_own(source: Path) -> Checkpoint:
+    """Reads our form: a run's ``weights/`` folder or what a conversion wrote."""
+    shape = BertConfig.from_json(source / CONFIG)
+    state, report = own_state(read_safetensors(source / WEIGHTS), shape, str(source / WEIGHTS))
+    return with_heads(Checkpoint(shape, state, report, source))
+
+
+def write_own(checkpoint: Checkpoint, target: Path) -> None:
+    """Writes our form."""
+    write_weights_folder(with_heads(checkpoint), target, CONFIG, checkpoint.shape.to_json())
+
+
+def write_weights_folder(checkpoint: Checkpoint, target: Path, config_name: str, config_text: str) -> None:
+    """Writes ``model.safetensors``, a configuration and the tokenizer's files into a new folder."""
+
+    def fill(folder: Path) -> None:
+        state = {name: tensor.contiguous() for name, tensor in checkpoint.state.items()}
+        save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+        (folder / config_name).write_text(config_text, encoding="utf-8")
+        for name in TOKENIZER_FILES:
+            if (checkpoint.folder / name).exists():
+                shutil.copyfile(checkpoint.folder / name, folder / name)
+
+    def fill_new(folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        fill(folder)
+        for path in [*folder.iterdir(), folder]:
+            _fsync(path)
+
+    _write(target, fill_new)
+
+
+def write_pt(target: Path, content: dict[str, Any]) -> None:
+    """Writes one file that torch.load reads; the same content gives the same bytes under any name."""
+
+    def fill(path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    _write(target, fill)
+
+
+def _write(target: Path, fill: Callable[[Path], None]) -> None:
+    """Fills under a temporary name and renames; UserError when the target exists or cannot be written."""
+    check_target(target)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        fill(partial)
+        partial.rename(target)
+        _fsync(target.parent)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        # torch.save reports a full disk as RuntimeError.
+        shutil.rmtree(partial, ignore_errors=True)
+        if not partial.is_dir():
+            partial.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(target, f"cannot be written ({reason})", "Free space or name another place") from None
+
+
+def check_target(target: Path) -> None:
+    """Raises UserError for a target that is there already; asked before a long conversion begins."""
+    if target.exists() or target.is_symlink():
+        raise UserError(target, "exists already", "Name a new one")
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def with_heads(checkpoint: Checkpoint) -> Checkpoint:
+    """Adds the heads that the report calls missing, drawn as a new model's are, from seed 0."""
+    state = dict(checkpoint.state)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in empty_parameters(checkpoint.shape).items():
+        if name not in state:
+            state[name] = torch.empty(parameter.shape)
+            initialize_parameter(name, state[name], checkpoint.shape.initializer_range, generator)
+            if name in VOCABULARY:
+                state[name] = state[name][: checkpoint.shape.vocab_size].clone()
+    return Checkpoint(checkpoint.shape, state, checkpoint.report, checkpoint.folder)
