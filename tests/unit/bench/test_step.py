@@ -24,9 +24,9 @@ SHAPE = BertConfig(
 
 def test_both_sides_compute_the_same_first_loss():
     batch = step.make_batch(SHAPE, 4, None, seed=1)
-    ours, model = step.our_side(SHAPE, batch, torch.float32, seed=1)
-    theirs = step.their_side(SHAPE, batch, torch.float32, model)
-    assert theirs.step() == pytest.approx(ours.step(), abs=1e-5)
+    trainer = step.Trainer(SHAPE, batch, torch.float32, seed=1)
+    theirs = step.their_side(SHAPE, batch, torch.float32, trainer.model)
+    assert theirs.step() == pytest.approx(trainer.side().step(), abs=1e-5)
 
 
 def test_record_is_complete_and_consistent():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mlbert import ops
-from mlbert.ops import native_library, reference
+from mlbert.ops import native_library, reference, registry
 from mlbert.ops.attention import native_attention, tiles_work
 from mlbert.ops.dropout import attention_keep_mask
 
@@ -149,6 +149,39 @@ def test_twin_gradient() -> None:
     qkv, cu_seqlens, longest, rows = stream([1, 5, 0, 4], 2, 3, tail=1)
     inputs = qkv.double().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: reference.attention(x, cu_seqlens, longest, 0.3, 8, rows), (inputs,))
+
+
+def test_alibi_is_a_bias_of_the_scores(use_native) -> None:
+    """Against PyTorch's attention with the bias written out; the native form leaves it to the twin."""
+    lengths, num_heads, head_size = [7, 0, 12], 3, 8
+    qkv, cu_seqlens, longest, _ = stream(lengths, num_heads, head_size)
+    slopes = torch.tensor([1.0, 0.25, 0.0])
+    out = ops.attention(qkv, cu_seqlens, longest, 0.0, 0, None, slopes)
+    for start, stop in ((0, 7), (7, 19)):
+        place = torch.arange(stop - start)
+        bias = -slopes[:, None, None] * (place[:, None] - place).abs()
+        q, k, v = qkv[start:stop].permute(1, 2, 0, 3)
+        want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        torch.testing.assert_close(out[start:stop], want.transpose(0, 1))
+    inputs = qkv.double().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x: reference.attention(x[:7], cu_seqlens[:2], 7, 0.0, 0, None, slopes.double()), (inputs,)
+    )
+
+
+def test_flash_form_fits_what_pytorch_offers(use_native) -> None:
+    """On tensors without memory: the call and its derivative have the arguments and shapes that PyTorch expects. Its
+    numbers need a CUDA device."""
+    flash = registry._implementations["attention"]["flash"]
+    qkv = torch.empty(20, 3, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    cu_seqlens = torch.empty(3, dtype=torch.int32, device="meta")
+    out = flash(qkv, cu_seqlens, 12, 0.1, 5, None)
+    assert (out.shape, out.dtype) == ((20, 2, 64), torch.bfloat16)
+    out.backward(torch.empty_like(out))
+    assert qkv.grad.shape == qkv.shape
+    plain, bounds, longest, rows = stream([5, 9], 2, 32)
+    arguments = (plain, bounds, longest, 0.1, 5, rows)
+    assert torch.equal(flash(*arguments), reference.attention(*arguments))
 
 
 def test_wrong_arguments_are_refused(use_native) -> None:

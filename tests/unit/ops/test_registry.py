@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ OPS = {
     "attention",
     "dropout_add_layer_norm",
     "embedding_sum",
+    "fp8_product",
+    "fp8_quantise",
     "layer_norm_dropout",
     "linear_gelu",
     "linear_qkv",
@@ -47,6 +50,35 @@ def test_plain(native_ops) -> None:
 def test_unknown_choice() -> None:
     with pytest.raises(UserError, match="fastest"):
         ops.select("fastest")
+
+
+def test_choices_for_another_kind_of_device_are_refused(native_ops, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UserError, match="TRITON_INTERPRET=1"):
+        ops.select("triton")
+    with pytest.raises(UserError, match=r"OPS=flash.*cpu"):
+        ops.select("flash")
+    with pytest.raises(UserError, match=r"OPS=native.*cuda"):
+        ops.select("native", "cuda")
+    assert ops.select("auto")["attention"] == "native"
+
+
+def test_cuda_takes_triton_or_says_why_not(native_ops) -> None:
+    """What would run on a CUDA device can be asked without one."""
+    try:
+        chosen = ops.select("auto", "cuda")
+        assert chosen["linear_qkv"] == "plain"
+        if importlib.util.find_spec("triton"):
+            assert chosen["attention"] == "triton"
+            assert ops.select("flash", "cuda") == chosen | {"attention": "flash"}
+        else:
+            assert chosen["attention"] == "plain"
+            assert "no triton kernels: No module named 'triton'" in ops.describe("cuda")
+            with pytest.raises(UserError, match=r"OPS=triton.*No module named 'triton'"):
+                ops.select("triton", "cuda")
+        assert ops.select("plain", "cuda") == dict.fromkeys(chosen, "plain")
+    finally:
+        ops.select("auto")
 
 
 def test_without_compiler_plain_is_chosen_and_said(no_compiler: None) -> None:

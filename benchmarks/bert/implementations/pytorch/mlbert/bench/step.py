@@ -15,8 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.profiler import record_function
 
 from mlbert import ops
+from mlbert.bench.hardware import device_name
 from mlbert.core.errors import UserError
 from mlbert.data.batch import Batch
 from mlbert.data.packed import PackedSource
@@ -25,6 +28,7 @@ from mlbert.data.synthetic import SyntheticSource, lengths_at
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.models.flops import Work, training_flops
 from mlbert.models.huggingface import huggingface_config, padded_inputs, to_huggingface
+from mlbert.ops.fp8 import Products, Scaling
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
@@ -32,6 +36,8 @@ from mlbert.optim.lamb import Lamb
 LEARNING_RATE = 1e-4
 MIN_PAIRS = 5
 MAX_SEQUENCES_PER_PACK = 3
+OPTIMIZER_RANGE = "mlbert::optimizer"
+LINEARS_PER_LAYER = 4
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,13 @@ def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> 
         lengths = lengths_at((np.arange(packs) + 0.5) / packs, max_tokens)
         rows = source.sequences(lengths, np.random.default_rng(seed))
         return pack_into_batch(rows, np.ones(packs, dtype=np.int64), 0, max_tokens)
-    packed = PackedSource(data, packs_per_step=packs, max_sequences_per_pack=MAX_SEQUENCES_PER_PACK, seed=seed)
+    packed = PackedSource(
+        data,
+        packs_per_step=packs,
+        max_sequences_per_pack=MAX_SEQUENCES_PER_PACK,
+        seed=seed,
+        vocab_size=config.vocab_size,
+    )
     if packed.vocab_size != config.vocab_size or packed.max_tokens > config.max_position_embeddings:
         raise UserError(data, "does not fit the model's vocabulary or length", "Choose another --config or --data")
     packed.open()
@@ -62,26 +74,73 @@ def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> 
     return batch
 
 
-def our_side(config: BertConfig, batch: Batch, dtype: torch.dtype, seed: int) -> tuple[Side, BertForPreTraining]:
-    """Our model with LAMB on flat buffers."""
-    model = BertForPreTraining(config, dtype)
-    model.initialize(seed)
-    flat = FlatParameters(model.ordered_parameters())
-    optimizer = Lamb(flat, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, max_grad_norm=1.0)
-    steps = iter(range(10**9))
+class Trainer:
+    """Our model with LAMB on flat buffers, on one batch that lies on the device.
 
-    def step() -> float:
-        flat.zero_grad()
-        loss = model(batch, DropoutState(seed, next(steps))).loss(batch.num_masked, batch.num_samples)
+    Args:
+        config: shape of the model.
+        batch: what every step trains on.
+        dtype: precision of the matrix products.
+        seed: of weights and dropout.
+        start: a model to take over in place of a new one; its parameters already lie in flat buffers.
+        lamb: implementation of LAMB.
+        products: the encoder's products that run in FP8; None: none.
+    """
+
+    def __init__(
+        self,
+        config: BertConfig,
+        batch: Batch,
+        dtype: torch.dtype,
+        seed: int,
+        start: Trainer | None = None,
+        lamb: str = "auto",
+        products: Products | None = None,
+    ) -> None:
+        self.batch, self.seed = batch, seed
+        if start is None:
+            model = BertForPreTraining(config, dtype)
+            model.initialize(seed)
+            self.model = model.to(batch.input_ids.device)
+            self.flat = FlatParameters(self.model.ordered_parameters())
+        else:
+            self.model, self.flat = start.model, start.flat
+        scaling = Scaling(LINEARS_PER_LAYER * config.num_hidden_layers, products) if products else None
+        self.model.bert.scaling = scaling.to(self.flat.data.device) if scaling else None
+        numbers = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
+        self.optimizer = Lamb(self.flat, **numbers, implementation=lamb)
+        self._steps = iter(range(10**9))
+
+    def step(self) -> Tensor:
+        """One step; returns its loss without waiting for it."""
+        batch = self.batch
+        with record_function(OPTIMIZER_RANGE):
+            self.flat.zero_grad()
+        loss = self.model(batch, DropoutState(self.seed, next(self._steps))).loss(batch.num_masked, batch.num_samples)
         loss.backward()
-        optimizer.step(LEARNING_RATE)
-        return float(loss.detach())
+        with record_function(OPTIMIZER_RANGE):
+            self.optimizer.step(LEARNING_RATE)
+            if scaling := self.model.bert.scaling:
+                scaling.update(lambda magnitudes: magnitudes)
+        return loss.detach()
 
-    return Side("mlbert", step), model
+    def side(self) -> Side:
+        """As a contestant, which waits for its loss."""
+        return Side("mlbert", lambda: float(self.step()))
 
 
-def their_side(config: BertConfig, batch: Batch, dtype: torch.dtype, start: BertForPreTraining) -> Side:
-    """Hugging Face's model with AdamW, from the same weights, on the same sequences in padded form."""
+def their_side(
+    config: BertConfig,
+    batch: Batch,
+    dtype: torch.dtype,
+    start: BertForPreTraining,
+    attention: str | None = None,
+) -> Side:
+    """Hugging Face's model with AdamW, from the same weights, on the same sequences in padded form.
+
+    ``attention``: its ``attn_implementation`` ("eager", "sdpa"); None leaves its own default.
+    """
+    device = batch.input_ids.device
     try:
         import transformers
     except ImportError:
@@ -89,22 +148,24 @@ def their_side(config: BertConfig, batch: Batch, dtype: torch.dtype, start: Bert
             "transformers", "is not installed", "Install it: pip install -c constraints.txt -e .[huggingface]"
         ) from None
     values = {k: v for k, v in huggingface_config(config).items() if k not in ("architectures", "model_type")}
-    model = transformers.BertForPreTraining(transformers.BertConfig(**values))
+    choice = {"attn_implementation": attention} if attention else {}
+    with device:
+        model = transformers.BertForPreTraining(transformers.BertConfig(**values, **choice))
     model.load_state_dict(to_huggingface(start), strict=False)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    inputs = padded_inputs(batch)
+    inputs = {name: value.to(device) for name, value in padded_inputs(batch.to("cpu")).items()}
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
             loss = model(**inputs).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         return float(loss.detach())
 
-    return Side("huggingface", step)
+    return Side(f"huggingface{f' {attention}' if attention else ''}", step)
 
 
 def alternate(sides: list[Side], pairs: int) -> dict[str, list[float]]:
@@ -132,6 +193,8 @@ def run(
     versus: bool,
     data: Path | None = None,
     seed: int = 1,
+    device: torch.device | None = None,
+    profile: bool = False,
 ) -> dict[str, object]:
     """Measures and returns a JSON-able record; times in seconds, rates per second.
 
@@ -143,22 +206,26 @@ def run(
         versus: measure Hugging Face too.
         data: a prepared set to take the sequences from.
         seed: of weights, data and dropout.
+        device: where to compute; None: the CPU.
+        profile: also find where our step's time goes, after the measurement.
     """
+    device = device or torch.device("cpu")
     if pairs < MIN_PAIRS:
         raise UserError("--pairs", f"{pairs} is too few for a median", f"Give at least {MIN_PAIRS}")
-    implementations = ops.select("auto")
-    batch = make_batch(config, packs, data, seed)
-    ours, model = our_side(config, batch, dtype, seed)
-    sides = [ours] + ([their_side(config, batch, dtype, model)] if versus else [])
-    peak_before = gemm_peak_flops(dtype)
+    implementations = ops.select("auto", device)
+    batch = make_batch(config, packs, data, seed).to(device)
+    trainer = Trainer(config, batch, dtype, seed)
+    sides = [trainer.side()] + ([their_side(config, batch, dtype, trainer.model)] if versus else [])
+    peak_before = gemm_peak_flops(dtype, device)
     seconds = alternate(sides, pairs)
-    peak = max(peak_before, gemm_peak_flops(dtype))
+    peak = max(peak_before, gemm_peak_flops(dtype, device))
     work = Work.of(batch)
     flops = training_flops(config, work)
     record: dict[str, object] = {
         "config": {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")},
         "max_seq_length": config.max_position_embeddings,
         "precision": str(dtype).removeprefix("torch."),
+        "device": device_name(device),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "ops": implementations,
@@ -179,6 +246,10 @@ def run(
             for name, times in seconds.items()
         },
     }
+    if profile:
+        from mlbert.bench.profile import profile_step
+
+        record["profile"] = profile_step(trainer, config, dtype)
     if versus:
         ratios = [b / a for a, b in zip(seconds["mlbert"], seconds["huggingface"], strict=True)]
         record["pair_ratios"] = ratios

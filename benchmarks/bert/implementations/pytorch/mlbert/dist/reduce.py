@@ -78,10 +78,10 @@ class GradientReducer:
         self._params = list(params)
         self._world = world
         elements = max(1, bucket_bytes // flat_grad.element_size())
-        self._buckets = cut_buckets(offsets, flat_grad.numel(), elements)
+        self._buckets = self._cut(offsets, flat_grad.numel(), elements)
         self._slices = [flat_grad[bucket.start : bucket.stop] for bucket in self._buckets]
         self._addresses = [flat_grad.data_ptr() + offset * flat_grad.element_size() for offset in offsets]
-        self._bucket_of = {index: n for n, bucket in enumerate(self._buckets) for index in bucket.parameters}
+        self._buckets_of = [[n for n, b in enumerate(self._buckets) if i in b.parameters] for i in range(len(params))]
         self._armed = False
         self._missing: list[set[int]] = []
         self._works: list[dist.Work] = []
@@ -124,25 +124,32 @@ class GradientReducer:
             hook.remove()
         self._hooks.clear()
 
+    def _cut(self, offsets: Sequence[int], numel: int, elements: int) -> list[Bucket]:
+        return cut_buckets(offsets, numel, elements)
+
     def _hook(self, index: int) -> Callable[[Tensor], None]:
-        bucket = self._bucket_of[index]
+        buckets = self._buckets_of[index]
 
         def gradient_is_there(param: Tensor) -> None:
             if not self._armed:
                 return
             assert param.grad is not None, "the hook runs after accumulation"
             assert param.grad.data_ptr() == self._addresses[index], "a .grad was replaced: use FlatParameters.zero_grad"
-            assert bucket >= self.num_started, (
+            assert buckets[0] >= self.num_started, (
                 "a gradient changed after its sum had started: one backward after prepare"
             )
-            self._missing[bucket].discard(index)
+            for bucket in buckets:
+                self._missing[bucket].discard(index)
             while self.num_started < len(self._buckets) and not self._missing[self.num_started]:
                 self._begin_next()
 
         return gradient_is_there
 
     def _begin_next(self) -> None:
-        work = self._world.begin_all_reduce_sum(self._slices[self.num_started])
-        assert work is not None, "several ranks"
-        self._works.append(work)
+        self._works.append(self._begin(self._slices[self.num_started]))
         self.num_started += 1
+
+    def _begin(self, part: Tensor) -> dist.Work:
+        work = self._world.begin_all_reduce_sum(part)
+        assert work is not None, "several ranks"
+        return work

@@ -2,6 +2,7 @@
 `select` and told by `describe`.
 """
 
+from mlbert.ops import fp8
 from mlbert.ops.attention import attention
 from mlbert.ops.dropout import dropout_key
 from mlbert.ops.dropout import keep_mask as dropout_keep_mask
@@ -18,6 +19,7 @@ __all__ = [
     "dropout_keep_mask",
     "dropout_key",
     "embedding_sum",
+    "fp8",
     "layer_norm_dropout",
     "linear_gelu",
     "linear_qkv",

@@ -3,6 +3,8 @@
 Forms: ``plain`` (`mlbert.ops.reference.attention`) and ``native``: a C kernel that gives each thread a sequence and
 head at a time (``csrc/cpu/ops_attention.c``), or in bfloat16 on a processor with a matrix unit the same algorithm in
 its tiles (``csrc/cpu/ops_attention_tiles.c``), once that has reproduced the first kernel's results on a small problem.
+``triton`` is `mlbert.ops.triton.attention`. ``flash`` is the FlashAttention 2 inside PyTorch, which draws its dropout
+from PyTorch's generator of the device instead of `key` and `rows`; it runs only where it is asked for.
 
 All ops are plain `autograd.Function`s and not `torch.library.custom_op`s: measured with torch 2.13, the latter add
 60 us to a forward and 140 us to a forward and backward, and a small model calls some dozens of ops in a step.
@@ -28,9 +30,15 @@ _TILE_TOLERANCE = 0.02
 
 
 def attention(
-    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float, key: int, rows: Tensor | None
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float,
+    key: int,
+    rows: Tensor | None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """dropout(softmax(Q K^T / sqrt(H))) V within each sequence, bidirectional.
+    """dropout(softmax(Q K^T / sqrt(H) + bias)) V within each sequence, bidirectional.
 
     Args:
         qkv: [T, 3, N, H] float32 or bfloat16 (float64 runs plain).
@@ -40,11 +48,14 @@ def attention(
         key: `dropout_key` of this layer and step.
         rows: int32 [T], `Batch.dropout_rows`: the mask's row of each query token; its columns are key positions within
             the sequence, and each head has its own key (`mlbert.ops.dropout.head_key`).
+        alibi_slopes: float32 [N]; the bias of query i and key j of a sequence is -slope * |i - j| (Press et al., arXiv
+            2108.12409, in both directions). None: no bias. It takes no gradient.
 
     Returns:
         [T, N, H] of the type of qkv; zero for tokens behind the last sequence.
     """
-    return registry.implementation("attention", qkv)(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows)
+    form = registry.implementation("attention", qkv)
+    return form(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
 
 
 registry.register("attention", "plain")(reference.attention)
@@ -56,11 +67,39 @@ def _remark() -> str:
 
 @registry.register("attention", "native", remark=_remark)
 def _native(
-    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float, key: int, rows: Tensor | None
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float,
+    key: int,
+    rows: Tensor | None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    del max_seqlen
+    if alibi_slopes is not None:
+        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
     tiles = qkv.dtype == torch.bfloat16 and qkv.shape[3] % TILE_HEAD_SIZE == 0 and tiles_work()
     return native_attention(qkv, cu_seqlens, dropout_p, key, rows, tiles)
+
+
+@registry.register("attention", "flash")
+def _flash(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float,
+    key: int,
+    rows: Tensor | None,
+    alibi_slopes: Tensor | None = None,
+) -> Tensor:
+    """`attention` by PyTorch's own kernel; what that can't do (float32, ALiBi) runs plain."""
+    if qkv.dtype not in (torch.bfloat16, torch.float16) or alibi_slopes is not None:
+        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
+    # The kernel leaves tokens behind the last sequence unwritten, in the output and in the gradient.
+    used = (torch.arange(qkv.shape[0], device=qkv.device) < cu_seqlens[-1])[:, None, None]
+    q, k, v = torch.where(used[..., None], qkv, 0).unbind(1)
+    bounds = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    out = torch.ops.aten._flash_attention_forward(q, k, v, *bounds, dropout_p, False, False)[0]
+    return torch.where(used, out, 0)
 
 
 def native_attention(

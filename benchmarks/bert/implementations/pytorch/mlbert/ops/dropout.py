@@ -27,22 +27,22 @@ from torch import Tensor
 
 MASK32 = 0xFFFFFFFF
 GOLDEN = 0x9E3779B9
-_MULTIPLIER_1 = 0x7FEB352D
-_MULTIPLIER_2 = 0x846CA68B
+MULTIPLIER_1 = 0x7FEB352D
+MULTIPLIER_2 = 0x846CA68B
 # The same multiplier as a signed number: a 32-bit word times it stays within int64.
-_MULTIPLIER_2_SIGNED = _MULTIPLIER_2 - (1 << 32)
+_MULTIPLIER_2_SIGNED = MULTIPLIER_2 - (1 << 32)
 
 
 def mix32(x: int) -> int:
     """The integer mix of the module docstring on one 32-bit word."""
     x &= MASK32
-    x = ((x ^ (x >> 16)) * _MULTIPLIER_1) & MASK32
-    x = ((x ^ (x >> 15)) * _MULTIPLIER_2) & MASK32
+    x = ((x ^ (x >> 16)) * MULTIPLIER_1) & MASK32
+    x = ((x ^ (x >> 15)) * MULTIPLIER_2) & MASK32
     return x ^ (x >> 16)
 
 
 def _mix32_tensor(x: Tensor) -> Tensor:
-    x = ((x ^ (x >> 16)) * _MULTIPLIER_1) & MASK32
+    x = ((x ^ (x >> 16)) * MULTIPLIER_1) & MASK32
     x = ((x ^ (x >> 15)) * _MULTIPLIER_2_SIGNED) & MASK32
     return x ^ (x >> 16)
 

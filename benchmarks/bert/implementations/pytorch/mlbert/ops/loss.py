@@ -13,6 +13,8 @@ from torch import Tensor
 from mlbert.ops import reference, registry
 from mlbert.ops.native_library import is_bf16, library, pointer
 
+IGNORED = -100  # as in PyTorch's cross_entropy
+
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     """Summed cross-entropy and the number of right predictions.
@@ -20,7 +22,7 @@ def masked_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int) -> tup
     Args:
         logits: [M, V'] float32 or bfloat16; columns from `vocab_size` on take no part. In native form its memory
             holds the gradient after the backward pass, so nothing else may read the logits then.
-        labels: int64 [M], each below `vocab_size`.
+        labels: int64 [M], each below `vocab_size`; rows with label -100 take no part.
         vocab_size: V.
 
     Returns:
@@ -37,6 +39,9 @@ registry.register("masked_cross_entropy", "plain")(reference.masked_cross_entrop
 def _native(logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     assert labels.shape == logits.shape[:1], f"{tuple(labels.shape)} labels for {logits.shape[0]} rows"
     assert vocab_size <= logits.shape[1], f"{vocab_size} classes in {logits.shape[1]} columns"
+    if labels.numel() and int(labels.min()) == IGNORED:
+        counted = labels != IGNORED
+        logits, labels = logits[counted], labels[counted]
     if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < vocab_size:
         raise IndexError(f"labels {int(labels.min())} to {int(labels.max())} are not all below {vocab_size}")
     return _CrossEntropy.apply(logits, labels, vocab_size)

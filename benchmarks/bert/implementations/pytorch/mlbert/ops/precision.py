@@ -4,10 +4,33 @@ from __future__ import annotations
 
 import torch
 
+from mlbert.core.errors import UserError
+from mlbert.ops.fp8 import Products
+
+FP8_CAPABILITY = (8, 9)
+
 
 def compute_dtype(precision: str, device: torch.device | None = None) -> torch.dtype:
-    """float32 or bfloat16; "auto" takes bfloat16 where the device (default: CPU) has hardware for its products."""
+    """float32 or bfloat16, the type of activations and of the products that are not in FP8.
+
+    "auto" takes bfloat16 where the device (default: CPU) has hardware for its products.
+    """
     if precision == "auto":
         fast = (device is not None and device.type == "cuda") or torch.cpu._is_amx_tile_supported()
         return torch.bfloat16 if fast else torch.float32
-    return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}.get(precision, torch.bfloat16)
+
+
+def fp8_products(precision: str, device: torch.device) -> Products | None:
+    """Which of the encoder's products run in FP8: all for "fp8", the forward ones for "fp8-forward", else None.
+
+    Raises:
+        UserError: the GPU has no FP8 products. A CPU has them, slower than bfloat16: they are for tests.
+    """
+    if precision not in ("fp8", "fp8-forward"):
+        return None
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        name, capability = torch.cuda.get_device_name(device), "{}.{}".format(*FP8_CAPABILITY)
+        reason = f"{name} has no FP8 products (compute capability {capability} or higher has)"
+        raise UserError(f"PRECISION={precision}", reason, "Set PRECISION=bf16")
+    return Products() if precision == "fp8" else Products(input_gradient=False, weight_gradient=False)

@@ -31,9 +31,15 @@ def _dropout(x: Tensor, probability: float, key: int, rows: Tensor | None) -> Te
 
 
 def attention(
-    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float, key: int, rows: Tensor | None
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float,
+    key: int,
+    rows: Tensor | None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """softmax(Q K^T / sqrt(H)) with dropout, times V, within each sequence. See `mlbert.ops.attention`."""
+    """softmax(Q K^T / sqrt(H) + bias) with dropout, times V, within each sequence. See `mlbert.ops.attention`."""
     del max_seqlen
     num_heads, head_size = qkv.shape[2:]
     threshold = dropout_threshold(dropout_p)
@@ -43,7 +49,11 @@ def attention(
         if start == stop:
             continue
         q, k, v = _wide(qkv[start:stop]).permute(1, 2, 0, 3)
-        probabilities = torch.softmax(q @ k.transpose(1, 2) * head_size**-0.5, dim=-1)
+        scores = q @ k.transpose(1, 2) * head_size**-0.5
+        if alibi_slopes is not None:
+            place = torch.arange(stop - start, device=qkv.device)
+            scores = scores - alibi_slopes[:, None, None] * (place[:, None] - place).abs()
+        probabilities = torch.softmax(scores, dim=-1)
         if threshold:
             assert rows is not None, "dropout needs rows"
             keep = attention_keep_mask(key, rows[start:stop], num_heads, stop - start, dropout_p)

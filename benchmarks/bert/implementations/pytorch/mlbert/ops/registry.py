@@ -1,29 +1,53 @@
-"""Which implementation of each op runs: decided once, told in the log, overridable.
+"""Which implementation of each op runs: decided once for a kind of device, told in the log, overridable.
 
-Every op module registers its implementations by name with `register`; `select` picks one per op for each kind of
-device, and the public functions ask `implementation`. On a CPU the names are ``native`` (C kernels, or PyTorch
-products around them) and ``plain`` (`mlbert.ops.reference`); any other device has ``plain`` unless something is
-registered for it.
+Every op module registers its implementations by name with `register`; `select` takes the user's choice, and the public
+functions ask `implementation`. The names:
+
+    plain    `mlbert.ops.reference`: any device
+    native   C kernels, or PyTorch products around them: CPU
+    triton   Triton kernels (`mlbert.ops.triton`): CUDA; on a CPU through Triton's interpreter, where the environment
+             has TRITON_INTERPRET=1, for tests
+    flash    attention by the FlashAttention that PyTorch carries, the other ops as in ``triton``: CUDA
+
+An op without the chosen implementation runs plain, and so do float64 tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from mlbert.core import native
+from mlbert.core.config import environment
 from mlbert.core.errors import UserError
 from mlbert.ops import native_library
 
-CHOICES = ("auto", "plain", "native")
+CHOICES = ("auto", "plain", "native", "triton", "flash")
 _PLAIN_DTYPES = (torch.float64,)
+# Kind of device -> choice -> names to try for each op before plain.
+_PREFERENCES: dict[str, dict[str, tuple[str, ...]]] = {
+    "cpu": {"auto": ("native",), "native": ("native",), "triton": ("triton",)},
+    "cuda": {"auto": ("triton",), "triton": ("triton",), "flash": ("flash", "triton")},
+}
 
 _implementations: dict[str, dict[str, Callable[..., Any]]] = {}
 _remarks: dict[tuple[str, str], Callable[[], str]] = {}
-_chosen: dict[str, str] = {}
-_note = ""
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """op -> name on one kind of device, and name -> why an implementation that would be preferred is missing."""
+
+    names: dict[str, str]
+    missing: dict[str, str]
+
+
+_choice = "auto"
+_selections: dict[str, _Selection] = {}
 
 
 def register(
@@ -40,49 +64,101 @@ def register(
     return keep
 
 
-def select(choice: str = "auto") -> dict[str, str]:
-    """Decide the implementation of every op on the CPU; the last call counts.
+def select(choice: str = "auto", device: torch.device | str = "cpu") -> dict[str, str]:
+    """Decide the implementation of every op; the last call counts.
 
     Args:
-        choice: ``auto`` (the C kernels if they compile, else plain), ``plain``, or ``native`` (an error if they don't).
+        choice: ``auto`` (the fastest that can be had on a device: C kernels or Triton's, else plain) or a name of the
+            module docstring. On other kinds of device than `device` a name that does not suit them means ``auto``.
+        device: where the run computes.
 
     Returns:
-        op -> name of its implementation.
+        op -> name of its implementation on `device`.
 
     Raises:
-        UserError: unknown choice, or ``native`` where the kernels can't be had.
+        UserError: unknown choice, or one that can't be had on `device`.
     """
-    global _note
+    global _choice
     if choice not in CHOICES:
         raise UserError("OPS", f"{choice!r} is no implementation", f"Use one of {', '.join(CHOICES)}")
-    name, _note = choice, ""
-    if choice != "plain":
-        try:
-            native_library.library()
-            name = "native"
-        except native.NativeUnavailable as error:
-            if choice == "native":
-                raise UserError("OPS=native", str(error), "Install gcc, or set OPS=plain (slower)") from error
-            name, _note = "plain", f" (no native kernels: {error})"
-    _chosen.clear()
-    for op, forms in _implementations.items():
-        _chosen[op] = name if name in forms else "plain"
-    return dict(_chosen)
+    kind = torch.device(device).type
+    if choice not in ("auto", "plain", *_PREFERENCES.get(kind, {})):
+        raise UserError(f"OPS={choice}", f"has nothing for a {kind} device", "Set OPS=auto")
+    _choice = choice
+    _selections.clear()
+    selection = _selection(kind)
+    if choice in selection.missing:
+        _choice = "auto"
+        _selections.clear()
+        remedy = "Install gcc, or set OPS=plain (slower)" if choice == "native" else "Set OPS=auto"
+        raise UserError(f"OPS={choice}", selection.missing[choice], remedy)
+    return dict(selection.names)
 
 
-def describe() -> str:
-    """The choice as one line for the log."""
-    if not _chosen:
-        select()
-    names = sorted(set(_chosen.values()))
-    words = f"all {names[0]}" if len(names) == 1 else ", ".join(f"{op} {name}" for op, name in sorted(_chosen.items()))
-    remarks = [text for choice in _chosen.items() if choice in _remarks and (text := _remarks[choice]())]
-    return f"ops: {'; '.join([words, *remarks])}{_note}"
+def describe(device: torch.device | str = "cpu") -> str:
+    """The choice on `device` as one line for the log."""
+    selection = _selection(torch.device(device).type)
+    names = sorted(set(selection.names.values()))
+    chosen = sorted(selection.names.items())
+    words = f"all {names[0]}" if len(names) == 1 else ", ".join(f"{op} {name}" for op, name in chosen)
+    remarks = [text for choice in chosen if choice in _remarks and (text := _remarks[choice]())]
+    missing = [f" (no {name} kernels: {reason})" for name, reason in selection.missing.items()]
+    return f"ops: {'; '.join([words, *remarks])}{''.join(missing)}"
 
 
 def implementation(op: str, tensor: torch.Tensor) -> Callable[..., Any]:
-    """The function that runs `op` on tensors like this one; float64 and other devices are plain."""
-    if not _chosen:
-        select()
-    name = _chosen[op] if tensor.device.type == "cpu" and tensor.dtype not in _PLAIN_DTYPES else "plain"
+    """The function that runs `op` on tensors like this one."""
+    name = "plain" if tensor.dtype in _PLAIN_DTYPES else _selection(tensor.device.type).names[op]
     return _implementations[op][name]
+
+
+def available(device: torch.device | str = "cpu") -> dict[str, tuple[str, ...]]:
+    """op -> names of its implementations that can be had on `device`, plain first."""
+    kind = torch.device(device).type
+    wanted = {name for names in _PREFERENCES.get(kind, {}).values() for name in names}
+    usable = ["plain", *sorted(name for name in wanted if not _why_missing(name, kind))]
+    return {op: tuple(name for name in usable if name in forms) for op, forms in _implementations.items()}
+
+
+def selected(device: torch.device | str = "cpu") -> dict[str, str]:
+    """op -> name of the implementation that runs on `device`."""
+    return dict(_selection(torch.device(device).type).names)
+
+
+def form(op: str, name: str) -> Callable[..., Any]:
+    """Implementation `name` of `op`, whatever is selected."""
+    return _implementations[op][name]
+
+
+def select_each(names: Mapping[str, str], device: torch.device | str = "cpu") -> None:
+    """These implementations (op -> name) on `device`, plain for every other op, until the next `select`."""
+    everything = {op: names.get(op, "plain") for op in _implementations}
+    _selections[torch.device(device).type] = _Selection(everything, {})
+
+
+def _selection(kind: str) -> _Selection:
+    """The implementations on one kind of device, found when it is first asked for: loading them takes a while."""
+    if kind not in _selections:
+        choices = _PREFERENCES.get(kind, {})
+        wanted = () if _choice == "plain" else choices.get(_choice, choices.get("auto", ()))
+        missing = {name: reason for name in wanted if (reason := _why_missing(name, kind))}
+        names = {
+            op: next((name for name in wanted if name in forms and name not in missing), "plain")
+            for op, forms in _implementations.items()
+        }
+        _selections[kind] = _Selection(names, missing)
+    return _selections[kind]
+
+
+def _why_missing(name: str, kind: str) -> str:
+    """Loads what implements `name`; the reason in words if it can't be had, else empty."""
+    try:
+        if name == "native":
+            native_library.library()
+        if name == "triton":
+            if kind == "cpu" and environment().get("TRITON_INTERPRET") != "1":
+                return "needs a CUDA device; on a CPU it is interpreted, for tests, with TRITON_INTERPRET=1"
+            importlib.import_module("mlbert.ops.triton")
+    except (native.NativeUnavailable, ImportError) as error:
+        return str(error)
+    return ""

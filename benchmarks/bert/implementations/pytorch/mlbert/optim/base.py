@@ -1,10 +1,11 @@
-"""What LAMB and AdamW share: clipping, the refusal of non-finite gradients, moments, state and the native kernels."""
+"""What LAMB and AdamW share: clipping, refusal of non-finite gradients, moments, state, choice of kernels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from mlbert.core.errors import UserError
 from mlbert.core.native import NativeUnavailable
 from mlbert.optim import kernels
 from mlbert.optim.flat import FlatParameters
+
+if TYPE_CHECKING:
+    from mlbert.optim.triton_lamb import TritonUpdate
 
 NORM_CHUNK = 1 << 20  # elements squared in float64 at a time; bounds the temporary
 
@@ -28,6 +32,36 @@ class StepResult:
 
     grad_norm: float
     skipped: bool
+
+
+class DeferredStepResult:
+    """`StepResult` of an update that the host did not wait for; reading an attribute waits for that update alone.
+
+    Args:
+        grad_norm: float64 scalar on the device. Its value is taken now, in stream order.
+    """
+
+    def __init__(self, grad_norm: Tensor) -> None:
+        self._done = None
+        if grad_norm.device.type == "cuda":
+            self._norm = torch.empty((), dtype=torch.float64, pin_memory=True)
+            self._norm.copy_(grad_norm, non_blocking=True)
+            self._done = torch.cuda.Event()
+            self._done.record()
+        else:
+            self._norm = grad_norm.clone()
+
+    @property
+    def grad_norm(self) -> float:
+        """Global L2 norm of the gradient before clipping."""
+        if self._done is not None:
+            self._done.synchronize()
+        return float(self._norm)
+
+    @property
+    def skipped(self) -> bool:
+        """True when the norm was not finite and nothing was changed."""
+        return not math.isfinite(self.grad_norm)
 
 
 def clip_scale(grad_norm: float, max_grad_norm: float | None) -> float:
@@ -58,17 +92,21 @@ class FlatOptimizer:
         weight_decay: for parameters whose segment has `decay`.
         max_grad_norm: global norm to clip to; None or 0: no clipping.
         bias_correction: divide the moments by 1 - beta^step.
-        implementation: "plain" (any device), "native" (CPU, C) or "auto" (native where it can be had).
+        implementation: "plain" (any device), "native" (CPU, C), "triton" (CUDA; the CPU in Triton's interpreter) or
+            "auto" (native on the CPU, triton on CUDA, where they can be had).
+        weights_copy: bfloat16 [numel] that "triton" keeps equal to the rounded weights from the first update on.
 
     Attributes:
-        implementation: the one in use, "plain" or "native".
-        reason: why "auto" did not take the native one; empty where it did.
-        num_updates: updates made so far; a skipped step does not count.
+        implementation: the one in use, "plain", "native" or "triton".
+        reason: why "auto" took the plain one; empty where it did not.
+        device_update: the kernels of "triton", else None. Their `launch` can be captured in a graph.
         exp_avg, exp_avg_sq: float32 [numel], the moments.
 
     Raises:
-        UserError: the native implementation is asked for and cannot be had.
+        UserError: the native or triton implementation is asked for and cannot be had.
     """
+
+    HAS_TRUST_RATIO = False
 
     def __init__(
         self,
@@ -80,46 +118,84 @@ class FlatOptimizer:
         max_grad_norm: float | None,
         bias_correction: bool = True,
         implementation: str = "auto",
+        weights_copy: Tensor | None = None,
     ) -> None:
-        assert implementation in ("auto", "plain", "native"), implementation
+        assert implementation in ("auto", "plain", "native", "triton"), implementation
         self.flat = flat
         self.betas = betas
         self.eps = eps
         self.weight_decay = weight_decay
         self.max_grad_norm = max_grad_norm
         self.bias_correction = bias_correction
-        self.num_updates = 0
+        self._num_updates = 0
         self.exp_avg = torch.zeros_like(flat.data)
         self.exp_avg_sq = torch.zeros_like(flat.data)
-        self._kernels, self.reason = self._load_kernels(implementation)
-        self.implementation = "plain" if self._kernels is None else "native"
-        self._scratch = torch.empty_like(flat.data) if self._kernels is None else torch.empty(0)
+        self._weights_copy = weights_copy
+        self._kernels: kernels.OptimizerKernels | None = None
+        self.device_update: TritonUpdate | None = None
+        self.implementation, self.reason = "plain", "asked for"
+        if implementation != "plain":
+            self._load_kernels(implementation)
+        assert weights_copy is None or self.device_update, "a copy of the weights is kept by triton only"
+        self._scratch = torch.empty_like(flat.data) if self.implementation == "plain" else torch.empty(0)
 
-    def _load_kernels(self, implementation: str) -> tuple[kernels.OptimizerKernels | None, str]:
-        if implementation == "plain":
-            return None, "asked for"
-        if self.flat.data.device.type != "cpu":
-            reason = f"the native optimizer is for the CPU, the parameters are on {self.flat.data.device}"
+    def _load_kernels(self, wanted: str) -> None:
+        device = self.flat.data.device
+        name = wanted if wanted != "auto" else "native" if device.type == "cpu" else "triton"
+        try:
+            if name == "native":
+                if device.type != "cpu":
+                    raise NativeUnavailable(f"it is for the CPU, the parameters are on {device}")
+                self._kernels = kernels.OptimizerKernels(self.flat.segments)
+            else:
+                self.device_update = self._load_triton(device)
+        except (NativeUnavailable, ImportError) as error:
+            if wanted != "auto":
+                raise UserError(f"{name} optimizer", str(error), "Choose the plain implementation or auto") from error
+            self.reason = str(error)
         else:
-            try:
-                return kernels.OptimizerKernels(self.flat.segments), ""
-            except NativeUnavailable as error:
-                reason = str(error)
-        if implementation == "native":
-            raise UserError("native optimizer", reason, "Choose the plain implementation or auto")
-        return None, reason
+            self.implementation, self.reason = name, ""
 
-    def step(self, lr: float) -> StepResult:
+    def _load_triton(self, device: torch.device) -> TritonUpdate:
+        from triton import knobs
+
+        from mlbert.optim.triton_lamb import TritonUpdate
+
+        if device.type != "cuda" and not knobs.runtime.interpret:
+            raise NativeUnavailable(f"it is for CUDA devices, the parameters are on {device}")
+        return TritonUpdate(
+            self.flat.segments,
+            device,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            max_grad_norm=self.max_grad_norm,
+            bias_correction=self.bias_correction,
+            trust_ratio=self.HAS_TRUST_RATIO,
+        )
+
+    @property
+    def num_updates(self) -> int:
+        """Updates made so far; a skipped step does not count. With triton, reading it waits for the device."""
+        return self._num_updates if self.device_update is None else int(self.device_update.updates)
+
+    def step(self, lr: float) -> StepResult | DeferredStepResult:
         """Makes one update with learning rate `lr`; changes nothing where the gradient's norm is not finite.
 
-        The norm decides on the host whether to update, so on a GPU this waits for the gradient.
+        In plain form the norm decides on the host whether to update, so on a GPU it waits for the gradient; triton
+        does not wait, only reading the result does.
         """
+        if self.device_update is not None:
+            self.device_update.lr.fill_(lr)
+            buffers = (self.flat.data, self.flat.grad, self.exp_avg, self.exp_avg_sq)
+            self.device_update.launch(buffers, self._weights_copy)
+            return DeferredStepResult(self.device_update.grad_norm)
         grad_norm = self._grad_norm()
         if not math.isfinite(grad_norm):
             return StepResult(grad_norm, skipped=True)
-        self.num_updates += 1
+        self._num_updates += 1
         scale = clip_scale(grad_norm, self.max_grad_norm)
-        corrections = bias_corrections(self.betas, self.num_updates, self.bias_correction)
+        corrections = bias_corrections(self.betas, self._num_updates, self.bias_correction)
         if self._kernels is None:
             self._update_plain(lr, scale, corrections)
         else:
@@ -175,7 +251,9 @@ class FlatOptimizer:
         num_updates = state.get("num_updates")
         if not isinstance(num_updates, int):
             raise UserError("optimizer state", "num_updates is missing", "Use a complete checkpoint")
-        self.num_updates = num_updates
+        self._num_updates = num_updates
+        if self.device_update is not None:
+            self.device_update.updates.fill_(num_updates)
         for key, target in (("exp_avg", self.exp_avg), ("exp_avg_sq", self.exp_avg_sq)):
             source = state[key]
             assert isinstance(source, Tensor)

@@ -47,15 +47,17 @@ class FlatParameters:
     Args:
         named_parameters: (name, parameter) pairs, each parameter once (`module.named_parameters()` gives a tied
             parameter once); all float32, all on one device.
+        multiple: the buffers' storage is rounded up to so many elements, so that ranks can share it out equally.
 
     Attributes:
         data: float32 [sum of numel], the weights.
         grad: float32 [sum of numel], the gradients, zero at the start.
+        padded_data, padded_grad: the same memory with the rest of the storage, which is zero.
         segments: one entry for each parameter, in order.
         parameters: the parameters, in the same order.
     """
 
-    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], multiple: int = 1) -> None:
         pairs = list(named_parameters)
         assert pairs, "no parameters"
         self.parameters = [parameter for _, parameter in pairs]
@@ -70,8 +72,10 @@ class FlatParameters:
             self.segments.append(Segment(name, total, parameter.numel(), is_decayed(name)))
             self._shapes.append(parameter.shape)
             total += parameter.numel()
-        self.data = torch.empty(total, dtype=torch.float32, device=device)
-        self.grad = torch.zeros(total, dtype=torch.float32, device=device)
+        padded = -(-total // multiple) * multiple
+        self.padded_data = torch.zeros(padded, dtype=torch.float32, device=device)
+        self.padded_grad = torch.zeros(padded, dtype=torch.float32, device=device)
+        self.data, self.grad = self.padded_data[:total], self.padded_grad[:total]
         for parameter, data, grad in zip(self.parameters, self._split(self.data), self._split(self.grad), strict=True):
             data.copy_(parameter.data)
             parameter.data = data
@@ -89,7 +93,7 @@ class FlatParameters:
 
     def zero_grad(self) -> None:
         """Sets all gradients to zero in one write. A module's own `zero_grad()` drops the views: do not use that."""
-        self.grad.zero_()
+        self.padded_grad.zero_()
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
         """Cuts a buffer of the same length (weights, gradients, an optimizer's moments) into one view a parameter.

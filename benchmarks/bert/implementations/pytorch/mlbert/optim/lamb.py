@@ -87,6 +87,8 @@ class Lamb(FlatOptimizer):
     twice: 44 bytes a parameter and step at most. Its result does not depend on the number of threads.
     """
 
+    HAS_TRUST_RATIO = True
+
     def _decay_plain(self, weight: Tensor, update: Tensor) -> None:
         update.add_(weight, alpha=self.weight_decay)
         weight_norm, update_norm = norm_64(weight), norm_64(update)

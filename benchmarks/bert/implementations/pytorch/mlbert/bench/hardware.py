@@ -1,0 +1,103 @@
+"""What a device could do at best, and how long a call takes on it.
+
+Peaks are the vendors' published figures without sparsity; a device that is not in the table has none, and shares are
+then left out.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from mlbert.core.provenance import git_state, tree_root
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """TFLOP/s of dense products in bfloat16 and FP8 (0: no FP8), and TB/s of the memory."""
+
+    bf16: float
+    fp8: float
+    memory: float
+
+
+# Pattern of the device's name -> its data sheet.
+PEAKS = (
+    (r"\bB200\b", Peaks(2250.0, 4500.0, 8.0)),
+    (r"\bH200\b(?! NVL)", Peaks(989.5, 1979.0, 4.8)),
+    (r"\bH100\b(?! PCIe| NVL)", Peaks(989.5, 1979.0, 3.35)),
+    (r"\bA100\b.*80GB", Peaks(312.0, 0.0, 2.039)),
+    (r"\bA100\b.*40GB", Peaks(312.0, 0.0, 1.555)),
+)
+MAX_CALLS = 50
+
+
+def device_name(device: torch.device) -> str:
+    """The device's own name."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+
+
+def peaks_of(name: str) -> Peaks | None:
+    """The data sheet's figures of the device of this name."""
+    return next((peaks for pattern, peaks in PEAKS if re.search(pattern, name)), None)
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for all work on the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def environment_facts(device: torch.device) -> dict[str, object]:
+    """What a record must say about where it was made."""
+    facts: dict[str, object] = {"device": device_name(device), "torch": torch.__version__}
+    facts["python"], facts["cuda"] = platform.python_version(), torch.version.cuda or "none"
+    try:
+        import triton
+
+        facts["triton"] = triton.__version__
+    except ImportError:
+        facts["triton"] = "not installed"
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts["multiprocessors"], facts["memory_bytes"] = properties.multi_processor_count, properties.total_memory
+        facts["compute_capability"] = f"{properties.major}.{properties.minor}"
+    commit, dirty = git_state(tree_root())
+    facts["commit"] = f"{commit}{', changed' if dirty else ''}"
+    return facts
+
+
+def median_seconds(call: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """Median time of `call`, measured for about `seconds` after two calls that do not count; 0: one call is all.
+
+    On CUDA between events in the stream: gaps that Python leaves between kernels count, its own time does not.
+    """
+    if seconds:
+        call()
+    synchronize(device)
+    started = time.perf_counter()
+    call()
+    synchronize(device)
+    if not seconds:
+        return time.perf_counter() - started
+    count = max(1, min(MAX_CALLS, int(seconds / max(time.perf_counter() - started, 1e-6))))
+    if device.type != "cuda":
+        times = []
+        for _ in range(count):
+            started = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - started)
+        return statistics.median(times)
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+    for start, end in events:
+        start.record()
+        call()
+        end.record()
+    synchronize(device)
+    return statistics.median(start.elapsed_time(end) for start, end in events) / 1e3

@@ -1,0 +1,144 @@
+"""How fast every implementation of every op is, as a share of what the device could do.
+
+Legend: T tokens, D hidden, F inner size, B bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlbert.bench.hardware import Peaks, device_name, median_seconds, peaks_of
+from mlbert.bench.op_cases import Case, OpCases
+from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.ops import registry
+from mlbert.ops.peak import gemm_peak_flops
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.lamb import Lamb
+
+Row = tuple[str, Callable[[], dict[str, Any]]]
+LAMB_BYTES = 44  # read gradient, weight, two moments, write moments; read three, write the weight; and the norm
+COPY_BYTES = {"cuda": 4 << 30, "cpu": 1 << 24}
+FP8_SIZE = 8192
+_FORWARD, _BACKWARD = slice(0, 1), slice(1, 2)
+
+
+def speed_rows(config: BertConfig, cases: OpCases, seconds: float) -> Iterator[Row]:
+    """(name, measurement) of ceilings, products, ops, LAMB and casts; each measurement for about `seconds`."""
+    device, dtype = cases.device, cases.dtype
+    peaks = peaks_of(device_name(device))
+    yield "ceiling: copy", lambda: _copy(device, seconds, peaks)
+    if device.type == "cuda":
+        yield "ceiling: product", lambda: _rated(gemm_peak_flops(dtype, device) / 1e12, "TFLOP/s", peaks)
+    if device.type == "cuda" and peaks and peaks.fp8:
+        yield "ceiling: FP8 product", lambda: _fp8_product(device, seconds, peaks)
+    size, inner = config.hidden_size, config.intermediate_size
+    for rows, columns in ((3 * size, size), (size, size), (inner, size), (size, inner)):
+        name = f"product: [T, {columns}] x [{columns}, {rows}]"
+        yield name, lambda r=rows, c=columns: _product(cases, r, c, seconds, peaks)
+    forms = registry.available(device)
+    for case in cases.all():
+        for form in forms[case.op]:
+            yield f"{case.name}: {form}", lambda c=case, f=form: _op(c, f, device, seconds, peaks)
+    for implementation in lamb_implementations(device):
+        yield f"LAMB: {implementation}", lambda i=implementation: _lamb(config, i, device, seconds, peaks)
+    if any("triton" in names for names in forms.values()):
+        yield "cast_transpose to FP8: triton", lambda: _cast(cases, seconds, peaks)
+
+
+def lamb_implementations(device: torch.device) -> tuple[str, ...]:
+    """The forms of LAMB that can be had on the device, plain first."""
+    tiny = torch.nn.Parameter(torch.ones(8, device=device))
+    found = ["plain"]
+    name = _lamb_of(FlatParameters([("weight", tiny)]), "auto").implementation
+    return tuple(found if name == "plain" else [*found, name])
+
+
+def _lamb_of(flat: FlatParameters, implementation: str) -> Lamb:
+    numbers = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
+    return Lamb(flat, **numbers, implementation=implementation)
+
+
+def _rated(rate: float, unit: str, peaks: Peaks | None, fp8: bool = False) -> dict[str, Any]:
+    result: dict[str, Any] = {"rate": rate, "unit": unit}
+    if peaks:
+        peak = peaks.memory if unit == "TB/s" else peaks.fp8 if fp8 else peaks.bf16
+        result["share_of_peak"] = rate / peak
+    return result
+
+
+def _copy(device: torch.device, seconds: float, peaks: Peaks | None) -> dict[str, Any]:
+    source = torch.empty(COPY_BYTES[device.type], dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    taken = median_seconds(lambda: target.copy_(source), device, seconds)
+    return _rated(2 * source.numel() / taken / 1e12, "TB/s", peaks)
+
+
+def _fp8_product(device: torch.device, seconds: float, peaks: Peaks) -> dict[str, Any]:
+    a, b = (torch.randn(FP8_SIZE, FP8_SIZE, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), device=device)
+
+    def product() -> Tensor:
+        return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    return _rated(2 * FP8_SIZE**3 / median_seconds(product, device, seconds) / 1e12, "TFLOP/s", peaks, fp8=True)
+
+
+def _product(cases: OpCases, rows: int, columns: int, seconds: float, peaks: Peaks | None) -> dict[str, Any]:
+    x, weight = cases.random(cases.batch.num_tokens, columns), cases.random(rows, columns)
+    taken = median_seconds(lambda: x @ weight.t(), cases.device, seconds)
+    return _rated(2 * x.numel() * rows / taken / 1e12, "TFLOP/s", peaks)
+
+
+def _op(case: Case, form: str, device: torch.device, seconds: float, peaks: Peaks | None) -> dict[str, Any]:
+    """Forward alone, then both passes; the backward pass's time is the difference."""
+    function, arguments = registry.form(case.op, form), list(case.arguments())
+    for place in case.gradient_of:
+        arguments[place] = arguments[place].requires_grad_()
+    wanted = [arguments[place] for place in case.gradient_of]
+
+    def forward() -> Tensor:
+        result = function(*arguments)
+        return result[0] if isinstance(result, tuple) else result
+
+    gradient = torch.randn_like(forward().detach())
+
+    def both() -> None:
+        torch.autograd.grad(forward(), wanted, gradient)
+
+    forward_seconds = median_seconds(forward, device, seconds / 2)
+    both_seconds = median_seconds(both, device, seconds / 2)
+    # On a loaded machine the forward pass alone may take longer than it took inside both.
+    backward_seconds = both_seconds - forward_seconds if both_seconds > forward_seconds else None
+    rate, unit = case.cost.rate(both_seconds, slice(0, 2))
+    return {
+        "forward_seconds": forward_seconds,
+        "backward_seconds": backward_seconds,
+        "forward_rate": case.cost.rate(forward_seconds, _FORWARD)[0],
+        "backward_rate": case.cost.rate(backward_seconds, _BACKWARD)[0] if backward_seconds else None,
+        **_rated(rate, unit, peaks),
+    }
+
+
+def _lamb(
+    config: BertConfig, implementation: str, device: torch.device, seconds: float, peaks: Peaks | None
+) -> dict[str, Any]:
+    with torch.device(device):
+        model = BertForPreTraining(config)
+    flat = FlatParameters(model.ordered_parameters())
+    flat.grad.normal_(std=1e-3)
+    optimizer = _lamb_of(flat, implementation)
+    taken = median_seconds(lambda: optimizer.step(1e-4), device, seconds)
+    return {"step_seconds": taken, **_rated(LAMB_BYTES * flat.numel / taken / 1e12, "TB/s", peaks)}
+
+
+def _cast(cases: OpCases, seconds: float, peaks: Peaks | None) -> dict[str, Any]:
+    from mlbert.ops.triton.cast import cast_transpose
+
+    x = cases.random(cases.batch.num_tokens, cases.config.intermediate_size)
+    scale, amax = torch.ones((), device=cases.device), torch.zeros((), device=cases.device)
+    taken = median_seconds(lambda: cast_transpose(x, scale, amax, torch.float8_e4m3fn), cases.device, seconds)
+    return _rated((x.element_size() + 2) * x.numel() / taken / 1e12, "TB/s", peaks)

@@ -1,0 +1,10 @@
+"""Triton kernels for CUDA devices. Importing the package needs Triton and registers its forms of the ops."""
+
+from triton import knobs
+
+from mlbert.ops.triton import attention, embedding, interpreter, loss, norm
+
+__all__ = ["attention", "embedding", "loss", "norm"]
+
+if knobs.runtime.interpret:
+    interpreter.repair()

@@ -1,0 +1,231 @@
+"""The sum of the three embeddings as Triton kernels, its gradient without atomics.
+
+Each table's gradient is a sum over tokens by id. Hot rows ([MASK], the two segments, the first positions) would make
+atomics wait and their order change the result. Instead the tokens are sorted by id (stable, on the device) and cut
+into chunks: a chunk's program adds up its runs of equal ids, writes runs that lie within the chunk, and leaves the two
+ends that may go on in a neighbour to a second kernel, which joins them in order. No size depends on the data, nothing
+waits for the host.
+
+Legend: T tokens, D hidden, V rows of a table, C chunks of sorted tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlbert.ops import reference, registry
+from mlbert.ops.native_library import ACTIVATION_TYPES
+
+CHUNK = 64  # tokens
+JOIN_ROWS, JOIN_COLUMNS = 16, 128
+
+
+@registry.register("embedding_sum", "triton")
+def embedding_sum(
+    input_ids: Tensor,
+    segment_ids: Tensor,
+    position_ids: Tensor,
+    word: Tensor,
+    position: Tensor,
+    segment: Tensor,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """See `mlbert.ops.embedding.embedding_sum`; an id outside of its table makes the token's sum NaN."""
+    tables = (word, position, segment)
+    if any(table.dtype not in ACTIVATION_TYPES for table in tables) or (dtype or word.dtype) not in ACTIVATION_TYPES:
+        return reference.embedding_sum(input_ids, segment_ids, position_ids, *tables, dtype)
+    return _EmbeddingSum.apply(input_ids, segment_ids, position_ids, *tables, dtype or word.dtype)
+
+
+class _EmbeddingSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input_ids: Tensor,
+        segment_ids: Tensor,
+        position_ids: Tensor,
+        word: Tensor,
+        position: Tensor,
+        segment: Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        ids = tuple(x.contiguous() for x in (input_ids, position_ids, segment_ids))
+        tables = tuple(table.contiguous() for table in (word, position, segment))
+        assert len({x.shape for x in ids}) == 1, "three ids a token"
+        assert len({table.shape[1] for table in tables}) == 1, "tables of one width"
+        tokens, hidden = input_ids.numel(), word.shape[1]
+        out = torch.empty(tokens, hidden, dtype=dtype, device=word.device)
+        if tokens:
+            block = triton.next_power_of_2(hidden)
+            rows = tuple(table.shape[0] for table in tables)
+            forward_kernel[(tokens,)](*ids, *tables, out, *rows, hidden, BLOCK=block, num_warps=_warps(block))
+        ctx.save_for_backward(*ids)
+        ctx.tables = [(table.shape[0], table.dtype) for table in tables]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        d_out = d_out.contiguous()
+        gradients = [
+            sum_rows_by_id(ids, d_out, rows).to(dtype)
+            for ids, (rows, dtype) in zip(ctx.saved_tensors, ctx.tables, strict=True)
+        ]
+        return None, None, None, *gradients, None
+
+
+def sum_rows_by_id(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
+    """out[r] = the sum of the rows of `values` whose id is r, always in the same order.
+
+    Args:
+        ids: int64 [T]; ids outside of 0..num_rows-1 are left out.
+        values: [T, D] float32 or bfloat16, contiguous.
+        num_rows: V.
+
+    Returns:
+        float32 [V, D].
+    """
+    tokens, hidden = values.shape
+    out = torch.zeros(num_rows, hidden, dtype=torch.float32, device=values.device)
+    if tokens == 0:
+        return out
+    sorted_ids, order = torch.sort(ids.to(torch.int32), stable=True)
+    chunks = triton.cdiv(tokens, CHUNK)
+    ends = torch.empty(2, chunks, hidden, dtype=torch.float32, device=values.device)
+    block = triton.next_power_of_2(hidden)
+    sizes = {"hidden": hidden, "CHUNK": CHUNK}
+    sum_runs_kernel[(chunks,)](
+        values, sorted_ids, order, out, *ends, tokens, num_rows, BLOCK=block, num_warps=_warps(block), **sizes
+    )
+    # Where the run that leaves a chunk is over: the first sorted place with a larger id.
+    run_ends = torch.searchsorted(sorted_ids, sorted_ids[CHUNK - 1 :: CHUNK].contiguous(), right=True)
+    if len(run_ends):
+        grid = (len(run_ends), triton.cdiv(hidden, JOIN_COLUMNS))
+        blocks = {"BLOCK_ROWS": JOIN_ROWS, "BLOCK": JOIN_COLUMNS}
+        join_runs_kernel[grid](sorted_ids, run_ends, out, *ends, num_rows, **sizes, **blocks)
+    return out
+
+
+def _warps(block: int) -> int:
+    return max(1, min(8, block // 256))
+
+
+@triton.jit
+def _table_row(table, ids, token, rows, columns, hidden):
+    row = tl.load(ids + token)
+    inside = (columns < hidden) & (row >= 0) & (row < rows)
+    return tl.load(table + row * hidden + columns, mask=inside, other=float("nan")).to(tl.float32)
+
+
+@triton.jit
+def forward_kernel(
+    word_ids,
+    position_ids,
+    segment_ids,
+    word,
+    position,
+    segment,
+    out,
+    words,
+    positions,
+    segments,
+    hidden,
+    BLOCK: tl.constexpr,
+):
+    """One token's sum [D], added in float32 in the twin's order. Grid: T. ids: int64 [T]; tables: [V, D]."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    total = _table_row(word, word_ids, token, words, columns, hidden)
+    total += _table_row(position, position_ids, token, positions, columns, hidden)
+    total += _table_row(segment, segment_ids, token, segments, columns, hidden)
+    tl.store(out + token * hidden + columns, total.to(out.dtype.element_ty), mask=columns < hidden)
+
+
+@triton.jit
+def _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, leaves):
+    """Where a run's sum goes: to its row, or to the chunk's head (it came in) or tail (it began here, and goes on)."""
+    whole = (run >= 0) & (run < num_rows) & (not enters) & (not leaves)
+    tl.store(out + run.to(tl.int64) * hidden + columns, total, mask=(columns < hidden) & whole)
+    tl.store(heads + chunk * hidden + columns, total, mask=(columns < hidden) & enters)
+    tl.store(tails + chunk * hidden + columns, total, mask=(columns < hidden) & leaves & (not enters))
+
+
+@triton.jit
+def sum_runs_kernel(
+    values,
+    sorted_ids,
+    order,
+    out,
+    heads,
+    tails,
+    tokens,
+    num_rows,
+    hidden: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Sums the runs of equal ids among CHUNK sorted tokens. Grid: C.
+
+    values: [T, D]; sorted_ids: int32 [T]; order: int64 [T]; out: float32 [V, D]; heads, tails: float32 [C, D].
+    """
+    chunk = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    first = chunk * CHUNK
+    last = tl.minimum(first + CHUNK, tokens)
+    run = tl.load(sorted_ids + first)
+    enters = tl.load(sorted_ids + first - 1, mask=first > 0, other=-1) == run
+    enters = enters & (first > 0)
+    total = tl.zeros([BLOCK], tl.float32)
+    place = first
+    while place < last:
+        here = tl.load(sorted_ids + place)
+        if here != run:
+            _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, False)
+            run = here
+            enters = False
+            total = tl.zeros([BLOCK], tl.float32)
+        token = tl.load(order + place)
+        total += tl.load(values + token * hidden + columns, mask=columns < hidden, other=0.0).to(tl.float32)
+        place += 1
+    leaves = (tl.load(sorted_ids + last, mask=last < tokens, other=-1) == run) & (last < tokens)
+    _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, leaves)
+
+
+@triton.jit
+def join_runs_kernel(
+    sorted_ids,
+    run_ends,
+    out,
+    heads,
+    tails,
+    num_rows,
+    hidden: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Writes the row of a run that begins in this chunk and goes on: its tail and the heads after it.
+
+    Grid: full chunks, D / BLOCK. run_ends: int64 [full chunks], the sorted place after the run.
+    """
+    chunk = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    run = tl.load(sorted_ids + chunk * CHUNK + CHUNK - 1)
+    end = tl.load(run_ends + chunk)
+    before = tl.load(sorted_ids + chunk * CHUNK - 1, mask=chunk > 0, other=0)
+    begins = (chunk == 0) | (before != run)
+    if begins & (end > (chunk + 1) * CHUNK) & (run >= 0) & (run < num_rows):
+        total = tl.load(tails + chunk * hidden + columns, mask=columns < hidden, other=0.0)
+        last = (end - 1) // CHUNK
+        start = chunk + 1
+        while start <= last:
+            rows = start + tl.arange(0, BLOCK_ROWS)
+            inside = (rows <= last)[:, None] & (columns < hidden)[None, :]
+            part = tl.load(heads + rows[:, None] * hidden + columns[None, :], mask=inside, other=0.0)
+            total += tl.sum(part, 0)
+            start += BLOCK_ROWS
+        tl.store(out + run.to(tl.int64) * hidden + columns, total, mask=columns < hidden)

@@ -1,0 +1,59 @@
+"""Makes Triton 3.6's interpreter compute what the compiled kernels do.
+
+The interpreter holds tensors as NumPy arrays, bfloat16 as its bits in uint16. It has four faults that matter here: a
+scalar as a bound of `range` fails with NumPy 2.4 and later, `tl.dot` multiplies bfloat16 bits as if they were integers,
+casts to bfloat16 are cut off instead of rounded, and casts to FP8 lose the carry of a mantissa that rounds up (31.3
+becomes 16).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from numpy.typing import NDArray
+from triton.runtime import interpreter
+
+_FP8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+
+
+def repair() -> None:
+    """Replaces the faulty parts; once for the process, before a kernel runs."""
+    builder = interpreter.InterpreterBuilder
+    cast, dot, patch_tensor = builder.cast_impl, builder.create_dot, interpreter._patch_lang_tensor
+    cast_fp8 = builder.create_fp_to_fp
+
+    def repaired_cast(self: Any, source: Any, to: Any) -> Any:
+        types = source.dtype.scalar, to.scalar
+        if types == (tl.float32, tl.bfloat16):
+            return interpreter.TensorHandle(_rounded_bits(source.data), tl.bfloat16)
+        if types == (tl.bfloat16, tl.float32):
+            return interpreter.TensorHandle(_wide(source.data), tl.float32)
+        return cast(self, source, to)
+
+    def repaired_cast_fp8(self: Any, source: Any, to: Any, rounding_mode: Any) -> Any:
+        if source.dtype.scalar != tl.float32 or to.scalar not in _FP8:
+            return cast_fp8(self, source, to, rounding_mode)
+        values = torch.from_numpy(np.ascontiguousarray(source.data)).to(_FP8[to.scalar])
+        return interpreter.TensorHandle(values.view(torch.uint8).numpy(), to.scalar)
+
+    def repaired_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        a, b = (repaired_cast(self, x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
+        return dot(self, a, b, *rest)
+
+    def repaired_patch(tensor: type, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    builder.cast_impl, builder.create_dot, builder.create_fp_to_fp = repaired_cast, repaired_dot, repaired_cast_fp8
+    interpreter._patch_lang_tensor = repaired_patch
+
+
+def _wide(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _rounded_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    return torch.from_numpy(np.ascontiguousarray(values)).bfloat16().view(torch.uint16).numpy()

@@ -1,0 +1,309 @@
+"""LayerNorm joined with dropout and the residual sum as Triton kernels, one pass over memory each way.
+
+A program holds whole rows. Forward keeps the normalised sum, its mean and 1 / deviation; backward draws the mask again
+and leaves its sums over tokens (gradients of the three vectors) to `sums.sum_partials`. For FP8 products the forward
+kernel writes its result twice more, quantised: by rows, and transposed as the products of the backward pass read it.
+
+Legend: T tokens, D hidden, P programs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlbert.ops import registry
+from mlbert.ops.dropout import dropout_threshold
+from mlbert.ops.native_library import ACTIVATION_TYPES, check_rows
+from mlbert.ops.triton.cast import Quantised, quantised_buffers, store_quantised
+from mlbert.ops.triton.mask import keep, key_argument, load_key, row_hash
+from mlbert.ops.triton.sums import sum_partials, walking_programs
+
+FORWARD_TILE, BACKWARD_TILE = 4096, 2048  # elements a program holds of each of its tensors
+QUANTISED_TILE = 16384  # more rows write longer pieces of a transposed row; twice as many spill registers
+
+
+@registry.register("dropout_add_layer_norm", "triton")
+def dropout_add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dropout_p: float,
+    key: int | Tensor,
+    rows: Tensor | None,
+    x_bias: Tensor | None = None,
+) -> Tensor:
+    """See `mlbert.ops.norm.dropout_add_layer_norm`; `key` may be an int32 scalar on the device."""
+    threshold = dropout_threshold(dropout_p)
+    return _DropoutNorm.apply(x, residual, x_bias, weight, bias, eps, threshold, key, rows, False, None)[0]
+
+
+@registry.register("layer_norm_dropout", "triton")
+def layer_norm_dropout(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout_p: float, key: int | Tensor, rows: Tensor | None
+) -> Tensor:
+    """See `mlbert.ops.norm.layer_norm_dropout`; `key` may be an int32 scalar on the device."""
+    return _DropoutNorm.apply(x, None, None, weight, bias, eps, dropout_threshold(dropout_p), key, rows, True, None)[0]
+
+
+def dropout_add_layer_norm_quantised(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dropout_p: float,
+    key: int | Tensor,
+    rows: Tensor | None,
+    x_bias: Tensor | None,
+    scale: Tensor,
+    amax: Tensor,
+) -> tuple[Tensor, Quantised]:
+    """`dropout_add_layer_norm` that gives its result in e4m3 as well.
+
+    Args:
+        scale: float32 scalar on the device; quantised = result * scale, limited to e4m3's range.
+        amax: float32 scalar on the device, raised to the largest |result|.
+
+    Returns:
+        (result [T, D] of the type of x, its e4m3 copies: rows [T, D], columns [D, T]); the copies carry no gradient.
+    """
+    quantisation = (scale, amax, torch.float8_e4m3fn)
+    threshold = dropout_threshold(dropout_p)
+    out, *copies = _DropoutNorm.apply(x, residual, x_bias, weight, bias, eps, threshold, key, rows, False, quantisation)
+    return out, Quantised(*copies)
+
+
+class _DropoutNorm(torch.autograd.Function):
+    """`drop_output` False: LayerNorm(residual + dropout(x + x_bias)); True: dropout(LayerNorm(x))."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        x_bias: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        threshold: int,
+        key: int | Tensor,
+        rows: Tensor | None,
+        drop_output: bool,
+        quantisation: tuple[Tensor, Tensor, torch.dtype] | None,
+    ) -> tuple[Tensor, ...]:
+        tokens, hidden = x.shape
+        _check(x, residual, (weight, bias, x_bias), rows, threshold)
+        x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+        total, out = x if drop_output else torch.empty_like(x), torch.empty_like(x)
+        mean, inverse = (torch.empty(tokens, dtype=torch.float32, device=x.device) for _ in range(2))
+        scale, amax, copies = None, None, ()
+        if quantisation:
+            scale, amax, dtype = quantisation
+            copies = quantised_buffers(x, dtype)
+        if tokens:
+            block = max(4, triton.next_power_of_2(hidden))
+            tile_rows = max(1, (QUANTISED_TILE if quantisation else FORWARD_TILE) // block)
+            forward_kernel[(triton.cdiv(tokens, tile_rows),)](
+                *(x, residual, x_bias, weight, bias, rows, key_argument(key)),
+                *(None if drop_output else total, mean, inverse, out, *(copies or (None, None)), scale, amax),
+                *(tokens, hidden, eps, threshold, drop_output, tile_rows, block),
+                num_warps=_warps(tile_rows * block),
+            )
+        ctx.save_for_backward(total, mean, inverse, weight, rows, *((key,) if isinstance(key, Tensor) else ()))
+        ctx.dropout, ctx.drop_output = (None if isinstance(key, Tensor) else key, threshold), drop_output
+        ctx.types = bias.dtype, None if x_bias is None else x_bias.dtype
+        ctx.mark_non_differentiable(*copies)
+        return out, *copies
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        total, mean, inverse, weight, rows, *saved_key = ctx.saved_tensors
+        (key, threshold), (bias_type, x_bias_type) = ctx.dropout, ctx.types
+        tokens, hidden = total.shape
+        d_out, d_total = d_out.contiguous(), torch.empty_like(total)
+        # Without dropout the gradients of x and of the residual are one tensor.
+        d_x = torch.empty_like(total) if threshold and not ctx.drop_output else d_total
+        block = max(4, triton.next_power_of_2(hidden))
+        tile_rows = max(1, BACKWARD_TILE // block)
+        programs = min(triton.cdiv(tokens, tile_rows), walking_programs(total.device))
+        sums = 2 if x_bias_type is None else 3
+        partial = torch.empty(programs, sums, hidden, dtype=torch.float32, device=total.device)
+        if tokens:
+            backward_kernel[(programs,)](
+                *(d_out, total, mean, inverse, weight, rows, key_argument(*saved_key or (key,))),
+                *(d_total, None if d_x is d_total else d_x, partial, tokens, hidden),
+                *(threshold, ctx.drop_output, sums, tile_rows, block),
+                num_warps=_warps(2 * tile_rows * block),
+            )
+        d_weight, d_bias, *d_x_bias = sum_partials(partial).unbind(0)
+        return (
+            *(d_x, None if ctx.drop_output else d_total, d_x_bias[0].to(x_bias_type) if d_x_bias else None),
+            *(d_weight.to(weight.dtype), d_bias.to(bias_type), None, None, None, None, None, None),
+        )
+
+
+def _check(
+    x: Tensor, residual: Tensor | None, vectors: tuple[Tensor | None, ...], rows: Tensor | None, threshold: int
+) -> None:
+    assert x.dtype in ACTIVATION_TYPES, f"expected float32 or bfloat16, got {x.dtype}"
+    check_rows(rows, x.shape[0], threshold)
+    for vector in vectors:
+        assert vector is None or vector.shape == x.shape[1:], f"{tuple(vector.shape)} for {x.shape[1]} columns"
+        assert vector is None or vector.is_contiguous(), "contiguous vectors expected"
+    if residual is not None:
+        assert residual.shape == x.shape, f"{tuple(residual.shape)} is not {tuple(x.shape)}"
+        assert residual.dtype == x.dtype, f"residual of {residual.dtype}, x of {x.dtype}"
+
+
+def _warps(elements: int) -> int:
+    return max(1, min(16, elements // 1024))
+
+
+@triton.jit
+def _statistics(value, is_column, hidden, eps):
+    """Mean, distances to it and 1 / deviation of the rows of a float32 tile."""
+    mean = tl.sum(tl.where(is_column, value, 0.0), 1) / hidden
+    centred = tl.where(is_column, value - mean[:, None], 0.0)
+    return mean, centred, 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / hidden + eps)
+
+
+@triton.jit(do_not_specialize=["key"])
+def forward_kernel(
+    x,
+    residual,
+    x_bias,
+    weight,
+    bias,
+    rows,
+    key,
+    total,
+    means,
+    inverses,
+    out,
+    out_rows,
+    out_columns,
+    quantisation_scale,
+    amax,
+    tokens,
+    hidden: tl.constexpr,
+    eps,
+    threshold: tl.constexpr,
+    DROP_OUTPUT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """ROWS rows of LayerNorm(residual + dropout(x + x_bias)), or dropout(LayerNorm(x)). Grid: T / ROWS.
+
+    x, residual, total, out: [T, D]; x_bias, weight, bias: [D]; rows: int32 [T]; means, inverses: float32 [T];
+    out_rows [T, D], out_columns [D, T]: FP8. residual, x_bias, total and the last four tensors may be None.
+    """
+    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    is_column = (column < hidden)[None, :]
+    inside = (token < tokens)[:, None] & is_column
+    place = token[:, None].to(tl.int64) * hidden + column[None, :]
+    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if x_bias is not None:
+        value += tl.load(x_bias + column, mask=column < hidden, other=0.0).to(tl.float32)[None, :]
+    if threshold > 0:
+        row = tl.load(rows + token, mask=token < tokens, other=0)
+        kept = keep(row_hash(load_key(key), row), 0, BLOCK, threshold)
+        if not DROP_OUTPUT:
+            value = tl.where(kept, value * (256.0 / (256 - threshold)), 0.0)
+    if residual is not None:
+        value += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    mean, centred, inverse = _statistics(value, is_column, hidden, eps)
+    if total is not None and total.dtype.element_ty != tl.float32:
+        # The backward pass normalises what is kept: the rounded sum, with the statistics of the rounded sum.
+        kept_sum = value.to(total.dtype.element_ty)
+        tl.store(total + place, kept_sum, mask=inside)
+        kept_mean, _, kept_inverse = _statistics(kept_sum.to(tl.float32), is_column, hidden, eps)
+        tl.store(means + token, kept_mean, mask=token < tokens)
+        tl.store(inverses + token, kept_inverse, mask=token < tokens)
+    else:
+        if total is not None:
+            tl.store(total + place, value, mask=inside)
+        tl.store(means + token, mean, mask=token < tokens)
+        tl.store(inverses + token, inverse, mask=token < tokens)
+    gain = tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)[None, :]
+    shift = tl.load(bias + column, mask=column < hidden, other=0.0).to(tl.float32)[None, :]
+    result = centred * inverse[:, None] * gain + shift
+    if threshold > 0 and DROP_OUTPUT:
+        result = tl.where(kept, result * (256.0 / (256 - threshold)), 0.0)
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+    if out_rows is not None:
+        store_quantised(result, token, column, tokens, hidden, out_rows, out_columns, tl.load(quantisation_scale), amax)
+
+
+@triton.jit(do_not_specialize=["key"])
+def backward_kernel(
+    d_out,
+    total,
+    means,
+    inverses,
+    weight,
+    rows,
+    key,
+    d_total,
+    d_x,
+    partial,
+    tokens,
+    hidden: tl.constexpr,
+    threshold: tl.constexpr,
+    DROP_OUTPUT: tl.constexpr,
+    SUMS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Gradients of every P-th tile of ROWS rows, and this program's sums over its tokens. Grid: P.
+
+    With h = (total - mean) / deviation and g = weight * d: d_total = (g - mean(g) - h mean(g h)) / deviation.
+    d_out, total, d_total, d_x: [T, D], d_x None where it equals d_total; partial: float32 [P, SUMS, D], the sums
+    being those of weight, bias and, if SUMS is 3, x_bias.
+    """
+    column = tl.arange(0, BLOCK)
+    is_column = column < hidden
+    gain = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    sum_weight = tl.zeros([BLOCK], tl.float32)
+    sum_bias = tl.zeros([BLOCK], tl.float32)
+    sum_x_bias = tl.zeros([BLOCK], tl.float32)
+    start = tl.program_id(0) * ROWS
+    while start < tokens:
+        token = start + tl.arange(0, ROWS)
+        inside = (token < tokens)[:, None] & is_column[None, :]
+        place = token[:, None].to(tl.int64) * hidden + column[None, :]
+        d = tl.load(d_out + place, mask=inside, other=0.0).to(tl.float32)
+        if threshold > 0:
+            row = tl.load(rows + token, mask=token < tokens, other=0)
+            kept = keep(row_hash(load_key(key), row), 0, BLOCK, threshold)
+            if DROP_OUTPUT:
+                d = tl.where(kept, d * (256.0 / (256 - threshold)), 0.0)
+        mean = tl.load(means + token, mask=token < tokens, other=0.0)[:, None]
+        inverse = tl.load(inverses + token, mask=token < tokens, other=0.0)[:, None]
+        normal = (tl.load(total + place, mask=inside, other=0.0).to(tl.float32) - mean) * inverse
+        normal = tl.where(is_column[None, :], normal, 0.0)
+        gradient = d * gain
+        mean_gradient = tl.sum(gradient, 1)[:, None] / hidden
+        mean_product = tl.sum(gradient * normal, 1)[:, None] / hidden
+        result = (gradient - mean_gradient - normal * mean_product) * inverse
+        tl.store(d_total + place, result.to(d_total.dtype.element_ty), mask=inside)
+        sum_weight += tl.sum(d * normal, 0)
+        sum_bias += tl.sum(d, 0)
+        if d_x is not None:
+            result = tl.where(kept, result * (256.0 / (256 - threshold)), 0.0)
+            tl.store(d_x + place, result.to(d_x.dtype.element_ty), mask=inside)
+        if SUMS == 3:
+            sum_x_bias += tl.sum(tl.where(inside, result, 0.0), 0)
+        start += tl.num_programs(0) * ROWS
+    base = partial + tl.program_id(0) * SUMS * hidden + column
+    tl.store(base, sum_weight, mask=is_column)
+    tl.store(base + hidden, sum_bias, mask=is_column)
+    if SUMS == 3:
+        tl.store(base + 2 * hidden, sum_x_bias, mask=is_column)

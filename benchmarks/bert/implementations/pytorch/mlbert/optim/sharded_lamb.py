@@ -1,0 +1,260 @@
+"""LAMB with its state shared out over the ranks: each updates its shard of the weights, then all exchange them.
+
+The update is that of `mlbert.optim.lamb`. A rank holds the moments of its shard only (8 bytes a parameter divided by
+the ranks). Shards cut through tensors, so the sums of squares that a trust ratio needs are added over the ranks, one
+number a tensor; every rank gets the same bits and computes the same ratios. Runs with equally many ranks are bit-equal.
+
+    sum over ranks: gradient's sum of squares -> norm, clip factor
+    moments and update of the shard
+    sum over ranks: sums of squares of weights and update, [2, G] -> trust ratios
+    weights of the shard, all-gather
+
+Source of the scheme: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+arXiv 1910.02054, section 5.1 (optimizer state partitioning).
+
+Legend: G parameters ("segments"); n elements of the shard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from mlbert.core.errors import UserError
+from mlbert.optim.base import DeferredStepResult, StepResult, bias_corrections, clip_scale, norm_64
+from mlbert.optim.flat import FlatParameters, Segment
+
+if TYPE_CHECKING:
+    from mlbert.optim.sharded_triton import ShardedTritonUpdate
+
+
+class Layout(Protocol):
+    """How the padded flat buffer is shared out; see `mlbert.dist.shards`."""
+
+    parts: list[tuple[int, int]]
+    shard_numel: int
+
+    def take(self, buffer: Tensor) -> Tensor:
+        """This rank's shard of a buffer, a copy."""
+
+    def put(self, shard: Tensor, buffer: Tensor) -> None:
+        """Writes this rank's shard to its places in a buffer."""
+
+    def all_gather(self, buffer: Tensor) -> None:
+        """Fills a buffer with every rank's shard."""
+
+
+class Ranks(Protocol):
+    """The collective that is needed; see `mlbert.dist.world`."""
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Sums over all ranks, in place."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a shard holds of one parameter, or a part of that.
+
+    Attributes:
+        start, stop: elements of the shard.
+        segment: index of the parameter.
+    """
+
+    start: int
+    stop: int
+    segment: int
+
+
+def pieces_of(parts: Sequence[tuple[int, int]], segments: Sequence[Segment]) -> list[Piece]:
+    """Cuts a shard, made of the buffer's `parts` (ascending), at the borders of segments; padding is in no piece."""
+    pieces, before, index = [], 0, 0
+    for start, stop in parts:
+        while index and segments[index].offset > start:
+            index -= 1
+        while index < len(segments) and segments[index].offset < stop:
+            segment = segments[index]
+            first, last = max(start, segment.offset), min(stop, segment.offset + segment.numel)
+            if first < last:
+                pieces.append(Piece(before + first - start, before + last - start, index))
+            index += 1
+        index = max(index - 1, 0)
+        before += stop - start
+    return pieces
+
+
+class ShardedLamb:
+    """LAMB of which every rank computes its shard; the weights and the result are those of `Lamb` on all ranks.
+
+    Args:
+        flat: the parameters, padded to the layout's multiple. At `step` this rank's shard of `padded_grad` is final.
+        layout: how the padded buffers are shared out.
+        world: the ranks.
+        betas, eps, weight_decay, max_grad_norm, bias_correction: as in `FlatOptimizer`; `max_grad_norm` is for the
+            norm over all ranks, after the reduction.
+        implementation: "plain" (any device), "triton" (CUDA; the CPU in Triton's interpreter); anything else: triton
+            on CUDA where it can be had, else plain.
+
+    Attributes:
+        exp_avg, exp_avg_sq: float32 [n], the moments of the shard.
+        implementation: the one in use, "plain" or "triton".
+        device_update: the kernels of "triton", else None.
+
+    Raises:
+        UserError: triton is asked for and cannot be had.
+    """
+
+    def __init__(
+        self,
+        flat: FlatParameters,
+        layout: Layout,
+        world: Ranks,
+        *,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        max_grad_norm: float | None,
+        bias_correction: bool = True,
+        implementation: str = "auto",
+    ) -> None:
+        self.flat, self.betas, self.eps = flat, betas, eps
+        self.weight_decay, self.max_grad_norm, self.bias_correction = weight_decay, max_grad_norm, bias_correction
+        self._num_updates = 0
+        self._layout, self._world = layout, world
+        pieces = pieces_of(layout.parts, flat.segments)
+        self._pieces = [p for p in pieces if flat.segments[p.segment].decay]
+        self.device_update: ShardedTritonUpdate | None = None
+        if implementation == "triton" or (implementation != "plain" and flat.data.is_cuda):
+            self.device_update = self._load_triton(pieces, required=implementation == "triton")
+        self.implementation = "triton" if self.device_update else "plain"
+        self.exp_avg = torch.zeros(layout.shard_numel, dtype=torch.float32, device=flat.data.device)
+        self.exp_avg_sq = torch.zeros_like(self.exp_avg)
+
+    def _load_triton(self, pieces: Sequence[Piece], required: bool) -> ShardedTritonUpdate | None:
+        device, segments = self.flat.data.device, self.flat.segments
+        try:
+            from triton import knobs
+
+            from mlbert.optim.sharded_triton import ShardedTritonUpdate
+
+            if device.type != "cuda" and not knobs.runtime.interpret:
+                raise ImportError(f"it is for CUDA devices, the parameters are on {device}")
+        except ImportError as error:
+            if required:
+                raise UserError("triton optimizer", str(error), "Choose the plain implementation or auto") from error
+            return None
+        parts = [Segment("", p.start, p.stop - p.start, segments[p.segment].decay) for p in pieces]
+        owners = [p.segment for p in pieces]
+        used, total = (pieces[-1].stop if pieces else 0), self._layout.shard_numel
+        if used < total:  # padding counts as one more parameter
+            parts.append(Segment("", used, total - used, False))
+            owners.append(len(segments))
+        return ShardedTritonUpdate(
+            parts,
+            owners,
+            len(segments) + 1,
+            self._world.all_reduce_sum,
+            device,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            max_grad_norm=self.max_grad_norm,
+            bias_correction=self.bias_correction,
+        )
+
+    @property
+    def num_updates(self) -> int:
+        """Updates made so far; a skipped step does not count. With triton, reading it waits for the device."""
+        return self._num_updates if self.device_update is None else int(self.device_update.updates)
+
+    @torch.no_grad()
+    def step(self, lr: float) -> StepResult | DeferredStepResult:
+        """One update with learning rate `lr` on all ranks; nothing where the gradient's norm is not finite.
+
+        All ranks call it together. In plain form the norm decides on the host, so on a GPU this waits for the
+        gradient; triton does not wait, only reading the result does.
+        """
+        grad = self._layout.take(self.flat.padded_grad)
+        if self.device_update is not None:
+            weight = self._layout.take(self.flat.padded_data)
+            self.device_update.lr.fill_(lr)
+            self.device_update.launch((weight, grad, self.exp_avg, self.exp_avg_sq))
+            self._share(weight)
+            return DeferredStepResult(self.device_update.grad_norm)
+        grad_norm = math.sqrt(float(self._world.all_reduce_sum(norm_64(grad).square())))
+        if not math.isfinite(grad_norm):
+            return StepResult(grad_norm, skipped=True)
+        self._num_updates += 1
+        weight = self._layout.take(self.flat.padded_data)
+        update = self._direction(weight, grad.mul_(clip_scale(grad_norm, self.max_grad_norm)))
+        self._apply_trust_ratios(weight, update)
+        self._share(weight.sub_(update, alpha=lr))
+        return StepResult(grad_norm, skipped=False)
+
+    def _share(self, weight: Tensor) -> None:
+        """Puts the shard's new weights [n] into their places, and those of the other ranks."""
+        self._layout.put(weight, self.flat.padded_data)
+        self._layout.all_gather(self.flat.padded_data)
+
+    def _direction(self, weight: Tensor, grad: Tensor) -> Tensor:
+        """Moments from the clipped gradient [n], then Adam's direction with decay; reuses the gradient's memory."""
+        correction_1, correction_2 = bias_corrections(self.betas, self._num_updates, self.bias_correction)
+        m, v = self.exp_avg, self.exp_avg_sq
+        m.mul_(self.betas[0]).add_(grad, alpha=1.0 - self.betas[0])
+        v.mul_(self.betas[1]).addcmul_(grad, grad, value=1.0 - self.betas[1])
+        torch.mul(v, correction_2, out=grad).sqrt_().add_(self.eps)
+        update = torch.div(m, grad, out=grad).mul_(correction_1)
+        for piece in self._pieces:
+            update[piece.start : piece.stop].add_(weight[piece.start : piece.stop], alpha=self.weight_decay)
+        return update
+
+    def _apply_trust_ratios(self, weight: Tensor, update: Tensor) -> None:
+        """Multiplies each parameter's update [n] by ||weight|| / ||update||, the norms taken over all ranks."""
+        sums = torch.zeros(2, len(self.flat.segments), dtype=torch.float64, device=weight.device)
+        for piece in self._pieces:
+            for row, values in zip(sums, (weight, update), strict=True):
+                row[piece.segment] += norm_64(values[piece.start : piece.stop]).square()
+        weight_norms, update_norms = self._world.all_reduce_sum(sums).sqrt()
+        usable = (weight_norms > 0) & (update_norms > 0)
+        ratios = torch.where(usable, weight_norms / update_norms, 1.0).float()
+        for piece in self._pieces:
+            update[piece.start : piece.stop].mul_(ratios[piece.segment])
+
+    def state_dict(self) -> dict[str, int | Tensor]:
+        """As `FlatOptimizer.state_dict`, with the moments of all ranks gathered: float32 [numel], copies.
+
+        All ranks call it together. The state tells nothing of the number of ranks.
+        """
+        state: dict[str, int | Tensor] = {"num_updates": self.num_updates}
+        for key, shard in (("exp_avg", self.exp_avg), ("exp_avg_sq", self.exp_avg_sq)):
+            whole = torch.zeros_like(self.flat.padded_data)
+            self._layout.put(shard, whole)
+            self._layout.all_gather(whole)
+            state[key] = whole[: self.flat.numel].clone()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, int | Tensor]) -> None:
+        """Takes this rank's shard of a state that `state_dict` here or of `Lamb` gave.
+
+        Raises:
+            UserError: the state is incomplete or belongs to a model of another size.
+        """
+        for key, shard in (("exp_avg", self.exp_avg), ("exp_avg_sq", self.exp_avg_sq)):
+            value = state.get(key)
+            if not isinstance(value, Tensor) or value.shape != self.flat.data.shape:
+                found = f"has {value.numel()} elements" if isinstance(value, Tensor) else "is missing"
+                reason = f"{key} {found}, the model has {self.flat.numel} parameters"
+                raise UserError("optimizer state", reason, "Use a checkpoint of this model")
+            whole = torch.zeros_like(self.flat.padded_data)
+            whole[: self.flat.numel].copy_(value)
+            shard.copy_(self._layout.take(whole))
+        num_updates = state.get("num_updates")
+        if not isinstance(num_updates, int):
+            raise UserError("optimizer state", "num_updates is missing", "Use a complete checkpoint")
+        self._num_updates = num_updates
+        if self.device_update is not None:
+            self.device_update.updates.fill_(num_updates)

@@ -1,0 +1,95 @@
+"""The model and its step on a GPU: all fast ops against plain ones, determinism, no waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from mlbert import ops
+from mlbert.bench.profile import profile_step
+from mlbert.bench.step import Trainer, make_batch
+from mlbert.data.batch import Batch
+from mlbert.models import BertConfig, BertForPreTraining, DropoutState
+from mlbert.ops.fp8 import Products
+from mlbert.ops.precision import FP8_CAPABILITY
+
+STEPS = 3
+
+
+@pytest.fixture
+def batch(large: BertConfig, device: torch.device) -> Batch:
+    return make_batch(large, 24, None, seed=1).to(device)
+
+
+@pytest.fixture
+def no_waiting() -> Iterator[None]:
+    """An error for whatever makes the host wait for the device, in the test that asks for it."""
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def gradients(
+    config: BertConfig, batch: Batch, dtype: torch.dtype, choice: str
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients of one pass with dropout."""
+    ops.select(choice, batch.input_ids.device)
+    model = BertForPreTraining(config, dtype)
+    model.initialize(seed=1)
+    model = model.to(batch.input_ids.device)
+    loss = model(batch, DropoutState(1, 0)).loss(batch.num_masked, batch.num_samples)
+    loss.backward()
+    return float(loss), {name: p.grad for name, p in model.named_parameters()}
+
+
+def test_fast_model_equals_plain_model(large: BertConfig, batch: Batch) -> None:
+    """In bfloat16 the fast model is at most twice as far from the float32 one as the plain model is; same masks."""
+    exact_loss, exact = gradients(large, batch, torch.float32, "plain")
+    plain_loss, plain = gradients(large, batch, torch.bfloat16, "plain")
+    fast_loss, fast = gradients(large, batch, torch.bfloat16, "auto")
+    assert fast_loss == pytest.approx(exact_loss, rel=5e-3)
+    assert plain_loss == pytest.approx(exact_loss, rel=5e-3)
+
+    def distance(found: dict[str, torch.Tensor]) -> float:
+        return sum(float((found[n] - exact[n]).double().square().sum()) for n in exact) ** 0.5
+
+    assert distance(fast) <= 2 * distance(plain)
+
+
+def losses(config: BertConfig, batch: Batch, products: Products | None) -> list[float]:
+    trainer = Trainer(config, batch, torch.bfloat16, seed=1, products=products)
+    return [float(trainer.step()) for _ in range(STEPS)]
+
+
+@pytest.mark.parametrize("products", [None, Products()], ids=["bf16", "fp8"])
+def test_two_runs_agree_bit_for_bit(products: Products | None, large: BertConfig, batch: Batch) -> None:
+    if products and torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        pytest.skip("this GPU has no FP8 products")
+    first = losses(large, batch, products)
+    assert first == losses(large, batch, products)
+    assert first[-1] < first[0]
+
+
+@pytest.mark.parametrize("products", [None, Products()], ids=["bf16", "fp8"])
+def test_step_does_not_wait_for_the_device(
+    products: Products | None, large: BertConfig, batch: Batch, no_waiting: None
+) -> None:
+    if products and torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        pytest.skip("this GPU has no FP8 products")
+    trainer = Trainer(large, batch, torch.bfloat16, seed=1, products=products)
+    trainer.step()  # compiles the kernels
+    torch.cuda.set_sync_debug_mode("error")
+    loss = trainer.step()
+    torch.cuda.set_sync_debug_mode("default")
+    assert torch.isfinite(loss)
+
+
+def test_profile_names_the_kernels_groups(large: BertConfig, batch: Batch) -> None:
+    """Every group that a step has gets kernels, and little is left without one."""
+    trainer = Trainer(large, batch, torch.bfloat16, seed=1)
+    groups = profile_step(trainer, large, torch.bfloat16)["groups"]
+    for group in ("attention", "GEMM", "norm", "loss", "optimizer", "embedding"):
+        assert groups[group]["seconds"] > 0, group
+    assert groups["GEMM"]["share"] > 0.2
+    assert any("kernel" in name for name in groups["attention"]["names"])

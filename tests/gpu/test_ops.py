@@ -1,0 +1,84 @@
+"""Every implementation of every op on a GPU against its plain twin, on real and on ugly shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mlbert.bench.op_cases import Case, OpCases
+from mlbert.bench.op_checks import check_case, check_cast, check_dropout_rate, check_lamb, ugly_batches
+from mlbert.bench.step import make_batch
+from mlbert.models import BertConfig
+from mlbert.ops import registry
+
+OPS = ("attention", "dropout_add_layer_norm", "layer_norm_dropout", "masked_cross_entropy", "embedding_sum")
+UGLY = (
+    "one sequence",
+    "length 1",
+    "around the longest",
+    "512 sequences of 1 token",
+    "empty sequences",
+    "empty tail",
+)
+
+
+def cases_of(config: BertConfig, batch: Any, dtype: torch.dtype, op: str) -> list[Case]:
+    cases = OpCases(config, batch, dtype)
+    if op == "attention":
+        return [cases.attention(0.1), cases.attention(0.0), cases.attention(0.1, alibi=True)]
+    return [getattr(cases, op)()]
+
+
+def assert_all_forms_agree(cases: list[Case], dtype: torch.dtype) -> None:
+    """Every form but plain; the FlashAttention inside PyTorch only where it needs no mask of ours."""
+    for case in cases:
+        for form in registry.available("cuda")[case.op]:
+            if form == "plain" or (
+                form == "flash" and (case.name != "attention without dropout" or dtype.itemsize > 2)
+            ):
+                continue
+            result = check_case(case, form, dtype)
+            assert result["passed"], f"{case.name}, {form}: {result}"
+
+
+def test_triton_is_there() -> None:
+    forms = registry.available("cuda")
+    assert [op for op in OPS if "triton" not in forms[op]] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("op", OPS)
+def test_real_shapes(op: str, dtype: torch.dtype, large: BertConfig, device: torch.device) -> None:
+    batch = make_batch(large, 24, None, seed=1).to(device)
+    assert_all_forms_agree(cases_of(large, batch, dtype, op), dtype)
+
+
+@pytest.mark.parametrize("name", UGLY)
+@pytest.mark.parametrize("op", OPS)
+def test_ugly_shapes(op: str, name: str, large: BertConfig, device: torch.device) -> None:
+    batch = ugly_batches(large, device)[name]
+    assert_all_forms_agree(cases_of(large, batch, torch.bfloat16, op), torch.bfloat16)
+
+
+def test_ugly_shapes_are_all_listed(large: BertConfig) -> None:
+    assert tuple(ugly_batches(large, torch.device("cpu"))) == UGLY
+
+
+@pytest.mark.parametrize("form", ["plain", "triton", "flash"])
+def test_dropout_keeps_the_share_it_should(form: str, large: BertConfig, device: torch.device) -> None:
+    batch = make_batch(large, 24, None, seed=1).to(device)
+    result = check_dropout_rate(form, OpCases(large, batch, torch.bfloat16))
+    assert result["passed"], result
+
+
+def test_lamb(large: BertConfig, device: torch.device) -> None:
+    result = check_lamb(large, device)
+    assert result["implementation"] == "triton"
+    assert result["passed"], result
+
+
+def test_casts(large: BertConfig, device: torch.device) -> None:
+    result = check_cast(OpCases(large, make_batch(large, 24, None, seed=1).to(device), torch.bfloat16))
+    assert result["passed"], result

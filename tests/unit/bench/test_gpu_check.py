@@ -1,0 +1,136 @@
+"""tools/gpu_check.sh: rehearsed on the CPU as a whole, and what it does with parts that fail or hang."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from mlbert.bench.hardware import peaks_of
+from mlbert.bench.rows import LOST, Rows
+
+PARTS = ("checks", "ops", "step", "profile", "tests")
+
+
+@pytest.fixture(scope="module")
+def program(request: pytest.FixtureRequest) -> ModuleType:
+    path = request.getfixturevalue("tree_root") / "tools" / "gpu_check.py"
+    spec = importlib.util.spec_from_file_location("gpu_check", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(tree_root: Path, *words: str, out: str = "") -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHON": sys.executable, "OUT": out}
+    command = [str(tree_root / "tools" / "gpu_check.sh"), *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_rehearsal_runs_every_part(tree_root, tmp_path):
+    done = run(tree_root, "--cpu-rehearsal", out=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "log.txt").read_text()[-3000:]
+    wanted = {*(f"{part}.json" for part in PARTS), "table.txt", "table.md", "log.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == wanted
+    for part in PARTS:
+        rows = json.loads((tmp_path / f"{part}.json").read_text())["rows"]
+        assert rows, part
+        assert [name for name, row in rows.items() if "error" in row] == [], part
+    for text in ((tmp_path / "table.txt").read_text(), (tmp_path / "table.md").read_text()):
+        assert "REHEARSAL" in text
+        for words in ("dropout_add_layer_norm: plain", "huggingface", "GEMM", "nothing"):
+            assert words in text, words
+
+
+def test_a_machine_without_a_gpu_is_told_in_one_line(tree_root, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    done = run(tree_root, "--out", str(tmp_path / "none"))
+    assert done.returncode == 2
+    assert len(done.stdout.splitlines()) == 1
+    assert "no CUDA device" in done.stdout
+    assert not (tmp_path / "none").exists()
+
+
+def test_unknown_part_is_refused(tree_root):
+    done = run(tree_root, "--cpu-rehearsal", "--parts", "checks,nonsense")
+    assert done.returncode == 2
+    assert "nonsense" in done.stdout
+
+
+def test_a_process_that_hangs_is_ended_at_its_deadline(program, tmp_path):
+    started = time.monotonic()
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    assert program.run_until(command, tmp_path / "log.txt", started + 2, {}) is None
+    assert time.monotonic() - started < 60
+    assert program.run_until(command, tmp_path / "log.txt", started, {}) is None
+    assert (
+        program.run_until([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log.txt", started + 600, {}) == 3
+    )
+
+
+def test_a_lost_device_costs_one_row(program, tmp_path, monkeypatch):
+    """The part is started again, and goes on behind the row that broke the process."""
+    codes = iter([program.DEVICE_LOST, -11, 0])
+    monkeypatch.setattr(program, "run_until", lambda *_: next(codes))
+    assert program.supervise("checks", tmp_path, time.monotonic() + 10, True) == ""
+    monkeypatch.setattr(program, "run_until", lambda *_: program.DEVICE_LOST)
+    assert "lost" in program.supervise("checks", tmp_path, time.monotonic() + 10, True)
+    monkeypatch.setattr(program, "run_until", lambda *_: 1)
+    assert "code 1" in program.supervise("checks", tmp_path, time.monotonic() + 10, True)
+
+
+def test_rows_survive_failure_and_death(tmp_path):
+    path, cpu = tmp_path / "rows.json", torch.device("cpu")
+    rows = Rows(path, cpu, {"device": "test"})
+    rows.measure("good", lambda: {"rate": 1.0})
+    rows.measure("bad", lambda: {"rate": 1 / 0})
+    assert "ZeroDivisionError" in json.loads(path.read_text())["rows"]["bad"]["error"]
+    killed = json.loads(path.read_text())
+    killed["running"] = "deadly"
+    path.write_text(json.dumps(killed))
+    rows = Rows(path, cpu, {"device": "test"})
+    calls = []
+    for name in ("good", "bad", "deadly", "next"):
+        rows.measure(name, lambda n=name: calls.append(n) or {})
+    assert calls == ["next"]
+    content = json.loads(path.read_text())
+    assert content["rows"]["deadly"] == {"error": LOST}
+    assert list(content["rows"]) == ["good", "bad", "deadly", "next"]
+    assert content["device"] == "test"
+
+
+def test_failures_are_counted_and_named(program, tmp_path):
+    rows = {"a": {"passed": True}, "b": {"passed": False}, "c": {"error": "Traceback\nRuntimeError: no"}}
+    (tmp_path / "checks.json").write_text(json.dumps({"rows": rows, "running": "d"}))
+    found = program.failures(tmp_path, ["checks", "ops"], {"checks": "its time was over", "ops": ""})
+    assert found == [
+        "checks: b: differs by more than is allowed",
+        "checks: c: RuntimeError: no",
+        "checks: its time was over in d",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [
+        ("NVIDIA H200", 4.8),
+        ("NVIDIA H100 80GB HBM3", 3.35),
+        ("NVIDIA A100-SXM4-80GB", 2.039),
+        ("NVIDIA A100-SXM4-40GB", 1.555),
+        ("NVIDIA B200", 8.0),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA GB200", None),
+    ],
+)
+def test_data_sheets(name, memory):
+    peaks = peaks_of(name)
+    assert (peaks and peaks.memory) == memory

@@ -1,0 +1,232 @@
+"""The Triton attention: masks and order bit for bit, error rule on ugly shapes, ALiBi, bit-equal runs, empty tails.
+
+Legend: T tokens, N heads, H head size.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlbert import ops
+from mlbert.ops import dropout, reference
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+import triton.language as tl  # noqa: E402
+
+from mlbert.ops.triton import mask  # noqa: E402
+from mlbert.ops.triton.attention import attention, descending_order  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("use_triton")
+
+# Blocks are of 128 and 64 tokens in 16-bit types, of 32 in float32.
+UGLY = {
+    "one token": [1],
+    "tiny": [1, 2, 3, 5],
+    "around a block": [63, 64, 65],
+    "two blocks": [130],
+    "many of one token": [1] * 6,
+    "empty tail": [20, 33, 0, 0],
+    "empty between": [0, 20, 0, 33],
+    "nothing": [0, 0],
+}
+KEY = dropout.dropout_key(1, 2, 3, 4)
+
+
+def stream(lengths: list[int], num_heads: int, head_size: int, tail: int = 0) -> tuple[Tensor, Tensor, int, Tensor]:
+    """qkv, cu_seqlens, max_seqlen, rows; `tail` tokens lie behind the last sequence."""
+    generator = torch.Generator().manual_seed(len(lengths))
+    cu_seqlens = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    num_tokens = int(cu_seqlens[-1]) + tail
+    qkv = 1.5 * torch.randn(num_tokens, 3, num_heads, head_size, generator=generator)
+    rows = torch.randint(0, 2**31 - 1, (num_tokens,), dtype=torch.int32, generator=generator)
+    return qkv, cu_seqlens, max(lengths), rows
+
+
+def both(
+    arguments: tuple[Tensor, Tensor, int, Tensor], *more: object, key: int | Tensor = KEY
+) -> tuple[Tensor, Tensor]:
+    """Output and gradient of the kernels, dropout 0.1."""
+    qkv, cu_seqlens, longest, rows = arguments
+    x = qkv.clone().requires_grad_()
+    out = attention(x, cu_seqlens, longest, 0.1, key, rows, *more)
+    out.backward(qkv[:, 1])
+    return out.detach(), x.grad
+
+
+@triton.jit
+def mask_kernel(rows, out, key, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr):
+    row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    hashes = mask.row_hash(mask.load_key(key), tl.load(rows + row))
+    stays = mask.keep(hashes, first, COLUMNS, THRESHOLD)
+    tl.store(out + row[:, None] * COLUMNS + column[None, :], stays.to(tl.int8))
+
+
+@pytest.mark.parametrize("key", [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, KEY])
+def test_mask_equals_the_plain_twin_bit_for_bit(key: int) -> None:
+    rows = torch.randint(0, 2**31 - 1, (64,), dtype=torch.int32, generator=torch.Generator().manual_seed(1))
+    rows[:4] = torch.tensor([0, 1, 511, 2**31 - 1])
+    for first, probability in ((0, 0.1), (64, 0.5), (512, 0.99)):
+        out = torch.empty(64, 64, dtype=torch.int8)
+        threshold = dropout.dropout_threshold(probability)
+        mask_kernel[(1,)](rows, out, mask.key_argument(key), first, 64, 64, threshold)
+        want = dropout.keep_mask(key, rows, first + 64, probability)[:, first:]
+        assert torch.equal(out.bool(), want)
+
+
+def test_attention_uses_the_mask_of_its_head() -> None:
+    """With equal scores and one-hot values the output is the mask itself, a window of H keys at a time."""
+    length, num_heads, head_size = 70, 2, 32
+    _, cu_seqlens, _, rows = stream([17, length], num_heads, head_size)
+    want = dropout.attention_keep_mask(KEY, rows[17:], num_heads, length, 0.1)
+    for first in range(0, length, head_size):
+        qkv = torch.zeros(17 + length, 3, num_heads, head_size, dtype=torch.bfloat16)
+        columns = torch.arange(first, min(first + head_size, length))
+        qkv[17 + columns, 2, :, columns - first] = 1.0
+        out = attention(qkv, cu_seqlens, length, 0.1, KEY, rows)[17:]
+        assert torch.equal(out[:, :, : len(columns)].transpose(0, 1) > 0, want[:, :, columns])
+
+
+def test_longest_sequences_go_first() -> None:
+    generator = torch.Generator().manual_seed(2)
+    for count in (0, 1, 5, 64, 150):
+        lengths = torch.randint(0, 9, (count,), generator=generator)
+        cu_seqlens = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0))).int()
+        assert torch.equal(descending_order(cu_seqlens).long(), lengths.argsort(descending=True, stable=True))
+
+
+def in_pytorch(qkv: Tensor, bounds: Tensor, _: int, p: float, key: int, rows: Tensor, slopes: Tensor | None) -> Tensor:
+    """PyTorch's own at a precision: each operation of attention by itself in the tensors' type."""
+    outputs, num_heads = [], qkv.shape[2]
+    for start, stop in itertools.pairwise(bounds.tolist()):
+        q, k, v = qkv[start:stop].permute(1, 2, 0, 3)
+        place = torch.arange(stop - start)
+        bias = 0 if slopes is None else -slopes[:, None, None] * (place[:, None] - place).abs()
+        weights = (q @ k.transpose(1, 2) * qkv.shape[3] ** -0.5 + bias).to(qkv.dtype).softmax(-1)
+        if p and stop > start:
+            keep = dropout.attention_keep_mask(key, rows[start:stop], num_heads, stop - start, p)
+            weights = weights * keep * dropout.dropout_scale(dropout.dropout_threshold(p))
+        outputs.append((weights @ v).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def output_and_gradient(function: Callable[..., Tensor], qkv: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+    x = qkv.clone().requires_grad_()
+    out = function(x, *rest)
+    gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).bfloat16()
+    out.backward(gradient.to(out.dtype))
+    return out.detach().double(), x.grad.double()
+
+
+def check(
+    lengths: list[int],
+    num_heads: int,
+    head_size: int,
+    dtype: torch.dtype,
+    probability: float,
+    slopes: Tensor | None = None,
+) -> None:
+    """The error rule: at most twice as far from float64 as PyTorch at the same precision; where that happens to be
+    exact, some rounding steps of float32, in which the kernels sum."""
+    qkv, bounds, longest, rows = stream(lengths, num_heads, head_size)
+    rest = (bounds, longest, probability, KEY, rows, slopes)
+    qkv = qkv.to(dtype)
+    exact = output_and_gradient(reference.attention, qkv.double(), *rest)
+    own = output_and_gradient(in_pytorch, qkv, *rest)
+    fast = output_and_gradient(attention, qkv, *rest)
+    for what, e, p, f in zip(("output", "gradient"), exact, own, fast, strict=True):
+        if e.numel() == 0:
+            assert f.shape == e.shape
+            continue
+        floor = 16 * torch.finfo(torch.float32).eps * e.abs().max()
+        for kind, size in (("largest", lambda x: x.abs().max()), ("rms", lambda x: x.square().mean().sqrt())):
+            assert size(f - e) <= 2 * size(p - e) + floor, f"{what}: {kind} {size(f - e)} > 2 x {size(p - e)}"
+
+
+@pytest.mark.parametrize("shape", UGLY)
+@pytest.mark.parametrize("probability", [0.0, 0.1])
+def test_error_on_ugly_lengths(shape: str, probability: float) -> None:
+    check(UGLY[shape], 2, 64, torch.bfloat16, probability)
+
+
+@pytest.mark.parametrize("shape", ["one token", "tiny", "empty between", "nothing"])
+def test_error_in_float32(shape: str) -> None:
+    check(UGLY[shape], 1, 64, torch.float32, 0.1)
+
+
+def test_error_above_512() -> None:
+    check([513], 1, 32, torch.bfloat16, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_heads", "head_size"),
+    [(torch.float16, 3, 32), (torch.bfloat16, 3, 32), (torch.float16, 1, 64), (torch.float16, 1, 128),
+     (torch.bfloat16, 1, 128), (torch.float32, 1, 128)],
+)  # fmt: skip
+def test_error_on_head_sizes(dtype: torch.dtype, num_heads: int, head_size: int) -> None:
+    check([1, 70], num_heads, head_size, dtype, 0.1)
+
+
+@pytest.mark.parametrize(("dtype", "longest"), [(torch.float32, 40), (torch.bfloat16, 70)])
+def test_error_with_alibi(dtype: torch.dtype, longest: int) -> None:
+    check([1, longest], 2, 32, dtype, 0.1, torch.tensor([0.5, 0.0625]))
+
+
+@pytest.mark.parametrize(("lengths", "tail"), [([7, 5], 3), ([7, 0, 0], 150), ([0, 0], 9)])
+def test_tokens_behind_the_last_sequence_give_zero(lengths: list[int], tail: int) -> None:
+    """The tail may be longer than the grid's blocks: each zeroes several."""
+    arguments = stream(lengths, 2, 32, tail)
+    out, gradient = both((arguments[0].bfloat16(), *arguments[1:]))
+    used = sum(lengths)
+    assert not out[used:].any()
+    assert not gradient[used:].any()
+    assert used == 0 or bool(out[:used].any() and gradient[:used].any())
+
+
+def test_runs_are_bit_equal_and_keys_may_lie_on_the_device() -> None:
+    qkv, *rest = stream([64, 1, 30], 2, 32)
+    key = 0xF1234567
+    on_device = torch.tensor([mask.key_argument(key)], dtype=torch.int32)
+    first, again, by_tensor = (both((qkv.bfloat16(), *rest), key=k) for k in (key, key, on_device))
+    for other in (again, by_tensor):
+        assert torch.equal(first[0], other[0])
+        assert torch.equal(first[1], other[1])
+
+
+def test_max_seqlen_may_be_larger_than_the_longest() -> None:
+    qkv, cu_seqlens, longest, rows = stream([40, 3], 1, 32)
+    results = [both((qkv.bfloat16(), cu_seqlens, bound, rows)) for bound in (longest, 512)]
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def test_other_head_sizes_and_float64_run_plain() -> None:
+    for head_size, dtype in ((12, torch.float32), (32, torch.float64)):
+        qkv, cu_seqlens, longest, rows = stream([5, 9], 2, head_size)
+        arguments = (qkv.to(dtype), cu_seqlens, longest, 0.1, KEY, rows)
+        assert torch.equal(attention(*arguments), reference.attention(*arguments))
+
+
+def test_wrong_arguments_are_refused() -> None:
+    qkv, cu_seqlens, longest, _ = stream([5, 9], 2, 32)
+    with pytest.raises(AssertionError, match="needs rows"):
+        attention(qkv, cu_seqlens, longest, 0.1, KEY, None)
+    with pytest.raises(AssertionError, match="int64"):
+        attention(qkv, cu_seqlens.long(), longest, 0.0, KEY, None)
+    with pytest.raises(AssertionError, match="slopes"):
+        attention(qkv, cu_seqlens, longest, 0.0, KEY, None, torch.ones(3))
+
+
+def test_public_op_runs_the_kernels_where_triton_is_chosen() -> None:
+    qkv, cu_seqlens, longest, rows = stream([5, 9], 2, 32)
+    try:
+        assert ops.select("triton")["attention"] == "triton"
+        assert "attention triton" in ops.describe()
+        chosen = ops.attention(qkv, cu_seqlens, longest, 0.1, KEY, rows)
+    finally:
+        ops.select("auto")
+    assert torch.equal(chosen, attention(qkv, cu_seqlens, longest, 0.1, KEY, rows))

@@ -1,0 +1,171 @@
+"""The Triton LayerNorm kernels: error rule, exact masks, bit-equal runs, keys on the device, FP8 copies.
+
+Legend: T tokens, D hidden.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlbert.ops import reference
+from mlbert.ops.dropout import dropout_key, keep_mask
+
+norm = pytest.importorskip("mlbert.ops.triton.norm", reason="Triton is not installed")
+pytestmark = pytest.mark.usefixtures("use_triton")
+
+GENERATOR = torch.Generator().manual_seed(0)
+# None, more tokens than the programs hold in one round (1027 columns); odd widths, and one column. Of a few numbers the
+# largest error is chance, and rows of fewer than some 20 columns show that the kept sum is rounded to bfloat16.
+SHAPES = [(5, 200), (37, 50), (0, 16), (20, 23), (9, 1), (6, 768), (11, 1027)]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Each test draws the same numbers, whichever tests ran before it."""
+    GENERATOR.manual_seed(0)
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=GENERATOR)
+
+
+def some_rows(tokens: int) -> Tensor:
+    return torch.randint(0, 2**31 - 1, (tokens,), dtype=torch.int32, generator=GENERATOR)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_residual_form_error(
+    error_rule, shape: tuple[int, int], with_bias: bool, dropout: float, dtype: torch.dtype
+) -> None:
+    tokens, hidden = shape
+    x, residual, weight, bias = randn(tokens, hidden), randn(tokens, hidden), randn(hidden), randn(hidden)
+    arguments = [x, residual, weight, bias, 1e-12, dropout, 2**31 + 5, some_rows(tokens)]
+    wanted = [0, 1, 2, 3]
+    if with_bias:
+        arguments, wanted = [*arguments, randn(hidden)], [*wanted, 8]
+    error_rule("dropout_add_layer_norm", arguments, dtype, wanted, form=norm.dropout_add_layer_norm)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_embedding_form_error(error_rule, shape: tuple[int, int], dropout: float, dtype: torch.dtype) -> None:
+    tokens, hidden = shape
+    arguments = [randn(tokens, hidden), randn(hidden), randn(hidden), 1e-12, dropout, 5, some_rows(tokens)]
+    error_rule("layer_norm_dropout", arguments, dtype, [0, 1, 2], form=norm.layer_norm_dropout)
+
+
+def test_one_token() -> None:
+    """The error of a single row's statistics is chance, so it has a bound of its own: some rounding steps."""
+    x, residual, weight, bias = randn(1, 40), randn(1, 40), randn(40), randn(40)
+    settings = (1e-12, 0.1, 3, some_rows(1))
+    exact = reference.dropout_add_layer_norm(*(t.double() for t in (x, residual, weight, bias)), *settings)
+    out = norm.dropout_add_layer_norm(x, residual, weight, bias, *settings)
+    torch.testing.assert_close(out.double(), exact, rtol=5e-7, atol=1e-6)
+
+
+def test_large_mean_keeps_its_accuracy(error_rule) -> None:
+    """The variance is taken around the mean, not as a difference of squares."""
+    arguments = [randn(20, 64) + 300, randn(64), randn(64), 1e-12, 0.0, 0, None]
+    error_rule("layer_norm_dropout", arguments, torch.float32, [0, 1, 2], form=norm.layer_norm_dropout)
+
+
+@pytest.mark.parametrize("key", [0, 1, 16, 2**31 - 1, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("columns", [3, 131])
+def test_masks_equal_the_plain_twin_bit_for_bit(columns: int, key: int) -> None:
+    tokens = 40
+    rows = some_rows(tokens)
+    want = keep_mask(key, rows, columns, 0.1)
+    weight, bias = torch.zeros(columns), torch.ones(columns)
+    assert torch.equal(norm.layer_norm_dropout(randn(tokens, columns), weight, bias, 1e-12, 0.1, key, rows) > 0, want)
+    x = torch.zeros(tokens, columns).requires_grad_()
+    out = norm.dropout_add_layer_norm(x, randn(tokens, columns), bias, weight, 1e-12, 0.1, key, rows)
+    out.backward(randn(tokens, columns))
+    assert torch.equal(x.grad != 0, want)
+
+
+def test_a_key_on_the_device_is_the_key() -> None:
+    """What a captured graph reads: the key's 32 bits as int32."""
+    rows, vectors = some_rows(9), (randn(24), randn(24))
+    x, key = randn(9, 24), dropout_key(1, 2, 3, 4)
+    results = []
+    for form in (key, torch.tensor(key, dtype=torch.uint32).view(torch.int32)):
+        leaf = x.clone().requires_grad_()
+        out = norm.layer_norm_dropout(leaf, *vectors, 1e-12, 0.3, form, rows)
+        out.backward(torch.ones_like(out))
+        results.append((out.detach(), leaf.grad))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_runs_are_bit_equal(dtype: torch.dtype) -> None:
+    tokens, hidden = 77, 96
+    tensors = [randn(tokens, hidden), randn(tokens, hidden), randn(hidden), randn(hidden)]
+    rows, results = some_rows(tokens), []
+    for _ in range(2):
+        inputs = [x.to(dtype).requires_grad_() for x in tensors]
+        out = norm.dropout_add_layer_norm(*inputs, 1e-12, 0.1, 3, rows)
+        out.backward(torch.ones_like(out))
+        results.append([out.detach(), *(x.grad for x in inputs)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_float32_vectors_of_bfloat16_activations() -> None:
+    """How training calls it: gradients of the vectors stay float32."""
+    x, residual = (randn(21, 40).bfloat16().requires_grad_() for _ in range(2))
+    vectors = [randn(40).requires_grad_() for _ in range(3)]
+    gradients = []
+    for function in (norm.dropout_add_layer_norm, reference.dropout_add_layer_norm):
+        weight, bias, x_bias = vectors
+        out = function(x, residual, weight, bias, 1e-12, 0.1, 7, some_rows(21) * 0, x_bias)
+        gradients.append(torch.autograd.grad(out.float().sum(), vectors))
+    for ours, twin in zip(*gradients, strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, twin, rtol=2e-2, atol=2e-2)
+
+
+def test_non_finite_values_are_not_hidden() -> None:
+    x = randn(4, 16)
+    x[1, 3], x[2, 5] = float("nan"), float("inf")
+    out = norm.layer_norm_dropout(x, torch.ones(16), torch.zeros(16), 1e-12, 0.0, 0, None)
+    assert out[[0, 3]].isfinite().all()
+    assert out[1].isnan().any()
+    assert out[2].isnan().any()
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (37, 50), (19, 1027)])
+def test_quantised_copies(shape: tuple[int, int]) -> None:
+    tokens, hidden = shape
+    x, residual = randn(tokens, hidden), randn(tokens, hidden)
+    x.requires_grad_()
+    vectors, rows = (randn(hidden), randn(hidden)), some_rows(tokens)
+    scale, amax = torch.tensor(200.0), torch.tensor(0.5)
+    settings = (1e-12, 0.1, 11, rows, None)
+    out, copies = norm.dropout_add_layer_norm_quantised(x, residual, *vectors, *settings, scale, amax)
+    assert torch.equal(out, norm.dropout_add_layer_norm(x, residual, *vectors, *settings))
+    want = (out * scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert torch.equal(copies.rows.float(), want.float())
+    assert torch.equal(copies.columns.float(), want.float().t())
+    assert amax.item() == max(0.5, out.abs().max().item())
+    out.sum().backward()
+    assert x.grad is not None
+
+
+def test_wrong_arguments_are_refused() -> None:
+    x, vector, rows = randn(5, 6), randn(6), some_rows(5)
+    for arguments in (
+        (x, randn(4, 6), vector, vector, 1e-12, 0.1, 9, rows),
+        (x, x, randn(5), vector, 1e-12, 0.1, 9, rows),
+        (x, x, vector, vector, 1e-12, 0.1, 9, rows[:3]),
+        (x, x, vector, vector, 1e-12, 0.1, 9, None),
+        (x, x.bfloat16(), vector, vector, 1e-12, 0.1, 9, rows),
+    ):
+        with pytest.raises(AssertionError):
+            norm.dropout_add_layer_norm(*arguments)

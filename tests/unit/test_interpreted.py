@@ -1,0 +1,24 @@
+"""Runs the tests of Triton kernels in a process of their own, where Triton interprets."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITES = ("ops/triton", "ops/test_fp8.py", "optim/test_triton_lamb.py")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this process interprets already")
+@pytest.mark.parametrize("suite", SUITES)
+def test_interpreted(tree_root: Path, suite: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/unit/{suite}"]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    child = subprocess.run(command, cwd=tree_root, env=environment, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stdout[-4000:] + child.stderr[-2000:]
+    assert " passed" in child.stdout

@@ -1,0 +1,246 @@
+"""Compiles every Triton kernel for GPUs that need not be there, and prints what each takes.
+
+python tools/compile_kernels.py [--arch 80 90 100] [--only attention]
+
+The kernels, types and block sizes are those of real calls: the ops run on tensors of PyTorch's "meta" device, and what
+they would launch is written down instead. Columns: registers a thread, bytes that spill from them to memory a thread,
+shared memory a block, warps a block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from mlbert.ops import dropout_key
+from mlbert.ops.triton import cast, device, embedding, loss, norm
+from mlbert.ops.triton.attention import attention
+from mlbert.optim.adamw import AdamW
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.lamb import Lamb
+from mlbert.optim.triton_lamb import TritonUpdate
+
+ARCHITECTURES = (80, 90, 100)
+FIRST_FP8_ARCHITECTURE = 89
+_POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.int16: "*i16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.uint8: "*u8",
+    torch.bool: "*i1",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.float8_e5m2: "*fp8e5",
+}
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel as an op would start it: its arguments by name and Triton's options."""
+
+    kernel: JITFunction
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a compiled kernel takes: registers and spilled bytes a thread, shared bytes a block; its PTX."""
+
+    kernel: str
+    case: str
+    arch: int
+    registers: int
+    spilled: int
+    shared: int
+    warps: int
+    ptx: str
+
+
+@contextlib.contextmanager
+def recording(arch: int) -> Iterator[list[Launch]]:
+    """Inside, ops on meta tensors choose for compute capability `arch`, and each launch is appended to the list."""
+    launches: list[Launch] = []
+    run, capability = JITFunction.run, device.assumed_capability
+
+    def record(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        launches.append(Launch(self, dict(bound.arguments), options))
+
+    JITFunction.run, device.assumed_capability = record, arch
+    try:
+        yield launches
+    finally:
+        JITFunction.run, device.assumed_capability = run, capability
+
+
+def compile_launch(launch: Launch, case: str, arch: int) -> Report:
+    """Compiles for compute capability `arch` (90: 9.0, for which Triton itself takes sm_90a)."""
+    signature, constants, attributes = {}, {}, {}
+    for index, parameter in enumerate(launch.kernel.params):
+        value = launch.arguments[parameter.name]
+        if parameter.is_constexpr or value is None:
+            signature[parameter.name], constants[(index,)] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = _POINTERS[value.dtype]
+            attributes[(index,)] = [["tt.divisibility", 16]]
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+            if not parameter.do_not_specialize and isinstance(value, int) and value % 16 == 0:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(launch.kernel, signature, constants, attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch.options)
+    ptx = compiled.asm["ptx"]
+    registers, spilled = assembled(ptx, arch)
+    name = launch.kernel.fn.__name__
+    return Report(name, case, arch, registers, spilled, compiled.metadata.shared, compiled.metadata.num_warps, ptx)
+
+
+def assembled(ptx: str, arch: int) -> tuple[int, int]:
+    """(registers, spilled bytes) a thread, as the ptxas that comes with Triton reports them."""
+    target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    assert target, "no .target in the PTX"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx, encoding="utf-8")
+        command = [get_ptxas(arch).path, "-v", f"--gpu-name={target[1]}", source, "-o", f"{folder}/kernel.cubin"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers, spills = re.search(r"Used (\d+) registers", told), re.findall(r"(\d+) bytes spill", told)
+    assert registers, told
+    return int(registers[1]), sum(map(int, spills))
+
+
+def _attention(head_size: int, dtype: torch.dtype, dropout: float, alibi: bool) -> None:
+    num_tokens, num_heads = 4096, 1024 // head_size
+    qkv = torch.empty(num_tokens, 3, num_heads, head_size, dtype=dtype, device=_META, requires_grad=True)
+    bounds, rows = (torch.empty(n, dtype=torch.int32, device=_META) for n in (17, num_tokens))
+    slopes = torch.empty(num_heads, device=_META) if alibi else None
+    attention(qkv, bounds, 512, dropout, dropout_key(1, 2, 3, 0), rows, slopes).backward(torch.empty_like(qkv[:, 0]))
+
+
+def _tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A leaf of meta memory; it wants a gradient if it can have one."""
+    return torch.empty(*shape, dtype=dtype, device=_META, requires_grad=dtype.is_floating_point)
+
+
+def _norm(hidden: int, dtype: torch.dtype, dropout: float, quantised: bool = False) -> None:
+    x, residual = _tensor(4096, hidden, dtype=dtype), _tensor(4096, hidden, dtype=dtype)
+    weight, bias, x_bias = (_tensor(hidden) for _ in range(3))
+    settings = (1e-12, dropout, dropout_key(1, 2, 3, 0), _tensor(4096, dtype=torch.int32))
+    if quantised:
+        scalars = torch.empty(2, device=_META)
+        norm.dropout_add_layer_norm_quantised(x, residual, weight, bias, *settings, x_bias, *scalars)
+        return
+    norm.dropout_add_layer_norm(x, residual, weight, bias, *settings, x_bias).backward(torch.empty_like(x))
+    norm.layer_norm_dropout(x, weight, bias, *settings).backward(torch.empty_like(x))
+
+
+def _loss(dtype: torch.dtype) -> None:
+    logits, labels = _tensor(640, 30528, dtype=dtype), _tensor(640, dtype=torch.int64)
+    loss.masked_cross_entropy(logits, labels, 30522)[0].backward()
+
+
+def _embedding(dtype: torch.dtype) -> None:
+    ids = [_tensor(4096, dtype=torch.int64) for _ in range(3)]
+    out = embedding.embedding_sum(*ids, _tensor(30528, 1024), _tensor(512, 1024), _tensor(2, 1024), dtype)
+    out.backward(torch.empty_like(out))
+
+
+def _cast() -> None:
+    x, bias = (_tensor(*shape, dtype=torch.bfloat16).detach() for shape in ((4096, 1024), (1024,)))
+    scale, amax = torch.empty(2, device=_META)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        cast.cast_transpose(x, scale, amax, dtype)
+        cast.cast_transpose_bias(x, scale, amax, dtype)
+        cast.gelu_cast_transpose(x, bias, scale, amax, dtype)
+        cast.gelu_backward_cast_transpose(x, x, bias, scale, amax, dtype)
+
+
+def _update(optimizer: type[Lamb | AdamW], odd: int) -> None:
+    """`odd` elements more leave the buffers without alignment."""
+    sizes = {"a.weight": 1 << 20, "a.bias": 1024 + odd}
+    flat = FlatParameters((name, torch.nn.Parameter(_tensor(size))) for name, size in sizes.items())
+    settings = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
+    flags = {"bias_correction": True, "trust_ratio": optimizer.HAS_TRUST_RATIO}
+    update = TritonUpdate(flat.segments, _META, **settings, **flags)
+    copy = torch.empty(flat.numel, dtype=torch.bfloat16, device=_META)
+    update.launch((flat.data, flat.grad, torch.empty_like(flat.data), torch.empty_like(flat.data)), copy)
+
+
+def cases() -> dict[str, Callable[[], None]]:
+    """Case name -> a call of an op on meta tensors, forward and backward."""
+    half, single = torch.bfloat16, torch.float32
+    return {
+        "attention H=64 bf16 dropout": lambda: _attention(64, half, 0.1, False),
+        "attention H=64 bf16": lambda: _attention(64, half, 0.0, False),
+        "attention H=64 bf16 dropout ALiBi": lambda: _attention(64, half, 0.1, True),
+        "attention H=64 fp16 dropout": lambda: _attention(64, torch.float16, 0.1, False),
+        "attention H=32 bf16 dropout": lambda: _attention(32, half, 0.1, False),
+        "attention H=128 bf16 dropout": lambda: _attention(128, half, 0.1, False),
+        "attention H=64 fp32 dropout": lambda: _attention(64, single, 0.1, False),
+        "norm D=1024 bf16 dropout": lambda: _norm(1024, half, 0.1),
+        "norm D=1024 bf16": lambda: _norm(1024, half, 0.0),
+        "norm D=768 bf16 dropout": lambda: _norm(768, half, 0.1),
+        "norm D=1024 fp32 dropout": lambda: _norm(1024, single, 0.1),
+        "norm D=1024 bf16 fp8 output": lambda: _norm(1024, half, 0.1, quantised=True),
+        "loss bf16": lambda: _loss(half),
+        "loss fp32": lambda: _loss(single),
+        "embedding bf16": lambda: _embedding(half),
+        "embedding fp32": lambda: _embedding(single),
+        "cast fp8": _cast,
+        "LAMB": lambda: _update(Lamb, 0),
+        "LAMB unaligned": lambda: _update(Lamb, 1),
+        "AdamW": lambda: _update(AdamW, 0),
+    }
+
+
+def compile_case(case: str, arch: int) -> list[Report]:
+    """Every kernel of the case, each once; none for FP8 on an architecture without it."""
+    if "fp8" in case and arch < FIRST_FP8_ARCHITECTURE:
+        return []
+    with recording(arch) as launches:
+        cases()[case]()
+    unique = {(x.kernel.fn.__name__, repr(x.arguments), repr(x.options)): x for x in launches}
+    return [compile_launch(launch, case, arch) for launch in unique.values()]
+
+
+def main(words: list[str]) -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arch", type=int, nargs="*", default=ARCHITECTURES, help="compute capabilities times ten")
+    parser.add_argument("--only", default="", help="cases with this text in their name")
+    options = parser.parse_args(words)
+    print(f"{'case':34} {'kernel':28} {'arch':>4} {'regs':>4} {'spill':>5} {'shared':>7} {'warps':>5}")
+    for case in cases():
+        for arch in options.arch if options.only in case else ():
+            for report in compile_case(case, arch):
+                print(
+                    f"{case:34} {report.kernel:28} {arch:4} {report.registers:4} {report.spilled:5} "
+                    f"{report.shared:7} {report.warps:5}"
+                )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
