@@ -16,7 +16,7 @@ RESET = ROOT / "benchmarks/bert/implementations/pytorch/launch/reset_settings.sh
 SETTINGS = ROOT / "docs/settings.md"
 RESET_HEADER = """\
 # Forgets every setting that another config exported, so that sourcing config B after config A equals sourcing B.
-# Sourced first by each system's env.sh. Written by tools/write_generated.py from mlbert/core/settings.py.
+# Sourced by begin_system.sh. Written by tools/write_generated.py from mlbert/core/settings.py.
 # shellcheck shell=bash
 """
 SETTINGS_HEADER = """\
@@ -25,6 +25,7 @@ SETTINGS_HEADER = """\
 Every name that a `config_<system>.sh` may export, with its flag of `mlbert train` and its key in YAML. A later source
 wins: recipe default, YAML (`--config`; `extends:` names a parent), export, flag or `key=value`. Written by
 `tools/write_generated.py` from `mlbert/core/settings.py`.
+Whatever a run gives: Result not verified by MLCommons Association.
 
 """
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from harness import RankResult, run_ranks
-from rank_programs import train
 
+from harness import RankResult, run_ranks
 from mlbert.dist.world import World
+from rank_programs import train
 
 # float32 sums in another order, on gradients of size 1 (weights: after LAMB's division by their norm).
 TOLERANCE = 2e-6

@@ -5,13 +5,18 @@ import subprocess
 import sys
 
 import pytest
-from harness import free_port, rank_environment
 
+from harness import free_port, rank_environment
 from training_settings import read_metrics, train_arguments
 
 # float32 sums in another order; twelve steps of LAMB carry the difference on.
 TOLERANCE = 2e-4
 GLOBAL_PACKS = 8
+
+
+def exit_codes(world_size):
+    """Of a run that ends without its target: rank 0 alone tells it."""
+    return [1] + [0] * (world_size - 1)
 
 
 def train_on(world_size, tmp_path, name, accumulation=1, **changes):
@@ -49,7 +54,7 @@ def one_process(tmp_path_factory):
 @pytest.mark.parametrize(("world_size", "accumulation"), [(2, 1), (2, 2), (4, 2)])
 def test_losses_equal_those_of_one_process(tmp_path, one_process, world_size, accumulation):
     codes, outputs = train_on(world_size, tmp_path, "out", accumulation)
-    assert codes == [1] * world_size, "\n".join(outputs)
+    assert codes == exit_codes(world_size), "\n".join(outputs)
     steps = read_metrics(tmp_path / "out")
     assert [s["samples"] for s in steps] == [s["samples"] for s in one_process[0]]
     for ours, alone in zip(steps, one_process[0], strict=True):
@@ -62,16 +67,23 @@ def test_losses_equal_those_of_one_process(tmp_path, one_process, world_size, ac
     assert [p.name for p in (tmp_path / "out").glob("result_*")] == ["result_0.txt"], "rank 0 alone writes"
 
 
-def test_resume_on_two_processes_is_exact(tmp_path):
-    assert train_on(2, tmp_path, "whole")[0] == [1, 1]
-    assert train_on(2, tmp_path, "parts", max_steps=12, max_samples_termination=60, save_checkpoint_steps=1)[0] == [
-        1,
-        1,
-    ]
+def test_a_sharded_optimizer_trains_alike(tmp_path, one_process):
+    codes, outputs = train_on(2, tmp_path, "out", sharded_optimizer=1)
+    assert codes == exit_codes(2), "\n".join(outputs)
+    for ours, alone in zip(read_metrics(tmp_path / "out"), one_process[0], strict=True):
+        assert ours["loss"] == pytest.approx(alone["loss"], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("changes", [{}, {"precision": "fp8", "sharded_optimizer": 1}], ids=["default", "fp8, sharded"])
+def test_resume_on_two_processes_is_exact(tmp_path, changes):
+    assert train_on(2, tmp_path, "whole", **changes)[0] == exit_codes(2)
+    changes = {**changes, "save_checkpoint_steps": 1}
+    codes, _ = train_on(2, tmp_path, "parts", max_steps=12, max_samples_termination=60, **changes)
+    assert codes == exit_codes(2)
     # The first part ended at its sample limit; what it left is taken for an interrupted run.
     (tmp_path / "parts/run_0/summary.json").unlink()
-    codes, outputs = train_on(2, tmp_path, "parts", resume=1, save_checkpoint_steps=1)
-    assert codes == [1, 1], outputs[0]
+    codes, outputs = train_on(2, tmp_path, "parts", resume=1, **changes)
+    assert codes == exit_codes(2), outputs[0]
     assert "resumed at step" in outputs[0]
     whole, parts = (tmp_path / n / "run_0/weights/model.safetensors" for n in ("whole", "parts"))
     assert whole.read_bytes() == parts.read_bytes()

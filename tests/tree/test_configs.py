@@ -103,3 +103,34 @@ def test_system_folder_is_thin(system_folder: Path) -> None:
     common = sum(len((system_folder / name).read_text().splitlines()) for name in ("README.md", "env.sh", *STUBS))
     longest = max(len(path.read_text().splitlines()) for path in system_folder.glob("config_*.sh"))
     assert common + longest < 120
+
+
+def test_every_system_and_config_is_listed(system_folder: Path, tree_root: Path) -> None:
+    table = (tree_root / "benchmarks/bert/implementations/README.md").read_text()
+    assert f"({system_folder.name}/README.md)" in table
+    for config in system_folder.glob("config_*.sh"):
+        match = NAME.fullmatch(config.name)
+        assert match
+        shape = " x ".join(match[part] for part in ("nodes", "ranks", "batch", "steps"))
+        rows = [line for line in table.splitlines() if f"`{config.name}`" in line]
+        assert len(rows) == 1
+        assert f"| {shape} |" in rows[0]
+
+
+def test_every_system_is_described_or_has_a_template(config_file: Path, tree_root: Path) -> None:
+    platform = exports_after(config_file)["MLPERF_SUBMISSION_PLATFORM"]
+    measured = tree_root / "systems" / f"{platform}.json"
+    template = tree_root / "systems/templates" / f"{platform}.json"
+    assert measured.is_file() != template.is_file()
+
+
+def test_plan_of_every_config_has_no_warning(config_file: Path) -> None:
+    from mlbert import recipes
+    from mlbert.core.config import resolve
+    from mlbert.core.plan import make_plan, planned_world_size
+
+    values = exports_after(config_file)
+    config = resolve(recipes.load(values["RECIPE"]).DEFAULTS, values, {}, [], []).config
+    ranks = planned_world_size(values)
+    assert ranks == int(values["DGXNNODES"]) * int(values["DGXNGPU"])
+    assert make_plan(config, ranks, values).warnings == ()

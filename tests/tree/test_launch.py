@@ -66,6 +66,12 @@ def test_log_is_told_whether_caches_were_dropped(system: Path, tree_root: Path) 
     assert seen(system)["CACHES_CLEARED"] == ("false" if said_no else "true")
 
 
+def test_caches_that_the_job_dropped_are_not_dropped_again(system: Path, tree_root: Path) -> None:
+    done = start(system, tree_root, "export CLEAR_CACHES=1 CACHES_CLEARED=true;")
+    assert done.stderr == ""
+    assert seen(system)["CACHES_CLEARED"] == "true"
+
+
 def test_dropping_caches_can_be_turned_off(system: Path, tree_root: Path) -> None:
     done = start(system, tree_root)
     assert done.returncode == 0
@@ -77,7 +83,7 @@ def test_exit_code_is_that_of_the_program(system: Path, tree_root: Path) -> None
 
 
 def test_several_ranks_start_through_torchrun(system: Path, tree_root: Path) -> None:
-    done = start(system, tree_root, "export DGXNGPU=2;")
+    done = start(system, tree_root, "export DGXNGPU=2 BIND_CPUS=1;")
     assert done.returncode == 0, done.stderr
     assert [seen(system, rank)["WORLD_SIZE"] for rank in (0, 1)] == ["2", "2"]
 
@@ -87,27 +93,3 @@ def test_a_slurm_step_is_one_rank(system: Path, tree_root: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert seen(system)["WORLD_SIZE"] is None
     assert seen(system)["CACHES_CLEARED"] is None
-
-
-def test_run_sub_starts_every_experiment_on_all_ranks(tree_root: Path, tmp_path: Path) -> None:
-    # A stand-in for Slurm's srun notes what it was asked to start; the job script, its body and the config are real.
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    srun = programs / "srun"
-    srun.write_text(f'#!/bin/sh\necho "$EXPERIMENT $*" >>"{tmp_path}/steps"\n[ "$EXPERIMENT" != "$FAILS" ]\n')
-    srun.chmod(0o755)
-    system = tree_root / "benchmarks/bert/implementations/cpu_demo"
-    config = sorted(system.glob("config_*.sh"))[0]
-    # Slurm runs a copy of the job script from its own folder.
-    job = tmp_path / "slurm_script"
-    job.write_bytes((system / "run.sub").read_bytes())
-    command = f"source '{config}'; export NEXP=3 DGXNNODES=2 DGXNGPU=4 SLURM_JOB_ID=1; exec bash '{job}'"
-    environ = {"PATH": f"{programs}:/usr/bin:/bin"}
-    done = subprocess.run(["bash", "-c", command], env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    steps = (tmp_path / "steps").read_text().splitlines()
-    assert [step.split()[0] for step in steps] == ["0", "1", "2"]
-    assert all("--ntasks=8 --ntasks-per-node=4 --kill-on-bad-exit=1" in step for step in steps)
-    assert all(Path(step.split()[-1]).samefile(system / "../pytorch/launch/run_and_time.sh") for step in steps)
-    done = subprocess.run(["bash", "-c", command], env={**environ, "FAILS": "1"}, check=False)
-    assert done.returncode != 0

@@ -51,8 +51,11 @@ def test_train_help_names_every_setting(capsys):
         (["trian"], "train"),
         (["train"], "RECIPE"),
         (["train", "--recipe"], "--recipe"),
+        (["train", "--samples-per-second", "5"], "--print-config"),
+        (["train", "--print-config", "--samples-per-second=fast"], "'fast' is not a number"),
+        (["submission", "new-system", "a-b", "--from", "h200_n1"], "no legal name"),
         (["report", "/nowhere"], "/nowhere"),
-        (["convert", "hf-to-torch", "/nowhere", "/tmp/x"], "/nowhere"),
+        (["convert", "hf-to-torch", "/nowhere", "/tmp/mlbert-nowhere"], "/nowhere"),
         (["bench", "step", "--pairs", "1"], "--pairs"),
         (["bench", "step", "--config", "huge"], "huge"),
         (["bench", "step", "--precision", "fp4"], "fp4"),
@@ -88,5 +91,16 @@ def test_print_config_needs_no_data_and_trains_nothing(tmp_path, capsys):
     code, out, _ = run(capsys, *train_arguments(tmp_path), "--print-config")
     assert code == 0
     assert "LR=0.01  (learning_rate, flag --learning_rate)" in out
-    assert "global_batch_size 6; closed division: evaluation every 150000 samples, 2414421 samples expected" in out
+    assert "global_batch_size 6 = BATCHSIZE 4 x 1 ranks x PACKING_FACTOR 1.5" in out
+    assert "closed division: every 150,000, on 10,000" in out
+    assert "expected samples: unknown" in out
     assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_while_a_command_works_is_one_line(capsys, monkeypatch, tmp_path):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mlbert.cli.prepare.wiki.recognise", interrupted)
+    code, _, err = run(capsys, "prepare", "recognise", str(tmp_path))
+    assert (code, err) == (130, "mlbert: interrupted\n")

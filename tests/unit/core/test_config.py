@@ -96,6 +96,13 @@ BAD = {
     "positive ramp start": ({"START_WARMUP_STEP": "25"}, {}, None, (), ["START_WARMUP_STEP", "at most 0"]),
     "indivisible batch": ({"GRADIENT_STEPS": "3"}, {}, None, (), ["GRADIENT_STEPS", "3", "BATCHSIZE 8"]),
     "two warm-ups": ({"WARMUP_PROPORTION": "0.1"}, {}, None, (), ["WARMUP_PROPORTION", "WARMUP_STEPS"]),
+    "packed and not": (
+        {"MAX_SEQUENCES_PER_PACK": "1"},
+        {"average_packing_rate": "2"},
+        None,
+        (),
+        ["PACKING_FACTOR", "MAX_SEQUENCES_PER_PACK is 1"],
+    ),
     "checkpoints not kept": (
         {"SAVE_CHECKPOINT_STEPS": "5", "KEEP_CHECKPOINTS": "0"},
         {},
@@ -257,7 +264,7 @@ def _legal_values(name: str) -> st.SearchStrategy[object]:
 def test_any_legal_configuration_survives_a_round_trip_as_text(data: st.DataObject) -> None:
     values = {name: data.draw(_legal_values(name), label=name) for name in train_settings()}
     values |= {"gradient_accumulation_steps": 1, "warmup_proportion": None, "keep_checkpoints": 1}
-    values["init_checkpoint"] = None
+    values |= {"init_checkpoint": None, "average_packing_rate": 1.0}
     config = TrainConfig(**values)
     assert resolve({}, {}, {}, [], as_overrides(config)).config == config
     environ = dict(zip((row.env for row in train_settings().values()), _texts(config), strict=True))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.core.config_files import check_exports, nearest, read_yaml
+from mlbert.core.config_files import check_exports, nearest, parse_config_name, read_yaml
 from mlbert.core.errors import UserError
 
 
@@ -68,3 +68,22 @@ def test_two_parents_and_the_later_wins(tmp_path: Path) -> None:
 def test_nearest() -> None:
     assert nearest("batch-size", ["BATCHSIZE", "MAX_STEPS"]) == "BATCHSIZE"
     assert nearest("qqq", ["BATCHSIZE", "MAX_STEPS"]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("config_DGXA100_1x8x56x1.sh", ("DGXA100", 1, 8, 56, 1, "", "1x8x56x1")),
+        ("config_acme_x1_n8_8x4x36x2_pack_v2.sh", ("acme_x1_n8", 8, 4, 36, 2, "_pack_v2", "8x4x36x2_pack_v2")),
+        ("config_common.sh", None),
+        ("config_x_1x8x48.sh", None),
+        ("env.sh", None),
+    ],
+)
+def test_what_a_config_name_tells(name: str, parts: tuple | None) -> None:
+    told = parse_config_name(name)
+    if parts is None:
+        assert told is None
+    else:
+        assert told is not None
+        assert (*vars(told).values(), told.shape) == parts

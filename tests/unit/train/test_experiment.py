@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from mlbert.cli.main import main
 from mlbert.data.manifest import read_manifest
+from mlbert.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.train.loop import train_one_step
 from training_settings import read_metrics, train_arguments
 
@@ -171,10 +172,12 @@ def test_termination_is_logged_as_aborted(tmp_path):
     assert [stop["metadata"]["status"] for stop in stops] == ["aborted"]
 
 
-def test_non_finite_gradients_are_skipped_counted_and_end_the_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("late", [False, True])
+def test_non_finite_gradients_are_skipped_counted_and_end_the_run(tmp_path, monkeypatch, late):
     taken = []
 
     def poisoned(run):
+        run.settle_late = late
         if len(taken) in (1, 2, 3):
             hook = run.model.bert.pooler.dense.bias.register_hook(lambda grad: grad + float("inf"))
             before = run.flat.data.clone()
@@ -186,10 +189,38 @@ def test_non_finite_gradients_are_skipped_counted_and_end_the_run(tmp_path, monk
         taken.append(run.state.step)
 
     monkeypatch.setattr("mlbert.train.loop.train_one_step", poisoned)
-    assert run(tmp_path, max_skipped_steps=2) == 1
+    assert run(tmp_path, max_skipped_steps=2, log_freq=0) == 1
     summary = json.loads((tmp_path / "out/run_0/summary.json").read_text())
     assert summary["skipped_steps"] == 3
     assert "non-finite" in summary["reason"]
+    assert summary["steps"] == len(taken) == (5 if late else 4)
+    skipped = [json.loads(line) for line in (tmp_path / "out/run_0/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in skipped if line["kind"] == "skipped"] == [2, 3, 4]
+
+
+def test_asking_late_for_results_changes_no_number(tmp_path, monkeypatch):
+    """The second and the last step are skipped; samples decide when evaluation and the end are due."""
+    summaries = []
+    for late in (False, True):
+
+        def poisoned(run, late=late):
+            run.settle_late = late
+            if run.state.step in (1, 7):
+                hook = run.model.bert.pooler.dense.bias.register_hook(lambda grad: grad + float("inf"))
+                train_one_step(run)
+                hook.remove()
+            else:
+                train_one_step(run)
+
+        monkeypatch.setattr("mlbert.train.loop.train_one_step", poisoned)
+        name = f"late{late}"
+        assert run(tmp_path, name, max_steps=8, log_freq=0, eval_iter_start_samples=12, eval_iter_samples=12) == 1
+        summary = json.loads((tmp_path / name / "run_0/summary.json").read_text())
+        lines = [json.loads(line) for line in (tmp_path / name / "run_0/metrics.jsonl").read_text().splitlines()]
+        evaluations = [(e["samples"], e["eval_loss"]) for e in lines if e["kind"] == "evaluation"]
+        summaries.append([summary[key] for key in ("samples", "steps", "skipped_steps", "accuracy")] + evaluations)
+    assert summaries[0] == summaries[1]
+    assert summaries[0][2] == 2
 
 
 @pytest.mark.parametrize(
@@ -204,7 +235,7 @@ def test_non_finite_gradients_are_skipped_counted_and_end_the_run(tmp_path, monk
         ({"gradient_accumulation_steps": "3"}, "GRADIENT_STEPS"),
         ({"learning_rat": "1"}, "learning_rate"),
         ({"seed": "x"}, "SEED"),
-        ({"precision": "fp8"}, "fp32"),
+        ({"precision": "fp4"}, "fp32"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_two(tmp_path, capsys, changes, named):
@@ -259,3 +290,15 @@ def test_memory_stays_flat(tmp_path):
     assert run(tmp_path, "long", max_steps=1000, log_freq=0) == 1
     grown = (int(psutil_like.read_text().split()[1]) - before) * os.sysconf("SC_PAGE_SIZE")
     assert grown < 30e6
+
+
+def test_records_train_as_they_are(tmp_path, prepared_data, capsys):
+    records = tmp_path / "records"
+    hdf5_to_tfrecords(prepared_data / "train", records)
+    vocab_size = read_manifest(prepared_data / "train").vocab_size
+    data = {"synthetic_data": 0, "input_dir": records, "eval_dir": prepared_data / "eval", "num_eval_examples": 8}
+    shape = {"max_position_embeddings": 512, "vocab_size": vocab_size}
+    assert run(tmp_path, shape=shape, max_steps=3, **data) == 1
+    assert json.loads((tmp_path / "out/run_0/summary.json").read_text())["steps"] == 3
+    assert run(tmp_path, "small", shape={**shape, "vocab_size": 50}, max_steps=3, **{**data, "eval_dir": records}) == 2
+    assert "the model's vocabulary has 50 entries" in capsys.readouterr().err

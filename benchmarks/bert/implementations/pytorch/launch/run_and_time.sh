@@ -1,7 +1,7 @@
 #!/bin/bash
 # One experiment: empties the page cache where that is permitted, then trains with the sourced configuration.
 #   source config_<system>.sh && ../pytorch/launch/run_and_time.sh [flags of `mlbert train`]
-# Under srun it is one rank; otherwise it starts DGXNGPU ranks on this machine.
+# Under srun or mpirun it is one rank; otherwise it starts DGXNGPU ranks on this machine.
 set -euo pipefail
 
 for name in CONFIG_FILE DGXNGPU RECIPE LOGDIR; do
@@ -16,25 +16,30 @@ if [[ ! -f "${system_dir}/run_pretraining.py" ]]; then
     exit 2
 fi
 
-# Drops the operating system's page cache on this node and exports what happened: the log event carries it.
-clear_caches() {
-    export CACHES_CLEARED=false
-    [[ "${CLEAR_CACHES:-1}" == 1 ]] || return 0
-    sync
-    if { echo 3 >/proc/sys/vm/drop_caches; } 2>/dev/null || sudo --non-interactive /sbin/sysctl -q vm.drop_caches=3 2>/dev/null; then
-        CACHES_CLEARED=true
-    else
-        echo "The page cache was not dropped, which needs root on the host; the log's cache_clear event says false." >&2
-    fi
-}
+launch_dir="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+# The package is the tree's own, whichever one is installed.
+export PYTHONPATH="${launch_dir%/*}${PYTHONPATH:+:${PYTHONPATH}}"
 
-# One task of a node is enough; rank 0, whose log it is, is always the first task of its node.
-if [[ "${SLURM_LOCALID:-0}" == 0 ]]; then
-    clear_caches
+# A launcher that dropped the caches of every host has said so; one task of a node is enough, and rank 0, whose log it
+# is, is always the first of its node.
+if [[ -z "${CACHES_CLEARED:-}" && "${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}}" == 0 ]]; then
+    export CACHES_CLEARED=false
+    if [[ "${CLEAR_CACHES:-1}" =~ ^(1|yes|true|on)$ ]] && "${launch_dir}/drop_caches.sh"; then
+        CACHES_CLEARED=true
+    fi
 fi
 
 command=(python3 "${system_dir}/run_pretraining.py")
-if [[ -z "${SLURM_STEP_ID:-}" ]] && ((DGXNGPU > 1)); then
-    command=(python3 -m torch.distributed.run --standalone --nproc_per_node="${DGXNGPU}" "${system_dir}/run_pretraining.py")
+if [[ "${BIND_CPUS:-$((DGXNGPU > 1))}" =~ ^(1|yes|true|on)$ ]]; then
+    command=("${launch_dir}/bind.sh" "${command[@]}")
+fi
+# Nobody else has started the ranks of this machine: torchrun does. NODE_RANK says which one of several machines it is.
+if [[ -z "${SLURM_STEP_ID:-}${OMPI_COMM_WORLD_SIZE:-}${PMI_SIZE:-}${WORLD_SIZE:-}" ]]; then
+    if [[ -n "${NODE_RANK:-}" ]] && ((DGXNNODES > 1)); then
+        nodes=(--nnodes="${DGXNNODES}" --node-rank="${NODE_RANK}" --master-addr="${MASTER_ADDR}" --master-port="${MASTER_PORT}")
+        command=(python3 -m torch.distributed.run "${nodes[@]}" --nproc-per-node="${DGXNGPU}" --no-python "${command[@]}")
+    elif ((DGXNGPU > 1)); then
+        command=(python3 -m torch.distributed.run --standalone --nproc-per-node="${DGXNGPU}" --no-python "${command[@]}")
+    fi
 fi
 exec "${command[@]}" "$@"

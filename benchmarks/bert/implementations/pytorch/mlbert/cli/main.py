@@ -18,10 +18,13 @@ COMMANDS = {
     "prepare": ("mlbert.cli.prepare", "Text to the shards that training reads."),
     "train": ("mlbert.cli.train", "One training run from exports, flags or YAML."),
     "report": ("mlbert.cli.report", "Summary of finished runs."),
-    "convert": ("mlbert.cli.convert", "Checkpoints to and from Hugging Face's form."),
-    "submission": ("mlbert.cli.submission", "Check, describe and export a submission tree."),
+    "convert": ("mlbert.cli.convert", "Checkpoints of TensorFlow, NVIDIA, Composer and Hugging Face."),
+    "submission": ("mlbert.cli.submission", "Check, describe, extend, export a submission tree."),
+    "launch": ("mlbert.cli.launch", "Chains of Slurm jobs, and what the launchers call."),
     "bench": ("mlbert.cli.bench", "Speed as ratios measured in one run."),
 }
+
+INTERRUPTED = 130  # 128 + SIGINT; Typer catches KeyboardInterrupt and returns the same number
 
 HELP = """Usage: mlbert [--debug] COMMAND [ARGS]
 
@@ -45,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _tell(str(error), debug)
     except KeyboardInterrupt:
         print("mlbert: interrupted", file=sys.stderr)
-        code = 130
+        code = INTERRUPTED
     except BrokenPipeError:
         code = 1
     except OSError as error:
@@ -87,6 +90,8 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(f"mlbert {arguments[0]}", "no such command", f"Did you mean mlbert {guess}? See mlbert --help")
     module = importlib.import_module(COMMANDS[arguments[0]][0])
     result = module.app(args=arguments[1:], prog_name=f"mlbert {arguments[0]}", standalone_mode=False)
+    if result == INTERRUPTED:
+        raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
 
 

@@ -1,4 +1,4 @@
-"""``mlbert submission``: check, describe and export a submission tree."""
+"""``mlbert submission``: check, describe, extend and export a submission tree."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from mlbert.submission.check import check
 from mlbert.submission.describe import describe_system, write_description
 from mlbert.submission.export import export_tree
 from mlbert.submission.findings import Finding, Outcome, failed
+from mlbert.submission.new_system import new_system
 
-app = typer.Typer(help="Check, describe and export a submission tree.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Check, describe, extend, export a submission tree.", no_args_is_help=True, add_completion=False)
 
 _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.FAIL: "bold red"}
 
@@ -63,6 +64,34 @@ def describe_command(
     unknown = [name for name, value in facts.items() if value == "unknown"]
     if unknown:
         console.print(f"Not visible from inside, fill in by hand: {', '.join(unknown)}", soft_wrap=True)
+
+
+@app.command("new-system")
+def new_system_command(
+    name: Annotated[str, typer.Argument(help="Letters, digits and underscores, such as acme_x1_h100_n1.")],
+    other: Annotated[str, typer.Option("--from", help="System to start from.", metavar="OTHER")],
+    config: Annotated[str | None, typer.Option(help="Which of its configs, where it has several.")] = None,
+    tree: Annotated[Path | None, typer.Option(help="Tree to extend; this one when absent.")] = None,
+) -> None:
+    """Make a folder for another machine, and the template of its description."""
+    root = tree or tree_root()
+    made = new_system(name, other, root, config)
+    for path in (*sorted(made.folder.iterdir()), made.template):
+        typer.echo(f"made {path.relative_to(root)}")
+    folder, template = made.folder.relative_to(root), made.template.relative_to(root)
+    typer.echo(_NEXT_STEPS.format(folder=folder, config=made.config, template=template, name=name, row=made.row))
+
+
+_NEXT_STEPS = """
+Next (docs/add_a_system.md says more):
+1. {folder}/env.sh: image, data and LOGDIR of your site, and who submits.
+2. {folder}/{config}: your numbers. Its name tells nodes x ranks x batch x accumulation; rename it when they change.
+3. cd {folder} && source {config} && mlbert train --print-config
+4. {folder}/README.md: the machine, and where each number comes from.
+5. benchmarks/bert/implementations/README.md: add this line to the table:
+   {row}
+6. On the machine: mlbert submission describe-system --out systems/{name}.json, fill in what it could not see, and
+   remove {template}. A tree that is checked as a submission needs the ten logs of results/{name}/bert with it."""
 
 
 @app.command("export")

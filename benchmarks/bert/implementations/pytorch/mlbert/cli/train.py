@@ -13,10 +13,16 @@ from rich.console import Console
 from mlbert import recipes
 from mlbert.core.config import CommandLine, Resolved, check_exports, environment, peek, resolve, split_arguments
 from mlbert.core.errors import UserError
-from mlbert.core.rules import eval_interval, reference_point
+from mlbert.core.plan import make_plan, planned_world_size
 from mlbert.core.settings import train_settings
 from mlbert.dist.world import World
-from mlbert.train.experiment import global_batch_size, run_experiment
+from mlbert.train.evaluate_only import BENCHMARK_INITIAL_ACCURACY, evaluate_only
+from mlbert.train.experiment import run_experiment
+
+EVALUATE_ONLY_HELP = (
+    "Print the masked-LM accuracy of INIT_CHECKPOINT on EVALDIR and stop: no training set, no MLPerf log. The "
+    f"benchmark's checkpoint on the benchmark's evaluation samples must read {BENCHMARK_INITIAL_ACCURACY}."
+)
 
 
 def app(args: list[str], **_: object) -> int:
@@ -24,21 +30,24 @@ def app(args: list[str], **_: object) -> int:
     if any(word in ("--help", "-h") for word in args):
         _help(args=["--help"], prog_name="mlbert train", standalone_mode=False)
         return 0
-    print_config = "--print-config" in args
-    line = split_arguments([word for word in args if word != "--print-config"])
+    words = list(args)
+    speed = _take_speed(words)
+    print_config = "--print-config" in words
+    if speed is not None and not print_config:
+        raise UserError("--samples-per-second", "is for the estimate of --print-config", "Give both, or neither")
+    line = split_arguments([word for word in words if word not in ("--print-config", "--evaluate-only")])
     resolved = resolve_run(line)
     world = World.identify(environment())
     console = Console(quiet=world.rank != 0)
     _print_config(console, resolved)
     if print_config:
-        batch = global_batch_size(resolved.config, world)
-        point = reference_point(batch)
-        expected = f"{point.mean_samples:.0f}" if point else "no"
-        console.print(
-            f"global_batch_size {batch}; closed division: evaluation every {eval_interval(batch)} samples, "
-            f"{expected} samples expected by the reference convergence points",
-            soft_wrap=True,
-        )
+        # Outside a launcher the question is about the job that the sourced config describes.
+        ranks = world.world_size if world.world_size > 1 else planned_world_size(environment()) or 1
+        plan = make_plan(resolved.config, ranks, environment(), speed)
+        _print_lines(console, ["plan:", *plan.lines, *(f"warning: {warning}" for warning in plan.warnings)])
+        return 0
+    if "--evaluate-only" in words:
+        evaluate_only(resolved.config, recipes.load(resolved.config.recipe).evaluation_set, world, console)
         return 0
     return _train(resolved, world, console)
 
@@ -53,7 +62,9 @@ def _train(resolved: Resolved, world: World, console: Console) -> int:
         highlight=False,
         soft_wrap=True,
     )
-    return 0 if outcome.status == "success" else 1
+    # Rank 0 still writes the results when the others leave; a launcher that ends all at the first failure must not
+    # take a missed target for one, so rank 0 alone tells it.
+    return 0 if outcome.status == "success" or world.rank else 1
 
 
 def resolve_run(line: CommandLine) -> Resolved:
@@ -69,8 +80,32 @@ def resolve_run(line: CommandLine) -> Resolved:
 
 def _print_config(console: Console, resolved: Resolved) -> None:
     lines = [f"{env}={value}  ({name}, {origin})" for name, value, env, origin in resolved.as_table()]
-    for line in ["configuration:", *lines, *(f"warning: {warning}" for warning in resolved.warnings)]:
+    _print_lines(console, ["configuration:", *lines, *(f"warning: {warning}" for warning in resolved.warnings)])
+
+
+def _print_lines(console: Console, lines: list[str]) -> None:
+    for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _take_speed(words: list[str]) -> float | None:
+    """Takes ``--samples-per-second N`` out of the words."""
+    name = "--samples-per-second"
+    for index, word in enumerate(words):
+        flag, has_value, value = word.partition("=")
+        if flag.replace("_", "-") != name:
+            continue
+        del words[index]
+        if not has_value:
+            value = words.pop(index) if index < len(words) else ""
+        try:
+            speed = float(value)
+        except ValueError:
+            speed = 0.0
+        if not 0 < speed < float("inf"):
+            raise UserError(name, f"{value!r} is not a number above 0", "Give the speed that a run reported")
+        return speed
+    return None
 
 
 def _described() -> Callable[..., None]:
@@ -83,7 +118,13 @@ def _described() -> Callable[..., None]:
     keyword = inspect.Parameter.KEYWORD_ONLY
     options: list[tuple[str, object, object]] = [
         ("config", list[Path] | None, typer.Option("--config", help="YAML file; extends: names a parent.")),
-        ("print_config", bool, typer.Option("--print-config", help="Show the resolved configuration and stop.")),
+        ("evaluate_only", bool, typer.Option("--evaluate-only", help=EVALUATE_ONLY_HELP)),
+        ("print_config", bool, typer.Option("--print-config", help="Show the resolved configuration, plan and stop.")),
+        (
+            "samples_per_second",
+            str | None,
+            typer.Option("--samples-per-second", help="Measured speed, for --print-config.", metavar="VALUE"),
+        ),
     ]
     for name, row in train_settings().items():
         unit = f" [{row.unit}]" if row.unit else ""

@@ -214,6 +214,12 @@ def validate(config: TrainConfig) -> None:
             f"{config.gradient_accumulation_steps} does not divide BATCHSIZE {config.train_batch_size}",
             "BATCHSIZE counts the packs of all accumulation steps together; choose one that is divisible",
         )
+    if config.average_packing_rate > config.max_sequences_per_pack:
+        raise UserError(
+            "PACKING_FACTOR",
+            f"is {config.average_packing_rate:g} while MAX_SEQUENCES_PER_PACK is {config.max_sequences_per_pack}",
+            "Set PACKING_FACTOR=1 for unpacked training, or allow more sequences",
+        )
     if config.warmup_steps and config.warmup_proportion:
         raise UserError(
             "WARMUP_PROPORTION",

@@ -5,17 +5,49 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from mlbert.core.errors import UserError
 from mlbert.core.settings import settings_by_env, train_settings
 
 _EXPORT = re.compile(r"export\s+([A-Za-z_]\w*)=(.*)")
 _SOURCE = re.compile(r"(?:source|\.)\s+(.+)")
+_CONFIG_NAME = re.compile(r"config_(\w+?)_(\d+)x(\d+)x(\d+)x(\d+)(_\w+)?\.sh")
+
+
+@dataclass(frozen=True)
+class ConfigName:
+    """What the name ``config_<system>_<nodes>x<ranks>x<batch>x<accumulation>[_<variant>].sh`` tells.
+
+    Attributes:
+        system: name of the machine, as far as the first number.
+        nodes, ranks: nodes of the job, ranks on each.
+        batch: packs per rank and optimizer step.
+        accumulation: micro-batches of a step.
+        variant: the rest with its underscore, such as ``_pack``; may be empty.
+    """
+
+    system: str
+    nodes: int
+    ranks: int
+    batch: int
+    accumulation: int
+    variant: str = ""
+
+    @property
+    def shape(self) -> str:
+        """The numbers as the name writes them, with the variant."""
+        return f"{self.nodes}x{self.ranks}x{self.batch}x{self.accumulation}{self.variant}"
+
+
+def parse_config_name(name: str) -> ConfigName | None:
+    """The parts of a config's file name; ``None`` for a name of another form."""
+    match = _CONFIG_NAME.fullmatch(name)
+    if match is None:
+        return None
+    nodes, ranks, batch, accumulation = (int(match[group]) for group in range(2, 6))
+    return ConfigName(match[1], nodes, ranks, batch, accumulation, match[6] or "")
 
 
 def read_yaml(path: Path, children: tuple[Path, ...] = ()) -> dict[str, tuple[object, str]]:
@@ -71,6 +103,11 @@ def name_shape(name: str) -> str:
 
 def _load_mapping(path: Path) -> tuple[dict[str, object], list[str]]:
     """The names and values of one file, and the files that it extends."""
+    # Here and not above: kernels and benchmarks need no YAML, so they run where these packages are missing.
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
     remedy = "Write one value a line, name: value"
     try:
         loaded = OmegaConf.load(path)

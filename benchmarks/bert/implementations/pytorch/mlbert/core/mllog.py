@@ -34,7 +34,7 @@ from mlbert.core.errors import UserError
 from mlbert.core.rules import BENCHMARK
 from mlbert.core.settings import TrainConfig
 
-__all__ = ["MLPerfLogger", "Terminated", "constants"]
+__all__ = ["MLPerfLogger", "Terminated", "close_interrupted", "constants"]
 
 Value = int | float | str | bool | dict | list | None
 
@@ -173,12 +173,20 @@ class MLPerfLogger:
             if not self.run_started or self.status is not None:
                 return False
             self.status = status
+            if status == constants.ABORTED and self._was_closed_by_another():
+                return False
             self._log(
                 constants.INTERVAL_END, constants.RUN_STOP, None, {**(metadata or {}), "status": status}, call_site
             )
             if self._handler is not None and self._handler.stream is not None:
                 os.fsync(self._handler.stream.fileno())
             return True
+
+    def _was_closed_by_another(self) -> bool:
+        """Whether another rank took this one for lost (see `close_interrupted`)."""
+        if self._writer is None or self.path is None:
+            return False
+        return f'"{constants.RUN_STOP}"' in self.path.read_text(encoding="utf-8", errors="replace")
 
     @contextmanager
     def aborting(self) -> Iterator[None]:
@@ -232,6 +240,32 @@ class MLPerfLogger:
         if path.is_relative_to(self._root):
             return path.relative_to(self._root).as_posix()
         return path.name
+
+
+def close_interrupted(path: Path, root: Path, reason: str) -> bool:
+    """Closes the log of a process that is gone with run_stop, status aborted; one that never started or that is closed
+    stays as it is.
+
+    Returns:
+        Whether the line was added.
+
+    Raises:
+        UserError: the file cannot be read or written.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror})", "Name the log of a run") from None
+    if f'"{constants.RUN_START}"' not in text or f'"{constants.RUN_STOP}"' in text:
+        return False
+    if not text.endswith("\n"):
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n")  # half a line of the interrupted process
+    logger = MLPerfLogger(path, rank=0, root=root, append=True)
+    logger.run_started = True
+    added = logger._stop_run(constants.ABORTED, {"reason": reason}, _caller())
+    logger.close()
+    return added
 
 
 def _open_handler(path: Path, append: bool) -> logging.FileHandler:

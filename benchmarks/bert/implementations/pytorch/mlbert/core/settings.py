@@ -100,10 +100,15 @@ class TrainConfig:
 
     recipe: str = setting(env="RECIPE", meaning="Method: a module of mlbert.recipes.")
     bert_config_file: Path = setting(env="BERT_CONFIG", meaning="Model shape, a bert_config.json.")
-    input_dir: Path = setting(env="DATADIR_PHASE2", meaning="Prepared training set (its manifest.json inside).")
-    eval_dir: Path = setting(env="EVALDIR", meaning="Prepared evaluation set (its manifest.json inside).")
+    input_dir: Path = setting(
+        env="DATADIR_PHASE2", meaning="Training set: a prepared one, TFRecords, or HDF5 shards of NVIDIA's scripts."
+    )
+    eval_dir: Path = setting(env="EVALDIR", meaning="Evaluation set, in one of the same forms.")
+    data_reader: str = setting(
+        env="DATA_READER", meaning="dali reads a training set of TFRecords by NVIDIA DALI.", choices=("auto", "dali")
+    )
     init_checkpoint: Path | None = setting(
-        env="INIT_CHECKPOINT", meaning="Weights to start from; none for random initialisation."
+        env="INIT_CHECKPOINT", meaning="model.safetensors, its folder, or NVIDIA's .pt; none for random weights."
     )
     output_dir: Path = setting(env="LOGDIR", meaning="Run folder: MLPerf log, metrics, checkpoints, final weights.")
     train_batch_size: int = setting(
@@ -117,6 +122,9 @@ class TrainConfig:
         unit="sequences per pack",
         meaning="Nominal value; global_batch_size is BATCHSIZE * ranks * PACKING_FACTOR.",
         at_least=1,
+    )
+    max_sequences_per_pack: int = setting(
+        env="MAX_SEQUENCES_PER_PACK", unit="sequences", meaning="Most that share a pack; 1 trains unpacked.", at_least=1
     )
     learning_rate: float = setting(env="LR", meaning="Base learning rate.", above=0)
     max_steps: int = setting(
@@ -150,6 +158,9 @@ class TrainConfig:
         env="WEIGHT_DECAY_RATE", meaning="Weight decay; none on biases and LayerNorm.", at_least=0
     )
     max_grad_norm: float = setting(env="MAX_GRAD_NORM", meaning="Limit of the global gradient norm.", above=0)
+    sharded_optimizer: bool = setting(
+        env="SHARDED_OPTIMIZER", meaning="Each rank keeps and updates its share of the optimizer's state."
+    )
     seed: int | None = setting(
         env="SEED", meaning="Random seed; none draws one from the system.", at_least=0, at_most=2**32 - 1
     )
@@ -169,12 +180,18 @@ class TrainConfig:
         env="EVAL_ITER_SAMPLES", unit="sequences", meaning="Distance between evaluations.", at_least=1
     )
     precision: str = setting(
-        env="PRECISION", meaning="Number format of the matrix products.", choices=("auto", "fp32", "bf16")
+        env="PRECISION",
+        meaning="Number format of the matrix products; fp8 is the encoder's, fp8-forward without those of gradients.",
+        choices=("auto", "fp32", "bf16", "fp8", "fp8-forward"),
     )
     cpu_threads: int | None = setting(
         env="CPU_THREADS", unit="threads per rank", meaning="none takes every core that the rank may use.", at_least=1
     )
-    ops: str = setting(env="OPS", meaning="Which implementation of the ops runs.", choices=("auto", "plain", "native"))
+    ops: str = setting(
+        env="OPS",
+        meaning="Which implementation of the ops runs.",
+        choices=("auto", "plain", "native", "triton", "flash"),
+    )
     save_checkpoint_steps: int = setting(
         env="SAVE_CHECKPOINT_STEPS", unit="steps", meaning="Distance between checkpoints; 0 saves none.", at_least=0
     )
@@ -218,8 +235,22 @@ LAUNCH_SETTINGS: tuple[Setting, ...] = (
     _launch("WALLTIME", str, "Time limit of the job, as sbatch -t takes it.", unit="minutes"),
     _launch("NEXP", int, "Runs of one job.", unit="runs", at_least=1),
     _launch("CONFIG_FILE", Path, "The config_*.sh that was sourced, named in errors."),
-    _launch("CONT", str, "Container image that the job runs in; recorded with the run."),
+    _launch("CONT", str, "Container image (a .sqsh or what enroot and docker take); not set: no container."),
+    _launch("CONT_MOUNTS", str, "Further mounts, SRC:DST[:ro] with commas; tree, data and LOGDIR are mounted anyway."),
+    _launch("SRUN_ARGS", str, "Words for every srun of the job, such as --gres=gpu:8."),
+    _launch("SLURM_MPI_TYPE", str, "srun's --mpi; not set: pmi2 where Slurm has it."),
+    _launch("SLURM_CPUS", int, "CPUs of a node that its ranks share; not set: all of the job's.", at_least=1),
+    _launch("DGXHT", int, "Hardware threads of a core that a rank is bound to.", at_least=1, at_most=8),
+    _launch("BIND_CPUS", bool, "Bind each rank to the cores and memory beside its GPU."),
     _launch("CLEAR_CACHES", bool, "Drop the page cache before each run."),
+    _launch("NCCL_TEST", bool, "Measure the network before the first run and name the slowest node."),
+    _launch("CHECK_COMPLIANCE", bool, "Check each run's log inside the job."),
+    _launch("COLLECT_RESULTS", bool, "Copy the logs to results/<platform>/bert of the tree."),
+    _launch("TIMED", bool, "Runs count as results: an interrupted one is recorded as aborted, never continued."),
+    _launch(
+        "MAX_RESTARTS", int, "Times that a job starts a run again after losing a rank; never a timed one.", at_least=0
+    ),
+    _launch("HOSTS", str, "Hosts of run_multinode.sh, with commas; the first one runs rank 0."),
     _launch("MASTER_ADDR", str, "Host of rank 0."),
     _launch("MASTER_PORT", int, "Port of rank 0.", at_least=1, at_most=65535),
 )

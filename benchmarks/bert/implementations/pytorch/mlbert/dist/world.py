@@ -16,7 +16,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -29,6 +29,7 @@ DEFAULT_PORT = 29500
 # Below the range from which Linux gives ports to outgoing connections (32768 and up).
 SLURM_PORTS = (15000, 16384)
 LOOPBACK = "127.0.0.1"
+MOST_HOST_BYTES = 64
 ONE_IDENTITY = "Start with one of torchrun, srun and mpirun, or unset the variables of the others"
 
 
@@ -218,6 +219,7 @@ class World:
         local_rank, local_world_size: among the processes of this machine.
         launcher: "torchrun", "slurm", "mpirun", "variables" or "single".
         master_addr, master_port: where rank 0 listens.
+        host: this machine's name: Slurm's name of the node, elsewhere the host name.
     """
 
     rank: int = 0
@@ -227,6 +229,7 @@ class World:
     launcher: str = "single"
     master_addr: str = LOOPBACK
     master_port: int = DEFAULT_PORT
+    host: str = field(default="", compare=False)
 
     @classmethod
     def identify(cls, environ: Mapping[str, str] | None = None) -> World:
@@ -236,9 +239,10 @@ class World:
             UserError: the identity is partial, contradicts itself, or rank 0 has no known address.
         """
         environ = os.environ if environ is None else environ
+        host = environ.get("SLURMD_NODENAME") or socket.gethostname()
         identities = _identities(environ)
         if not identities:
-            return cls()
+            return cls(host=host)
         chosen, *others = identities
         for other in others:
             _check_contradiction(chosen, other)
@@ -258,7 +262,7 @@ class World:
             reason = f"is not set, and the {chosen.world_size} ranks are on several machines"
             raise UserError("MASTER_ADDR", reason, "Export the address of the machine of rank 0")
         port = _integer(environ, "MASTER_PORT") or (_slurm_port(environ) if in_step else DEFAULT_PORT)
-        return cls(chosen.rank, local_rank, chosen.world_size, local_world_size, chosen.launcher, address, port)
+        return cls(chosen.rank, local_rank, chosen.world_size, local_world_size, chosen.launcher, address, port, host)
 
     @property
     def device(self) -> torch.device:
@@ -310,9 +314,31 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
+    def all_reduce_max(self, tensor: Tensor) -> Tensor:
+        """Raises the tensor to the largest values over all ranks, in place on each; returns it."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return tensor
+
     def begin_all_reduce_sum(self, tensor: Tensor) -> dist.Work | None:
         """Starts such a sum and returns at once; `wait()` on the result before use. None for a single process."""
         return dist.all_reduce(tensor, async_op=True) if self.world_size > 1 else None
+
+    def begin_reduce_scatter_sum(self, buffer: Tensor) -> dist.Work:
+        """Starts a sum over the ranks of which each keeps one part, in place: part `rank` of `world_size` equal ones.
+
+        The other parts of the buffer are undefined afterwards. Several ranks only.
+        """
+        part = buffer.chunk(self.world_size)[self.rank]
+        # The newer name came with torch 2.13, the older one goes away.
+        reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        return reduce_scatter(part, buffer, async_op=True)
+
+    def begin_all_gather(self, buffer: Tensor) -> dist.Work:
+        """Starts filling the buffer with each rank's part of it, as `begin_reduce_scatter_sum` divides it, in place."""
+        part = buffer.chunk(self.world_size)[self.rank]
+        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        return all_gather(buffer, part, async_op=True)
 
     def broadcast_int(self, value: int) -> int:
         """Rank 0's number on every rank (64 bits, signed)."""
@@ -321,6 +347,16 @@ class World:
         tensor = torch.tensor([value], dtype=torch.int64)
         dist.broadcast(tensor, src=0)
         return int(tensor.item())
+
+    def hosts(self) -> list[str]:
+        """The machine of each rank, as its launcher calls it; the same list on every rank."""
+        if self.world_size == 1:
+            return [self.host]
+        names = torch.zeros(self.world_size, MOST_HOST_BYTES, dtype=torch.uint8)
+        own = self.host.encode()[:MOST_HOST_BYTES]
+        names[self.rank, : len(own)] = torch.tensor(list(own), dtype=torch.uint8)
+        self.all_reduce_sum(names)
+        return [bytes(row[row > 0].tolist()).decode(errors="replace") for row in names]
 
     def stop(self) -> None:
         """Leaves the group; harmless where `start` did not happen."""

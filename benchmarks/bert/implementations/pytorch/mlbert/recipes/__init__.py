@@ -1,4 +1,4 @@
-"""Methods by name: one module a method, with ``DEFAULTS`` and ``build``."""
+"""Methods by name: one module a method, with ``DEFAULTS``, ``build`` and ``evaluation_set``."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     source config_<system>.sh && sbatch -N ${DGXNNODES} -t ${WALLTIME} run.sub      (or launch/run_and_time.sh)
 
-Up to three sequences share a row of max_seq_length tokens; attention never crosses a sequence. LAMB with bias
-correction, the gradient clipped to global norm 1.0 after the reduction, no decay and no trust ratio for biases and
-LayerNorm, polynomial decay counted from step 0. The loss is the mean over all masked tokens of the step plus the mean
-over all its sequences, so that ranks and accumulation steps do not change it.
+Up to MAX_SEQUENCES_PER_PACK sequences share a row of max_seq_length tokens; attention never crosses a sequence. LAMB
+with bias correction, the gradient clipped to global norm 1.0 after the reduction, no decay and no trust ratio for
+biases and LayerNorm, polynomial decay counted from step 0. The loss is the mean over all masked tokens of the step plus
+the mean over all its sequences, so that ranks and accumulation steps do not change it.
 
 On the benchmark's data (BERT-large, from the phase-1 checkpoint) the goal is masked-LM accuracy 0.720, which the
 reference reaches after about 2.4 million samples at batch 448. On the text that Python carries (demo configuration,
@@ -15,26 +15,31 @@ reference reaches after about 2.4 million samples at batch 448. On the text that
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from mlbert.core import schedules
 from mlbert.core.settings import TrainConfig
+from mlbert.data.dali import DaliSource
 from mlbert.data.evaluation import EvalSet
 from mlbert.data.packed import PackedSource
 from mlbert.data.synthetic import SyntheticEvalSet, SyntheticSource
 from mlbert.dist.reduce import GradientReducer
+from mlbert.dist.shards import ShardedReducer, ShardLayout
 from mlbert.dist.world import World
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from mlbert.optim.sharded_lamb import ShardedLamb
 from mlbert.train.experiment import Method
 
-MAX_SEQUENCES_PER_PACK = 3
 REDUCTION_BUCKET_BYTES = 25 * 2**20
 
 DEFAULTS: Mapping[str, object] = {
     "recipe": "packed_lamb",
+    "data_reader": "auto",
     "init_checkpoint": None,
     "gradient_accumulation_steps": 1,
+    "max_sequences_per_pack": 3,
     "max_seconds": None,
     "warmup_steps": 0,
     "warmup_proportion": None,
@@ -42,6 +47,7 @@ DEFAULTS: Mapping[str, object] = {
     "poly_power": 1.0,
     "opt_epsilon": 1e-6,
     "max_grad_norm": 1.0,
+    "sharded_optimizer": False,
     "seed": None,
     "target_mlm_accuracy": 0.720,
     "num_eval_examples": 10_000,
@@ -62,23 +68,8 @@ DEFAULTS: Mapping[str, object] = {
 
 def build(config: TrainConfig, shape: BertConfig, model: BertForPreTraining, world: World, seed: int) -> Method:
     """The method's objects; nothing of the data set is touched before their ``open``."""
-    flat = FlatParameters(model.ordered_parameters())
-    optimizer = Lamb(
-        flat,
-        betas=(config.opt_lamb_beta_1, config.opt_lamb_beta_2),
-        eps=config.opt_epsilon,
-        weight_decay=config.weight_decay_rate,
-        max_grad_norm=config.max_grad_norm,
-        implementation=config.ops,
-    )
-    reducer = GradientReducer(
-        [parameter for _, parameter in model.ordered_parameters()],
-        flat.grad,
-        flat.offsets,
-        world,
-        REDUCTION_BUCKET_BYTES,
-    )
-    source, evaluation_set = _data(config, shape, world, seed)
+    flat, optimizer, reducer = _update(config, model, world)
+    source, samples = _source(config, shape, world, seed), evaluation_set(config, shape, world, seed)
 
     def schedule(step: int) -> float:
         return schedules.polynomial_with_warmup(
@@ -90,32 +81,68 @@ def build(config: TrainConfig, shape: BertConfig, model: BertForPreTraining, wor
             config.poly_power,
         )
 
-    return Method(flat, source, evaluation_set, reducer, optimizer, schedule, opt_name="lamb")
+    return Method(flat, source, samples, reducer, optimizer, schedule, opt_name="lamb")
 
 
-def _data(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> tuple:
+def _update(
+    config: TrainConfig, model: BertForPreTraining, world: World
+) -> tuple[FlatParameters, Lamb | ShardedLamb, GradientReducer]:
+    """Flat buffers, the optimizer on them and the reduction of their gradients over the ranks."""
+    settings: dict[str, Any] = {
+        "betas": (config.opt_lamb_beta_1, config.opt_lamb_beta_2),
+        "eps": config.opt_epsilon,
+        "weight_decay": config.weight_decay_rate,
+        "max_grad_norm": config.max_grad_norm,
+        "implementation": "triton" if config.ops == "flash" else config.ops,  # flash: attention alone differs
+    }
+    if config.sharded_optimizer:
+        flat = FlatParameters(model.ordered_parameters(), ShardLayout.multiple(world))
+        layout = ShardLayout(flat.padded_data.numel(), world, REDUCTION_BUCKET_BYTES // flat.data.element_size())
+        sharded = ShardedLamb(flat, layout, world, **settings)
+        return flat, sharded, ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout)
+    flat = FlatParameters(model.ordered_parameters())
+    optimizer = Lamb(flat, **settings)
+    return flat, optimizer, GradientReducer(flat.parameters, flat.grad, flat.offsets, world, REDUCTION_BUCKET_BYTES)
+
+
+def evaluation_set(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> EvalSet | SyntheticEvalSet:
+    """This rank's share of the evaluation samples; the training set is not needed."""
     if config.synthetic_data:
-        source = SyntheticSource(
-            packs_per_step=config.train_batch_size,
-            accumulation=config.gradient_accumulation_steps,
-            max_sequences_per_pack=MAX_SEQUENCES_PER_PACK,
-            vocab_size=shape.vocab_size,
-            max_tokens=shape.max_position_embeddings,
-            seed=seed,
-            rank=world.rank,
-            world_size=world.world_size,
-        )
-        return source, SyntheticEvalSet(source)
-    source = PackedSource(
+        return SyntheticEvalSet(_synthetic_source(config, shape, world, seed))
+    return EvalSet(
+        config.eval_dir,
+        config.num_eval_examples,
+        config.eval_batch_size,
+        world.rank,
+        world.world_size,
+        vocab_size=shape.vocab_size,
+    )
+
+
+def _source(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> PackedSource | SyntheticSource:
+    if config.synthetic_data:
+        return _synthetic_source(config, shape, world, seed)
+    source = DaliSource if config.data_reader == "dali" else PackedSource
+    return source(
         config.input_dir,
         packs_per_step=config.train_batch_size,
         accumulation=config.gradient_accumulation_steps,
-        max_sequences_per_pack=MAX_SEQUENCES_PER_PACK,
+        max_sequences_per_pack=config.max_sequences_per_pack,
+        seed=seed,
+        rank=world.rank,
+        world_size=world.world_size,
+        vocab_size=shape.vocab_size,
+    )
+
+
+def _synthetic_source(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> SyntheticSource:
+    return SyntheticSource(
+        packs_per_step=config.train_batch_size,
+        accumulation=config.gradient_accumulation_steps,
+        max_sequences_per_pack=config.max_sequences_per_pack,
+        vocab_size=shape.vocab_size,
+        max_tokens=shape.max_position_embeddings,
         seed=seed,
         rank=world.rank,
         world_size=world.world_size,
     )
-    evaluation_set = EvalSet(
-        config.eval_dir, config.num_eval_examples, config.eval_batch_size, world.rank, world.world_size
-    )
-    return source, evaluation_set

@@ -16,6 +16,8 @@ from mlbert.submission.export import export_tree, is_checkout
 from mlbert.submission.findings import Finding, Outcome
 from mlbert.submission.logs import Log, read_log
 from mlbert.submission.own_checks import ResultSet, run_checks
+from mlbert.submission.templates import FOLDER as TEMPLATES
+from mlbert.submission.templates import MARK, unfilled
 
 RESULT_PATTERN = "result_*.txt"
 _RESULT_NAMES = frozenset(f"result_{index}.txt" for index in range(NUM_RESULT_FILES))
@@ -152,10 +154,13 @@ def _check_layout(place: _Workplace) -> list[Finding]:
     """Names of folders and files, and that systems and results belong together."""
     complaints = []
     folders = _entries(place.copy / "results")
-    descriptions = _entries(place.copy / "systems")
+    descriptions = [path for path in _entries(place.copy / "systems") if path.name != TEMPLATES]
     systems = {path.stem for path in descriptions if path.suffix == ".json"}
     complaints += [f"systems/{name}.json has no results/{name}" for name in sorted(systems - {f.name for f in folders})]
     complaints += [f"{place.name(path)} is not a .json" for path in descriptions if path.suffix != ".json"]
+    for path in descriptions:
+        if fields := unfilled(_read_system(path)):
+            complaints.append(f"{place.name(path)} still says {MARK} in {', '.join(fields)}")
     if not (place.copy / "benchmarks" / BENCHMARK / "implementations").is_dir():
         complaints.append(f"benchmarks/{BENCHMARK}/implementations is missing")
     for folder in folders:

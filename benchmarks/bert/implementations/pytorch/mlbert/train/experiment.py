@@ -15,9 +15,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -27,20 +30,21 @@ from mlbert import ops
 from mlbert.core import provenance, rules
 from mlbert.core.config import Resolved
 from mlbert.core.errors import UserError
-from mlbert.core.mllog import MLPerfLogger
+from mlbert.core.mllog import MLPerfLogger, Terminated, close_interrupted
 from mlbert.core.settings import TrainConfig
 from mlbert.data.batch import Batch
-from mlbert.data.manifest import check_same_vocabulary, check_vocabulary, read_manifest
+from mlbert.data.store import check_same_vocabulary, check_vocabulary, describe
+from mlbert.dist.watch import Watch
 from mlbert.dist.world import World
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.ops.peak import gemm_peak_flops
-from mlbert.ops.precision import compute_dtype
+from mlbert.ops.precision import compute_dtype, fp8_products
 from mlbert.train import artifacts
 from mlbert.train.checkpoint import CheckpointFolder
 from mlbert.train.evaluate import EvaluationSet
 from mlbert.train.loop import FlatBuffers, Optimizer, Reducer, Run, Source, load_checkpoint, train
 from mlbert.train.monitor import Monitor
-from mlbert.train.state import Limits, Outcome, Schedule, TrainState
+from mlbert.train.state import ABORTED, Limits, Outcome, Schedule, TrainState
 from mlbert.train.weights import load_weights
 
 
@@ -106,22 +110,25 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
         _set_aside(paths.log)
     torch.set_num_threads(threads_per_rank(config, world))
     dtype = compute_dtype(config.precision, world.device)
-    chosen = ops.select(config.ops)
+    products = fp8_products(config.precision, world.device)
+    chosen = ops.select(config.ops, world.device)
     seed = world.broadcast_int(choose_seed(config, paths))
-    facts = {**provenance.provenance(), "precision": str(dtype), "ops": json.dumps(chosen), **data_facts(config)}
+    precision = config.precision if products else str(dtype)
+    facts = {**provenance.provenance(), "precision": precision, "ops": json.dumps(chosen), **data_facts(config)}
     if world.rank == 0:
         record = {**json.loads(resolved.as_json()), "seed": seed, "ranks": world.world_size, "provenance": facts}
         (paths.folder / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
     logger = MLPerfLogger(paths.log if world.rank == 0 else None, rank=world.rank, root=provenance.tree_root())
-    with logger.aborting():
+    watch = Watch(world, lambda sentence: _close_log(logger, paths.log, sentence))
+    with _warning() as warning, logger.aborting(), watch.guard():
         logger.event("cache_clear", config.caches_cleared)
         logger.start("init_start")
         logger.log_submission(config)
         for name, value in facts.items():
             logger.event(name, value)
         logger.event("seed", seed)
-        model = BertForPreTraining(shape, dtype)
+        model = BertForPreTraining(shape, dtype, fp8_products=products)
         model.initialize(seed)
         model.to(world.device)
         if config.init_checkpoint is not None:
@@ -130,10 +137,13 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
         logger.event("opt_name", method.opt_name)
         logger.event("opt_implementation", method.optimizer.implementation)
         logger.log_hyperparameters(config, global_batch_size(config, world), config.num_warmup_steps)
-        run = _assemble(config, paths, model, method, world, logger, console, seed, facts)
+        run = _assemble(config, paths, model, method, world, logger, console, seed, facts, watch)
+        warning.run = run
         if config.resume and load_checkpoint(run, run.monitor.say):
             logger.event("resumed_from_step", run.state.step)
             run.monitor.say(f"resumed at step {run.state.step}, {run.state.samples} samples")
+        if products and world.device.type == "cpu":
+            run.monitor.say(f"PRECISION={config.precision} on a CPU is for tests: slower than bf16")
         warm_up(run.model, run.flat, shape)
         run.monitor.start(run.state)
         logger.end("init_stop")
@@ -165,15 +175,15 @@ def choose_seed(config: TrainConfig, paths: RunFolder) -> int:
 
 
 def check_data(config: TrainConfig, shape: BertConfig) -> None:
-    """Compares the manifests of both sets with the model's shape; reads no sample."""
+    """Compares what is known of both sets with the model's shape; reads no sample."""
     if config.synthetic_data:
         return
-    train_set, eval_set = read_manifest(config.input_dir), read_manifest(config.eval_dir)
+    train_set, eval_set = describe(config.input_dir), describe(config.eval_dir)
     check_same_vocabulary(train_set, eval_set)
     vocabulary = vocabulary_file(config)
     if vocabulary is not None:
         check_vocabulary(train_set, vocabulary)
-    if train_set.vocab_size != shape.vocab_size:
+    if train_set.vocab_size not in (None, shape.vocab_size):
         raise UserError(
             config.input_dir,
             f"has a vocabulary of {train_set.vocab_size}, {config.bert_config_file} says {shape.vocab_size}",
@@ -199,8 +209,8 @@ def data_facts(config: TrainConfig) -> dict[str, str]:
     if config.synthetic_data:
         return {"train_data": "synthetic", "eval_data": "synthetic"}
     return {
-        "train_data": f"sha256:{read_manifest(config.input_dir).sha256}",
-        "eval_data": f"sha256:{read_manifest(config.eval_dir).sha256}",
+        "train_data": f"sha256:{describe(config.input_dir).identity}",
+        "eval_data": f"sha256:{describe(config.eval_dir).identity}",
     }
 
 
@@ -232,6 +242,8 @@ def warm_up(model: BertForPreTraining, flat: FlatBuffers, shape: BertConfig) -> 
     )
     model(batch.to(flat.data.device), DropoutState(0, 0)).loss(1, 1).backward()
     flat.zero_grad()
+    if model.bert.scaling:
+        model.bert.scaling.forget_step()
 
 
 def _assemble(
@@ -244,6 +256,7 @@ def _assemble(
     console: Console,
     seed: int,
     facts: dict[str, Any],
+    watch: Watch,
 ) -> Run:
     limits = Limits(
         config.target_mlm_accuracy,
@@ -277,7 +290,40 @@ def _assemble(
         seed=seed,
         eval_every_samples=config.eval_iter_samples,
         save_every_steps=config.save_checkpoint_steps,
+        watch=watch,
+        settle_late=world.device.type == "cuda",
     )
+
+
+@dataclass
+class _Warning:
+    """Passes SIGUSR1 on to the run, as soon as there is one."""
+
+    run: Run | None = None
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self.run is None:
+            raise Terminated(signum)  # nothing to save yet
+        self.run.warned = True
+
+
+@contextmanager
+def _warning() -> Iterator[_Warning]:
+    """Within the block SIGUSR1 means: the job is about to end; write a checkpoint after this step and leave."""
+    warning = _Warning()
+    before = signal.signal(signal.SIGUSR1, warning)
+    try:
+        yield warning
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def _close_log(logger: MLPerfLogger, log: Path, sentence: str) -> None:
+    """The last line of a run that ends because a rank is lost; another rank writes it when rank 0 is the lost one."""
+    if logger.rank == 0:
+        logger.run_stop(ABORTED, {"reason": sentence})
+    elif log.exists():
+        close_interrupted(log, provenance.tree_root(), sentence)
 
 
 def _set_aside(log: Path) -> None:

@@ -2,29 +2,31 @@
 
 init_stop, run_start
 source.open                              first touch of the data set
-|-- take the step's micro-batches        source.next_step
+|-- take the step's micro-batches        source.next_step; run.watch.mark tells where this rank is
 |   for each: forward, backward          gradients add up; reduction overlaps the last backward
 |   finish the reduction                 reducer.finish
 |   clip and update                      optimizer.step(schedule(step))
 |   log                                  monitor
 |   perhaps evaluate                     evaluate, eval_accuracy
-|   perhaps checkpoint
+|   perhaps checkpoint                   also when the job is about to end (SIGUSR1); then the process leaves
 '-- until the target or a limit
 run_stop
 """
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from mlbert.core.mllog import MLPerfLogger
+from mlbert.core.mllog import MLPerfLogger, Terminated
 from mlbert.data.batch import Batch
+from mlbert.dist.watch import Stage, Watch
 from mlbert.dist.world import World
 from mlbert.models.bert import BertForPreTraining, DropoutState
 from mlbert.models.flops import Work, training_flops
@@ -56,10 +58,12 @@ class Source(Protocol):
 class Optimizer(Protocol):
     """An optimizer on flat buffers; see `mlbert.optim.lamb`."""
 
-    implementation: str
+    @property
+    def implementation(self) -> str:
+        """Which form of it runs."""
 
     def step(self, lr: float) -> StepResult:
-        """One update."""
+        """Starts one update; on a GPU it may still run on return."""
 
     def state_dict(self) -> dict:
         """Tensors and plain numbers."""
@@ -71,8 +75,13 @@ class Optimizer(Protocol):
 class StepResult(Protocol):
     """What an update reports: the gradient's norm, and whether it was left out as not finite."""
 
-    grad_norm: float
-    skipped: bool
+    @property
+    def grad_norm(self) -> float:
+        """The gradient's norm; may wait for the device, as `skipped` may."""
+
+    @property
+    def skipped(self) -> bool:
+        """Whether nothing was changed."""
 
 
 class Reducer(Protocol):
@@ -95,6 +104,17 @@ class FlatBuffers(Protocol):
         """Clears the gradients."""
 
 
+@dataclass(frozen=True)
+class Counted:
+    """A step that was counted as if its update had changed the weights, before that was known."""
+
+    result: StepResult
+    step: int
+    samples: int
+    tokens: int
+    flops: int
+
+
 @dataclass
 class Run:
     """Everything the loop needs, as objects."""
@@ -115,6 +135,11 @@ class Run:
     seed: int
     eval_every_samples: int
     save_every_steps: int
+    watch: Watch
+    warned: bool = False  # this rank was told that the job is about to end
+    leaving: bool = False  # some rank was: all agree on it in the same step
+    settle_late: bool = False  # ask for a step's result when the next one is queued: the GPU never waits for the host
+    unsettled: Counted | None = None
 
 
 def train(run: Run) -> Outcome:
@@ -133,13 +158,19 @@ def train(run: Run) -> Outcome:
         train_one_step(run)
         reason = _agreed_limit(run, clock)
         due = state.samples >= state.next_eval_samples
+        if run.unsettled and (reason is not None or due):
+            _settle(run)
+            reason, due = _agreed_limit(run, clock), state.samples >= state.next_eval_samples
         if due or (reason is not None and evaluated_at != state.samples):
             evaluated_at = state.samples
             _evaluate(run, clock)
             if state.accuracy >= run.limits.target_accuracy:
                 status, reason = SUCCESS, f"target accuracy {run.limits.target_accuracy} reached"
-        if run.save_every_steps and reason is None and state.step % run.save_every_steps == 0:
+        save = run.save_every_steps and state.step % run.save_every_steps == 0
+        if reason is None and (save or run.leaving):
             save_checkpoint(run, clock.seconds())
+        if reason is None and run.leaving:
+            raise Terminated(signal.SIGUSR1)
 
     log.end("block_stop", metadata={"first_epoch_num": 1})
     log.end("epoch_stop", metadata={"epoch_num": state.samples})
@@ -154,7 +185,9 @@ def train(run: Run) -> Outcome:
 def train_one_step(run: Run) -> None:
     """One optimizer step on all ranks."""
     state, started = run.state, time.monotonic()
+    run.watch.mark(state.step, Stage.READ)
     micro_batches = run.source.next_step()
+    run.watch.mark(state.step, Stage.COUNT)
     counts = _global_counts(micro_batches, run)
     num_samples, num_masked = int(counts[0]), int(counts[1])
     dropout = DropoutState(run.seed, state.step)
@@ -163,22 +196,26 @@ def train_one_step(run: Run) -> None:
     run.flat.zero_grad()
     device = run.flat.data.device
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-    for i, batch in enumerate(micro_batches):
+    run.leaving = bool(counts[4])
+    for i, batch in enumerate(run.watch.each(micro_batches, state.step, Stage.COMPUTE, Stage.REDUCE)):
         run.reducer.prepare(last=i == len(micro_batches) - 1)
         loss = run.model(batch.to(device), dropout).loss(num_masked, num_samples)
         loss.backward()
         loss_sum += loss.detach()
     run.reducer.finish()
+    run.watch.mark(state.step, Stage.UPDATE)
     result = run.optimizer.step(lr)
+    if scaling := run.model.bert.scaling:
+        scaling.update(run.world.all_reduce_max)
 
+    _settle(run)
     state.step += 1
-    if result.skipped:
-        state.skipped_steps += 1
-        run.monitor.skipped(state)
-    else:
-        state.samples += num_samples
-        state.tokens += int(counts[2])
-        state.flops += int(counts[3])
+    state.samples += num_samples
+    state.tokens += int(counts[2])
+    state.flops += int(counts[3])
+    run.unsettled = Counted(result, state.step, num_samples, int(counts[2]), int(counts[3]))
+    if not run.settle_late or run.monitor.wants(state.step):
+        _settle(run)
     if run.monitor.wants(state.step):
         run.world.all_reduce_sum(loss_sum)
         # Reading the loss waits for the device; done at log points only.
@@ -186,11 +223,28 @@ def train_one_step(run: Run) -> None:
     state.train_seconds += time.monotonic() - started
 
 
+def _settle(run: Run) -> None:
+    """Takes the last counted step's samples back if its update was left out."""
+    counted, run.unsettled = run.unsettled, None
+    if counted is None or not counted.result.skipped:
+        return
+    state = run.state
+    state.skipped_steps += 1
+    state.samples -= counted.samples
+    state.tokens -= counted.tokens
+    state.flops -= counted.flops
+    run.monitor.skipped(replace(state, step=counted.step))
+
+
 def save_checkpoint(run: Run, elapsed_seconds: float) -> None:
     """Writes the whole state of the run from rank 0; the other ranks wait."""
+    run.watch.mark(run.state.step, Stage.CHECKPOINT)
+    _settle(run)
     run.state.elapsed_seconds = elapsed_seconds
     optimizer = run.optimizer.state_dict()
     tensors = {f"optimizer.{k}": v for k, v in optimizer.items() if isinstance(v, Tensor)}
+    if scaling := run.model.bert.scaling:
+        tensors |= {f"fp8.{k}": v for k, v in scaling.state().items()}
     numbers = {k: v for k, v in optimizer.items() if not isinstance(v, Tensor)}
     state = {"train": run.state.to_json(), "optimizer": numbers, "source": run.source.state_dict(), "seed": run.seed}
     if run.world.rank == 0:
@@ -208,6 +262,9 @@ def load_checkpoint(run: Run, warn: Callable[[str], None]) -> bool:
     run.flat.data.copy_(checkpoint.tensors["weights"])
     tensors = {k.removeprefix("optimizer."): v for k, v in checkpoint.tensors.items() if k.startswith("optimizer.")}
     run.optimizer.load_state_dict({**tensors, **checkpoint.state["optimizer"]})
+    if scaling := run.model.bert.scaling:
+        parts = {k.removeprefix("fp8."): v for k, v in checkpoint.tensors.items() if k.startswith("fp8.")}
+        scaling.load_state(parts)
     run.source.load_state_dict(checkpoint.state["source"])
     run.state.restore(checkpoint.state["train"])
     run.seed = checkpoint.state["seed"]
@@ -215,11 +272,14 @@ def load_checkpoint(run: Run, warn: Callable[[str], None]) -> bool:
 
 
 def _global_counts(micro_batches: Iterable[Batch], run: Run) -> list[int]:
-    """Sequences, masked tokens, tokens and FLOPs of the step over all ranks: the loss divides by them."""
-    counts = torch.zeros(4, dtype=torch.int64)
+    """Sequences, masked tokens, tokens and FLOPs of the step over all ranks, and how many of them were warned.
+
+    The loss divides by the first two; the last rides along because an all-reduce of its own would cost a round trip.
+    """
+    counts = torch.tensor([0, 0, 0, 0, run.warned])
     for batch in micro_batches:
         flops = training_flops(run.model.config, Work.of(batch))
-        counts += torch.tensor([batch.num_samples, batch.num_masked, batch.num_tokens, flops])
+        counts += torch.tensor([batch.num_samples, batch.num_masked, batch.num_tokens, flops, 0])
     run.world.all_reduce_sum(counts)
     return counts.tolist()
 
@@ -236,7 +296,8 @@ def _evaluate(run: Run, clock: Clock) -> None:
     state = run.state
     where = {"epoch_num": state.samples}
     run.logger.start("eval_start", metadata=where)
-    state.accuracy, loss = evaluate(run.model, run.evaluation_set, run.world)
+    batches = run.watch.each(run.evaluation_set, state.step, Stage.EVALUATE, Stage.SUM)
+    state.accuracy, loss = evaluate(run.model, batches, run.world)
     run.logger.end("eval_stop", metadata=where)
     run.logger.event("eval_accuracy", state.accuracy, metadata=where)
     while state.next_eval_samples <= state.samples:

@@ -1,0 +1,109 @@
+# What every launcher of jobs needs: run.sub, run_with_docker.sh and run_multinode.sh source it after CONFIG_FILE is set.
+# shellcheck shell=bash disable=SC2034  # they use the variables
+
+system_dir="$(cd "$(dirname "${CONFIG_FILE}")" && pwd)"
+tree_dir="$(cd "${system_dir}/../../../.." && pwd)"
+pytorch_dir="$(cd "${system_dir}/../pytorch" && pwd)"
+launch_dir="${pytorch_dir}/launch"
+first_seed="${SEED:-}"
+failed=0
+
+fail() {
+    echo "error: $*" >&2
+    exit 2
+}
+
+say() {
+    echo "$(date +%T) $*"
+}
+
+# A yes/no setting, with its default.
+enabled() {
+    local value="${!1:-$2}"
+    case "${value,,}" in
+    1 | yes | true | on) return 0 ;;
+    0 | no | false | off) return 1 ;;
+    *) fail "$1=${value} is neither yes nor no." ;;
+    esac
+}
+
+# What a config must have set; makes LOGDIR and its path absolute.
+check_settings() {
+    local name
+    NEXP="${NEXP:-1}"
+    for name in DGXNNODES DGXNGPU RECIPE LOGDIR; do
+        [[ -n "${!name:-}" ]] || fail "${name} is not set. Source a config first: source config_<system>.sh"
+    done
+    for name in DGXNNODES DGXNGPU NEXP; do
+        [[ "${!name}" =~ ^[1-9][0-9]*$ ]] || fail "${name}=${!name} is not a number of at least 1."
+    done
+    for name in TIMED NCCL_TEST CLEAR_CACHES CHECK_COMPLIANCE COLLECT_RESULTS BIND_CPUS RESUME; do
+        enabled "${name}" 0 || true
+    done
+    mkdir -p "${LOGDIR}" 2>/dev/null || fail "LOGDIR=${LOGDIR} cannot be made on $(hostname). Set it in env.sh."
+    LOGDIR="$(cd "${LOGDIR}" && pwd)"
+}
+
+# The package is the tree's own, whichever one is installed. Without a container it runs in the tree's virtual
+# environment, unless another one is active.
+choose_python() {
+    export PYTHONPATH="${pytorch_dir}${PYTHONPATH:+:${PYTHONPATH}}"
+    if [[ -z "${CONT:-}" && -z "${VIRTUAL_ENV:-}" && -x "${tree_dir}/.venv/bin/python3" ]]; then
+        export PATH="${tree_dir}/.venv/bin:${PATH}"
+    fi
+}
+
+# Sets `mounts`: the tree, the data and LOGDIR, each under its own path, and what env.sh adds.
+choose_mounts() {
+    local path more
+    mounts=("${tree_dir}:${tree_dir}")
+    for path in "${DATADIR_PHASE2:-}" "${EVALDIR:-}" "${INIT_CHECKPOINT:-}" "${LOGDIR}"; do
+        if [[ "${path}" == /* && "${path}/" != "${tree_dir}/"* ]]; then
+            [[ "${path}" != *[,:]* ]] || fail "${path} holds a comma or a colon, which a mount cannot."
+            mounts+=("${path}:${path}")
+        fi
+    done
+    IFS=, read -r -a more <<<"${CONT_MOUNTS:-}"
+    mounts+=("${more[@]}")
+}
+
+# Sets `exported`: the settings that are set, by name. reset_settings.sh is made from the table of all of them.
+list_settings() {
+    local name
+    exported=()
+    # shellcheck disable=SC2013  # words are wanted
+    for name in $(grep --invert-match '^#' "${launch_dir}/reset_settings.sh"); do
+        if [[ "${name}" =~ ^[A-Z] && -n "${!name:-}" ]]; then
+            exported+=("${name}")
+        fi
+    done
+}
+
+# Names run i for the trainer. A given SEED is that of run 0, and the others count on from it; without one each run
+# draws its own.
+select_run() {
+    export EXPERIMENT="$1"
+    if [[ "${first_seed}" =~ ^[0-9]+$ ]]; then
+        export SEED="$((first_seed + $1))"
+    fi
+}
+
+is_finished() {
+    [[ -e "${LOGDIR}/run_$1/summary.json" ]]
+}
+
+# Run i is over: its status, its log's compliance, its place among the results. `mlbert_once` is the launcher's own.
+conclude() {
+    local i="$1" status="$2" log="${LOGDIR}/result_$1.txt"
+    ((status == 0)) || failed=1
+    if enabled CHECK_COMPLIANCE 1; then
+        mlbert_once submission check "${log}" || failed=1
+    fi
+    enabled COLLECT_RESULTS 0 || return 0
+    local target="${tree_dir}/results/${MLPERF_SUBMISSION_PLATFORM:?is not set: see env.sh}/bert"
+    mkdir -p "${target}"
+    if ! cp --no-clobber "${log}" "${target}/" || ! cmp -s "${log}" "${target}/result_${i}.txt"; then
+        echo "error: ${target}/result_${i}.txt is another run's; this run's log stays in ${LOGDIR}." >&2
+        failed=1
+    fi
+}

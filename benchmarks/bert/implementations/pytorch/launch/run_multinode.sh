@@ -1,0 +1,82 @@
+#!/bin/bash
+# NEXP experiments on several machines without Slurm, one after another:
+#   source config_<system>.sh && HOSTS=node1,node2 ../pytorch/launch/run_multinode.sh [--mpirun]
+# Over ssh each host starts its own ranks (torchrun); with --mpirun, Open MPI starts them all. The tree, the data and LOGDIR
+# lie under the same paths everywhere, and ssh asks for no password. To use containers, start this inside of them.
+set -euo pipefail
+
+: "${CONFIG_FILE:?is not set: source a config_<system>.sh first}"
+# shellcheck source-path=SCRIPTDIR source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+over_mpirun() {
+    local words=() name host slots=()
+    for name in "${exported[@]}" PATH PYTHONPATH; do
+        words+=(-x "${name}")
+    done
+    for host in "${hosts[@]}"; do
+        slots+=("${host}:${DGXNGPU}")
+    done
+    mpirun --np "$((DGXNNODES * DGXNGPU))" --host "$(joined "${slots[@]}")" --map-by "ppr:${DGXNGPU}:node" --bind-to none \
+        "${words[@]}" "${launch_dir}/run_and_time.sh" "$@"
+}
+
+# One ssh a host. The first one that fails ends the others; their ranks notice by themselves that peers are gone.
+over_ssh() {
+    local node name line pids=() status=0
+    for ((node = 0; node < DGXNNODES; node++)); do
+        line="cd $(printf %q "${system_dir}") && exec env NODE_RANK=${node}"
+        for name in "${exported[@]}" PATH PYTHONPATH; do
+            line+=" $(printf '%s=%q' "${name}" "${!name}")"
+        done
+        line+=" $(printf '%q ' "${launch_dir}/run_and_time.sh" "$@")"
+        ssh -o BatchMode=yes "${hosts[node]}" "${line}" &
+        pids+=($!)
+    done
+    for node in "${pids[@]}"; do
+        wait -n "${pids[@]}" || status=$?
+        ((status == 0)) || break
+    done
+    # A run without its target ends with 1 everywhere; whoever still writes results finishes first.
+    if ((status > 1)); then
+        kill "${pids[@]}" 2>/dev/null || true
+    fi
+    wait "${pids[@]}" || true
+    return "${status}"
+}
+
+joined() {
+    local IFS=,
+    echo "$*"
+}
+
+mlbert_once() {
+    python3 -m mlbert.cli.main "$@"
+}
+
+with_mpirun=0
+if [[ "${1:-}" == --mpirun ]]; then
+    with_mpirun=1
+    shift
+fi
+check_settings
+IFS=, read -r -a hosts <<<"${HOSTS:-}"
+((${#hosts[@]} == DGXNNODES)) || fail "HOSTS names ${#hosts[@]} hosts, the config wants DGXNNODES=${DGXNNODES}."
+choose_python
+export MASTER_ADDR="${MASTER_ADDR:-${hosts[0]}}" MASTER_PORT="${MASTER_PORT:-29500}"
+for ((i = 0; i < NEXP; i++)); do
+    status=0
+    select_run "${i}"
+    list_settings
+    say "run ${i} starts on ${HOSTS}."
+    if ((with_mpirun)); then
+        over_mpirun "$@" || status=$?
+    else
+        over_ssh "$@" || status=$?
+    fi
+    say "run ${i} ended with status ${status}."
+    is_finished "${i}" || exit "$((status ? status : 1))"
+    conclude "${i}" "${status}"
+done
+mlbert_once report "${LOGDIR}" || failed=1
+exit "${failed}"

@@ -1,0 +1,58 @@
+#!/bin/bash
+# NEXP experiments on this machine in a Docker container, one after another:
+#   source config_<system>.sh && CONT=<image> ../pytorch/launch/run_with_docker.sh
+# The settings are those of run.sub, as far as they concern one node; DOCKER_ARGS are further words for docker run.
+set -euo pipefail
+
+: "${CONFIG_FILE:?is not set: source a config_<system>.sh first}"
+# shellcheck source-path=SCRIPTDIR source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+in_container() {
+    local words=() name
+    for name in "${exported[@]}"; do
+        words+=(--env "${name}")
+    done
+    docker exec "${words[@]}" --env PYTHONPATH --workdir "${system_dir}" "${container}" "$@"
+}
+
+mlbert_once() {
+    in_container python3 -m mlbert.cli.main "$@"
+}
+
+check_settings
+((DGXNNODES == 1)) || fail "DGXNNODES=${DGXNNODES}, and Docker starts one node. Use run.sub or run_multinode.sh."
+[[ -n "${CONT:-}" ]] || fail "CONT is not set. Name the image: CONT=<image> ../pytorch/launch/run_with_docker.sh"
+choose_python
+choose_mounts
+list_settings
+container="mlbert_${DGXSYSTEM:-run}_$$"
+gpus=()
+[[ ! -e /proc/driver/nvidia/version ]] || gpus=(--gpus all)
+volumes=()
+for mount in "${mounts[@]}"; do
+    volumes+=(--volume "${mount}")
+done
+read -r -a site_args <<<"${DOCKER_ARGS:-}"
+docker run --rm --init --detach --name "${container}" "${gpus[@]}" --net=host --uts=host --ipc=host \
+    --user "$(id -u):$(id -g)" --security-opt=seccomp=unconfined --ulimit=stack=67108864 --ulimit=memlock=-1 \
+    "${site_args[@]}" "${volumes[@]}" "${CONT}" sleep infinity >/dev/null || fail "the container of CONT=${CONT} did not start."
+# shellcheck disable=SC2064  # the name of now
+trap "docker container rm --force '${container}' >/dev/null" EXIT
+in_container "${launch_dir}/check_node.sh" || fail "the container lacks what a run needs; see above."
+for ((i = 0; i < NEXP; i++)); do
+    export CACHES_CLEARED=false
+    if enabled CLEAR_CACHES 1 && "${launch_dir}/drop_caches.sh"; then
+        CACHES_CLEARED=true
+    fi
+    select_run "${i}"
+    list_settings
+    status=0
+    say "run ${i} starts."
+    in_container "${launch_dir}/run_and_time.sh" || status=$?
+    say "run ${i} ended with status ${status}."
+    is_finished "${i}" || exit "$((status ? status : 1))"
+    conclude "${i}" "${status}"
+done
+mlbert_once report "${LOGDIR}" || failed=1
+exit "${failed}"

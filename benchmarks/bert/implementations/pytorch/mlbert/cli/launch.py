@@ -1,0 +1,89 @@
+"""``mlbert launch``: what the launchers need around a run, and chains of jobs for long pre-training."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlbert.cli.output import wide_console
+from mlbert.core.config import environment
+from mlbert.core.errors import UserError
+from mlbert.core.mllog import close_interrupted
+from mlbert.core.provenance import tree_root
+
+app = typer.Typer(help="Chains of jobs, and what launchers call.", no_args_is_help=True, add_completion=False)
+
+
+def chain_commands(num_jobs: int, sbatch_words: list[str]) -> list[list[str]]:
+    """The sbatch command of each job; every one but the first still lacks the number of its predecessor (``{}``).
+
+    A link waits for the end of the one before, whatever that end is: time limit, failed node or finished training (then
+    it ends at once).
+    """
+    first = ["sbatch", "--parsable", *sbatch_words]
+    later = ["sbatch", "--parsable", "--dependency=afterany:{}", *sbatch_words]
+    return [first, *([later] * (num_jobs - 1))]
+
+
+@app.command("chain", context_settings={"ignore_unknown_options": True})
+def chain(
+    num_jobs: Annotated[int, typer.Argument(metavar="N", help="Jobs of the chain.", min=1)],
+    sbatch_words: Annotated[
+        list[str], typer.Argument(metavar="SBATCH...", help="As for sbatch: -N 2 -t 60 run.sub", show_default=False)
+    ],
+) -> None:
+    """Submit N jobs, each continuing where the one before it stopped; print their numbers.
+
+    For pre-training that takes longer than a job may: source a config with SAVE_CHECKPOINT_STEPS, then
+    mlbert launch chain 5 -N ${DGXNNODES} -t ${WALLTIME} run.sub
+    """
+    exports = environment()
+    if not exports.get("CONFIG_FILE"):
+        raise UserError("CONFIG_FILE", "is not set", "Source a config first: source config_<system>.sh")
+    if exports.get("TIMED", "0").lower() in ("1", "yes", "true", "on"):
+        raise UserError("TIMED", "is set, and a timed run is never continued", "Unset it for a chain")
+    number = ""
+    for command in chain_commands(num_jobs, sbatch_words):
+        words = [word.format(number) if word.startswith("--dependency") else word for word in command]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, check=False, env={**exports, "RESUME": "1"})
+        except FileNotFoundError:
+            raise UserError("sbatch", "is not installed here", "Submit from a login node of the cluster") from None
+        if done.returncode:
+            raise UserError("sbatch", " ".join(done.stderr.split()) or "failed", "See its words above")
+        number = done.stdout.strip().split(";")[0]
+        print(number, flush=True)
+
+
+@app.command("abort-log")
+def abort_log(
+    log: Annotated[Path, typer.Argument(help="result_<i>.txt of a run that was interrupted.")],
+    reason: Annotated[str, typer.Option(help="Words for the log.")],
+) -> None:
+    """Close an interrupted run's log with run_stop, status aborted. A log that is closed stays as it is."""
+    if close_interrupted(log, tree_root(), reason):
+        print(f"{log}: closed as aborted ({reason})")
+
+
+@app.command("test-network")
+def network_command(
+    sizes: Annotated[str, typer.Option(help="Message sizes, MiB.")] = "1,16,64",
+) -> None:
+    """On every rank of a launcher: bandwidth of the all-reduce, of each node, and the slowest node's name."""
+    from mlbert.bench.network import measure
+    from mlbert.dist.world import World
+
+    try:
+        sizes_mib = [int(size) for size in sizes.split(",")]
+    except ValueError:
+        raise UserError("--sizes", f"{sizes!r} are not whole numbers", "Give for example 1,16,64") from None
+    world = World.identify()
+    world.start()
+    report = measure(world, sizes_mib)
+    if world.rank == 0:
+        for line in report.lines():
+            wide_console().print(line, markup=False, highlight=False, soft_wrap=True)
+    world.stop()

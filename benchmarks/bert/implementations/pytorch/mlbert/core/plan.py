@@ -1,0 +1,214 @@
+"""What a resolved configuration amounts to, before anything runs: batch, evaluations, samples and time to expect.
+
+Arithmetic on settings and on the rules only; nothing here looks at data or at a device. What cannot be known (the speed
+of a machine, where an own target is reached) is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlbert.core import rules
+from mlbert.core.config_files import parse_config_name
+from mlbert.core.errors import UserError
+from mlbert.core.settings import TrainConfig
+
+_WALLTIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_MOST_STEPS_OVER = 1.05  # a batch may be a little off its nominal size: packs are not all equally full
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Lines to print and warnings, each one sentence or less than a line."""
+
+    lines: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def make_plan(
+    config: TrainConfig, world_size: int, environ: Mapping[str, str], samples_per_second: float | None = None
+) -> Plan:
+    """The plan of one run, and of a job's NEXP runs.
+
+    Args:
+        config: the resolved configuration.
+        world_size: ranks.
+        environ: exports of launchers: DGXNNODES, DGXNGPU, NEXP, WALLTIME, CONFIG_FILE.
+        samples_per_second: training speed of all ranks together, as measured; ``None`` when unknown.
+    """
+    batch = rules.global_batch_size(config.train_batch_size, world_size, config.average_packing_rate)
+    limit = min(config.max_steps * batch, config.max_samples_termination)
+    point = rules.reference_point(batch)
+    expected = _expected_samples(config, point)
+    packing = f" x PACKING_FACTOR {config.average_packing_rate:g}"
+    lines = [
+        f"global_batch_size {batch} = BATCHSIZE {config.train_batch_size} x {world_size} ranks{packing}",
+        f"schedule: {config.max_steps} steps of about {batch} samples, {_warmup_words(config)}; "
+        f"training ends after {limit:,} samples at the latest",
+        f"evaluation: first after {config.eval_iter_start_samples:,} samples, then every {config.eval_iter_samples:,}, "
+        f"on {config.num_eval_examples:,}; closed division: every {rules.eval_interval(batch):,}, "
+        f"on {rules.NUM_EVAL_SAMPLES:,}",
+        f"reference convergence point: {_point_words(batch, point)}",
+        f"expected samples: {_expected_words(config, expected)}",
+    ]
+    time_lines, time_warnings = _time(config, environ, expected, limit, samples_per_second)
+    warnings = [
+        *_shape_warnings(config, world_size, environ),
+        *_schedule_warnings(config, batch, limit),
+        *(_closed_warnings(config, batch, limit, point) if config.submission_division == "closed" else []),
+        *time_warnings,
+    ]
+    return Plan((*lines, *time_lines), tuple(warnings))
+
+
+def planned_world_size(environ: Mapping[str, str]) -> int | None:
+    """DGXNNODES x DGXNGPU of a sourced config; ``None`` without one."""
+    counts = [environ.get(name, "") for name in ("DGXNNODES", "DGXNGPU")]
+    if not all(count.isdecimal() and int(count) > 0 for count in counts):
+        return None
+    return int(counts[0]) * int(counts[1])
+
+
+def walltime_minutes(text: str) -> float:
+    """Minutes of a time limit in one of sbatch's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
+
+    Raises:
+        UserError: another form.
+    """
+    match = _WALLTIME.fullmatch(text.strip())
+    if match is None:
+        raise UserError("WALLTIME", f"'{text}' is no time limit of sbatch", "Give minutes, or H:M:S, or D-H:M:S")
+    days, *parts = (None if part is None else int(part) for part in match.groups())
+    given = [part for part in parts if part is not None]
+    if days is not None:
+        hours, minutes, seconds = [*given, 0, 0][:3]
+        return days * 1440 + hours * 60 + minutes + seconds / 60
+    hours, minutes, seconds = ([0, *given, 0], [0, *given], given)[len(given) - 1]
+    return hours * 60 + minutes + seconds / 60
+
+
+def _expected_samples(config: TrainConfig, point: rules.ReferencePoint | None) -> int | None:
+    """The first evaluation at or after the reference's mean; ``None`` where the reference says nothing."""
+    if point is None or config.target_mlm_accuracy != rules.TARGET_MLM_ACCURACY:
+        return None
+    beyond = max(0.0, point.mean_samples - config.eval_iter_start_samples)
+    return config.eval_iter_start_samples + math.ceil(beyond / config.eval_iter_samples) * config.eval_iter_samples
+
+
+def _warmup_words(config: TrainConfig) -> str:
+    if not config.num_warmup_steps:
+        return "no warm-up"
+    return f"warm-up of {config.num_warmup_steps} from step {config.start_warmup_step}"
+
+
+def _point_words(batch: int, point: rules.ReferencePoint | None) -> str:
+    known = [known.global_batch_size for known in rules.REFERENCE_POINTS if known.pruned]
+    if point is None:
+        return f"none at batch {batch}; the largest is at {known[-1]}"
+    numbers = f"{point.mean_samples:,.0f} samples on average, at least {point.min_mean_samples:,.0f}"
+    if batch in known:
+        return f"recorded at batch {batch}: {numbers}"
+    if batch < known[0]:
+        return f"that of batch {known[0]}, the smallest: {numbers}"
+    low = max(size for size in known if size < batch)
+    high = min(size for size in known if size > batch)
+    return f"between batch {low} and {high}: {numbers}"
+
+
+def _expected_words(config: TrainConfig, expected: int | None) -> str:
+    if expected is None and config.target_mlm_accuracy != rules.TARGET_MLM_ACCURACY:
+        wanted, target = rules.TARGET_MLM_ACCURACY, config.target_mlm_accuracy
+        return f"unknown; the reference tells them for accuracy {wanted:g}, TARGET_MLM_ACCURACY is {target:g}"
+    if expected is None:
+        return "unknown; there is no reference point"
+    evaluations = (expected - config.eval_iter_start_samples) // config.eval_iter_samples + 1
+    return f"{expected:,}, the evaluation (number {evaluations}) that follows the reference's average"
+
+
+def _time(
+    config: TrainConfig,
+    environ: Mapping[str, str],
+    expected: int | None,
+    limit: int,
+    samples_per_second: float | None,
+) -> tuple[list[str], list[str]]:
+    runs = int(environ["NEXP"]) if environ.get("NEXP", "").isdecimal() else 1
+    given = environ.get("WALLTIME", "")
+    walltime = walltime_minutes(given) if given else None
+    told = f"WALLTIME {given}" if given else "WALLTIME is not set"
+    if samples_per_second is None:
+        lines = [f"expected time: unknown; give --samples-per-second N as a run of this machine measured it; {told}"]
+        seconds = config.max_seconds
+        what = f"{runs} runs of MAX_SECONDS {seconds:g}" if seconds is not None else ""
+    else:
+        seconds = (limit if expected is None else expected) / samples_per_second
+        kind = "at most" if expected is None else "about"
+        if config.max_seconds is not None and config.max_seconds < seconds:
+            kind, seconds = "at most", config.max_seconds
+        lines = [
+            f"expected time: {kind} {seconds:,.0f} s a run at {samples_per_second:g} samples/s, {runs} runs "
+            f"{runs * seconds / 60:,.1f} minutes; start-up, evaluation and compilation come on top; {told}"
+        ]
+        what = f"{runs} runs of {kind} {seconds:,.0f} s"
+    if walltime is None or seconds is None or runs * seconds / 60 < walltime:
+        return lines, []
+    return lines, [
+        f"WALLTIME {given} ({walltime:g} minutes) is too short: {what} are {runs * seconds / 60:.1f} minutes"
+    ]
+
+
+def _shape_warnings(config: TrainConfig, world_size: int, environ: Mapping[str, str]) -> list[str]:
+    warnings = []
+    planned = planned_world_size(environ)
+    if planned is not None and planned != world_size:
+        warnings.append(f"the launcher started {world_size} ranks, DGXNNODES x DGXNGPU is {planned}")
+    name = Path(environ.get("CONFIG_FILE", "")).name
+    parts = parse_config_name(name)
+    if parts is None:
+        return warnings
+    actual = (
+        environ.get("DGXNNODES", "?"),
+        environ.get("DGXNGPU", "?"),
+        str(config.train_batch_size),
+        str(config.gradient_accumulation_steps),
+    )
+    if actual != (str(parts.nodes), str(parts.ranks), str(parts.batch), str(parts.accumulation)):
+        warnings.append(f"{name} tells nodes x ranks x batch x accumulation, but they are {'x'.join(actual)}")
+    return warnings
+
+
+def _schedule_warnings(config: TrainConfig, batch: int, limit: int) -> list[str]:
+    warnings = []
+    if config.start_warmup_step and not config.num_warmup_steps:
+        warnings.append(f"START_WARMUP_STEP {config.start_warmup_step} does nothing without a warm-up")
+    if config.eval_iter_start_samples > limit:
+        warnings.append(f"training ends after {limit:,} samples, before the first evaluation")
+    if batch > config.eval_iter_samples:
+        warnings.append(f"one step is {batch:,} samples, more than lie between two evaluations")
+    return warnings
+
+
+def _closed_warnings(config: TrainConfig, batch: int, limit: int, point: rules.ReferencePoint | None) -> list[str]:
+    """What the closed division would not accept, or what makes a run hopeless in it."""
+    warnings = []
+    if point is None:
+        largest = max(known.global_batch_size for known in rules.REFERENCE_POINTS)
+        warnings.append(f"batch {batch} is beyond the reference points, the largest is {largest}: closed refuses it")
+    elif limit * _MOST_STEPS_OVER < point.min_mean_samples:
+        warnings.append(
+            f"training ends after {limit:,} samples, the reference needs {point.mean_samples:,.0f} on average"
+        )
+    interval = rules.eval_interval(batch)
+    if (config.eval_iter_start_samples, config.eval_iter_samples) != (interval, interval):
+        warnings.append(f"the closed division wants EVAL_ITER_START_SAMPLES and EVAL_ITER_SAMPLES to be {interval}")
+    if config.num_eval_examples != rules.NUM_EVAL_SAMPLES:
+        warnings.append(f"the closed division wants NUM_EVAL_EXAMPLES={rules.NUM_EVAL_SAMPLES}")
+    if config.init_checkpoint is None:
+        warnings.append("the closed division starts from the reference checkpoint, INIT_CHECKPOINT is none")
+    if config.synthetic_data:
+        warnings.append("the closed division trains on its data set, SYNTH_DATA is yes")
+    return warnings

@@ -1,0 +1,297 @@
+"""A real Slurm on this one machine: munged, slurmctld and one slurmd a node, without systemd.
+
+    python tests/slurm/cluster.py 4      # 4 nodes and a shell in which sbatch knows them; its end takes them down
+
+Everything lies in one temporary folder: configuration, key, sockets, logs, spool. The nodes claim 8 GPUs each, which
+are copies of /dev/null. Needs root and Debian's packages slurmctld, slurmd, slurm-client and munge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
+NUM_GPUS = 8
+CONFIG = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket,cred_expire=5
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdPidFile={folder}/%n/slurmd.pid
+SlurmdLogFile={folder}/%n/slurmd.log
+SlurmdSpoolDir={folder}/%n/spool
+TmpFS={folder}/%n/tmp
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=100
+EnforcePartLimits=ALL
+ReturnToService=1
+GresTypes=gpu
+MailProg=/bin/true
+SlurmdTimeout=10
+SlurmctldTimeout=10
+KillWait=10
+SchedulerParameters=sched_interval=2,batch_sched_delay=0
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP OverSubscribe=NO
+"""
+NODE = (
+    "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=16 RealMemory=64000 "
+    "Gres=gpu:{gpus} State=UNKNOWN"
+)
+
+
+def why_not() -> str | None:
+    """Why no cluster can be brought up here, in words; None when it can."""
+    missing = [name for name in PROGRAMS if not shutil.which(name, path=SYSTEM_PATH)]
+    if missing:
+        packages = "apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge"
+        return f"Slurm is not installed ({', '.join(missing)} missing): {packages}"
+    if os.geteuid() != 0:
+        return "slurmd needs root, and this user is not root"
+    return None
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports that nobody listens on now, below those that Linux gives to outgoing connections."""
+    found: list[int] = []
+    while len(found) < count:
+        port = 6800 + secrets.randbelow(7000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            if port not in found:
+                found.append(port)
+    return found
+
+
+class Cluster:
+    """A running cluster; see `running`.
+
+    Attributes:
+        folder: everything that belongs to it.
+        nodes: names, node1 and up.
+        environment: for programs that talk to it: PATH and SLURM_CONF and nothing else of this process.
+    """
+
+    def __init__(self, folder: Path, num_nodes: int) -> None:
+        self.folder = folder
+        self.nodes = [f"node{i + 1}" for i in range(num_nodes)]
+        self.environment = {
+            "PATH": f"{Path(sys.executable).parent}:{SYSTEM_PATH}",
+            "SLURM_CONF": str(folder / "slurm.conf"),
+            "HOME": os.environ.get("HOME", "/"),
+            "USER": "root",
+        }
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        """Brings everything up and waits until every node is idle."""
+        self._write_files()
+        munge = self.folder / "munge"
+        self._daemon(
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={munge / 'socket'}",
+            f"--key-file={munge / 'key'}",
+            f"--pid-file={munge / 'pid'}",
+            f"--seed-file={munge / 'seed'}",
+            f"--log-file={munge / 'log'}",
+        )
+        self.wait_for((munge / "socket").exists, 10, "munged's socket")
+        self._daemon("slurmctld", "-D", "-c")
+        for node in self.nodes:
+            self.start_node(node)
+        self.wait_for(lambda: self.states() == {"idle"}, 30, "idle nodes")
+
+    def _write_files(self) -> None:
+        for name in ("munge", "state", "gpus", *self.nodes):
+            (self.folder / name).mkdir()
+        for node in self.nodes:
+            (self.folder / node / "tmp").mkdir()
+        key = self.folder / "munge" / "key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        for index in range(NUM_GPUS):
+            os.mknod(self.folder / "gpus" / f"nvidia{index}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        host = socket.gethostname().split(".")[0]
+        controller_port, *ports = free_ports(1 + len(self.nodes))
+        lines = [
+            NODE.format(name=node, host=host, port=port, gpus=NUM_GPUS)
+            for node, port in zip(self.nodes, ports, strict=True)
+        ]
+        text = CONFIG.format(host=host, folder=self.folder, controller_port=controller_port, nodes="\n".join(lines))
+        (self.folder / "slurm.conf").write_text(text)
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpus/nvidia[0-{NUM_GPUS - 1}]\n")
+
+    def _daemon(self, name: str, *arguments: str, label: str = "") -> None:
+        log = (self.folder / f"{label or name}.out").open("ab")
+        path = shutil.which(name, path=SYSTEM_PATH)
+        assert path
+        self._daemons[label or name] = subprocess.Popen(
+            [path, *arguments],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=self.folder,
+        )
+        log.close()
+
+    def start_node(self, node: str) -> None:
+        """Starts a node's daemon."""
+        self._daemon("slurmd", "-D", "-N", node, label=node)
+
+    def kill_node(self, node: str) -> None:
+        """As if its power were cut: its daemon and everything that runs on it, without a word."""
+        own = f"{self.folder}/{node}/".encode()
+        victims = [self._daemons.pop(node).pid, *self._processes(f"SLURMD_NODENAME={node}".encode())]
+        victims += [pid for pid in self._processes() if own in _read(pid, "cmdline")]
+        # The steps' own daemons have no node in their environment; their children name it.
+        victims += [
+            parent for pid in victims if (parent := _parent(pid)) > 1 and b"slurmstepd" in _read(parent, "cmdline")
+        ]
+        for pid in dict.fromkeys(victims):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _processes(self, marker: bytes | None = None) -> list[int]:
+        """Processes of this cluster: their environment names its configuration, and the marker."""
+        own = f"SLURM_CONF={self.folder}/slurm.conf".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal() and int(entry.name) != os.getpid():
+                variables = _read(int(entry.name), "environ").split(b"\0")
+                if own in variables and (marker is None or marker in variables):
+                    found.append(int(entry.name))
+        return found
+
+    def stop(self) -> None:
+        """Cancels every job and ends every process of the cluster."""
+        with contextlib.suppress(subprocess.SubprocessError):
+            self.run("scancel", "--user=root", timeout=10)
+            self.wait_for(lambda: not self.run("squeue", "--noheader").stdout.strip(), 5, "an empty queue")
+        for daemon in self._daemons.values():
+            daemon.terminate()
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and any(daemon.poll() is None for daemon in self._daemons.values()):
+            time.sleep(0.05)
+        for pid in self._processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for daemon in self._daemons.values():
+            daemon.wait(10)
+        self._daemons.clear()
+
+    def run(self, *words: str | Path, timeout: float = 30, **options: object) -> subprocess.CompletedProcess[str]:
+        """Runs a program that talks to the cluster."""
+        environment = {**self.environment, **options.pop("environment", {})}
+        return subprocess.run(
+            [str(word) for word in words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+            **options,
+        )
+
+    def states(self) -> set[str]:
+        """The nodes' states, without flags."""
+        lines = self.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()
+        return set(lines) if len(lines) == len(self.nodes) else set()
+
+    def job(self, job: str) -> dict[str, str]:
+        """What Slurm knows of a job: JobState, ExitCode, Restarts, NodeList, ..."""
+        text = self.run("scontrol", "--oneliner", "show", "job", job).stdout
+        return dict(word.split("=", 1) for word in text.split() if "=" in word)
+
+    def rank(self, job: str, rank: int) -> int:
+        """The process of a rank that trains."""
+        markers = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode()}
+        found = [
+            pid
+            for pid in self._processes()
+            if b"run_pretraining.py" in _read(pid, "cmdline") and markers <= set(_read(pid, "environ").split(b"\0"))
+        ]
+        return min(found)
+
+    def wait_for(self, condition: object, seconds: float, what: str) -> None:
+        """Polls until the condition holds.
+
+        Raises:
+            subprocess.SubprocessError: it does not in time.
+        """
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                raise subprocess.SubprocessError(f"no {what} within {seconds:.0f} s; logs in {self.folder}")
+            time.sleep(0.1)
+
+    def finished(self, job: str, seconds: float = 120) -> dict[str, str]:
+        """Waits for a job's end; what Slurm knows of it then."""
+        running = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", None)
+        self.wait_for(lambda: self.job(job).get("JobState") not in running, seconds, f"end of job {job}")
+        return self.job(job)
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def _parent(pid: int) -> int:
+    text = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(text[1]) if len(text) > 1 else 0
+
+
+@contextlib.contextmanager
+def running(num_nodes: int) -> Iterator[Cluster]:
+    """A cluster of so many nodes, taken down with its folder whatever happens."""
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
+        cluster = Cluster(Path(folder), num_nodes)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+def main() -> None:
+    """Brings up a cluster for a person."""
+    reason = why_not()
+    if reason:
+        sys.exit(f"error: {reason}")
+    with running(int(sys.argv[1]) if len(sys.argv) > 1 else 4) as cluster:
+        print(cluster.run("sinfo").stdout, "exit takes the cluster down.", sep="\n")
+        subprocess.run([os.environ.get("SHELL", "bash")], env={**os.environ, **cluster.environment}, check=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""A site on a test cluster: a tree with one system folder, as a vendor has it, and jobs submitted from there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlbert
+from cluster import Cluster
+from mlbert.core.settings import train_settings
+from training_settings import SETTINGS, SHAPE
+
+
+def read_log(path: Path) -> dict[str, list]:
+    """Values of each key in an MLPerf log, in order; of run_stop the status."""
+    values: dict[str, list] = {}
+    for line in path.read_text().splitlines():
+        if line.startswith(":::MLLOG"):
+            event = json.loads(line.removeprefix(":::MLLOG "))
+            value = event["metadata"]["status"] if event["key"] == "run_stop" else event["value"]
+            values.setdefault(event["key"], []).append(value)
+    return values
+
+
+class Site:
+    """A tree with one system folder, whose config trains the tests' tiny model on generated tokens.
+
+    Attributes:
+        cluster: where its jobs run.
+        config: the system's config.
+        runs: folder of all LOGDIRs.
+    """
+
+    def __init__(self, cluster: Cluster, root: Path, tree_root: Path) -> None:
+        self.cluster, self.runs = cluster, root / "runs"
+        implementations = root / "benchmarks/bert/implementations"
+        system = implementations / "test_system"
+        system.mkdir(parents=True)
+        ours = tree_root / "benchmarks/bert/implementations"
+        (implementations / "pytorch").symlink_to(ours / "pytorch")
+        for stub in ("run.sub", "run_pretraining.py"):
+            (system / stub).write_bytes((ours / "cpu_demo" / stub).read_bytes())
+        shape = root / "bert_config.json"
+        shape.write_text(json.dumps(SHAPE))
+        table = train_settings()
+        exports = {table[name].env: value for name, value in SETTINGS.items()}
+        exports |= {"BERT_CONFIG": str(shape), "LOGDIR": str(self.runs / "out"), "SAVE_CHECKPOINT_STEPS": "0"}
+        exports |= {"DGXNNODES": "2", "DGXNGPU": "1", "NEXP": "1", "WALLTIME": "10", "CLEAR_CACHES": "0"}
+        exports |= {"CHECK_COMPLIANCE": "0", "DGXSYSTEM": "test_2x1x4x2"}
+        self.config = system / "config_test_2x1x4x2.sh"
+        (system / "env.sh").write_text(
+            f'source "{ours}/pytorch/launch/reset_settings.sh"\n'
+            'export CONFIG_FILE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/${BASH_SOURCE[1]##*/}"\n'
+        )
+        lines = ['source "$(dirname "${BASH_SOURCE[0]}")/env.sh"']
+        lines += [f"export {name}='{value}'" for name, value in exports.items()]
+        self.config.write_text("\n".join(lines) + "\n")
+
+    def submit(self, *sbatch_words: str, nodes: int = 2, **exports: object) -> str:
+        """Sources the config as a person does, with overrides after it, and submits; the job's number."""
+        return self._submit("sbatch --parsable", sbatch_words, nodes, exports)[0]
+
+    def chain(self, links: int, nodes: int = 2, **exports: object) -> list[str]:
+        """The same with `mlbert launch chain`; the numbers of its jobs."""
+        return self._submit(f"python3 -m mlbert.cli.main launch chain {links}", (), nodes, exports)
+
+    def _submit(self, command: str, words: tuple[str, ...], nodes: int, exports: dict[str, object]) -> list[str]:
+        overrides = " ".join(f"{name}='{value}'" for name, value in {"DGXNNODES": nodes, **exports}.items())
+        line = f'source "$1"; shift; export {overrides}; {command} -N ${{DGXNNODES}} -t ${{WALLTIME}} "$@" run.sub'
+        package = {"PYTHONPATH": str(Path(mlbert.__file__).parents[1])}
+        done = self.cluster.run(
+            "bash", "-c", line, "bash", self.config, *words, cwd=self.config.parent, environment=package
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    def output(self, job: str) -> str:
+        """What a job printed so far."""
+        path = self.config.parent / f"slurm-{job}.out"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def run(self, *sbatch_words: str, nodes: int = 2, **exports: object) -> tuple[str, str]:
+        """Submits and waits for the end; Slurm's state of the job and its output."""
+        job = self.submit(*sbatch_words, nodes=nodes, **exports)
+        state = self.cluster.finished(job)["JobState"]
+        return state, self.output(job)

@@ -1,0 +1,119 @@
+"""Jobs on a real Slurm: the documented line, overrides, mistakes, arrays, jobs side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster import running
+from mlbert.data.manifest import read_manifest
+from slurm_site import Site, read_log
+from training_settings import SHAPE
+
+
+def text_exports(site: Site, prepared: Path) -> dict[str, object]:
+    """Exports for training on prepared text until an accuracy that is reached at once."""
+    shape = site.runs.parent / "bert_of_this_text.json"
+    shape.write_text(json.dumps({**SHAPE, "vocab_size": read_manifest(prepared / "train").vocab_size}))
+    return {
+        "SYNTH_DATA": 0,
+        "DATADIR_PHASE2": prepared / "train",
+        "EVALDIR": prepared / "eval",
+        "BERT_CONFIG": shape,
+        "NUM_EVAL_EXAMPLES": 64,
+        "EVAL_ITER_START_SAMPLES": 100,
+        "EVAL_ITER_SAMPLES": 100,
+        "TARGET_MLM_ACCURACY": 0.001,
+        "MAX_STEPS": 100,
+    }
+
+
+def test_two_nodes_train_and_pass_the_official_check(site: Site, prepared_data: Path) -> None:
+    state, output = site.run(
+        **text_exports(site, prepared_data), NEXP=2, LR="0.02", CLEAR_CACHES=1, CHECK_COMPLIANCE=1, SEED=40
+    )
+    assert state == "COMPLETED", output
+    assert output.count("nothing FAILED") == 2
+    assert "time to train" in output
+    logs = [read_log(site.runs / f"out/result_{i}.txt") for i in (0, 1)]
+    for log, seed in zip(logs, (40, 41), strict=True):
+        assert log["seed"] == [seed], "each run has a seed of its own"
+        assert log["opt_base_learning_rate"] == [0.02], "an override after sourcing wins"
+        assert log["run_stop"] == ["success"]
+        refused = "page cache was not dropped" in output
+        assert log["cache_clear"] == [not refused]
+
+
+def test_four_nodes_train_and_the_network_is_measured_first(site: Site, prepared_data: Path) -> None:
+    results = site.runs.parent / "results/test/bert/result_0.txt"
+    state, output = site.run(
+        nodes=4, **text_exports(site, prepared_data), NCCL_TEST=1, CHECK_COMPLIANCE=1, COLLECT_RESULTS=1
+    )
+    assert state == "COMPLETED", output
+    assert "slowest node: node" in output
+    assert all(f"node{i}: " in output for i in (1, 2, 3, 4))
+    assert "nothing FAILED" in output
+    assert json.loads((site.runs / "out/run_0/summary.json").read_text())["ranks"] == 4
+    assert results.read_bytes() == (site.runs / "out/result_0.txt").read_bytes()
+
+
+def test_one_node_is_enough(tmp_path: Path, tree_root: Path) -> None:
+    with running(1) as small:
+        site = Site(small, tmp_path / "tree", tree_root)
+        state, output = site.run(nodes=1, DGXNGPU=2, BIND_CPUS=1, SRUN_ARGS="--gres=gpu:8")
+        # Random tokens cannot be learnt: the run ends at MAX_STEPS without its target, which is no success.
+        assert state == "FAILED", output
+        assert "run 0 ended with status 1" in output
+        assert (site.runs / "out/run_0/summary.json").exists(), output
+
+
+def test_a_job_without_a_config_says_so(site: Site) -> None:
+    done = site.cluster.run("sbatch", "--parsable", "-N1", "-t1", "run.sub", cwd=site.config.parent)
+    job = done.stdout.strip()
+    assert site.cluster.finished(job)["JobState"] == "FAILED"
+    assert "source config_<system>.sh" in site.output(job)
+
+
+@pytest.mark.parametrize(
+    ("exports", "words"),
+    [
+        ({"DGXNNODES": "3"}, "the job has 2 nodes, the config wants DGXNNODES=3"),
+        (
+            {"SYNTH_DATA": "0", "DATADIR_PHASE2": "/nowhere"},
+            "node2: DATADIR_PHASE2=/nowhere holds no readable manifest",
+        ),
+        ({"LOGDIR": "/proc/nowhere"}, "LOGDIR=/proc/nowhere cannot be made"),
+        ({"TIMED": "maybe"}, "TIMED=maybe is neither yes nor no"),
+    ],
+)
+def test_a_mistake_ends_the_job_with_a_clear_line(site: Site, exports: dict[str, str], words: str) -> None:
+    job = site.submit("-N2", **exports)
+    facts = site.cluster.finished(job)
+    assert facts["JobState"] == "FAILED"
+    assert facts["ExitCode"] == "2:0"
+    assert words in site.output(job)
+    assert "run 0 starts" not in site.output(job)
+
+
+def test_a_wrong_setting_fails_the_job_with_status_2(site: Site) -> None:
+    job = site.submit(nodes=1, LR="fast")
+    facts = site.cluster.finished(job)
+    assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "2:0")
+    assert "'fast' is not a number" in site.output(job)
+
+
+def test_an_array_is_one_run_a_task_and_jobs_side_by_side_do_not_meet(site: Site) -> None:
+    array = site.submit("--array=0-1", nodes=1, SEED="none")
+    other = site.submit(nodes=1, LOGDIR=site.runs / "other")
+    site.cluster.wait_for(lambda: (site.runs / "other/.run_0.job").exists(), 60, "claim of the run")
+    rival = site.submit(nodes=1, LOGDIR=site.runs / "other")
+    for job in (f"{array}_0", f"{array}_1", other, rival):
+        assert site.cluster.finished(job)["JobState"] == "FAILED", "none reaches a target on random tokens"
+    assert f"job {other} is writing run 0" in site.output(rival)
+    logs = [read_log(site.runs / name) for name in ("out/result_0.txt", "out/result_1.txt", "other/result_0.txt")]
+    assert [log["run_stop"] for log in logs] == [["aborted"]] * 3
+    assert logs[0]["seed"] != logs[1]["seed"]
+    for folder in ("out/run_0", "out/run_1", "other/run_0"):
+        assert json.loads((site.runs / folder / "summary.json").read_text())["steps"] == 12

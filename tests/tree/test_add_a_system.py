@@ -1,0 +1,104 @@
+"""docs/add_a_system.md, followed step by step in a copy of the tree; what comes out passes the tree's own checks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path("docs/add_a_system.md")
+BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAME = "acme_x1_n1"
+FOLDER = Path("benchmarks/bert/implementations") / NAME
+CONFIG = f"config_{NAME}_1x4x96x1_pack.sh"
+SECONDS = 200
+
+
+@pytest.fixture(scope="module")
+def copy(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree without results and records, with a `.venv` that leads to this interpreter and a silent sbatch."""
+    root = tmp_path_factory.mktemp("add") / "tree"
+    for path in tracked:
+        name = path.relative_to(tree_root)
+        if name.parts[0] in ("results", "records"):
+            continue
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, root / name)
+    programs = root / ".venv/bin"
+    programs.mkdir(parents=True)
+    (programs / "mlbert").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m mlbert.cli.main "$@"\n')
+    note = '{ echo "$*"; env | grep -E "^(SYNTH_DATA|DGXNGPU|BATCHSIZE|MAX_STEPS)="; } >>"$TREE/submitted"'
+    (programs / "sbatch").write_text(f"#!/bin/sh\n{note}\n")
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    (programs / "activate").write_text(f'export PATH="{programs}:$PATH"\n')
+    return root
+
+
+def run(root: Path, command: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG", "PATH", "XDG_CACHE_HOME")}
+    environ |= {"PYTHONPATH": str(root / "benchmarks/bert/implementations/pytorch"), "TREE": str(root)}
+    return subprocess.run(
+        ["bash", "-c", f"set -eu\n{command}"],
+        cwd=root,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+
+
+@pytest.fixture(scope="module")
+def outputs(copy: Path) -> list[str]:
+    """What each block of the page printed; the last one, the whole of the tree's tests, is for a reader."""
+    commands = BLOCK.findall((copy / PAGE).read_text(encoding="utf-8"))
+    assert commands[-1] == "./run_tests.sh tests/tree\n"
+    printed = []
+    for command in commands[:-1]:
+        done = run(copy, f"export PATH='{copy}/.venv/bin':\"$PATH\"\n{command}")
+        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        printed.append(done.stdout)
+    return printed
+
+
+@pytest.mark.timeout(3 * SECONDS)
+def test_the_page_leads_to_a_system(copy: Path, outputs: list[str]) -> None:
+    names = {path.name for path in (copy / FOLDER).iterdir()}
+    assert names == {"README.md", "env.sh", CONFIG, "run.sub", "run_pretraining.py"}
+    assert "--gres=gpu:4" in (copy / FOLDER / "env.sh").read_text()
+    plan = outputs[2]
+    assert "global_batch_size 768 = BATCHSIZE 96 x 4 ranks x PACKING_FACTOR 2" in plan
+    assert "warning" not in plan
+    assert len(json.loads((copy / f"runs/{NAME}.json").read_text())) == 33
+
+
+@pytest.mark.timeout(3 * SECONDS)
+def test_jobs_are_submitted_as_the_page_says(copy: Path, outputs: list[str]) -> None:
+    assert outputs
+    lines = (copy / "submitted").read_text().splitlines()
+    assert [line for line in lines if line.startswith("-N")] == ["-N 1 -t 15 run.sub", "-N 1 -t 85 run.sub"]
+    assert lines.count("SYNTH_DATA=1") == 1
+    assert lines.count("DGXNGPU=4") == lines.count("BATCHSIZE=96") == 2
+
+
+@pytest.mark.timeout(3 * SECONDS)
+def test_the_new_system_passes_the_tree_checks(copy: Path, outputs: list[str]) -> None:
+    row = next(line.strip() for line in outputs[0].splitlines() if line.strip().startswith("| ["))
+    table = copy / "benchmarks/bert/implementations/README.md"
+    last = "| [`dgxa100_n1`]"
+    text = table.read_text()
+    assert last in text
+    new = row.replace("1x8x48x1", "1x4x96x1").replace("1 x 8 x 48 x 1", "1 x 4 x 96 x 1")
+    table.write_text(text.replace(last, f"{new}\n{last}"))
+    checks = f"'{sys.executable}' -m pytest -q -p no:cacheprovider tests/tree/test_configs.py tests/tree/test_shell.py"
+    done = run(copy, f"{checks} -k {NAME}")
+    assert done.returncode == 0, done.stdout[-3000:]
+    done = run(copy, f"{checks} -k 'stubs or listed or template'")
+    assert done.returncode == 0, done.stdout[-3000:]

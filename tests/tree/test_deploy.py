@@ -1,0 +1,235 @@
+"""The image and the manifests of other engines: linted, valid for their schemas, true to the config that they name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+PYTORCH = Path("benchmarks/bert/implementations/pytorch")
+ASSETS = Path(__file__).parents[1] / "assets/deploy"
+SYSTEMS = Path("benchmarks/bert/implementations")
+# A stand-in for Python notes what it was asked to start; the manifest's script, config and launcher are the real ones.
+PYTHON = '#!/bin/bash\nprintf "%s\\n" "$@" >"${NOTES}"\nenv >"${NOTES}.env"\n'
+
+
+@pytest.fixture(scope="module")
+def job(tree_root: Path) -> dict[str, dict]:
+    """The Kubernetes objects by kind."""
+    documents = yaml.safe_load_all((tree_root / PYTORCH / "deploy/kubernetes/job.yaml").read_text())
+    return {document["kind"]: document for document in documents}
+
+
+@pytest.fixture(scope="module")
+def task(tree_root: Path) -> dict:
+    """The SkyPilot task."""
+    return yaml.safe_load((tree_root / PYTORCH / "deploy/skypilot/train.yaml").read_text())
+
+
+def exports(config: Path) -> dict[str, str]:
+    command = f"source '{config}' && env -0"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
+    )
+    return dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
+
+
+def errors(schema: dict, value: object) -> list[str]:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed (extra: test)")
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    return [f"{'/'.join(map(str, error.path))}: {error.message}" for error in validator.iter_errors(value)]
+
+
+def start(script: str, folder: Path, tmp_path: Path, **environ: str) -> tuple[list[str], dict[str, str]]:
+    """Runs a manifest's script with the stand-in; its words and its environment."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "python3").write_text(PYTHON)
+    (programs / "python3").chmod(0o755)
+    environ |= {"PATH": f"{programs}:/usr/bin:/bin", "NOTES": str(tmp_path / "notes"), "HOME": str(tmp_path)}
+    command = ["bash", "-euo", "pipefail", "-c", script]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "notes.env").read_text().splitlines()
+    return (tmp_path / "notes").read_text().splitlines(), dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+@pytest.mark.parametrize("kind", ["Job", "Service"])
+def test_kubernetes_objects_fit_the_api(kind: str, job: dict[str, dict]) -> None:
+    schema = json.loads((ASSETS / "kubernetes.json").read_text())
+    group = "batch" if kind == "Job" else "core"
+    assert errors(schema | {"$ref": f"#/definitions/io.k8s.api.{group}.v1.{kind}"}, job[kind]) == []
+
+
+def test_the_schema_refuses_what_the_api_does_not_know(job: dict[str, dict]) -> None:
+    schema = json.loads((ASSETS / "kubernetes.json").read_text()) | {"$ref": "#/definitions/io.k8s.api.batch.v1.Job"}
+    wrong = job["Job"] | {"spec": job["Job"]["spec"] | {"completionz": 2}}
+    assert len(errors(schema, wrong)) == 1
+
+
+def test_kubernetes_numbers_are_those_of_the_config(job: dict[str, dict], tree_root: Path, tmp_path: Path) -> None:
+    spec = job["Job"]["spec"]
+    pod = spec["template"]["spec"]
+    container = pod["containers"][0]
+    folder = tree_root / Path(container["workingDir"]).relative_to("/opt/mlbert")
+    script = container["args"][0]
+    config = exports(folder / re.findall(r"source (\S+)", script)[0])
+    assert str(spec["completions"]) == str(spec["parallelism"]) == config["DGXNNODES"]
+    assert str(container["resources"]["limits"]["nvidia.com/gpu"]) == config["DGXNGPU"]
+    paths = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert str(Path(config["DATADIR_PHASE2"]).parent) in paths
+    name = job["Job"]["metadata"]["name"]
+    assert pod["subdomain"] == job["Service"]["metadata"]["name"]
+    assert job["Service"]["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}
+    given = {item["name"]: item["value"] for item in container["env"]} | {"IMAGE": "mlbert@sha256:1"}
+    words, environ = start(script, folder, tmp_path, JOB_COMPLETION_INDEX="3", **given)
+    assert f"--nnodes={config['DGXNNODES']}" in words
+    assert f"--nproc-per-node={config['DGXNGPU']}" in words
+    assert "--node-rank=3" in words
+    assert f"--master-addr={name}-0.{pod['subdomain']}" in words
+    assert Path(words[-1]).samefile(folder / "run_pretraining.py")
+    assert environ["CONT"] == "mlbert@sha256:1"
+    assert environ["LOGDIR"].startswith("/runs/")
+
+
+def test_skypilot_task_fits_its_schema(task: dict) -> None:
+    schemas = json.loads((ASSETS / "skypilot.json").read_text())
+    assert errors(schemas["task"], task) == []
+    assert errors(schemas["resources"], task["resources"]) == []
+    for mount in task["file_mounts"].values():
+        assert errors(schemas["storage"], mount) == []
+    assert errors(schemas["task"], task | {"num_node": 2})
+
+
+def test_skypilot_numbers_are_those_of_the_config(task: dict, tree_root: Path, tmp_path: Path) -> None:
+    folder = tree_root / SYSTEMS / task["envs"]["SYSTEM"]
+    config = exports(folder / task["envs"]["CONFIG"])
+    assert str(task["num_nodes"]) == config["DGXNNODES"]
+    assert task["resources"]["accelerators"].rpartition(":")[2] == config["DGXNGPU"]
+    assert str(Path(config["DATADIR_PHASE2"]).parent) in task["file_mounts"]
+    words, environ = start(
+        task["run"],
+        tree_root,
+        tmp_path,
+        **task["envs"],
+        SKYPILOT_NODE_RANK="0",
+        SKYPILOT_NODE_IPS="10.0.0.1\n10.0.0.2",
+    )
+    assert f"--nproc-per-node={config['DGXNGPU']}" in words
+    assert Path(words[-1]).samefile(folder / "run_pretraining.py")
+    assert environ["MASTER_ADDR"] == "10.0.0.1"
+    assert "CONT" not in environ
+
+
+def test_base_image_is_the_same_everywhere(task: dict, tree_root: Path) -> None:
+    base = re.findall(
+        r"^ARG BASE_IMAGE=docker.io/(\S+)$", (tree_root / PYTORCH / "Dockerfile").read_text(), re.MULTILINE
+    )
+    assert task["resources"]["image_id"] == f"docker:{base[0]}"
+
+
+def test_dockerfile_passes_hadolint(tree_root: Path) -> None:
+    program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    if program is None:
+        pytest.skip("hadolint is not installed (extra: test)")
+    done = subprocess.run(
+        [program, str(tree_root / PYTORCH / "Dockerfile")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_dockerfile_keeps_the_torch_of_its_base_and_a_user(tree_root: Path) -> None:
+    text = (tree_root / PYTORCH / "Dockerfile").read_text()
+    users = re.findall(r"^USER (\S+)$", text, re.MULTILINE)
+    assert users[-1:] == ["10001"]
+    assert "grep -v '^torch==' constraints.txt" in text
+    assert {"BASE_IMAGE", "CUDA_ARCHS", "GIT_COMMIT"} <= set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
+
+
+@pytest.fixture
+def builder(tmp_path: Path) -> Path:
+    """A stand-in for docker that notes its words, in a PATH of its own."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "docker").write_text(f'#!/bin/bash\nprintf "%s\\n" "$@" >"{tmp_path}/words"\n')
+    (programs / "docker").chmod(0o755)
+    return programs
+
+
+def run(program: Path, *words: str, path: Path) -> subprocess.CompletedProcess[str]:
+    environ = {"PATH": f"{path}:/usr/bin:/bin", "HOME": str(path)}
+    return subprocess.run([str(program), *words], env=environ, capture_output=True, text=True, check=False)
+
+
+def test_build_image_hands_over_the_commit(builder: Path, tree_root: Path, tmp_path: Path) -> None:
+    program = tree_root / PYTORCH / "launch/build_image.sh"
+    done = run(program, "mlbert:x", "--build-arg", "CUDA_ARCHS=9.0;10.0", path=builder)
+    assert done.returncode == 0, done.stderr
+    words = (tmp_path / "words").read_text().splitlines()
+    assert words[:5] == ["build", "--file", str(tree_root / PYTORCH / "Dockerfile"), "--tag", "mlbert:x"]
+    assert words[-2:] == ["CUDA_ARCHS=9.0;10.0", str(tree_root)]
+    commit = next(word for word in words if word.startswith("GIT_COMMIT="))
+    assert re.fullmatch(r"GIT_COMMIT=([0-9a-f]{40}|unknown)", commit)
+
+
+def test_build_image_without_a_name_says_so(builder: Path, tree_root: Path) -> None:
+    done = run(tree_root / PYTORCH / "launch/build_image.sh", path=builder)
+    assert done.returncode == 2
+    assert "no name" in done.stderr
+
+
+# Stands for enroot: makes the file that --output names, or breaks off in the middle of it.
+ENROOT = '#!/bin/bash\nprintf "%s " "$@" >"${0%/*}/words"\nprintf content >"$3"\n[[ "$4" != *broken* ]]\n'
+
+
+@pytest.fixture
+def enroot(tmp_path: Path) -> Path:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "enroot").write_text(ENROOT)
+    (programs / "enroot").chmod(0o755)
+    return programs
+
+
+@pytest.mark.parametrize(
+    "image", ["dockerd://mlbert", "podman://mlbert:latest", "docker://registry.example#group/mlbert:1"]
+)
+def test_make_sqsh_names_the_file_after_its_digest(image: str, enroot: Path, tree_root: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    done = run(tree_root / PYTORCH / "launch/make_sqsh.sh", image, f"{folder}/", path=enroot)
+    assert done.returncode == 0, done.stderr
+    assert (enroot / "words").read_text().startswith("import --output ")
+    digest = hashlib.sha256(b"content").hexdigest()
+    name = f"mlbert-{digest[:12]}.sqsh"
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        name: "content",
+        f"{name}.sha256": f"{digest}  {name}\n",
+    }
+
+
+def test_make_sqsh_leaves_nothing_half_made(enroot: Path, tree_root: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    done = run(tree_root / PYTORCH / "launch/make_sqsh.sh", "dockerd://broken", str(folder), path=enroot)
+    assert done.returncode != 0
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mlbert", "images"], "names no kind of image"),
+        (["dockerd://mlbert", "x.sqsh"], "is the name of a file"),
+        (["dockerd://mlbert"], "two arguments"),
+    ],
+)
+def test_make_sqsh_refuses(words: list[str], said: str, enroot: Path, tree_root: Path) -> None:
+    done = run(tree_root / PYTORCH / "launch/make_sqsh.sh", *words, path=enroot)
+    assert done.returncode == 2
+    assert said in done.stderr

@@ -1,0 +1,303 @@
+"""The launchers' exact command lines: engines that are not here are stand-ins that write down how they were called."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Notes its words and the exports that tell the runs apart; then does what the test put into DO_<NAME>.
+STAND_IN = """#!{python}
+import json, os, sys
+from pathlib import Path
+name = Path(sys.argv[0]).name
+keep = ("EXPERIMENT", "SEED", "RESUME", "CACHES_CLEARED", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH")
+note = dict(program=name, words=sys.argv[1:], exports={{k: os.environ[k] for k in keep if k in os.environ}})
+with open(os.environ["NOTES"], "a") as file:
+    file.write(json.dumps(note) + "\\n")
+line = " ".join(sys.argv[1:])
+if name == "scontrol":
+    answers = dict(hostnames="n1\\nn2", node="NodeAddr=10.0.0.1", config="TaskPlugin = task/affinity")
+    print(next(answer for word, answer in answers.items() if word in sys.argv))
+if name == "srun" and "--mpi=list" in line:
+    print("pmi2 none")
+if "run_and_time.sh" in line:
+    run = Path(os.environ["LOGDIR"], "run_" + os.environ["EXPERIMENT"])
+    run.mkdir(parents=True)
+    status = int(os.environ.get("STATUS", "0"))
+    if status < 2:
+        (run / "summary.json").write_text("{{}}")
+    sys.exit(status)
+"""
+PROGRAMS = ("srun", "scontrol", "squeue", "docker", "ssh", "mpirun", "enroot")
+
+
+class Bench:
+    """A tree with a blank in its path, stand-ins for the engines, and what they noted."""
+
+    def __init__(self, root: Path, tree_root: Path) -> None:
+        implementations = root / "a tree/benchmarks/bert/implementations"
+        self.system = implementations / "any"
+        self.system.mkdir(parents=True)
+        ours = tree_root / "benchmarks/bert/implementations"
+        (implementations / "pytorch").symlink_to(ours / "pytorch")
+        (self.system / "run.sub").write_bytes((ours / "cpu_demo/run.sub").read_bytes())
+        self.launch = implementations / "pytorch/launch"
+        self.logs, self.programs, self.notes = root / "logs", root / "bin", root / "notes"
+        self.programs.mkdir()
+        for name in PROGRAMS:
+            (self.programs / name).write_text(STAND_IN.format(python=sys.executable))
+            (self.programs / name).chmod(0o755)
+        self.exports = {
+            "CONFIG_FILE": self.system / "config_any_2x4x4x1.sh",
+            "DGXSYSTEM": "any_2x4x4x1",
+            "DGXNNODES": 2,
+            "DGXNGPU": 4,
+            "RECIPE": "any",
+            "LOGDIR": self.logs,
+            "CLEAR_CACHES": 0,
+            "CHECK_COMPLIANCE": 0,
+        }
+
+    def start(self, program: str, *words: str, **exports: object) -> subprocess.CompletedProcess[str]:
+        own = {"PATH": f"{self.programs}:{os.environ['PATH']}", "NOTES": self.notes, "VIRTUAL_ENV": "none"}
+        environment = {name: str(value) for name, value in {**own, **self.exports, **exports}.items()}
+        return subprocess.run(
+            ["bash", program, *words], env=environment, cwd=self.system, capture_output=True, text=True, check=False
+        )
+
+    def job(self, **exports: object) -> subprocess.CompletedProcess[str]:
+        """run.sub as Slurm starts it."""
+        slurm = {"SLURM_JOB_ID": 7, "SLURM_JOB_NUM_NODES": 2, "SLURM_JOB_NODELIST": "n[1-2]"}
+        return self.start("run.sub", **{**slurm, **exports})
+
+    def calls(self, program: str, word: str = "") -> list[dict]:
+        """Notes of a program's calls that have a word containing the given one."""
+        notes = [json.loads(line) for line in self.notes.read_text().splitlines()]
+        return [n for n in notes if n["program"] == program and any(word in w for w in n["words"])]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, tree_root: Path) -> Bench:
+    return Bench(tmp_path, tree_root)
+
+
+def test_job_starts_every_run_on_all_ranks_with_a_seed_of_its_own(bench: Bench) -> None:
+    done = bench.job(NEXP=3, SEED=10, SRUN_ARGS="--gres=gpu:4 --network=sharp")
+    runs = bench.calls("srun", "run_and_time.sh")
+    assert [run["exports"]["EXPERIMENT"] for run in runs] == ["0", "1", "2"], done.stderr
+    assert [run["exports"]["SEED"] for run in runs] == ["10", "11", "12"]
+    assert [run["exports"]["RESUME"] for run in runs] == ["0", "0", "0"]
+    for run in runs:
+        assert run["words"] == [
+            "--gres=gpu:4",
+            "--network=sharp",
+            "--mpi=pmi2",
+            "--label",
+            "--kill-on-bad-exit=1",
+            "--cpu-bind=none",
+            "--ntasks=8",
+            "--ntasks-per-node=4",
+            str(bench.launch / "run_and_time.sh"),
+        ]
+        assert run["exports"]["MASTER_ADDR"] == "10.0.0.1"
+        assert run["exports"]["MASTER_PORT"] == str(15000 + 7 * 31)
+        assert run["exports"]["PYTHONPATH"] == str(bench.launch.parent)
+    assert all("--gres=gpu:4" in call["words"] for call in bench.calls("srun") if "--mpi=list" not in call["words"])
+
+
+def test_container_is_pulled_once_a_node_and_found_by_name(bench: Bench) -> None:
+    data = {
+        "DATADIR_PHASE2": "/data/a b/train",
+        "EVALDIR": "/data/eval",
+        "CONT_MOUNTS": "/dev/infiniband:/dev/infiniband",
+    }
+    bench.job(CONT="/images/bert.sqsh", SLURM_MPI_TYPE="none", SLURM_CPUS=32, **data)
+    tree = bench.system.parents[3]
+    container = [
+        "--container-name=mlbert_7",
+        f"--container-mounts={tree}:{tree},/data/a b/train:/data/a b/train,/data/eval:/data/eval,"
+        f"{bench.logs}:{bench.logs},/dev/infiniband:/dev/infiniband",
+        f"--container-workdir={bench.system}",
+        "--container-env=MASTER_ADDR,MASTER_PORT,PYTHONPATH",
+        "--no-container-mount-home",
+        "--container-remap-root",
+        "--container-writable",
+    ]
+    once = ["--mpi=none", "--ntasks=2", "--ntasks-per-node=1"]
+    report = ["python3", "-m", "mlbert.cli.main", "report", str(bench.logs)]
+    ranks = ["--mpi=none", "--label", "--kill-on-bad-exit=1", "--cpus-per-task=8", "--cpu-bind=none"]
+    assert [call["words"] for call in bench.calls("srun")] == [
+        [*once, "--container-image=/images/bert.sqsh", *container, "true"],
+        [*once, *container, str(bench.launch / "check_node.sh")],
+        [*ranks, "--ntasks=8", "--ntasks-per-node=4", *container, str(bench.launch / "run_and_time.sh")],
+        ["--mpi=none", "--nodes=1", "--ntasks=1", *container, *report],
+        [*once, "enroot", "remove", "--force", "pyxis_mlbert_7"],
+    ]
+
+
+def test_a_failing_rank_fails_the_job_and_starts_no_further_run(bench: Bench) -> None:
+    done = bench.job(NEXP=3, STATUS=3)
+    assert done.returncode == 3
+    assert len(bench.calls("srun", "run_and_time.sh")) == 1
+
+
+def test_a_missed_target_fails_the_job_after_all_runs(bench: Bench) -> None:
+    assert bench.job(NEXP=3, STATUS=1).returncode == 1
+    assert len(bench.calls("srun", "run_and_time.sh")) == 3
+
+
+def test_page_caches_are_dropped_on_every_node_before_each_run(bench: Bench) -> None:
+    bench.job(NEXP=2, CLEAR_CACHES=1)
+    assert len(bench.calls("srun", "drop_caches.sh")) == 2
+    assert all(run["exports"]["CACHES_CLEARED"] == "true" for run in bench.calls("srun", "run_and_time.sh"))
+
+
+def test_docker_runs_every_experiment_in_one_container(bench: Bench) -> None:
+    words = {"DGXNNODES": 1, "NEXP": 2, "CONT": "bert:1", "SEED": 3, "DOCKER_ARGS": "--shm-size=64g"}
+    done = bench.start(str(bench.launch / "run_with_docker.sh"), **words)
+    calls = [call["words"] for call in bench.calls("docker")]
+    assert [call[0] for call in calls] == ["run", "exec", "exec", "exec", "exec", "container"], done.stderr
+    tree = bench.system.parents[3]
+    started = calls[0]
+    assert started[started.index("--volume") + 1] == f"{tree}:{tree}"
+    assert f"{bench.logs}:{bench.logs}" in started
+    assert started[-3:] == ["bert:1", "sleep", "infinity"]
+    assert "--shm-size=64g" in started
+    name = started[started.index("--name") + 1]
+    runs = bench.calls("docker", "run_and_time.sh")
+    assert [run["exports"]["SEED"] for run in runs] == ["3", "4"]
+    for run in runs:
+        assert run["words"][-2:] == [name, str(bench.launch / "run_and_time.sh")]
+        handed = {run["words"][i + 1] for i, word in enumerate(run["words"]) if word == "--env"}
+        assert {"SEED", "EXPERIMENT", "RECIPE", "LOGDIR", "CONFIG_FILE", "PYTHONPATH"} <= handed
+    assert calls[-1] == ["container", "rm", "--force", name]
+    assert done.returncode == 0
+
+
+def test_docker_needs_an_image(bench: Bench) -> None:
+    done = bench.start(str(bench.launch / "run_with_docker.sh"), DGXNNODES=1)
+    assert done.returncode == 2
+    assert "CONT is not set" in done.stderr
+
+
+def test_ssh_starts_torchrun_on_each_host(bench: Bench) -> None:
+    done = bench.start(str(bench.launch / "run_multinode.sh"), "--max_steps", "5", HOSTS="n1,n2", BATCHSIZE=4)
+    calls = bench.calls("ssh")
+    assert sorted(call["words"][2] for call in calls) == ["n1", "n2"], done.stderr
+    for call in calls:
+        assert call["words"][:2] == ["-o", "BatchMode=yes"]
+        # What the far shell makes of the line, with a stand-in for the program at its end.
+        line = call["words"][3].replace("exec env", "exec printf '%s\\n'")
+        far = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout.splitlines()
+        assert f"NODE_RANK={call['words'][2][1:] == '2':d}" in far
+        assert {"MASTER_ADDR=n1", "MASTER_PORT=29500", "BATCHSIZE=4", f"LOGDIR={bench.logs}"} <= set(far)
+        assert far[-3:] == [str(bench.launch / "run_and_time.sh"), "--max_steps", "5"]
+
+
+def test_mpirun_starts_all_ranks(bench: Bench) -> None:
+    done = bench.start(str(bench.launch / "run_multinode.sh"), "--mpirun", HOSTS="n1,n2")
+    (call,) = bench.calls("mpirun")
+    assert call["words"][:8] == ["--np", "8", "--host", "n1:4,n2:4", "--map-by", "ppr:4:node", "--bind-to", "none"], (
+        done
+    )
+    assert call["words"][-1] == str(bench.launch / "run_and_time.sh")
+    assert {"RECIPE", "LOGDIR", "EXPERIMENT", "MASTER_ADDR", "PATH", "PYTHONPATH"} <= set(call["words"])
+
+
+def test_hosts_must_be_as_many_as_the_config_wants(bench: Bench) -> None:
+    done = bench.start(str(bench.launch / "run_multinode.sh"), HOSTS="n1")
+    assert done.returncode == 2
+    assert "HOSTS names 1 hosts, the config wants DGXNNODES=2" in done.stderr
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Path:
+    """A stand-in for /sys: 2 NUMA nodes of 8 cores with 2 threads each; 4 GPUs, two beside each node."""
+    for cpu in range(32):
+        folder = tmp_path / f"devices/system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{cpu % 16},{cpu % 16 + 16}\n")
+    for node, cpus in enumerate(("0-7,16-23", "8-15,24-31")):
+        folder = tmp_path / f"devices/system/node/node{node}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{cpus}\n")
+    for gpu, node in enumerate((1, 1, 0, 0)):
+        folder = tmp_path / f"bus/pci/devices/0000:{gpu + 1}b:00.0"
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text(f"{node}\n")
+    smi = tmp_path / "bin/nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text('#!/bin/bash\nlast="${!#}"\necho "00000000:$((${last#--id=} + 1))B:00.0"\n')
+    smi.chmod(0o755)
+    return tmp_path
+
+
+def bound(tree_root: Path, server: Path, allowed: str, gpus: bool = False, **exports: object) -> list[str]:
+    """What bind.sh chooses for each of four ranks."""
+    program = tree_root / "benchmarks/bert/implementations/pytorch/launch/bind.sh"
+    path = f"{server / 'bin'}:/usr/bin:/bin" if gpus else "/usr/bin:/bin"
+    lines = []
+    for rank in range(4):
+        environment = {"PATH": path, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 4, **exports}
+        done = subprocess.run(
+            [program, "--sysfs", server, "--allowed", allowed, "--show", "x"],
+            env={name: str(value) for name, value in environment.items()},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        lines.append(done.stdout.strip().partition(": ")[2])
+    return lines
+
+
+def test_ranks_are_bound_beside_their_gpus(tree_root: Path, server: Path) -> None:
+    assert bound(tree_root, server, "0-31", gpus=True) == [
+        "node 1 cpus 8,9,10,11",
+        "node 1 cpus 12,13,14,15",
+        "node 0 cpus 0,1,2,3",
+        "node 0 cpus 4,5,6,7",
+    ]
+
+
+def test_without_gpus_ranks_spread_over_the_nodes(tree_root: Path, server: Path) -> None:
+    assert bound(tree_root, server, "0-31", DGXHT=2)[::3] == [
+        "node 0 cpus 0,16,1,17,2,18,3,19",
+        "node 1 cpus 12,28,13,29,14,30,15,31",
+    ]
+
+
+def test_cpus_outside_the_job_are_left_out(tree_root: Path, server: Path) -> None:
+    # The end of the second node belongs to a storage client; of core 0 only the second thread is free.
+    assert bound(tree_root, server, "1-11,16-27") == [
+        "node 0 cpus 1,2,3,4",
+        "node 0 cpus 5,6,7,16",
+        "node 1 cpus 8,9",
+        "node 1 cpus 10,11",
+    ]
+
+
+def test_a_node_without_cpus_for_the_job_is_passed_over(tree_root: Path, server: Path) -> None:
+    assert bound(tree_root, server, "0-2", gpus=True) == [
+        "node 0 cpus 0",
+        "node 0 cpus 0",
+        "node 0 cpus 1",
+        "node 0 cpus 2",
+    ]
+
+
+def test_a_bound_rank_has_its_cpus_and_its_threads(tree_root: Path) -> None:
+    program = tree_root / "benchmarks/bert/implementations/pytorch/launch/bind.sh"
+    done = subprocess.run(
+        [program, "bash", "-c", "grep Cpus_allowed_list /proc/self/status; echo $CPU_THREADS"],
+        env={"PATH": os.environ["PATH"], "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "Cpus_allowed_list" in done.stdout
+    assert int(done.stdout.split()[-1]) >= 1

@@ -1,0 +1,126 @@
+"""The plan of a run: what --print-config tells beyond the settings themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlbert.core.config import resolve
+from mlbert.core.errors import UserError
+from mlbert.core.plan import make_plan, planned_world_size, walltime_minutes
+from mlbert.core.settings import TrainConfig
+
+JOB = {"DGXNNODES": "1", "DGXNGPU": "8", "NEXP": "10", "WALLTIME": "85"}
+
+
+@pytest.fixture
+def closed(defaults: dict[str, object], environ: dict[str, str]) -> Callable[..., TrainConfig]:
+    """The closed division's settings of 8 ranks with 48 packs, and changes to them."""
+    values = defaults | {
+        "train_batch_size": 48,
+        "gradient_accumulation_steps": 1,
+        "max_steps": 3680,
+        "max_samples_termination": 4_500_000,
+        "warmup_steps": 0,
+        "num_eval_examples": 10_000,
+        "eval_iter_start_samples": 150_000,
+        "eval_iter_samples": 150_000,
+        "init_checkpoint": Path("model.safetensors"),
+        "submission_division": "closed",
+    }
+    config = resolve(values, environ, {}, [], []).config
+    return lambda **changes: dataclasses.replace(config, **changes)
+
+
+def told(config: TrainConfig, ranks: int = 8, speed: float | None = None, **environ: str) -> str:
+    return "\n".join(make_plan(config, ranks, JOB | environ, speed).lines)
+
+
+def warned(config: TrainConfig, ranks: int = 8, speed: float | None = None, **environ: str) -> str:
+    return "\n".join(make_plan(config, ranks, JOB | environ, speed).warnings)
+
+
+def test_numbers_of_the_published_single_node_config(closed: Callable[..., TrainConfig]) -> None:
+    text = told(closed())
+    assert "global_batch_size 768 = BATCHSIZE 48 x 8 ranks x PACKING_FACTOR 2" in text
+    assert "3680 steps of about 768 samples, no warm-up; training ends after 2,826,240 samples" in text
+    assert "between batch 448 and 4608: 2,443,934 samples on average, at least 2,306,738" in text
+    assert "expected samples: 2,550,000, the evaluation (number 17)" in text
+    assert "expected time: unknown" in text
+    assert warned(closed()) == ""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [(1, "that of batch 448, the smallest"), (48, "recorded at batch 4608"), (400, "none at batch 38400")],
+)
+def test_which_reference_point(closed: Callable[..., TrainConfig], ranks: int, words: str) -> None:
+    assert words in told(closed(), ranks)
+
+
+def test_time_only_where_a_speed_is_given(closed: Callable[..., TrainConfig]) -> None:
+    text = told(closed(), speed=8500.0)
+    assert "about 300 s a run at 8500 samples/s, 10 runs 50.0 minutes" in text
+    assert warned(closed(), speed=8500.0) == ""
+    assert "WALLTIME 85 (85 minutes) is too short: 10 runs of about 510 s are 85.0 minutes" in warned(
+        closed(), speed=5000.0
+    )
+    own_target = closed(target_mlm_accuracy=0.3, submission_division="open")
+    assert "expected samples: unknown" in told(own_target)
+    assert "at most 2,826 s a run" in told(own_target, speed=1000.0)
+    limited = closed(max_seconds=600.0)
+    assert "10 runs of MAX_SECONDS 600 are 100.0 minutes" in warned(limited)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "exports", "words"),
+    [
+        ({}, 400, {}, "beyond the reference points"),
+        ({}, 4, {}, "the launcher started 4 ranks, DGXNNODES x DGXNGPU is 8"),
+        ({}, 8, {"CONFIG_FILE": "/a/config_x_1x8x56x1.sh"}, "but they are 1x8x48x1"),
+        ({}, 8, {"CONFIG_FILE": "/a/config_x_1x4x48x1_pack.sh"}, "but they are 1x8x48x1"),
+        ({"start_warmup_step": -5}, 8, {}, "START_WARMUP_STEP -5 does nothing"),
+        ({"max_steps": 100}, 8, {}, "before the first evaluation"),
+        ({"max_steps": 2000}, 8, {}, "the reference needs 2,443,934 on average"),
+        ({"eval_iter_samples": 100_000}, 8, {}, "EVAL_ITER_SAMPLES to be 150000"),
+        ({"num_eval_examples": 1000}, 8, {}, "NUM_EVAL_EXAMPLES=10000"),
+        ({"init_checkpoint": None}, 8, {}, "reference checkpoint"),
+        ({"synthetic_data": True}, 8, {}, "SYNTH_DATA"),
+        ({"eval_iter_samples": 500}, 8, {}, "more than lie between two evaluations"),
+    ],
+)
+def test_warnings(
+    closed: Callable[..., TrainConfig], changes: dict, ranks: int, exports: dict[str, str], words: str
+) -> None:
+    assert words in warned(closed(**changes), ranks, **exports)
+
+
+def test_the_open_division_is_free(closed: Callable[..., TrainConfig]) -> None:
+    own = closed(submission_division="open", init_checkpoint=None, num_eval_examples=10, eval_iter_samples=100_000)
+    assert warned(own) == ""
+
+
+def test_name_that_is_right_is_not_mentioned(closed: Callable[..., TrainConfig]) -> None:
+    assert warned(closed(), CONFIG_FILE="/a/config_x_y_1x8x48x1_pack.sh") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("85", 85), ("1:30", 1.5), ("2:00:30", 120.5), ("1-2", 1560), ("1-2:3", 1563), ("1-2:3:30", 1563.5)],
+)
+def test_every_form_of_a_time_limit(text: str, minutes: float) -> None:
+    assert walltime_minutes(text) == minutes
+
+
+@pytest.mark.parametrize("text", ["", "soon", "1:2:3:4", "-5", "1.5"])
+def test_no_time_limit(text: str) -> None:
+    with pytest.raises(UserError, match="WALLTIME"):
+        walltime_minutes(text)
+
+
+@pytest.mark.parametrize("exports", [{}, {"DGXNNODES": "2"}, {"DGXNNODES": "two", "DGXNGPU": "8"}])
+def test_no_config_no_planned_ranks(exports: dict[str, str]) -> None:
+    assert planned_world_size(exports) is None
