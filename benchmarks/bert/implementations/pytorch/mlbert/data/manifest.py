@@ -106,7 +106,7 @@ def file_sha256(path: Path) -> str:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a small file so that it is there as a whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data)

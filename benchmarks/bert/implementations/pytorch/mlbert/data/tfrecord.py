@@ -320,7 +320,7 @@ def write_examples(path: Path | str, rows: Ragged, max_seq_length: int, max_pred
     """
     path, widths = Path(path), Widths(max_seq_length, max_predictions)
     _check_fits(path, rows, widths)
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             for first in range(0, len(rows), BATCH):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -87,7 +88,7 @@ def _in_processes(
 ) -> list[Result]:
     # Spawned, not forked: a fork copies locks that other threads (progress bar, OpenMP) hold at that moment.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_die_with_parent)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_die_with_parent, initargs=(os.getpid(),))
     try:
         place = {pool.submit(function, item): index for index, item in enumerate(items)}
         results: dict[int, Result] = {}
@@ -102,7 +103,9 @@ def _in_processes(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     """In a worker: end at once when the main process is killed; leave Ctrl-C to the main process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # killed before this process could ask for the signal
+        os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
