@@ -54,6 +54,13 @@ def write_set(folder: Path, rows: Ragged, shards: int = 3, longest: int = 32, vo
     return folder
 
 
+def flip(path: Path, place: float = 0.5) -> None:
+    """Change a bit of one byte of a file, at a part of its length."""
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= 8
+    path.write_bytes(data)
+
+
 def names(rows: Ragged) -> list[str]:
     """A digest of everything that belongs to a sequence, for each of them."""
     result = []

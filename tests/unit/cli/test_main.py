@@ -97,6 +97,15 @@ def test_print_config_needs_no_data_and_trains_nothing(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_without_permission_is_one_line(capsys, monkeypatch, tmp_path):
+    def refused(*_):
+        raise PermissionError(13, "Permission denied", "secret.txt")
+
+    monkeypatch.setattr("mlbert.cli.prepare.wiki.recognise", refused)
+    code, _, err = run(capsys, "prepare", "recognise", str(tmp_path))
+    assert (code, err) == (2, "mlbert: error: secret.txt: Permission denied. Check its permissions.\n")
+
+
 def test_ctrl_c_while_a_command_works_is_one_line(capsys, monkeypatch, tmp_path):
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
+
 import pytest
+from typer.main import get_command
 
 from mlbert.cli.main import main
+from mlbert.cli.prepare import app
 from mlbert.data.store import describe
-from stored_sets import make_rows, random_lengths, write_set
+from mlbert.prepare.shuffle import Packing, shuffle_set
+from stored_sets import flip, make_rows, random_lengths, tree, write_set
+
+COMMANDS = get_command(app).commands
 
 
 @pytest.fixture
@@ -34,6 +43,66 @@ def test_from_a_set_to_everything_and_verified(source, tmp_path, capsys):
     capsys.readouterr()
     assert run("verify", *folders, "--workers", 1) == 0
     assert "850 of 850 samples are good" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command", [name for name, made in COMMANDS.items() if "workers" in {p.name for p in made.params}]
+)
+def test_a_negative_number_of_workers(command, capsys):
+    assert run(command, "--workers", -3) == 2
+    error = capsys.readouterr().err
+    assert "'--workers'" in error
+    assert error.count("\n") == 1
+
+
+def damage(folder: Path, kind: str) -> None:
+    """One kind of damage to a packed set of two shards."""
+    shard, manifest = folder / "shard-00001-of-00002.h5", folder / "manifest.json"
+    match kind:
+        case "cut off":
+            os.truncate(shard, shard.stat().st_size // 2)
+        case "empty":
+            os.truncate(shard, 0)
+        case "one bit" | "one bit of the head":
+            flip(shard, 0.8 if kind == "one bit" else 0)
+        case "missing" | "a folder":
+            shard.unlink()
+            if kind == "a folder":
+                shard.mkdir()
+        case "one too many":
+            shutil.copy(shard, folder / "shard-00002-of-00003.h5")
+        case "manifest cut off":
+            os.truncate(manifest, 200)
+        case "wrong count":
+            manifest.write_text(manifest.read_text().replace('"num_sequences": 200', '"num_sequences": 201'))
+        case "of another set":
+            other = write_set(folder.parent / "other", make_rows(random_lengths(200), seed=5), shards=2)
+            shutil.copy(other / shard.name, shard)
+
+
+KINDS = (
+    *("cut off", "empty", "one bit", "one bit of the head", "missing", "a folder", "one too many"),
+    *("manifest cut off", "wrong count", "of another set"),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_set_is_named_in_one_line_and_left_as_it_is(source, tmp_path, capsys, kind):
+    shuffle_set(source, tmp_path / "packed", num_shards=2, packing=Packing())
+    damage(tmp_path / "packed", kind)
+    before = tree(tmp_path / "packed")
+    for command in ("pack", "bins", "eval-set", "hdf5-to-tfrecord"):
+        capsys.readouterr()
+        if (command, kind) == ("hdf5-to-tfrecord", "one too many"):
+            continue  # takes the shards that the manifest lists
+        workers = () if command == "eval-set" else ("--workers", 1)
+        assert run(command, "--input", tmp_path / "packed", "--out", tmp_path / command, *workers) == 2, command
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "manifest.json: " in error if kind in ("manifest cut off", "wrong count") else ".h5: " in error
+        assert not [path for path in (tmp_path / command).glob("*.json") if not path.name.startswith(".")]
+    assert run("verify", tmp_path / "packed", "--workers", 1) == 1
+    assert tree(tmp_path / "packed") == before
 
 
 def test_bad_data_is_exit_code_one_and_bad_input_two(source, tmp_path, capsys):

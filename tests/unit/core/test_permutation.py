@@ -90,9 +90,36 @@ def test_even_spread_is_a_bijection(n):
     assert np.array_equal(np.sort(EvenSpread(n)(np.arange(n))), np.arange(n))
 
 
-@given(n=st.integers(500, 200_000), cut=st.floats(0.05, 0.95), start=st.floats(0, 1), size=st.integers(1, 400))
+def stride_and_denominators(n: int) -> tuple[int, list[int]]:
+    """The stride of the order of n, and the denominators of the convergents of stride / n."""
+    stride = int(EvenSpread(n)(np.asarray([1]))[0])
+    above, below, denominators = n, stride, [0, 1]
+    while below:
+        denominators.append(above // below * denominators[-1] + denominators[-2])
+        above, below = below, above % below
+    return stride, denominators[1:]
+
+
+@given(n=st.integers(500, 200_000), cut=st.floats(0, 1), start=st.floats(0, 1), size=st.integers(1, 500))
+@example(n=764, cut=0.25, start=0, size=106)
+@example(n=60_292, cut=0.5, start=0, size=378)
 @settings(max_examples=150, deadline=None)
 def test_every_stretch_visits_parts_in_proportion(n, cut, start, size):
     border, first = int(cut * n), int(start * (n - size))
     inside = np.count_nonzero(EvenSpread(n)(np.arange(first, first + size)) < border)
-    assert abs(inside - size * border / n) <= 8
+    runs, rest = 0, size
+    for denominator in reversed(stride_and_denominators(n)[1]):
+        runs, rest = runs + rest // denominator, rest % denominator
+    assert abs(inside - size * border / n) <= 2 * runs
+
+
+@given(n=st.integers(100, 2**31))
+@settings(max_examples=150, deadline=None)
+def test_short_stretches_of_even_spread_take_few_runs(n):
+    stride, denominators = stride_and_denominators(n)
+    assert denominators[-1] == n
+    steps = stride - round(n * 0.6180339887498949)
+    fibonacci = [1, 2]
+    while fibonacci[-1] <= 0.3 * np.sqrt(n / (1 + 2 * steps)):
+        fibonacci.append(sum(fibonacci[-2:]))
+    assert set(fibonacci[:-1]) <= set(denominators)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import file_sha256, read_manifest, write_atomically
+from mlbert.data.manifest import file_sha256, read_manifest, whole_file, write_atomically
 from mlbert.data.store import check_same_vocabulary, check_vocabulary, describe
 
 
@@ -65,3 +65,15 @@ def test_training_and_evaluation_share_a_vocabulary(make_set):
 def test_writing_into_no_folder(tmp_path):
     with pytest.raises(UserError, match="cannot be written"):
         write_atomically(tmp_path / "absent" / "file", b"")
+
+
+def test_a_file_whose_writing_fails_is_not_there(tmp_path):
+    def write_half():
+        with whole_file(tmp_path / "file") as file:
+            file.write(b"half")
+            raise ZeroDivisionError
+
+    (tmp_path / "file").write_text("before")
+    with pytest.raises(ZeroDivisionError):
+        write_half()
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]

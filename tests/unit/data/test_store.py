@@ -75,6 +75,15 @@ def test_a_folder_of_nothing_known(tmp_path):
             look(tmp_path / "absent")
 
 
+def test_the_folder_above_data_sets_names_them(make_set):
+    above = make_set(5, name="instances").parent
+    make_set(5, name="packed")
+    (above / "text").mkdir()
+    for look in (describe, open_store):
+        with pytest.raises(UserError, match=r"is no data set, .* but holds instances, packed\. Give one"):
+            look(above)
+
+
 def test_unknown_vocabularies_agree_with_any(make_set):
     known = describe(make_set(5))
     unknown = replace(known, vocabulary_sha256=None)

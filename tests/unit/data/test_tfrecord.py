@@ -317,7 +317,7 @@ def test_a_length_beyond_the_file(form, tmp_path):
     ("content", "text"),
     [
         (b"", "holds no records"),
-        (b"One sentence a line.\nAnother sentence.\n", "is not a TFRecord file"),
+        (b"One sentence a line.\nAnother sentence.\n", "is text, not TFRecords.*`mlbert prepare instances`"),
         (b"short", "is cut off"),
         (gzip.compress(ASSET.read_bytes()), r"is compressed \(gzip\)"),
         (b"\x89HDF\r\n\x1a\n" + bytes(100), "is not a TFRecord file"),
@@ -338,8 +338,8 @@ def test_missing_file_and_folder(tmp_path):
 
 
 def test_find_files(tmp_path):
-    wanted = ["a.tfrecord", "b.tfrecords", "c.tfrecord-00000-of-00002", "eval_10k", "part-00000-of-00500"]
-    for name in [*wanted, "part-00000-of-00500.md5", ".part-1.tfrecord", "a.tfrecord.tmp", "notes.txt", "part-1.hdf5"]:
+    wanted = ["a.tfrecord", "b.tfrecords", "c.tfrecord-00000-of-00001", "eval_10k", "part-00000-of-00001"]
+    for name in [*wanted, "part-00000-of-00001.md5", ".part-1.tfrecord", "a.tfrecord.tmp", "notes.txt", "part-1.hdf5"]:
         (tmp_path / name).touch()
     (tmp_path / "part-folder").mkdir()
     assert [path.name for path in find_files(tmp_path)] == wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -66,8 +67,8 @@ def test_index_is_kept_and_follows_the_files(folder, cache, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(tfrecord_store, "build_index", lambda paths: pytest.fail("the index was there"))
         assert len(TFRecordStore(folder)) == 100
-    (folder / "part-00001-of-00003").unlink()
-    assert len(TFRecordStore(folder)) == 99
+    write_examples(folder / "part-00001-of-00003", random_rows(2), 32, 5)
+    assert len(TFRecordStore(folder)) == 101
     assert len(list(cache.iterdir())) == 1
     assert not kept.exists()
 
@@ -130,22 +131,58 @@ def test_bad_files(folder):
         TFRecordStore(folder)
 
 
-def test_wider_than_the_benchmarks(tmp_path):
-    (tmp_path / "wide").mkdir()
-    write_examples(tmp_path / "wide" / "part-0", random_rows(3), 513, 76)
-    with pytest.raises(UserError, match=r"513 tokens and 76 predictions.*tfrecord-to-hdf5"):
-        TFRecordStore(tmp_path / "wide")
+@pytest.mark.parametrize("widths", [(32, 5), (600, 90)])
+def test_limits_are_those_of_the_records(tmp_path, widths):
+    (tmp_path / "set").mkdir()
+    rows = random_rows(3)
+    write_examples(tmp_path / "set" / "part-0", rows, *widths)
+    store = open_store(tmp_path / "set")
+    assert (store.info.max_seq_length, store.info.max_predictions) == widths
+    assert_same(store.gather(np.arange(3)), rows)
 
 
-def test_describe_reads_nothing(folder):
+def test_describe_looks_at_the_first_record_alone(folder):
     before = describe(folder)
-    assert (before.kind, before.max_seq_length, before.max_predictions) == ("tfrecord", 512, 76)
+    assert (before.kind, before.max_seq_length, before.max_predictions) == ("tfrecord", 32, 5)
     assert before == TFRecordStore(folder).info
-    content = (folder / "part-00000-of-00003").read_bytes()
-    (folder / "part-00000-of-00003").write_bytes(bytes(len(content)))
+    path = folder / "part-00000-of-00003"
+    content = path.read_bytes()
+    second = int(tfrecord_plain.scan(np.frombuffer(content, np.uint8), 1).starts[1])
+    path.write_bytes(content[:second] + bytes(len(content) - second))
+    (folder / "part-00001-of-00003").write_bytes(bytes((folder / "part-00001-of-00003").stat().st_size))
     assert describe(folder) == before
-    (folder / "part-00000-of-00003").write_bytes(content[:-1])
+    path.write_bytes(content[:-1])
     assert describe(folder).identity != before.identity
+
+
+def test_files_that_do_not_belong_to_the_set(folder):
+    (folder / "instances.json").write_text(json.dumps({"files": [{"file": "part-00000-of-00003"}]}))
+    with pytest.raises(UserError, match=r"part-00001-of-00003: is not one of the set's files"):
+        describe(folder)
+    (folder / "instances.json").unlink()
+    (folder / "part-00003-of-00003").touch()
+    with pytest.raises(UserError, match=r"part-00003-of-00003: is not one of the set's files"):
+        describe(folder)
+
+
+def test_missing_files(folder):
+    (folder / "part-00001-of-00003").unlink()
+    with pytest.raises(UserError, match=r"set: there is no part-00001-of-00003\."):
+        describe(folder)
+    listed = [{"file": f"part-{number:05d}-of-00003"} for number in (0, 2)]
+    (folder / "instances.json").write_text(json.dumps({"files": listed}))
+    assert len(TFRecordStore(folder)) == 99
+    (folder / "part-00002-of-00003").unlink()
+    with pytest.raises(UserError, match=r"there is no part-00002-of-00003\."):
+        TFRecordStore(folder)
+
+
+def test_a_folder_of_text_is_not_taken_for_tfrecords(tmp_path):
+    (tmp_path / "part-00000-of-00001").write_text("One sentence a line.\nTwo \u00e9.\n\nAnother document.\n")
+    with pytest.raises(UserError, match=r"part-00000-of-00001: is text, not TFRecords.*mlbert prepare instances"):
+        open_store(tmp_path)
+    with pytest.raises(UserError, match="is text, not TFRecords"):
+        describe(tmp_path)
 
 
 def test_recognised_among_other_data(folder, tmp_path):

@@ -14,12 +14,13 @@ from mlbert.data.ragged import Ragged
 from mlbert.data.shards import ShardSet
 from mlbert.data.store import describe, open_store
 from mlbert.prepare.bins import make_bins
-from stored_sets import make_rows, random_lengths, same_sequences, tree, write_set
+from mlbert.prepare.shuffle import shuffle_set
+from stored_sets import flip, make_rows, random_lengths, same_sequences, tree, write_set
 
 EDGES = (8, 16, 24, 32)
 
 
-@given(count=st.integers(0, 200), shards=st.integers(1, 4), seed=st.integers(0, 99))
+@given(count=st.integers(16, 200), shards=st.integers(1, 4), seed=st.integers(0, 99))
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_sequence_once_and_in_its_bin(tmp_path_factory, count, shards, seed):
     folder = tmp_path_factory.mktemp("bins")
@@ -76,6 +77,14 @@ def test_an_unfinished_folder_is_finished(source, tmp_path):
     assert tree(tmp_path / "out") == tree(tmp_path / "good")
 
 
+def test_more_shards_than_the_fullest_bin_has_sequences(tmp_path):
+    source = write_set(tmp_path / "source", make_rows(np.asarray([6, 20, 20, 20])))
+    with pytest.raises(UserError, match=r"--shards: 4 shards cannot be filled with 3 sequences in the fullest bin"):
+        make_bins(source, tmp_path / "out", edges=(16, 32), num_shards=4)
+    first, _ = make_bins(source, tmp_path / "out", edges=(16, 32), num_shards=3)
+    assert [shard["num_sequences"] for shard in first.shards] == [0, 0, 1]
+
+
 @pytest.mark.parametrize("edges", [(), (0, 5), (8, 8), (16, 8)])
 def test_edges_that_do_not_ascend(source, tmp_path, edges):
     with pytest.raises(UserError, match="--edges"):
@@ -94,6 +103,14 @@ def test_a_bin_of_another_folder_is_named(source, tmp_path):
     (tmp_path / "out" / name).write_bytes((tmp_path / "other" / name).read_bytes())
     with pytest.raises(UserError, match=r"bin-009-016/manifest.json: is not the manifest that"):
         describe(tmp_path / "out")
+
+
+def test_a_damaged_shard_of_a_bin_is_named(source, tmp_path):
+    make_bins(source, tmp_path / "bins", edges=EDGES, num_shards=2)
+    flip(tmp_path / "bins" / "bin-009-016" / "shard-00001-of-00002.h5", 0.9)
+    for make in (shuffle_set, make_bins):
+        with pytest.raises(UserError, match=r"bin-009-016/shard-00001-of-00002\.h5: its checksum differs"):
+            make(tmp_path / "bins", tmp_path / "out")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", json.dumps({"format": "mlbert-bins", "version": 9}).encode()])

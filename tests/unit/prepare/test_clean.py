@@ -189,10 +189,10 @@ def test_each_half_written_state_is_made_whole(
         with pytest.raises(UserError, match="is full"):
             clean(wiki, out, OPTIONS)
     for half in out.rglob("*.txt"):
-        half.with_name(half.name + ".tmp").write_bytes(b"half")
-    (out / "part-00002-of-00003.tmp").write_bytes(b"half")
+        half.with_name(half.name + ".12345.tmp").write_bytes(b"half")
+    for name in ("part-00002-of-00003", "eval.txt"):
+        (out / f"{name}.12345.tmp").write_bytes(b"half")
     clean(wiki, out, OPTIONS)
-    (out / "part-00002-of-00003.tmp").unlink(missing_ok=True)
     assert contents(out) == contents(tmp_path / "whole")
 
 

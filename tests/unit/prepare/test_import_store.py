@@ -285,7 +285,7 @@ def test_command_line(tmp_path, vocab):
     damage_row = json.loads((tmp_path / "ours" / "manifest.json").read_text())["provenance"]["skipped"]
     assert damage_row["count"] == 0
     export = ("--input", tmp_path / "ours", "--out", tmp_path / "back", "--layout", "variable", "--workers", 1)
-    assert "1 files" in invoke("export-nvidia", *export)
+    assert "1 file\n" in invoke("export-nvidia", *export)
     with h5py.File(tmp_path / "back" / "part_00000_of_00001.hdf5") as file:
         assert np.array_equal(file["input_ids"][5], columns_of(rows)["input_ids"][5])
     shard_path(tmp_path / "theirs", 1).write_bytes(b"")

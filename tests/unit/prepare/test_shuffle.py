@@ -25,21 +25,11 @@ from mlbert.data.ragged import Ragged
 from mlbert.data.shards import ShardSet
 from mlbert.data.store import describe
 from mlbert.prepare import shuffle
-from mlbert.prepare.jobs import Progress
+from mlbert.prepare.bins import make_bins
 from mlbert.prepare.shuffle import Packing, make_pieces, shuffle_set
-from stored_sets import make_rows, names, random_lengths, same_sequences, tree, write_set
+from stored_sets import flip, make_rows, names, random_lengths, same_sequences, tree, write_set
 
 COUNT = 600
-
-
-class Said(Progress):
-    """Keeps the lines."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def __call__(self, line: str) -> None:
-        self.lines.append(line)
 
 
 @pytest.fixture
@@ -57,6 +47,7 @@ def test_every_sequence_once(tmp_path_factory, count, shards, outputs, seed):
     folder = tmp_path_factory.mktemp("shuffle")
     rows = make_rows(random_lengths(count, seed=seed), seed)
     source = write_set(folder / "source", rows, shards)
+    outputs = min(outputs, max(1, count))
     plain = shuffle_set(source, folder / "plain", seed=seed, num_shards=outputs)
     packed = shuffle_set(source, folder / "packed", seed=seed, num_shards=outputs, packing=Packing(40, 3))
     assert same_sequences(everything(folder / "plain"), rows)
@@ -119,8 +110,21 @@ def test_the_manifest_tells_the_fill(source, tmp_path):
     assert manifest.provenance["input"] == {"options": {}}
 
 
-def test_a_finished_folder_is_left_alone(source, tmp_path):
-    out, said = tmp_path / "out", Said()
+def test_packs_and_bins_are_taken_apart_and_that_is_said(source, tmp_path, said):
+    shuffle_set(source, tmp_path / "packed", packing=Packing(), progress=said)
+    make_bins(source, tmp_path / "bins", edges=(16, 32), progress=said)
+    assert said.lines == []
+    for made, line in (("packed", "holds packs: they are taken apart"), ("bins", "holds bins: their sequences are")):
+        shuffle_set(tmp_path / made, tmp_path / f"{made}-again", packing=Packing(), progress=said)
+        assert line in said.lines[-1]
+        assert same_sequences(everything(tmp_path / f"{made}-again"), everything(source))
+    make_bins(tmp_path / "packed", tmp_path / "bins-of-packs", edges=(16, 32), progress=said)
+    assert len(said.lines) == 3
+    assert "holds packs" in said.lines[-1]
+
+
+def test_a_finished_folder_is_left_alone(source, tmp_path, said):
+    out = tmp_path / "out"
     shuffle_set(source, out, packing=Packing())
     before = tree(out)
     shuffle_set(source, out, packing=Packing(), progress=said)
@@ -151,20 +155,14 @@ def test_damaged_leftovers_are_made_again(source, tmp_path):
     shuffle_set(source, tmp_path / "good", num_shards=3, packing=Packing())
     shutil.copytree(tmp_path / "good", tmp_path / "out")
     (tmp_path / "out" / "manifest.json").unlink()
-    shard = tmp_path / "out" / "shard-00001-of-00003.h5"
-    data = bytearray(shard.read_bytes())
-    data[-100] ^= 1
-    shard.write_bytes(data)
+    flip(tmp_path / "out" / "shard-00001-of-00003.h5", 0.99)
     (tmp_path / "out" / "shard-00002-of-00003.h5.tmp").write_bytes(b"half")
     shuffle_set(source, tmp_path / "out", num_shards=3, packing=Packing())
     assert tree(tmp_path / "out") == tree(tmp_path / "good")
 
 
 def test_damaged_input_is_named(source, tmp_path):
-    shard = source / "shard-00001-of-00003.h5"
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 4
-    shard.write_bytes(data)
+    flip(source / "shard-00001-of-00003.h5")
     with pytest.raises(UserError, match=r"shard-00001-of-00003.h5: its checksum differs"):
         shuffle_set(source, tmp_path / "out")
 
@@ -178,6 +176,15 @@ def test_a_shard_of_another_set_is_named(source, tmp_path):
         ShardSet.open(source, verify=False).gather(np.arange(COUNT))
 
 
+def test_more_shards_than_sequences(tmp_path):
+    source = write_set(tmp_path / "source", make_rows(random_lengths(3)))
+    for packing in (None, Packing()):
+        with pytest.raises(UserError, match="--shards: 4 shards cannot be filled with 3 sequences"):
+            shuffle_set(source, tmp_path / "out", num_shards=4, packing=packing)
+    assert not (tmp_path / "out").exists()
+    assert len(shuffle_set(source, tmp_path / "out", num_shards=3, packing=Packing()).shards) == 3
+
+
 def test_mistakes(source, tmp_path):
     with pytest.raises(UserError, match="is the input folder"):
         shuffle_set(source, source)
@@ -185,6 +192,8 @@ def test_mistakes(source, tmp_path):
         shuffle_set(source, tmp_path / "out", packing=Packing(31))
     with pytest.raises(UserError, match="no such folder"):
         shuffle_set(tmp_path / "absent", tmp_path / "out")
+    with pytest.raises(UserError, match=r"manifest\.json: is a file, not a folder"):
+        shuffle_set(source / "manifest.json", tmp_path / "out")
     with pytest.raises(UserError, match=r"mlbert prepare import --vocab"):
         shuffle.known_vocabulary(replace(describe(source), vocab_size=None))
     (tmp_path / "file").write_text("")

@@ -54,7 +54,7 @@ def test_no_folder(tmp_path):
     with pytest.raises(UserError, match="there is no such folder"):
         list(text_folder.documents(tmp_path / "absent"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="is not a folder"):
+    with pytest.raises(UserError, match="is a file, not a folder"):
         list(text_folder.documents(tmp_path / "file"))
 
 

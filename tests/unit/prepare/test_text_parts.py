@@ -42,7 +42,7 @@ def test_a_folder_without_parts(tmp_path):
 @pytest.mark.parametrize("name", ["part-{}-of-00004", "train-{}-of-00004.txt"])
 def test_missing_parts_of_a_folder(tmp_path, name):
     folder = make(tmp_path / "text", name.format("00000"), name.format("00003"))
-    with pytest.raises(UserError, match=rf"2 of its parts are missing, the first is {name.format('00001')}"):
+    with pytest.raises(UserError, match=rf"2 files are missing, the first is {name.format('00001')}\."):
         expand_inputs([folder])
     expanded = expand_inputs([folder], skip_bad=True)
     assert names(expanded) == [name.format(f"{index:05d}") for index in range(4)]

@@ -190,6 +190,14 @@ def test_killed_and_started_again(vocab, tmp_path, command):
     assert content(killed) == content(straight)
 
 
+def test_a_damaged_shard_is_not_exported(folder, vocab, tmp_path):
+    tfrecords_to_hdf5([folder], vocab, tmp_path / "set")
+    shard = tmp_path / "set" / "shard-00001-of-00003.h5"
+    flip(shard, shard.stat().st_size - 9)
+    with pytest.raises(UserError, match=r"shard-00001-of-00003\.h5: its checksum differs"):
+        hdf5_to_tfrecords(tmp_path / "set", tmp_path / "records")
+
+
 def test_full_disk(folder, vocab, tmp_path):
     code = (
         "import resource, sys\n"
@@ -205,5 +213,5 @@ def test_full_disk(folder, vocab, tmp_path):
     done = subprocess.run([sys.executable, "-c", code, source, target], capture_output=True, text=True, check=False)
     assert "out.tfrecord: cannot be written (File too large)" in done.stderr
     assert not target.exists()
-    assert not target.with_name("out.tfrecord.tmp").exists()
+    assert not list(tmp_path.glob("*.tmp"))
     assert len(next(read_examples(source))) == 50

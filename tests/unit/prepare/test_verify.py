@@ -15,7 +15,7 @@ from mlbert.data.tfrecord import write_examples
 from mlbert.prepare.bins import make_bins
 from mlbert.prepare.shuffle import Packing, shuffle_set
 from mlbert.prepare.verify import Md5List, verify
-from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, make_rows, random_lengths, write_set
+from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, random_lengths, write_set
 
 COUNT = 300
 
@@ -33,12 +33,6 @@ def source(tmp_path, rows):
 def only(folder, **options):
     (report,) = verify([folder], **options)
     return report
-
-
-def flip(path, place: float = 0.5) -> None:
-    data = bytearray(path.read_bytes())
-    data[int(place * len(data))] ^= 8
-    path.write_bytes(data)
 
 
 def write_variable(path, rows) -> None:
@@ -94,7 +88,7 @@ def test_missing_truncated_and_added_shards(source):
     text = "\n".join(report.problems)
     assert "shard-00000-of-00003.h5" in text
     assert "shard-00002-of-00003.h5" in text
-    assert report.total("good") == 100
+    assert (report.total("sequences"), report.total("good")) == (COUNT, 100)
 
 
 def test_values_out_of_range_are_counted(tmp_path, rows):

@@ -81,9 +81,21 @@ def _mix(values: np.ndarray, key: np.uint64, bits: int) -> np.ndarray:
 class EvenSpread:
     """An order of [0, n) in which every stretch of it visits all parts of the range in proportion.
 
-    Position j goes to ``j * stride mod n`` with the stride next to n / golden ratio that has no common factor with n:
-    the count of any interval within any stretch differs from its share by a few at most, because multiples of the
-    golden ratio spread as evenly as any do.
+    Position j goes to ``j * s mod n``; the stride s is the first number from n / golden ratio upwards that has no
+    common factor with n.
+
+    A stretch of k positions visits an interval [0, b) at most 2 d times more or less often than its share k b / n,
+    where d is the number of terms when k is written, greedily, as a sum of the denominators of the convergents of the
+    continued fraction of s / n:
+
+    * Let p / q be such a convergent. Of q positions in a row each falls into another one of q equal arcs of the circle
+      [0, n): position j of them lies at j s / n of the circle, which is less than 1 / q from j p / q, for all j to the
+      same side, since abs(s / n - p / q) < 1 / q**2; and the j p / q are the borders of the arcs. The interval is made
+      of whole arcs, visited once each, and of pieces of two, each visited at most once: hence the 2 for q positions.
+    * The stretch is cut into d such runs.
+    * Let c be the steps upwards to s. Fibonacci numbers up to about 0.3 sqrt(n / (1 + 2 c)) are such denominators, as
+      s / n is that near to the golden ratio (Legendre's criterion). For k up to the largest of them, d is at most
+      1 + log(k) / (2 log(golden ratio)); every further run of that length adds at most one.
     """
 
     def __init__(self, n: int) -> None:

@@ -5,12 +5,15 @@ Reading it touches no training data, so it is allowed before ``run_start``.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mlbert.core.errors import UserError
 
@@ -57,8 +60,8 @@ def read_manifest(folder: Path | str) -> Manifest:
     remake = "Prepare the data again with `mlbert prepare`"
     try:
         raw = path.read_bytes()
-    except FileNotFoundError:
-        reason = "the folder has no manifest.json" if folder.is_dir() else "there is no such folder"
+    except (FileNotFoundError, NotADirectoryError):
+        reason = "the folder has no manifest.json" if folder.is_dir() else no_folder(folder)
         raise UserError(folder, reason, "Give a folder that `mlbert prepare` finished") from None
     except OSError as error:
         raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions") from None
@@ -98,23 +101,48 @@ def read_manifest(folder: Path | str) -> Manifest:
     return manifest
 
 
+def no_folder(path: Path) -> str:
+    """Why a path that is no folder is refused."""
+    return "is a file, not a folder" if path.exists() else "there is no such folder"
+
+
 def file_sha256(path: Path) -> str:
-    """sha256 of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """sha256 of a file, read in pieces.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a small file so that it is there as a whole or not at all."""
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that gets its name when it is finished and on disk. When the block raises, nothing stays; a
+    killed process leaves a file of another name, which ends in ``.tmp``.
+
+    Raises:
+        UserError: it cannot be written; also for any OSError of the block.
+    """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(
-            path, f"cannot be written ({error.strerror})", "Free some space or choose another folder"
-        ) from None
+        reason = f"cannot be written ({error.strerror})"
+        raise UserError(path, reason, "Free some space or choose another folder") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a small file so that it is there as a whole or not at all; see `whole_file`."""
+    with whole_file(path) as file:
+        file.write(data)

@@ -116,6 +116,8 @@ def map_file(path: Path) -> Shard:
         raise
     except FileNotFoundError:
         raise UserError(path, "the shard is missing", REMAKE) from None
+    except PermissionError:
+        raise UserError(path, "cannot be read (Permission denied)", "Check its permissions") from None
     except (OSError, KeyError, RuntimeError) as error:
         raise UserError(path, f"is damaged or not a shard ({str(error).splitlines()[0]})", REMAKE) from None
     except (ValueError, TypeError) as error:

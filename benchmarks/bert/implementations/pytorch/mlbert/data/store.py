@@ -1,7 +1,8 @@
 """What every stored data set looks like to the sources: sequences by index, in any order.
 
 A `Store` may be our prepared set, TFRecords, or the HDF5 shards of other pipelines. `open_store` recognises the
-kind by the folder's files. Looking at `StoreInfo` reads no sample, so it is allowed before ``run_start``.
+kind by the folder's files. Looking at `StoreInfo` uses no sample, so it is allowed before ``run_start``: it takes a
+manifest, or names, sizes and the head of the first file.
 
 Legend: N sequences, S sequences asked for, P packs.
 """
@@ -17,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import MANIFEST, file_sha256
+from mlbert.data.manifest import MANIFEST, file_sha256, no_folder
 from mlbert.data.ragged import Ragged
 
 BINS = "bins.json"
@@ -119,7 +120,10 @@ def open_store(folder: Path | str, verify: bool | None = None) -> Store:
 def _foreign(folder: Path) -> ModuleType:
     """The module that reads this folder's files; imported only now, each brings libraries of its own."""
     if not folder.is_dir():
-        raise UserError(folder, "there is no such folder", f"Give {ACCEPTED}")
+        raise UserError(folder, no_folder(folder), f"Give {ACCEPTED}")
+    if inside := sorted(path.parent.name for name in (MANIFEST, BINS) for path in folder.glob(f"*/{name}")):
+        reason = f"is no data set, or not a finished one, but holds {', '.join(inside)}"
+        raise UserError(folder, reason, "Give one of these folders")
     for name in ("tfrecord_store", "nvidia"):
         module = import_module(f"mlbert.data.{name}")
         if module.accepts(folder):
@@ -133,10 +137,7 @@ def check_vocabulary(info: StoreInfo, vocab_file: Path) -> None:
     Raises:
         UserError: the file cannot be read, or it is another vocabulary.
     """
-    try:
-        found = file_sha256(vocab_file)
-    except OSError as error:
-        raise UserError(vocab_file, f"cannot be read ({error.strerror})", "Give the vocabulary's vocab.txt") from None
+    found = file_sha256(vocab_file)
     if info.vocabulary_sha256 not in (None, found):
         reason = f"is not the vocabulary that {info.folder} was prepared with (sha256 {found[:12]}...)"
         raise UserError(vocab_file, reason, f"Use the one with sha256 {info.vocabulary_sha256[:12]}...")

@@ -13,9 +13,10 @@ Legend: R records, S sequences.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -26,6 +27,7 @@ import numpy as np
 from mlbert.core import native
 from mlbert.core.errors import UserError
 from mlbert.data import tfrecord_native, tfrecord_plain
+from mlbert.data.manifest import whole_file
 from mlbert.data.ragged import Ragged
 from mlbert.data.tfrecord_plain import (
     BAD_LENGTH,
@@ -41,9 +43,12 @@ from mlbert.data.tfrecord_plain import (
 
 BATCH = 4096  # records
 RESTORE = "Restore the file"
-NO_ROOM = "Free some space or choose another folder"
+LIST = "instances.json"  # of the files in a folder that `mlbert prepare` made
 _BUFFER_BYTES = 16 << 20
+_RECORD_BYTES = 8192  # more than one of the benchmark's has
+_LOOKED_AT = 65_536
 _NAME = re.compile(r"part-[^.]+|eval_10k|[^.].*\.tfrecords?(-\d+-of-\d+)?")
+_NUMBERED = re.compile(r"(?P<stem>.*-)(?P<index>\d{5})-of-(?P<count>\d{5})(?P<rest>.*)")
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -97,7 +102,8 @@ def find_files(path: Path | str) -> list[Path]:
     checksums or other files beside them. A path that is no folder stands for itself.
 
     Raises:
-        UserError: the folder cannot be read or has none.
+        UserError: the folder cannot be read, has none, or not just those that its ``instances.json`` lists, or else
+            that the ``-of-00500`` in their names speaks of.
     """
     path = Path(path)
     if not path.is_dir():
@@ -108,7 +114,56 @@ def find_files(path: Path | str) -> list[Path]:
         raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions") from None
     if not files:
         raise UserError(path, "has no TFRecord files (part-*, *.tfrecord, *.tfrecords)", "Give another folder")
+    names = [file.name for file in files]
+    listed = _listed(path)
+    missing = missing_numbers(names) if listed is None else sorted(listed - {*names})
+    extra = _beyond(names) if listed is None else sorted({*names} - listed)
+    if extra:
+        raise UserError(path / extra[0], "is not one of the set's files", "Remove it")
+    if missing:
+        raise UserError(path, missing_text(missing), "Restore what is missing, or name the files that you want")
     return files
+
+
+def _listed(folder: Path) -> set[str] | None:
+    """The files that the list of a finished folder names; None where there is none that can be read."""
+    try:
+        return {str(entry["file"]) for entry in json.loads((folder / LIST).read_bytes())["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def missing_numbers(names: Sequence[str]) -> list[str]:
+    """The names that are not there of ``part-00000-of-00500`` and so on, as far as others speak of them."""
+    matches = [match for name in names if (match := _NUMBERED.fullmatch(name))]
+    expected = {
+        f"{match['stem']}{index:05d}-of-{match['count']}{match['rest']}"
+        for match in matches
+        for index in range(int(match["count"]))
+    }
+    return sorted(expected - {*names})
+
+
+def _beyond(names: Sequence[str]) -> list[str]:
+    """Names such as ``part-00500-of-00500``."""
+    matches = [match for name in names if (match := _NUMBERED.fullmatch(name))]
+    return [match.string for match in matches if int(match["index"]) >= int(match["count"])]
+
+
+def missing_text(missing: Sequence[str]) -> str:
+    """Why a folder is refused in which these are missing."""
+    first = "there is no" if len(missing) == 1 else f"{len(missing)} files are missing, the first is"
+    return f"{first} {missing[0]}"
+
+
+def is_text(head: bytes) -> bool:
+    """Whether a file with these first bytes is text in UTF-8; they may end within a character."""
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.start < len(head) - 4:
+            return False
+    return b"\0" not in head and bool(head.strip())
 
 
 class BadRecord(NamedTuple):
@@ -196,7 +251,8 @@ class ExampleReader:
 
     def _scans(self, file: FileIO, size: int) -> Iterator[tuple[np.ndarray, int, Scan]]:
         """(bytes, their place in the file, records in them) until the end of the file or of what can be found."""
-        buffer, at, end, offset = np.empty(_BUFFER_BYTES, np.uint8), 0, 0, 0  # buffer[at:end] lies at `offset`
+        buffer: np.ndarray = np.empty(min(_BUFFER_BYTES, self._batch * _RECORD_BYTES), np.uint8)
+        at = end = offset = 0  # buffer[at:end] lies at `offset`
         while True:
             found = codec().scan(buffer[at:end], self._batch)
             if len(found.intact):
@@ -273,6 +329,8 @@ class ExampleReader:
             packer = next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None)
             if packer:
                 raise UserError(self.path, f"is compressed ({packer})", "Unpack it first")
+            if is_text(rest[:_LOOKED_AT].tobytes()):
+                raise UserError(self.path, "is text, not TFRecords", "Make instances of it: `mlbert prepare instances`")
             raise UserError(self.path, "is not a TFRecord file, or is damaged in record 0 (byte 0)", RESTORE)
         reason = "has a damaged length: no record after it can be found"
         self._refuse(BadRecord(self.num_records, offset, reason))
@@ -320,17 +378,9 @@ def write_examples(path: Path | str, rows: Ragged, max_seq_length: int, max_pred
     """
     path, widths = Path(path), Widths(max_seq_length, max_predictions)
     _check_fits(path, rows, widths)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            for first in range(0, len(rows), BATCH):
-                file.write(codec().encode(rows.slice(first, min(first + BATCH, len(rows))), widths))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(path, f"cannot be written ({error.strerror})", NO_ROOM) from None
+    with whole_file(path) as file:
+        for first in range(0, len(rows), BATCH):
+            file.write(codec().encode(rows.slice(first, min(first + BATCH, len(rows))), widths))
 
 
 def _check_fits(path: Path, rows: Ragged, widths: Widths) -> None:

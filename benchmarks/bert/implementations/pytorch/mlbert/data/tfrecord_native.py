@@ -1,4 +1,4 @@
-"""Python's side of csrc/cpu/tfrecord.c: the functions of `mlbert.data.tfrecord_plain`, compiled.
+"""Python's side of csrc/cpu/tfrecord_*.c: the functions of `mlbert.data.tfrecord_plain`, compiled.
 
 Legend: R records, S sequences.
 """
@@ -14,11 +14,12 @@ from mlbert.core import native
 from mlbert.data.ragged import DTYPES, Ragged
 from mlbert.data.tfrecord_plain import MAX_ID, Scan, Widths
 
+SOURCES = ("tfrecord_frame.c", "tfrecord_read.c", "tfrecord_write.c")
 _EXTRA_BYTES = 512  # of a record besides its lists' values: checksums, names, tags and lengths
 
 
 class _Rows(ctypes.Structure):
-    """`struct rows` of tfrecord.c."""
+    """`struct rows` of tfrecord.h."""
 
     _fields_ = tuple(
         (name, ctypes.c_void_p)
@@ -45,7 +46,7 @@ def library() -> ctypes.CDLL:
     Raises:
         mlbert.core.native.NativeUnavailable: they can't be compiled or loaded here.
     """
-    lib = native.load("tfrecord", ["tfrecord.c"], openmp=False)
+    lib = native.load("tfrecord", SOURCES, openmp=False)
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     signatures = {
         "tfrecord_crc32c": ((pointer, integer), ctypes.c_uint32),

@@ -1,4 +1,4 @@
-"""TFRecord framing and the benchmark's tf.train.Example in plain Python: the specification of csrc/cpu/tfrecord.c.
+"""TFRecord framing and the benchmark's tf.train.Example in plain Python: the specification of csrc/cpu/tfrecord_*.c.
 
 A record is: uint64 length, uint32 masked CRC32C of these eight bytes, the data, uint32 masked CRC32C of the data, all
 little-endian. The data is a tf.train.Example, a map from feature names to lists:

@@ -28,10 +28,9 @@ from mlbert.core.native import cache_folder
 from mlbert.data.file_map import FileMap
 from mlbert.data.ragged import Ragged
 from mlbert.data.store import StoreInfo
-from mlbert.data.tfrecord import RESTORE, ExampleReader, Widths, codec, find_files
+from mlbert.data.tfrecord import RESTORE, ExampleReader, Widths, codec, find_files, read_widths
 from mlbert.data.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, BadExample, parse_example
 
-LIMITS = Widths(512, 76)  # of the benchmark's records; the files do not say theirs in front
 _VERSION = 1
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _THREADS = min(16, os.cpu_count() or 1)
@@ -48,12 +47,14 @@ def accepts(folder: Path | str) -> bool:
 
 
 def describe(folder: Path | str) -> StoreInfo:
-    """What is known of a folder of TFRecords without reading them. Limits are the benchmark's.
+    """What file names, sizes and the first record's list sizes tell of a folder of TFRecords.
 
     Raises:
-        UserError: no such files.
+        UserError: no such files, or the first one is not TFRecords.
     """
     files = find_files(folder)
+    # A bad record is told by whoever reads the set.
+    widths = read_widths(files[0], skip_bad=True)
     try:
         named = [(file.name, file.stat().st_size) for file in files]
     except OSError as error:
@@ -62,8 +63,8 @@ def describe(folder: Path | str) -> StoreInfo:
         folder=Path(folder),
         kind="tfrecord",
         identity=hashlib.sha256(json.dumps(named).encode()).hexdigest(),
-        max_seq_length=LIMITS.max_seq_length,
-        max_predictions=LIMITS.max_predictions,
+        max_seq_length=widths.max_seq_length,
+        max_predictions=widths.max_predictions,
         num_sequences=None,
         vocab_size=None,
         vocabulary_sha256=None,
@@ -105,7 +106,7 @@ class TFRecordStore:
         cached: keep the index in the user's cache folder and take it from there.
 
     Raises:
-        UserError: a file is unreadable or damaged, or its records do not fit the benchmark's limits.
+        UserError: a file is unreadable or damaged, or has records of another width than the first one.
     """
 
     def __init__(self, folder: Path | str, cached: bool = True) -> None:
@@ -114,10 +115,6 @@ class TFRecordStore:
         self._map = FileMap(self._paths)
         self._index = load_index(self._paths, cached)
         self._widths = Widths(*self._index.widths.tolist())
-        if self._widths.max_seq_length > LIMITS.max_seq_length or self._widths.max_predictions > LIMITS.max_predictions:
-            reason = f"its records have {self._widths.max_seq_length} tokens and {self._widths.max_predictions} "
-            reason += f"predictions, at most {LIMITS.max_seq_length} and {LIMITS.max_predictions} are read directly"
-            raise UserError(folder, reason, "Use `mlbert prepare tfrecord-to-hdf5`")
         self._first = np.cumsum(self._index.counts) - self._index.counts
 
     def __len__(self) -> int:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
 from mlbert.data.ragged import Ragged
+from mlbert.prepare.generator import FlatDocuments
 
 
-def baselines(train: Iterable[list[list[int]]], evaluation: Ragged, vocab_size: int) -> dict[str, float | int | str]:
+def baselines(train: Sequence[FlatDocuments], evaluation: Ragged, vocab_size: int) -> dict[str, float | int | str]:
     """Masked-token accuracy of two guessers with counts from the training text.
 
     Args:
-        train: documents of sentences of token ids.
+        train: the training text, part by part.
         evaluation: masked sequences.
         vocab_size: number of ids.
 
@@ -22,10 +23,11 @@ def baselines(train: Iterable[list[list[int]]], evaluation: Ragged, vocab_size: 
         the right one, and of the better of both (bigram_accuracy). A neighbour is what the model sees: it may be
         masked itself.
     """
-    sentences = [np.asarray(sentence, np.int64) for document in train for sentence in document]
-    tokens = np.concatenate(sentences)
-    followed = np.concatenate([sentence[:-1] for sentence in sentences])
-    following = np.concatenate([sentence[1:] for sentence in sentences])
+    tokens = np.concatenate([part.tokens for part in train]).astype(np.int64)
+    lengths = np.concatenate([np.diff(part.sentences) for part in train])
+    inside = np.ones(len(tokens), bool)
+    inside[np.cumsum(lengths) - 1] = False  # nothing follows the last token of a sentence
+    followed, following = tokens[:-1][inside[:-1]], tokens[1:][inside[:-1]]
     most_frequent = int(np.bincount(tokens, minlength=vocab_size).argmax())
     after, before = (
         _best_guess(a, b, vocab_size, most_frequent) for a, b in ((followed, following), (following, followed))

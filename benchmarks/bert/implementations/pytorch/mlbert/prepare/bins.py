@@ -25,6 +25,7 @@ from mlbert.prepare.shuffle import (
     Shuffle,
     Target,
     check_output,
+    check_shards,
     default_shards,
     inherited,
     known_vocabulary,
@@ -33,6 +34,7 @@ from mlbert.prepare.shuffle import (
     piece_rows,
     remove_spill,
     run_shuffle,
+    say_what_is_undone,
 )
 
 EDGES = (128, 256, 384, 512)
@@ -94,6 +96,7 @@ def make_bins(
         return found
 
     store = open_store(source, verify=False)
+    say_what_is_undone(info, progress)
     pieces = make_pieces(store)
     sizes = [piece.end - piece.first for piece in pieces]
     counting = Counting(source, info.identity, edges)
@@ -103,6 +106,7 @@ def make_bins(
     if counts[:, -1].any():
         reason = f"{counts[:, -1].sum()} sequences are longer than the last edge {edges[-1]}"
         raise UserError(source, reason, f"Use --edges up to {info.max_seq_length}")
+    check_shards(shards, int(counts.sum(axis=0).max()), " in the fullest bin")
     before = np.concatenate([np.zeros((1, len(edges)), np.int64), np.cumsum(counts[:, :-1], axis=0)])
     pieces = [replace(piece, before=tuple(before[piece.number].tolist())) for piece in pieces]
     targets = _targets(out, edges, shards)

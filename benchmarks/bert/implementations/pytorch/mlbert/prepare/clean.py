@@ -11,19 +11,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import write_atomically
+from mlbert.data.manifest import no_folder, whole_file, write_atomically
 from mlbert.prepare import wiki_text
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.separate import drawn_articles, read_hashes
@@ -33,7 +31,8 @@ SCRATCH = "clean.tmp"
 UNIT_BYTES = 16_000_000
 FORM = 1  # of the cleaned text; a change of any cleaning rule raises it
 _WIKI = re.compile(r"wiki_\d+")
-_PART = re.compile(r"part-\d{5}-of-\d{5}(\.tmp)?")
+_PART = re.compile(r"part-\d{5}-of-\d{5}")
+_UNFINISHED = re.compile(r"(part-\d{5}-of-\d{5}|eval\.(txt|md5)|clean\.json)\.\d+\.tmp")
 _EVAL = ("eval.txt", "eval.md5")
 
 
@@ -120,7 +119,7 @@ def wiki_files(folder: Path) -> list[Path]:
     """
     remedy = "Give the folder that WikiExtractor wrote (AA/wiki_00, ...)"
     if not folder.is_dir():
-        raise UserError(folder, "is not a folder" if folder.exists() else "there is no such folder", remedy)
+        raise UserError(folder, no_folder(folder), remedy)
     found = sorted(folder.rglob("wiki_*"), key=lambda path: path.relative_to(folder).as_posix())
     if files := [path for path in found if _WIKI.fullmatch(path.name) and path.is_file()]:
         return files
@@ -162,7 +161,7 @@ def make_unit(unit: Unit) -> None:
     lengths: list[int] = []
     hashes = bytearray()
     counts = []
-    with _whole(unit.text) as target:
+    with whole_file(unit.text) as target:
         for path in unit.files:
             before = len(lengths)
             for article in file_articles(path):
@@ -172,7 +171,7 @@ def make_unit(unit: Unit) -> None:
                 target.write(data)
             counts.append(len(lengths) - before)
     md5 = np.frombuffer(bytes(hashes), np.uint8).reshape(-1, 16)
-    with _whole(unit.index) as target:
+    with whole_file(unit.index) as target:
         np.savez(target, lengths=np.asarray(lengths, np.uint32), md5=md5, counts=np.asarray(counts, np.int64))
 
 
@@ -188,23 +187,6 @@ def file_articles(path: Path) -> Iterator[str]:
             yield from wiki_text.articles(wiki_text.sentence_lines(wiki_text.paragraphs(path, lines), split))
     except OSError as error:
         raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions") from None
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name when it is finished and on disk."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(
-            path, f"cannot be written ({error.strerror})", "Free some space; finished pieces are kept"
-        ) from None
 
 
 @dataclass(frozen=True)
@@ -287,7 +269,7 @@ def make_part(job: PartJob) -> None:
     """Write one part, unless an earlier run did: articles with a blank line between them."""
     if job.path.exists():
         return
-    with _whole(job.path) as target:
+    with whole_file(job.path) as target:
         separator = b""
         for article in read_articles(job.units, job.unit_starts, job.articles):
             target.write(separator + article.strip(b"\n") + b"\n")
@@ -332,6 +314,8 @@ def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
     plan = out / SCRATCH / "plan.json"
     wanted_bytes = (json.dumps(wanted, indent=1) + "\n").encode()
     try:
+        for path in [path for path in out.glob("*.tmp") if _UNFINISHED.fullmatch(path.name)]:
+            path.unlink()
         if not (out / FINISHED).exists() and plan.exists() and plan.read_bytes() == wanted_bytes:
             return
         made = [path for path in out.glob("*") if _PART.fullmatch(path.name) or path.name in _EVAL]

@@ -8,12 +8,10 @@ loss, so the times are lower bounds where the disk or the memory bus is the limi
 
 from __future__ import annotations
 
-import multiprocessing
 import resource
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from mlbert.core.errors import UserError
 from mlbert.prepare import shuffle
 from mlbert.prepare.instance_set import InstanceJob, prepare_instances
 from mlbert.prepare.instances import InstanceOptions
+from mlbert.prepare.jobs import processes
 
 BENCHMARK_INSTANCES = 156_726_829
 BENCHMARK_MEAN_LENGTH = 254.2  # tokens, from the published packing statistics
@@ -201,7 +200,7 @@ def _take_sample(parts: Sequence[Path], sample: Path, sample_bytes: int) -> int:
 def _measure(step: Callable[[Any], tuple[int, int, int]], argument: Any) -> Measured:
     """Run a step in a fresh process."""
     try:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with processes(1) as pool:
             return pool.submit(_timed, step, argument).result()
     except BrokenProcessPool:
         raise UserError(

@@ -109,6 +109,11 @@ class FlatDocuments:
         return [flat[begin:end] for begin, end in itertools.pairwise(documents)]
 
 
+def flat(documents: FlatDocuments | list[Document]) -> FlatDocuments:
+    """What either generator read, as flat arrays."""
+    return documents if isinstance(documents, FlatDocuments) else FlatDocuments.from_lists(documents)
+
+
 class _Options(ctypes.Structure):
     """`struct options` of instances.c."""
 

@@ -108,7 +108,7 @@ class ImportJob:
             UserError: names the first bad file and row, unless these are skipped.
         """
         part = self.parts[index]
-        sha256 = describe(self.source).identity if part.path is None else _sha256(part.path)
+        sha256 = describe(self.source).identity if part.path is None else file_sha256(part.path)
         named = json.dumps([part.name, part.first, part.end, sha256, self.options()])
         fingerprint = hashlib.sha256(named.encode()).hexdigest()
         writer = ShardWriter(self.out, len(self.parts), fingerprint)
@@ -158,13 +158,6 @@ class ImportJob:
 def _opened(folder: Path) -> Store:
     """Opened once in each worker."""
     return open_store(folder)
-
-
-def _sha256(path: Path) -> str:
-    try:
-        return file_sha256(path)
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
 
 
 def _nothing() -> tuple[Ragged, np.ndarray]:

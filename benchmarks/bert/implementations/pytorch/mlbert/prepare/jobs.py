@@ -10,12 +10,14 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from types import FrameType
+from typing import NoReturn, TypeVar
 
 from mlbert.core.errors import UserError
 
@@ -86,26 +88,59 @@ def _in_processes(
     where: Path,
     advance: Callable[[int], None],
 ) -> list[Result]:
-    # Spawned, not forked: a fork copies locks that other threads (progress bar, OpenMP) hold at that moment.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_die_with_parent, initargs=(os.getpid(),))
     try:
-        place = {pool.submit(function, item): index for index, item in enumerate(items)}
-        results: dict[int, Result] = {}
-        for future in as_completed(place):
-            results[place[future]] = future.result()
-            advance(sizes[place[future]])
-        return [results[index] for index in range(len(items))]
+        with processes(workers) as pool:
+            place = {pool.submit(function, item): index for index, item in enumerate(items)}
+            results: dict[int, Result] = {}
+            for future in as_completed(place):
+                results[place[future]] = future.result()
+                advance(sizes[place[future]])
+            return [results[index] for index in range(len(items))]
     except BrokenProcessPool:
         reason = "a worker process was killed, perhaps for want of memory"
         raise UserError(where, reason, "Use fewer --workers; finished parts are kept") from None
+
+
+@contextmanager
+def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Fresh processes that end with this one. An error lets running work finish; Ctrl-C and SIGTERM, which raises
+    SystemExit meanwhile, end it at once: files are written as a whole or not at all."""
+    # Spawned, not forked: a fork copies locks that other threads (progress bar, OpenMP) hold at that moment.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_die_with_parent, initargs=(os.getpid(),))
+    with _sigterm_raises():
+        try:
+            yield pool
+        except (KeyboardInterrupt, SystemExit):
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
+        finally:
+            # Also gives back the pool's semaphores: a signal's default action would leave them, with a warning.
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """SIGTERM as an exception, where nobody has set another action; only a main thread can set one."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _die_with_parent(parent: int) -> None:
-    """In a worker: end at once when the main process is killed; leave Ctrl-C to the main process."""
+    """In a worker: end at once when the main process is killed; leave Ctrl-C and SIGTERM to the main process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # killed before this process could ask for the signal
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

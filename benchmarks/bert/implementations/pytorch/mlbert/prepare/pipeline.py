@@ -20,12 +20,12 @@ from mlbert.data.shards import ShardSet, ShardWriter
 from mlbert.prepare import corpus as corpora
 from mlbert.prepare.baselines import baselines
 from mlbert.prepare.eval_set import pick_evenly
-from mlbert.prepare.generator import make_generator
+from mlbert.prepare.generator import flat, make_generator
 from mlbert.prepare.instance_set import InstanceJob, make_instances, tool_version
-from mlbert.prepare.instances import InstanceOptions, read_documents
+from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.jobs import SILENT, Progress
 from mlbert.prepare.vocab import check_vocab_size, count_words, train_vocabulary
-from mlbert.prepare.wordpiece import WordPieceTokenizer, load_vocabulary
+from mlbert.prepare.wordpiece import load_vocabulary
 
 FINISHED = "prepared.json"
 
@@ -186,10 +186,9 @@ def _make_evaluation(out: Path, vocab_file: Path, options: TextOptions, provenan
 
 def _write_baselines(out: Path, parts: list[Path], vocab_file: Path, lower_case: bool) -> dict[str, Any]:
     vocabulary = load_vocabulary(vocab_file)
-    tokenizer = WordPieceTokenizer(vocabulary, lower_case)
-    documents = [document for part in parts for document in read_documents(part, tokenizer)]
+    generator = make_generator(vocabulary, lower_case)
     (rows,) = ShardSet.open(out / "eval")
-    result = baselines(documents, rows, len(vocabulary))
+    result = baselines([flat(generator.read(part)) for part in parts], rows, len(vocabulary))
     entries = {number: entry for entry, number in vocabulary.items()}
     result["most_frequent_token"] = entries[int(result.pop("most_frequent_id"))]
     write_atomically(out / "baselines.json", (json.dumps(result, indent=1) + "\n").encode())

@@ -27,7 +27,6 @@ from mlbert.prepare.prose import MIN_WORDS, prose_sentences
 
 MIN_SENTENCES = 1000  # an installation with less has its documentation stripped
 OWN_DOCUMENT_SENTENCES = 4
-DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 TEXT_SUFFIXES = frozenset({".txt", ".html", ".rst", ".md"})
 TEXT_NAMES = frozenset({"README", "CREDITS", "LICENSE", "NEWS"})

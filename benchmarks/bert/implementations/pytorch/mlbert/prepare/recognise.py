@@ -7,10 +7,11 @@ from pathlib import Path
 
 from mlbert.core.errors import UserError
 from mlbert.data.store import ACCEPTED, describe
+from mlbert.data.tfrecord import is_text
 from mlbert.prepare.clean import wiki_files
 from mlbert.prepare.text_parts import expand_inputs
 
-_LOOKED_AT = 65_536
+_LOOKED_AT = 65_536  # bytes
 
 
 class Kind(StrEnum):
@@ -50,12 +51,6 @@ def _is_text(path: Path) -> bool:
     """Whether the first part is text: TFRecord files may have the same names."""
     try:
         with expand_inputs([path], skip_bad=True)[0].open("rb") as file:
-            head = file.read(_LOOKED_AT)
+            return is_text(file.read(_LOOKED_AT))
     except (UserError, OSError):
         return False
-    try:
-        head.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if error.start < len(head) - 4:  # a character may be cut off at the end
-            return False
-    return b"\0" not in head and bool(head.strip())

@@ -27,6 +27,7 @@ import numpy as np
 from mlbert.core.errors import UserError
 from mlbert.core.packing import pack_lengths
 from mlbert.core.permutation import Permutation
+from mlbert.data.bins import BinnedStore
 from mlbert.data.manifest import MANIFEST, Manifest, read_manifest
 from mlbert.data.ragged import Ragged, offsets_of
 from mlbert.data.shard_file import is_written, map_file, write_shard_file
@@ -75,7 +76,7 @@ class Piece:
     Attributes:
         number: of the piece.
         first, end: its sequences.
-        shard: number of the prepared shard that holds them all; None for other stores.
+        shard: number, over all of `prepared_sets`, of the shard that holds them all; None for other stores.
         row: number of the first one in that shard.
         before: sequences of each target in the pieces before this one; empty until they are counted.
     """
@@ -203,12 +204,19 @@ def opened(source: Path, identity: str) -> Store:
     return store
 
 
+def prepared_sets(store: Store) -> list[ShardSet]:
+    """The prepared sets that a store is made of: itself, or its bins; none for other kinds."""
+    parts = store.bins if isinstance(store, BinnedStore) else [store]
+    return [part for part in parts if isinstance(part, ShardSet)]
+
+
 def piece_rows(store: Store, piece: Piece) -> Ragged:
     """The sequences of a piece; the shard that they begin is verified first."""
     if piece.shard is None:
         return store.gather(np.arange(piece.first, piece.end))
-    assert isinstance(store, ShardSet)
-    shard = store.shard(piece.shard) if piece.row else verified_shard(store.manifest, piece.shard)
+    shards = [(part, index) for part in prepared_sets(store) for index in range(len(part.manifest.shards))]
+    part, index = shards[piece.shard]
+    shard = part.shard(index) if piece.row else verified_shard(part.manifest, index)
     return shard.rows.slice(piece.row, piece.row + piece.end - piece.first)
 
 
@@ -226,13 +234,11 @@ def known_vocabulary(info: StoreInfo) -> dict[str, Any]:
 
 def make_pieces(store: Store, most: int = PIECE) -> list[Piece]:
     """The input cut at the borders of prepared shards, and where a shard holds more than ``most`` sequences."""
-    prepared = isinstance(store, ShardSet)
-    counts = [len(store)]
-    if isinstance(store, ShardSet):
-        counts = [int(entry["num_sequences"]) for entry in store.manifest.shards]
+    prepared = prepared_sets(store)
+    counts = [int(entry["num_sequences"]) for part in prepared for entry in part.manifest.shards]
     pieces: list[Piece] = []
     start = 0
-    for shard, count in enumerate(counts):
+    for shard, count in enumerate(counts or [len(store)]):
         for row in range(0, count, most):
             end = start + min(row + most, count)
             pieces.append(Piece(len(pieces), start + row, end, shard if prepared else None, row))
@@ -270,6 +276,21 @@ def check_output(source: Path, out: Path) -> None:
     """Raises UserError where the output would go into the input folder."""
     if source.resolve() == out.resolve():
         raise UserError(out, "is the input folder", "Choose another --out")
+
+
+def check_shards(num_shards: int, num_sequences: int, where: str = "") -> None:
+    """Raises UserError where shards would stay empty; one shard may always be."""
+    if num_shards > max(1, num_sequences):
+        reason = f"{num_shards} shards cannot be filled with {num_sequences} sequences{where}"
+        raise UserError("--shards", reason, "Use fewer")
+
+
+def say_what_is_undone(info: StoreInfo, progress: Progress) -> None:
+    """Tell that an input's packs or bins do not come into what is made of it."""
+    if info.max_pack_tokens is not None:
+        progress(f"{info.folder} holds packs: they are taken apart, and its sequences used one by one")
+    elif info.kind == "bins":
+        progress(f"{info.folder} holds bins: their sequences are put together again")
 
 
 def run_shuffle(
@@ -344,6 +365,8 @@ def shuffle_set(
     if found := finished_manifest(out, options, progress):
         return found
     store = open_store(source, verify=False)
+    check_shards(options["shards"], len(store))
+    say_what_is_undone(info, progress)
     target = Target(out, options["shards"], 0, info.max_seq_length)
     shuffle = Shuffle(source, info.identity, out, (target,), (len(store),), seed, packing)
     pieces = [replace(piece, before=(piece.first,)) for piece in make_pieces(store)]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlbert.core.errors import UserError
+from mlbert.data.manifest import no_folder
 from mlbert.prepare.sentences import split_sentences
 
 
@@ -22,7 +23,7 @@ def text_files(folder: Path) -> list[Path]:
     """
     remedy = "Give a folder with *.txt files"
     if not folder.is_dir():
-        raise UserError(folder, "is not a folder" if folder.exists() else "there is no such folder", remedy)
+        raise UserError(folder, no_folder(folder), remedy)
     try:
         list(folder.iterdir())
     except OSError as error:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from mlbert.core.errors import UserError
 from mlbert.data.manifest import file_sha256
+from mlbert.data.tfrecord import missing_numbers, missing_text
 from mlbert.prepare.instances import unreadable, without_text
 from mlbert.prepare.jobs import SILENT, Progress
 
-_PART_NAME = re.compile(r"(?P<stem>.*-)\d{5}-of-(?P<count>\d{5})(?P<rest>.*)")
 _IN_FOLDER = re.compile(r"part-\d+(-of-\d+)?|(?!eval).*\.txt")
 
 
@@ -59,22 +59,11 @@ def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
         raise UserError(folder, f"cannot be read ({error.strerror})", "Check its permissions") from None
     if not found:
         raise UserError(folder, "holds no text part (part-* or *.txt)", "Give the folder of the text, or files by name")
-    missing = _missing(found)
+    missing = missing_numbers([path.name for path in found])
     if missing and not skip_bad:
-        reason = f"{len(missing)} of its parts are missing, the first is {missing[0]}"
-        raise UserError(folder, reason, "Restore them, name the files that you want, or use --skip-bad")
+        remedy = "Restore what is missing, name the files that you want, or use --skip-bad"
+        raise UserError(folder, missing_text(missing), remedy)
     return sorted([*found, *(folder / name for name in missing)])
-
-
-def _missing(found: Sequence[Path]) -> list[str]:
-    """Names that the ``-of-00500`` of the others speaks of."""
-    matches = [match for path in found if (match := _PART_NAME.fullmatch(path.name))]
-    expected = {
-        f"{match['stem']}{index:05d}-of-{match['count']}{match['rest']}"
-        for match in matches
-        for index in range(int(match["count"]))
-    }
-    return sorted(expected - {match.string for match in matches})
 
 
 def inspect_parts(
@@ -122,3 +111,5 @@ def _inspect(path: Path) -> TextPart:
         return TextPart(path, size, file_sha256(path))
     except OSError as error:
         return TextPart(path, 0, "", unreadable(path, error))
+    except UserError as error:
+        return TextPart(path, 0, "", error)

@@ -15,9 +15,8 @@ from typing import Any
 from mlbert.core.errors import UserError
 from mlbert.data.manifest import write_atomically
 from mlbert.data.ragged import Ragged
-from mlbert.data.tfrecord import write_examples
+from mlbert.data.tfrecord import LIST, write_examples
 
-FINISHED = "instances.json"
 _FILE_NAME = re.compile(r"\.?part-\d{5}-of-(\d{5})\.tfrecord(\.json)?")
 
 
@@ -32,7 +31,7 @@ def read_finished(folder: Path) -> dict[str, Any] | None:
     Raises:
         UserError: it is damaged.
     """
-    path = folder / FINISHED
+    path = folder / LIST
     if not path.exists():
         return None
     try:
@@ -75,7 +74,7 @@ class TfrecordFolder:
         for path in self.folder.iterdir():
             match = _FILE_NAME.fullmatch(path.name)
             of_another_count = match is not None and int(match.group(1)) != self.num_parts
-            if path.name == FINISHED or of_another_count or path.name.endswith(".tmp"):
+            if path.name == LIST or of_another_count or path.name.endswith(".tmp"):
                 path.unlink()
 
     def written(self, index: int, fingerprint: str) -> dict[str, Any] | None:
@@ -126,7 +125,7 @@ class TfrecordFolder:
             "files": listed,
             "provenance": dict(provenance),
         }
-        write_atomically(self.folder / FINISHED, (json.dumps(document, indent=1) + "\n").encode())
+        write_atomically(self.folder / LIST, (json.dumps(document, indent=1) + "\n").encode())
         for index in range(self.num_parts):
             self._note(index).unlink(missing_ok=True)
         return document

@@ -15,7 +15,7 @@ from typing import Any
 from mlbert.core.errors import UserError
 from mlbert.data.manifest import MANIFEST, Manifest, file_sha256, read_manifest, write_atomically
 from mlbert.data.ragged import Ragged
-from mlbert.data.shards import ShardEntry, ShardWriter, map_shard
+from mlbert.data.shards import ShardEntry, ShardWriter, verified_shard
 from mlbert.data.tfrecord import ExampleReader, Widths, find_files, read_widths, slowness
 from mlbert.prepare.instance_set import tool_version
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
@@ -115,7 +115,7 @@ def tfrecords_to_hdf5(
         UserError: a bad file or record; records of different widths; ``out`` was finished with other input.
     """
     files = input_files(inputs)
-    vocabulary: dict[str, Any] = {"sha256": _sha256(vocab_file), "size": len(load_vocabulary(vocab_file))}
+    vocabulary: dict[str, Any] = {"sha256": file_sha256(vocab_file), "size": len(load_vocabulary(vocab_file))}
     stats = [file.stat() for file in files]
     named = [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in zip(files, stats, strict=True)]
     options: dict[str, Any] = {"inputs": named, "vocabulary": vocabulary["sha256"], "skip_bad": skip_bad}
@@ -158,13 +158,6 @@ def tfrecords_to_hdf5(
     return manifest
 
 
-def _sha256(path: Path) -> str:
-    try:
-        return file_sha256(path)
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
-
-
 def _say_slowness(progress: Progress) -> None:
     if reason := slowness():
         progress(reason)
@@ -199,7 +192,7 @@ class ExportJob:
         shard = self.manifest.shards[index]
         fingerprint = f"{self.manifest.sha256} {shard['file']}"
         done = self.files().written(index, fingerprint)
-        return done or self.files().write(index, map_shard(self.manifest.path.parent / shard["file"]), fingerprint)
+        return done or self.files().write(index, verified_shard(self.manifest, index).rows, fingerprint)
 
 
 def hdf5_to_tfrecords(folder: Path, out: Path, *, workers: int = 1, progress: Progress = SILENT) -> dict[str, Any]:

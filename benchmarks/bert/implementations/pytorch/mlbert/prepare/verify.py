@@ -191,13 +191,12 @@ def check_file(job: FileJob) -> FileReport:
     report = FileReport(job.path)
     tally = _Tally(job, report)
     try:
-        report.content = file_sha256(job.path)
         if job.shard is not None:
             _check_shard(job, report, tally)
-        elif job.info.kind == "tfrecord":
-            _check_tfrecords(job, tally)
         else:
-            _check_nvidia(job, tally)
+            report.content = file_sha256(job.path)
+            check = _check_tfrecords if job.info.kind == "tfrecord" else _check_nvidia
+            check(job, tally)
         if job.md5:
             with job.path.open("rb") as file:
                 found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
@@ -216,6 +215,7 @@ def _check_shard(job: FileJob, report: FileReport, tally: _Tally) -> None:
     assert job.shard is not None
     entry = manifest.shards[job.shard]
     report.sequences = int(entry["num_sequences"])  # until they can be read
+    sha256 = file_sha256(job.path)
     shard = matching_shard(manifest, job.shard)
     report.sequences = 0
     rows = shard.rows
@@ -234,7 +234,7 @@ def _check_shard(job: FileJob, report: FileReport, tally: _Tally) -> None:
             sizes = np.diff(offsets[pack : pack + BLOCK + 1])
             first = int(offsets[pack])
             tally.add(rows.slice(first, first + int(sizes.sum())), first, sizes)
-    if report.content != entry["sha256"]:
+    if sha256 != entry["sha256"]:
         report.problems.insert(0, "its checksum differs from the manifest's: none of its samples counts as good")
         report.good = 0
     report.content = shard.content_sha256

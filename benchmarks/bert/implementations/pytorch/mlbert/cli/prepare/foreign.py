@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.prepare.options import Out, Workers, num_workers, say
+from mlbert.cli.prepare.options import Out, Workers, counted, num_workers, say
 from mlbert.cli.prepare.progress import console_progress
 from mlbert.data.nvidia_index import Limits
 from mlbert.prepare import export_nvidia, import_store
@@ -58,4 +58,4 @@ def export_command(
     paths = export_nvidia.export_nvidia(
         folder, out, layout, num_files=files, workers=num_workers(workers), progress=console_progress()
     )
-    say(f"{out}: {len(paths):,} files")
+    say(f"{out}: {counted(len(paths), 'file')}")

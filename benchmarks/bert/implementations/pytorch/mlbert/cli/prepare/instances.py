@@ -17,6 +17,7 @@ from mlbert.cli.prepare.options import (
     Seed,
     ShortSeqProb,
     Workers,
+    counted,
     num_workers,
     say,
 )
@@ -72,7 +73,7 @@ def instances_command(
         skip_bad=skip_bad,
     )
     made = prepare_instances(job, workers=num_workers(workers), progress=console_progress())
-    left_out = f", {len(made.skipped)} parts left out" if made.skipped else ""
+    left_out = f", {counted(len(made.skipped), 'part')} left out" if made.skipped else ""
     say(f"{out}: {made.num_sequences:,} instances, {made.num_tokens:,} tokens{left_out}")
 
 

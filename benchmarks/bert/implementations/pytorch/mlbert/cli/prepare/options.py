@@ -24,13 +24,18 @@ EvalSequences = Annotated[int, typer.Option(help="Evaluation sequences to keep."
 SplitSeed = Annotated[int, typer.Option(help="Chooses the held-out documents.")]
 MaxDocument = Annotated[int, typer.Option(help="Longer documents are cut into pieces, sentences.")]
 Parts = Annotated[int, typer.Option(help="Training parts, one shard each.")]
-Workers = Annotated[int, typer.Option(help="Processes; 0: one for each core. The result is the same.")]
+Workers = Annotated[int, typer.Option(min=0, help="Processes; 0: one for each core. The result is the same.")]
 Cased = Annotated[bool, typer.Option("--cased", help="Keep case and accents.")]
 
 
 def say(line: str) -> None:
     """Print one line, never wrapped."""
     console.print(line, soft_wrap=True, highlight=False)
+
+
+def counted(count: int, noun: str) -> str:
+    """For example ``1 file`` or ``2,000 files``."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def num_workers(workers: int) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mlbert.cli.prepare.options import Out, Workers, console, num_workers, say
+from mlbert.cli.prepare.options import Out, Workers, console, counted, num_workers, say
 from mlbert.cli.prepare.progress import console_progress
 from mlbert.core.errors import UserError
 from mlbert.data.manifest import Manifest
@@ -32,6 +32,11 @@ def _tool() -> str:
 
 def _filled(manifest: Manifest) -> float:
     return manifest.num_tokens / max(1, manifest.num_packs * (manifest.max_pack_tokens or 0))
+
+
+def _in_shards(manifest: Manifest) -> str:
+    shards = counted(len(manifest.shards), "shard")
+    return f"{manifest.path.parent}: {counted(manifest.num_sequences, 'sequence')} in {shards}"
 
 
 @app.command("pack")
@@ -76,7 +81,7 @@ def shuffle_command(source: Input, out: Out, seed: OrderSeed = 0, shards: Shards
         workers=num_workers(workers),
         progress=console_progress(),
     )
-    say(f"{out}: {manifest.num_sequences:,} sequences in {len(manifest.shards)} shards")
+    say(_in_shards(manifest))
 
 
 @app.command("bins")
@@ -104,7 +109,7 @@ def bins_command(
         progress=console_progress(),
     )
     for manifest in manifests:
-        say(f"{manifest.path.parent}: {manifest.num_sequences:,} sequences in {len(manifest.shards)} shards")
+        say(_in_shards(manifest))
 
 
 @app.command("eval-set")

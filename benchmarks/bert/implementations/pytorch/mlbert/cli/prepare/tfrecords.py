@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.prepare.options import Out, Workers, num_workers, say
+from mlbert.cli.prepare.options import Out, Workers, counted, num_workers, say
 from mlbert.cli.prepare.progress import console_progress
 from mlbert.prepare import tfrecords
 
@@ -35,7 +35,7 @@ def tfrecord_to_hdf5_command(
         say(f"left out: {line}")
     if skip_bad:
         more = f"; all are listed in {manifest.path}" if len(lines) > _LISTED else ""
-        say(f"{len(lines):,} records left out{more}")
+        say(f"{counted(len(lines), 'record')} left out{more}")
 
 
 @app.command("hdf5-to-tfrecord")
@@ -46,4 +46,4 @@ def hdf5_to_tfrecord_command(
 ) -> None:
     """Turn a prepared set into TFRecords, one file for each shard, as the benchmark's generator writes them."""
     made = tfrecords.hdf5_to_tfrecords(folder, out, workers=num_workers(workers), progress=console_progress())
-    say(f"{out}: {len(made['files'])} files, {made['num_sequences']:,} sequences")
+    say(f"{out}: {counted(len(made['files']), 'file')}, {counted(made['num_sequences'], 'sequence')}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.prepare.options import Out, Workers, num_workers, say
+from mlbert.cli.prepare.options import Out, Workers, counted, num_workers, say
 from mlbert.cli.prepare.progress import console_progress
 from mlbert.prepare import benchmark_files, clean, download
 from mlbert.prepare.recognise import recognise
@@ -32,7 +32,7 @@ def download_command(
     wanted = [name for entry in only or [] for name in entry.split(",") if name]
     chosen = benchmark_files.select(listed, wanted)
     found = download.fetch_all(chosen, out, mirror, progress=console_progress())
-    say(f"{out}: {len(found)} files, sizes and MD5 sums as published")
+    say(f"{out}: {counted(len(found), 'file')}, sizes and MD5 sums as published")
 
 
 @app.command("recognise")
@@ -55,4 +55,5 @@ def clean_command(
     """WikiExtractor's output to text parts: one sentence a line, blank line between articles; eval.txt withheld."""
     options = clean.CleanOptions(parts, eval_articles, eval_md5)
     summary = clean.clean(folder, out, options, workers=num_workers(workers), progress=console_progress())
-    say(f"{out}: {parts} parts, {summary['articles']:,} articles; {summary['eval_articles']:,} withheld in eval.txt")
+    made = f"{counted(parts, 'part')}, {counted(summary['articles'], 'article')}"
+    say(f"{out}: {made}; {summary['eval_articles']:,} withheld in eval.txt")
