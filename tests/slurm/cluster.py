@@ -2,8 +2,9 @@
 
     python tests/slurm/cluster.py 4      # 4 nodes and a shell in which sbatch knows them; its end takes them down
 
-Everything lies in one temporary folder: configuration, key, sockets, logs, spool. The nodes claim 8 GPUs each, which
-are copies of /dev/null. Needs root and Debian's packages slurmctld, slurmd, slurm-client and munge.
+Everything lies in one temporary folder: configuration, key, sockets, logs, spool. Each node has its own host name; they
+share the network, so that no name of theirs can be looked up. They claim 8 GPUs each, which are copies of /dev/null.
+Needs root and Debian's packages slurmctld, slurmd, slurm-client and munge.
 """
 
 from __future__ import annotations
@@ -53,13 +54,12 @@ GresTypes=gpu
 MailProg=/bin/true
 SlurmdTimeout=10
 SlurmctldTimeout=10
-KillWait=10
 SchedulerParameters=sched_interval=2,batch_sched_delay=0
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP OverSubscribe=NO
 """
 NODE = (
-    "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=16 RealMemory=64000 "
+    "NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs=16 RealMemory=64000 "
     "Gres=gpu:{gpus} State=UNKNOWN"
 )
 
@@ -72,6 +72,8 @@ def why_not() -> str | None:
         return f"Slurm is not installed ({', '.join(missing)} missing): {packages}"
     if os.geteuid() != 0:
         return "slurmd needs root, and this user is not root"
+    if subprocess.run(["unshare", "--uts", "true"], capture_output=True, check=False).returncode:
+        return "this root may not give a node a host name of its own (unshare --uts)"
     return None
 
 
@@ -139,10 +141,7 @@ class Cluster:
             os.mknod(self.folder / "gpus" / f"nvidia{index}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         host = socket.gethostname().split(".")[0]
         controller_port, *ports = free_ports(1 + len(self.nodes))
-        lines = [
-            NODE.format(name=node, host=host, port=port, gpus=NUM_GPUS)
-            for node, port in zip(self.nodes, ports, strict=True)
-        ]
+        lines = [NODE.format(name=node, port=port, gpus=NUM_GPUS) for node, port in zip(self.nodes, ports, strict=True)]
         text = CONFIG.format(host=host, folder=self.folder, controller_port=controller_port, nodes="\n".join(lines))
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpus/nvidia[0-{NUM_GPUS - 1}]\n")
@@ -163,8 +162,9 @@ class Cluster:
         log.close()
 
     def start_node(self, node: str) -> None:
-        """Starts a node's daemon."""
-        self._daemon("slurmd", "-D", "-N", node, label=node)
+        """Starts a node's daemon, as a host of this name."""
+        program = 'hostname "$0" && exec slurmd -D -N "$0"'
+        self._daemon("unshare", "--uts", "sh", "-c", program, node, label=node)
 
     def kill_node(self, node: str) -> None:
         """As if its power were cut: its daemon and everything that runs on it, without a word."""

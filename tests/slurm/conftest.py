@@ -1,4 +1,4 @@
-"""A cluster of four nodes for the whole session, and a site on it."""
+"""A cluster for the whole session, and a site on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cluster import Cluster, running, why_not
 from slurm_site import Site
 
-NUM_NODES = 4
+# Four for the largest job; the others are for jobs that mostly wait while the tests go on.
+NUM_NODES = 10
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Four nodes."""
+    """`NUM_NODES` nodes."""
     with running(NUM_NODES) as cluster:
         yield cluster
 

@@ -1,26 +1,32 @@
-"""What launching and recovering cost, on a test cluster of this machine; prints one JSON object.
+"""What launching and recovering cost, on a test cluster of this machine; makes a folder of records/.
 
-    python tests/slurm/measure.py [--kills 20]
+    python tests/slurm/measure.py [--kills 20] [--out FOLDER]
 
 * start: seconds from sbatch to the end of the first training step on 4 nodes, the median of three jobs, and how many of
   them pass in our scripts: from the job script's first line to the start of the ranks;
 * recovery: seconds from the death of a rank to the first step after the one it died in, in the same job;
 * kills: a run whose ranks are killed at random moments, with its final weights compared to an undisturbed run's.
 
-Times of a machine that is busy with other things mean nothing.
+Times of a machine that is busy with other things mean nothing. FOLDER gets README.md, measure.json (every figure) and
+job.txt (what the job with the kills printed). Takes some 6 seconds a kill and two minutes besides.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
+import platform
 import random
+import re
 import signal
 import statistics
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -30,7 +36,8 @@ from cluster import running, why_not
 from slurm_site import Site
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = {"MAX_STEPS": 1000, "SAVE_CHECKPOINT_STEPS": 10}
+RUN = {"MAX_STEPS": 1200, "SAVE_CHECKPOINT_STEPS": 10}
+BUSY = 0.5  # load before the start
 
 
 def metrics(site: Site) -> Path:
@@ -75,45 +82,101 @@ def undisturbed(site: Site) -> bytes:
     return (site.runs / "out/run_0/weights/model.safetensors").read_bytes()
 
 
-def killed(site: Site, kills: int, seed: int) -> tuple[bytes, list[float]]:
-    """Final weights of a run whose ranks are killed, and the seconds that each recovery took."""
+def killed(site: Site, kills: int, seed: int) -> tuple[bytes, list[dict[str, float]], str]:
+    """Final weights of a run whose ranks are killed; each kill's rank, step and seconds; what the job printed."""
     choice = random.Random(seed)
     job = site.submit(**RUN, MAX_RESTARTS=kills)
     recoveries = []
     for kill in range(kills):
         # Spread over the run; after a restart at least one new checkpoint, or the job gives up.
-        goal = 15 + (RUN["MAX_STEPS"] - 30) * kill // kills + choice.randrange(20)
+        goal = 15 + (RUN["MAX_STEPS"] - 200) * kill // kills + choice.randrange(20)
         wait_until(lambda goal=goal: steps_done(site) >= goal)
-        reached, lost = steps_done(site), time.time()
-        os.kill(site.cluster.rank(job, choice.randrange(2)), signal.SIGKILL)
+        reached, lost, rank = steps_done(site), time.time(), choice.randrange(2)
+        os.kill(site.cluster.rank(job, rank), signal.SIGKILL)
         wait_until(lambda kill=kill: site.output(job).count("lost a rank") > kill)
         wait_until(lambda reached=reached: steps_done(site) > reached)
-        recoveries.append(time.time() - lost)
+        recoveries.append({"rank": rank, "step": reached, "seconds": round(time.time() - lost, 2)})
     site.cluster.finished(job, 900)
-    return (site.runs / "out/run_0/weights/model.safetensors").read_bytes(), recoveries
+    weights = (site.runs / "out/run_0/weights/model.safetensors").read_bytes()
+    return weights, recoveries, site.output(job)
+
+
+def hardware() -> tuple[str, str]:
+    """The processor's name, and a short one for a folder: AMD EPYC, epyc-2cpu."""
+    lines = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    name = lines[0].partition(":")[2].strip() if lines else platform.machine()
+    short = re.search(r"epyc|ryzen|xeon|core|neoverse", name, re.IGNORECASE)
+    return name, f"{short[0].lower() if short else platform.machine()}-{os.cpu_count()}cpu"
+
+
+README = """\
+# What do launching and recovering cost?
+
+A Slurm {slurm} of four nodes on one machine ({cpu}, {cores} cores{load}).
+Jobs of `launch/run.sub` without a container, a model of 2 layers x 32: the figures are those of the launchers and of
+Python's start, not of training.
+
+```console
+$ python tests/slurm/measure.py --kills {kills}
+```
+
+| what | figure |
+|---|---|
+| `sbatch` to the end of the first step, 4 nodes, one rank each | {sbatch_to_first_step:.1f} s, median of three jobs |
+| of these: Slurm, until the job script runs | {sbatch_to_script:.1f} s |
+| of these: our scripts, until the ranks start (goal: 2 s) | {our_scripts:.1f} s |
+| of these: start of Python and torch, rendezvous, first step | {ranks_to_first_step:.1f} s |
+| death of a rank to the first step that it had not done, 2 nodes | {median:.1f} s (median); longest {longest:.1f} s |
+| {kills} kills at random steps and ranks: final weights equal to the undisturbed run's | {equal} |
+
+Raw output: [measure.json](measure.json), [job.txt](job.txt) (the job with the kills).
+"""
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measures, and writes the folder."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=20)
+    cpu, short = hardware()
+    folder = ROOT / "records" / f"{datetime.now(UTC):%Y-%m-%d}_slurm_{short}"
+    parser.add_argument("--out", type=Path, default=folder)
     arguments = parser.parse_args()
     reason = why_not()
     if reason:
         sys.exit(f"error: {reason}")
-    with tempfile.TemporaryDirectory() as folder, running(4) as cluster:
-        starts = [measure_start(Site(cluster, Path(folder, f"start{i}"), ROOT)) for i in range(3)]
-        record: dict[str, object] = {
-            f"{name}_seconds": round(statistics.median(start[name] for start in starts), 2) for name in starts[0]
-        }
-        whole = undisturbed(Site(cluster, Path(folder, "whole"), ROOT))
-        weights, recoveries = killed(Site(cluster, Path(folder, "killed"), ROOT), arguments.kills, seed=1)
-        record["kills"] = arguments.kills
-        record["weights_equal"] = weights == whole
-        record["recovery_seconds_median"] = round(statistics.median(recoveries), 2)
-        record["recovery_seconds_longest"] = round(max(recoveries), 2)
-        record["load_at_the_end"] = os.getloadavg()[0]
-    print(json.dumps(record, indent=1))
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as temporary, running(4) as cluster:
+        slurm = cluster.run("sinfo", "--version").stdout.split()[-1]
+        starts = [measure_start(Site(cluster, Path(temporary, f"start{i}"), ROOT)) for i in range(3)]
+        whole = undisturbed(Site(cluster, Path(temporary, "whole"), ROOT))
+        weights, recoveries, output = killed(Site(cluster, Path(temporary, "killed"), ROOT), arguments.kills, seed=1)
+    medians = {name: statistics.median(start[name] for start in starts) for name in starts[0]}
+    seconds = [recovery["seconds"] for recovery in recoveries]
+    record = {
+        "starts_seconds": [{name: round(value, 2) for name, value in start.items()} for start in starts],
+        "kills": recoveries,
+        "weights_equal": weights == whole,
+        "weights_sha256": hashlib.sha256(whole).hexdigest(),
+        "load_before": load,
+        "versions": {"slurm": slurm, "torch": metadata.version("torch"), "python": platform.python_version()},
+        "cpu": cpu,
+    }
+    readme = README.format(
+        **medians,
+        slurm=slurm,
+        cpu=cpu,
+        cores=os.cpu_count(),
+        load=f"; load before {load:.1f}: other work slowed it down" if load > BUSY else "",
+        kills=arguments.kills,
+        median=statistics.median(seconds),
+        longest=max(seconds),
+        equal="yes, to the last bit" if weights == whole else "NO",
+    )
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "README.md").write_text(readme)
+    (arguments.out / "measure.json").write_text(json.dumps(record, indent=1) + "\n")
+    (arguments.out / "job.txt").write_text(output)
+    print(readme, arguments.out, sep="\n")
 
 
 if __name__ == "__main__":

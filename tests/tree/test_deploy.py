@@ -153,6 +153,29 @@ def test_dockerfile_keeps_the_torch_of_its_base_and_a_user(tree_root: Path) -> N
     assert {"BASE_IMAGE", "CUDA_ARCHS", "GIT_COMMIT"} <= set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
 
 
+def test_prebuild_compiles_all_of_csrc(tree_root: Path, tmp_path: Path) -> None:
+    environ = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "XDG_CACHE_HOME": str(tmp_path)}
+    program = str(tree_root / PYTORCH / "launch/prebuild.sh")
+    done = subprocess.run([program], env=environ, capture_output=True, text=True, check=False)
+    if "unavailable" in done.stderr or "Unavailable" in done.stderr:
+        pytest.skip(f"no compiler here: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    built = {path.name.partition("-")[0] for path in (tmp_path / "mlbert").glob("*.so")}
+    assert built == {"ops", "optim", "instances", "tfrecord", "mhalib"}
+
+
+def test_prebuild_compiles_the_kernels_for_the_wanted_gpus(tree_root: Path, tmp_path: Path) -> None:
+    # A stand-in for Python that notes how it was called.
+    (tmp_path / "python3").write_text(f'#!/bin/bash\n[[ "$1" == - ]] || echo "$@" >>"{tmp_path}/words"\n')
+    (tmp_path / "python3").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA_ARCHS": "8.0;10.0"}
+    subprocess.run([str(tree_root / PYTORCH / "launch/prebuild.sh")], env=environ, check=True)
+    *_, words = (tmp_path / "words").read_text().splitlines()
+    program, *arguments = words.split()
+    assert Path(program).samefile(tree_root / "tools/compile_kernels.py")
+    assert arguments == ["--arch", "80", "100"]
+
+
 @pytest.fixture
 def builder(tmp_path: Path) -> Path:
     """A stand-in for docker that notes its words, in a PATH of its own."""

@@ -33,11 +33,13 @@ def system(tree_root: Path, tmp_path: Path) -> Path:
     return config
 
 
-def start(config: Path, tree_root: Path, before: str = "", arguments: str = "") -> subprocess.CompletedProcess[str]:
-    """Sources the config, runs ``before`` and starts the launcher."""
+def start(
+    config: Path, tree_root: Path, before: str = "", arguments: str = "", through: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Sources the config, runs ``before`` and starts the launcher, ``through`` another one where that is given."""
     launcher = tree_root / "benchmarks/bert/implementations/pytorch/launch/run_and_time.sh"
     python = Path(sys.executable).parent
-    command = f"source '{config}'; {before} exec '{launcher}' {arguments}"
+    command = f"source '{config}'; {before} exec {through} '{launcher}' {arguments}"
     return subprocess.run(
         ["bash", "-c", command],
         capture_output=True,
@@ -86,6 +88,14 @@ def test_several_ranks_start_through_torchrun(system: Path, tree_root: Path) -> 
     done = start(system, tree_root, "export DGXNGPU=2 BIND_CPUS=1;")
     assert done.returncode == 0, done.stderr
     assert [seen(system, rank)["WORLD_SIZE"] for rank in (0, 1)] == ["2", "2"]
+
+
+def test_of_the_ranks_of_torchrun_one_drops_the_caches(system: Path, tree_root: Path) -> None:
+    torchrun = "python3 -m torch.distributed.run --standalone --nproc-per-node=2 --no-python"
+    done = start(system, tree_root, "export DGXNGPU=2 CLEAR_CACHES=1;", through=torchrun)
+    assert done.returncode == 0, done.stderr
+    assert seen(system, 0)["CACHES_CLEARED"] in ("true", "false")
+    assert seen(system, 1)["CACHES_CLEARED"] is None
 
 
 def test_a_slurm_step_is_one_rank(system: Path, tree_root: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +14,21 @@ import pytest
 
 # Notes its words and the exports that tell the runs apart; then does what the test put into DO_<NAME>.
 STAND_IN = """#!{python}
-import json, os, sys
+import json, os, signal, sys
 from pathlib import Path
 name = Path(sys.argv[0]).name
-keep = ("EXPERIMENT", "SEED", "RESUME", "CACHES_CLEARED", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH")
+keep = ("EXPERIMENT", "SEED", "RESUME", "CACHES_CLEARED", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH",
+        "MLBERT_IMAGE_DIGEST")
 note = dict(program=name, words=sys.argv[1:], exports={{k: os.environ[k] for k in keep if k in os.environ}})
 with open(os.environ["NOTES"], "a") as file:
     file.write(json.dumps(note) + "\\n")
 line = " ".join(sys.argv[1:])
+if os.environ.get("WARN_AT", "nothing") in line:
+    os.kill(os.getppid(), signal.SIGUSR1)
+if "requeue" in sys.argv:
+    sys.exit("requeue is refused")
+if line.startswith("image inspect"):
+    print("registry/bert@sha256:5eed")
 if name == "scontrol":
     answers = dict(hostnames="n1\\nn2", node="NodeAddr=10.0.0.1", config="TaskPlugin = task/affinity")
     print(next(answer for word, answer in answers.items() if word in sys.argv))
@@ -116,7 +125,9 @@ def test_container_is_pulled_once_a_node_and_found_by_name(bench: Bench) -> None
         "EVALDIR": "/data/eval",
         "CONT_MOUNTS": "/dev/infiniband:/dev/infiniband",
     }
-    bench.job(CONT="/images/bert.sqsh", SLURM_MPI_TYPE="none", SLURM_CPUS=32, **data)
+    image = bench.logs.with_name("bert.sqsh")
+    image.touch()
+    bench.job(CONT=image, SLURM_MPI_TYPE="none", SLURM_CPUS=32, **data)
     tree = bench.system.parents[3]
     container = [
         "--container-name=mlbert_7",
@@ -132,12 +143,18 @@ def test_container_is_pulled_once_a_node_and_found_by_name(bench: Bench) -> None
     report = ["python3", "-m", "mlbert.cli.main", "report", str(bench.logs)]
     ranks = ["--mpi=none", "--label", "--kill-on-bad-exit=1", "--cpus-per-task=8", "--cpu-bind=none"]
     assert [call["words"] for call in bench.calls("srun")] == [
-        [*once, "--container-image=/images/bert.sqsh", *container, "true"],
+        [*once, f"--container-image={image}", *container, "true"],
         [*once, *container, str(bench.launch / "check_node.sh")],
         [*ranks, "--ntasks=8", "--ntasks-per-node=4", *container, str(bench.launch / "run_and_time.sh")],
         ["--mpi=none", "--nodes=1", "--ntasks=1", *container, *report],
         [*once, "enroot", "remove", "--force", "pyxis_mlbert_7"],
     ]
+
+
+def test_a_missing_image_is_named(bench: Bench) -> None:
+    done = bench.job(CONT="/images/none.sqsh")
+    assert done.returncode == 2
+    assert "CONT=/images/none.sqsh does not exist" in done.stderr
 
 
 def test_a_failing_rank_fails_the_job_and_starts_no_further_run(bench: Bench) -> None:
@@ -157,11 +174,70 @@ def test_page_caches_are_dropped_on_every_node_before_each_run(bench: Bench) -> 
     assert all(run["exports"]["CACHES_CLEARED"] == "true" for run in bench.calls("srun", "run_and_time.sh"))
 
 
+def test_a_warning_before_the_ranks_are_up_asks_for_a_requeue(bench: Bench) -> None:
+    done = bench.job(WARN_AT="check_node.sh")
+    assert [call["words"] for call in bench.calls("scontrol", "requeue")] == [["requeue", "7"]]
+    assert "requeueing; run 0 continues from its beginning." in done.stdout
+    assert bench.calls("srun", "run_and_time.sh") == []
+    assert done.returncode == 2
+    assert "this job may not be requeued. Continue with: RESUME=1 sbatch" in done.stderr
+
+
+def test_warnings_without_any_progress_between_them_are_no_endless_loop(bench: Bench) -> None:
+    bench.job(WARN_AT="check_node.sh")
+    done = bench.job(WARN_AT="check_node.sh", SLURM_RESTART_COUNT=1)
+    assert done.returncode == 2
+    assert "warned of the end twice without a new checkpoint" in done.stderr
+    assert len(bench.calls("scontrol", "requeue")) == 1
+
+
+@pytest.mark.parametrize("launcher", ["run.sub", "run_with_docker.sh"])
+def test_no_result_is_overwritten(bench: Bench, launcher: str) -> None:
+    there = bench.system.parents[3] / "results/test/bert/result_1.txt"
+    there.parent.mkdir(parents=True)
+    there.write_text("another run's")
+    exports = {"NEXP": 2, "COLLECT_RESULTS": 1, "MLPERF_SUBMISSION_PLATFORM": "test"}
+    if launcher == "run.sub":
+        done = bench.job(**exports)
+    else:
+        done = bench.start(str(bench.launch / launcher), **exports, CONT="bert:1", DGXNNODES=1)
+    assert done.returncode == 2
+    assert f"{there} exists, and no result is overwritten" in done.stderr
+    assert not bench.notes.exists(), "nothing was started"
+    assert there.read_text() == "another run's"
+
+
+def test_the_digest_of_an_image_file_reaches_the_ranks(bench: Bench, tmp_path: Path) -> None:
+    image, sidecar = tmp_path / "bert.sqsh", tmp_path / "bert.sqsh.sha256"
+    image.write_bytes(b"squashed")
+    for known in (hashlib.sha256(b"squashed").hexdigest(), "c0ffee"):
+        bench.job(CONT=image)
+        assert bench.calls("srun", "run_and_time.sh")[-1]["exports"]["MLBERT_IMAGE_DIGEST"] == f"sha256:{known}"
+        sidecar.write_text("c0ffee  bert.sqsh\n")
+        shutil.rmtree(bench.logs)
+
+
+def test_a_restarted_job_concludes_what_was_finished(bench: Bench) -> None:
+    for i, status in enumerate(("success", "aborted")):
+        run = bench.logs / f"run_{i}"
+        run.mkdir(parents=True)
+        (run / "summary.json").write_text(json.dumps({"status": status}, indent=2))
+        (bench.logs / f"result_{i}.txt").write_text("a log")
+    # In a container, so that the report is a stand-in's too.
+    image = bench.logs / "bert.sqsh"
+    image.touch()
+    collect = {"COLLECT_RESULTS": 1, "MLPERF_SUBMISSION_PLATFORM": "test", "SLURM_RESTART_COUNT": 1, "CONT": image}
+    assert bench.job(NEXP=1, **collect).returncode == 0
+    assert (bench.system.parents[3] / "results/test/bert/result_0.txt").read_text() == "a log"
+    assert bench.job(NEXP=2, **collect).returncode == 1, "the second one missed its target"
+    assert bench.calls("srun", "run_and_time.sh") == []
+
+
 def test_docker_runs_every_experiment_in_one_container(bench: Bench) -> None:
     words = {"DGXNNODES": 1, "NEXP": 2, "CONT": "bert:1", "SEED": 3, "DOCKER_ARGS": "--shm-size=64g"}
     done = bench.start(str(bench.launch / "run_with_docker.sh"), **words)
     calls = [call["words"] for call in bench.calls("docker")]
-    assert [call[0] for call in calls] == ["run", "exec", "exec", "exec", "exec", "container"], done.stderr
+    assert [call[0] for call in calls] == ["run", "image", "exec", "exec", "exec", "exec", "container"], done.stderr
     tree = bench.system.parents[3]
     started = calls[0]
     assert started[started.index("--volume") + 1] == f"{tree}:{tree}"
@@ -173,8 +249,9 @@ def test_docker_runs_every_experiment_in_one_container(bench: Bench) -> None:
     assert [run["exports"]["SEED"] for run in runs] == ["3", "4"]
     for run in runs:
         assert run["words"][-2:] == [name, str(bench.launch / "run_and_time.sh")]
+        assert run["exports"]["MLBERT_IMAGE_DIGEST"] == "registry/bert@sha256:5eed"
         handed = {run["words"][i + 1] for i, word in enumerate(run["words"]) if word == "--env"}
-        assert {"SEED", "EXPERIMENT", "RECIPE", "LOGDIR", "CONFIG_FILE", "PYTHONPATH"} <= handed
+        assert {"SEED", "EXPERIMENT", "RECIPE", "LOGDIR", "CONFIG_FILE", "PYTHONPATH", "MLBERT_IMAGE_DIGEST"} <= handed
     assert calls[-1] == ["container", "rm", "--force", name]
     assert done.returncode == 0
 
