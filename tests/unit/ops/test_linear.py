@@ -1,4 +1,4 @@
-"""linear_qkv and linear_gelu: error rule, adjacent weights used in place, single backward.
+"""linear_qkv, linear_gelu and feed_forward: error rule, adjacent weights used in place, single backward.
 
 Legend: T tokens, D hidden, F columns.
 """
@@ -28,6 +28,38 @@ def test_linear_gelu_error(error_rule, shape: tuple[int, int, int], exact: bool,
     tokens, hidden, columns = shape
     arguments = [randn(tokens, hidden), randn(columns, hidden) * 2 / hidden**0.5, randn(columns), exact]
     error_rule("linear_gelu", arguments, dtype, [0, 1, 2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_feed_forward_error(error_rule, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
+    tokens, hidden, columns = shape
+    weights = randn(columns, hidden) * 2 / hidden**0.5, randn(hidden, columns) / columns**0.5
+    error_rule(
+        "feed_forward", [randn(tokens, hidden), weights[0], randn(columns), weights[1], exact], dtype, [0, 1, 2, 3]
+    )
+
+
+@pytest.mark.parametrize("choice", ["plain", "native"])
+def test_feed_forward_is_linear_gelu_and_a_product(native_ops, choice: str) -> None:
+    """Bit for bit, so that the two ways of writing a layer train alike."""
+    results = []
+    w1, b1, w2 = randn(48, 16), randn(48), randn(16, 48)
+    ops.select(choice)
+    for together in (True, False):
+        x, *weights = (t.clone().requires_grad_() for t in (torch.linspace(-2, 2, 144).view(9, 16), w1, b1, w2))
+        narrow = x.bfloat16()
+        if together:
+            out = ops.feed_forward(narrow, *weights, False)
+        else:
+            out = torch.nn.functional.linear(
+                ops.linear_gelu(narrow, weights[0], weights[1], False), weights[2].to(narrow.dtype)
+            )
+        out.backward(torch.ones_like(out))
+        results.append([out.detach(), x.grad, *(weight.grad for weight in weights)])
+    ops.select("auto")
+    assert all(map(torch.equal, *results))
 
 
 def test_gelu_over_its_whole_range(use_native) -> None:
@@ -90,6 +122,8 @@ def test_evaluation_equals_training(use_native) -> None:
 def test_twin_gradients(exact: bool) -> None:
     inputs = [x.double().requires_grad_() for x in (randn(4, 3), randn(5, 3), randn(5))]
     assert torch.autograd.gradcheck(lambda *a: reference.linear_gelu(*a, exact), inputs)
+    inputs = [x.double().requires_grad_() for x in (randn(4, 3), randn(5, 3), randn(5), randn(3, 5))]
+    assert torch.autograd.gradcheck(lambda *a: reference.feed_forward(*a, exact), inputs)
     inputs = [
         x.double().requires_grad_() for x in (randn(4, 3), *(randn(3, 3) for _ in "qkv"), *(randn(3) for _ in "qkv"))
     ]

@@ -18,8 +18,13 @@ OPS = {
     "attention",
     "dropout_add_layer_norm",
     "embedding_sum",
+    "feed_forward",
+    "fp8_dropout_add_layer_norm",
+    "fp8_gelu",
+    "fp8_gelu_backward",
     "fp8_product",
     "fp8_quantise",
+    "fp8_quantise_sum",
     "layer_norm_dropout",
     "linear_gelu",
     "linear_qkv",
@@ -58,16 +63,22 @@ def test_choices_for_another_kind_of_device_are_refused(native_ops, monkeypatch:
         ops.select("triton")
     with pytest.raises(UserError, match=r"OPS=flash.*cpu"):
         ops.select("flash")
+    with pytest.raises(UserError, match=r"OPS=cublaslt.*cpu"):
+        ops.select("cublaslt")
     with pytest.raises(UserError, match=r"OPS=native.*cuda"):
         ops.select("native", "cuda")
     assert ops.select("auto")["attention"] == "native"
 
 
-def test_cuda_takes_triton_or_says_why_not(native_ops) -> None:
+def test_cuda_takes_cublaslt_and_triton_or_says_why_not(native_ops) -> None:
     """What would run on a CUDA device can be asked without one."""
     try:
         chosen = ops.select("auto", "cuda")
-        assert chosen["linear_qkv"] == "plain"
+        if torch.version.cuda is None:
+            assert chosen["linear_qkv"] == chosen["feed_forward"] == "plain"
+            assert "no cublaslt kernels: PyTorch" in ops.describe("cuda")
+            with pytest.raises(UserError, match=r"OPS=cublaslt.*built without CUDA.*OPS=auto"):
+                ops.select("cublaslt", "cuda")
         if importlib.util.find_spec("triton"):
             assert chosen["attention"] == "triton"
             assert ops.select("flash", "cuda") == chosen | {"attention": "flash"}

@@ -1,6 +1,6 @@
 """C kernels compiled at first use, loaded through ctypes.
 
-`load` compiles the given sources of ``csrc/cpu`` with GCC for this machine's processor and keeps the library in the
+`load` compiles the given sources of ``csrc`` with GCC for this machine's processor and keeps the library in the
 user's cache folder (``$XDG_CACHE_HOME/mlbert``, by default ``~/.cache/mlbert``), under a name made from the sources,
 the flags, the compiler and the processor. A library is written under a temporary name and renamed, so processes may
 compile at the same time; its last bytes are its own SHA-256, so a damaged one is noticed and built again. Where
@@ -27,6 +27,7 @@ from pathlib import Path
 from mlbert.core.config import environment
 
 SOURCE_FOLDER = Path(__file__).parents[2] / "csrc" / "cpu"
+MHALIB_FOLDER = SOURCE_FOLDER.with_name("mhalib")
 COMPILE_FLAGS = (
     *("-std=c11", "-O3", "-march=native", "-fPIC", "-fopenmp"),
     # What of -ffast-math keeps NaN, infinities and the order of additions: fused multiply-add, no errno, no traps.
@@ -45,13 +46,14 @@ class NativeUnavailable(RuntimeError):
     """The kernels can't be compiled or loaded here; the text says why."""
 
 
-def load(name: str, sources: Sequence[str], *, openmp: bool = True) -> ctypes.CDLL:
-    """The library `name` made of `sources` (file names in ``csrc/cpu``); compiled if the cache doesn't hold it.
+def load(name: str, sources: Sequence[str], *, openmp: bool = True, folder: Path | None = None) -> ctypes.CDLL:
+    """The library `name` made of `sources`; compiled if the cache doesn't hold it.
 
     Args:
         name: of the library.
-        sources: file names in ``csrc/cpu``.
+        sources: file names in `folder`.
         openmp: whether the sources use OpenMP.
+        folder: by default ``csrc/cpu``.
 
     Raises:
         NativeUnavailable: no compiler, no OpenMP runtime, missing sources, or compilation failed.
@@ -61,7 +63,7 @@ def load(name: str, sources: Sequence[str], *, openmp: bool = True) -> ctypes.CD
     try:
         if openmp:
             _share_openmp_runtime()
-        library, message = _load(name, [SOURCE_FOLDER / source for source in sources])
+        library, message = _load(name, [(folder or SOURCE_FOLDER) / source for source in sources])
     except NativeUnavailable as error:
         _messages[name] = f"{name}: unavailable ({error})"
         raise
@@ -136,7 +138,7 @@ def _fingerprint(compiler: str, sources: Sequence[Path]) -> str:
         raise NativeUnavailable(f"{compiler} does not run: {error}") from error
     for part in (version, _processor(), repr(COMPILE_FLAGS).encode()):
         digest.update(hashlib.sha256(part).digest())
-    for path in [*sources, *sorted(SOURCE_FOLDER.glob("*.h"))]:
+    for path in [*sources, *sorted(sources[0].parent.glob("*.h"))]:
         try:
             digest.update(hashlib.sha256(path.read_bytes()).digest())
         except OSError as error:

@@ -1,8 +1,9 @@
-"""Linear layers with what surrounds them: one product for Q, K and V, and bias with GELU after the product.
+"""Linear layers with what surrounds them: one product for Q, K and V, bias with GELU after the product, and the two
+products of the feed-forward part.
 
-The products are PyTorch's in every form. ``native`` adds C kernels for bias + GELU each way (the bias gradient comes
-out of the same pass) and for the sums over tokens. Weights of another type than the activations are converted, their
-gradients converted back.
+The products are PyTorch's in all forms here; `mlbert.ops.cublaslt` has one that calls cublasLt. ``native`` adds C
+kernels for bias + GELU each way (the bias gradient comes out of the same pass) and for the sums over tokens. Weights of
+another type than the activations are converted, their gradients converted back.
 
 Legend: T tokens, D hidden, F columns of a weight's product.
 """
@@ -47,8 +48,20 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
     return registry.implementation("linear_gelu", x)(x, weight, bias, exact)
 
 
+def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
+    """gelu(x W1^T + b1) W2^T: x [T, D], w1 [F, D], b1 [F], w2 [D, F] -> [T, D].
+
+    Args:
+        exact: as in `linear_gelu`.
+
+    W2's bias is left to what follows, which adds it on its way (`mlbert.ops.dropout_add_layer_norm`).
+    """
+    return registry.implementation("feed_forward", x)(x, w1, b1, w2, exact)
+
+
 registry.register("linear_qkv", "plain")(reference.linear_qkv)
 registry.register("linear_gelu", "plain")(reference.linear_gelu)
+registry.register("feed_forward", "plain")(reference.feed_forward)
 
 
 @registry.register("linear_qkv", "native")
@@ -60,6 +73,11 @@ def _native_linear_qkv(x: Tensor, *weights_and_biases: Tensor) -> Tensor:
 def _native_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
     needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (x, weight, bias))
     return (_LinearExactGelu if exact else _LinearGelu).apply(x, weight, bias, needs_gradient)
+
+
+@registry.register("feed_forward", "native")
+def _native_feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
+    return F.linear(_native_linear_gelu(x, w1, b1, exact), w2.to(x.dtype))
 
 
 def joined(parts: tuple[Tensor, ...]) -> Tensor:

@@ -1,7 +1,7 @@
 """Every op in plain PyTorch: the specification, the fallback, and the form for any device.
 
 Arithmetic is float32 for float32 and bfloat16 inputs and float64 for float64 inputs; results take the activations'
-type. Matrix products of the two linear ops run in the activations' type, as PyTorch's own do. Weights may be of
+type. Matrix products of the linear ops run in the activations' type, as PyTorch's own do. Weights may be of
 another type than the activations; their gradients take the weights' type.
 
 Legend: S sequences, T tokens, M masked tokens, N heads, H head size, D hidden, V vocabulary.
@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlbert.ops.dropout import attention_keep_mask, dropout_scale, dropout_threshold, keep_mask
+from mlbert.ops.dropout import Key, attention_keep_mask, dropout_scale, dropout_threshold, keep_mask
 
 
 def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _dropout(x: Tensor, probability: float, key: int, rows: Tensor | None) -> Tensor:
+def _dropout(x: Tensor, probability: float, key: Key, rows: Tensor | None) -> Tensor:
     threshold = dropout_threshold(probability)
     if threshold == 0:
         return x
@@ -35,7 +35,7 @@ def attention(
     cu_seqlens: Tensor,
     max_seqlen: int,
     dropout_p: float,
-    key: int,
+    key: Key,
     rows: Tensor | None,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
@@ -75,6 +75,11 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
     return F.gelu(_wide(pre), approximate="none" if exact else "tanh").to(x.dtype)
 
 
+def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
+    """gelu(x W1^T + b1) W2^T, the tanh form unless `exact`; W2's bias is not added."""
+    return F.linear(linear_gelu(x, w1, b1, exact), w2.to(x.dtype))
+
+
 def dropout_add_layer_norm(
     x: Tensor,
     residual: Tensor,
@@ -82,7 +87,7 @@ def dropout_add_layer_norm(
     bias: Tensor,
     eps: float,
     dropout_p: float,
-    key: int,
+    key: Key,
     rows: Tensor | None,
     x_bias: Tensor | None = None,
 ) -> Tensor:
@@ -93,7 +98,7 @@ def dropout_add_layer_norm(
 
 
 def layer_norm_dropout(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout_p: float, key: int, rows: Tensor | None
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout_p: float, key: Key, rows: Tensor | None
 ) -> Tensor:
     """dropout(LayerNorm(x)) over the last dimension."""
     normal = F.layer_norm(_wide(x), x.shape[-1:], _wide(weight), _wide(bias), eps)

@@ -7,7 +7,8 @@ functions ask `implementation`. The names:
     native   C kernels, or PyTorch products around them: CPU
     triton   Triton kernels (`mlbert.ops.triton`): CUDA; on a CPU through Triton's interpreter, where the environment
              has TRITON_INTERPRET=1, for tests
-    flash    attention by the FlashAttention that PyTorch carries, the other ops as in ``triton``: CUDA
+    cublaslt linear layers with cublasLt's epilogues (`mlbert.ops.cublaslt`), the other ops as in ``triton``: CUDA
+    flash    attention by the FlashAttention that PyTorch carries, the other ops as in ``auto``: CUDA
 
 An op without the chosen implementation runs plain, and so do float64 tensors.
 """
@@ -26,12 +27,17 @@ from mlbert.core.config import environment
 from mlbert.core.errors import UserError
 from mlbert.ops import native_library
 
-CHOICES = ("auto", "plain", "native", "triton", "flash")
+CHOICES = ("auto", "plain", "native", "triton", "cublaslt", "flash")
 _PLAIN_DTYPES = (torch.float64,)
 # Kind of device -> choice -> names to try for each op before plain.
 _PREFERENCES: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {"auto": ("native",), "native": ("native",), "triton": ("triton",)},
-    "cuda": {"auto": ("triton",), "triton": ("triton",), "flash": ("flash", "triton")},
+    "cuda": {
+        "auto": ("cublaslt", "triton"),
+        "triton": ("triton",),
+        "cublaslt": ("cublaslt", "triton"),
+        "flash": ("flash", "cublaslt", "triton"),
+    },
 }
 
 _implementations: dict[str, dict[str, Callable[..., Any]]] = {}
@@ -68,8 +74,9 @@ def select(choice: str = "auto", device: torch.device | str = "cpu") -> dict[str
     """Decide the implementation of every op; the last call counts.
 
     Args:
-        choice: ``auto`` (the fastest that can be had on a device: C kernels or Triton's, else plain) or a name of the
-            module docstring. On other kinds of device than `device` a name that does not suit them means ``auto``.
+        choice: ``auto`` (the fastest that can be had on a device: C kernels; cublasLt and Triton's kernels; else plain)
+            or a name of the module docstring. On other kinds of device than `device` a name that does not suit them
+            means ``auto``.
         device: where the run computes.
 
     Returns:
@@ -159,6 +166,11 @@ def _why_missing(name: str, kind: str) -> str:
             if kind == "cpu" and environment().get("TRITON_INTERPRET") != "1":
                 return "needs a CUDA device; on a CPU it is interpreted, for tests, with TRITON_INTERPRET=1"
             importlib.import_module("mlbert.ops.triton")
+        if name == "cublaslt":
+            form = importlib.import_module("mlbert.ops.cublaslt")
+            form.library()
+            if torch.cuda.is_available():
+                form.check_results(kind)
     except (native.NativeUnavailable, ImportError) as error:
         return str(error)
     return ""

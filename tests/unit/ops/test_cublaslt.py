@@ -1,0 +1,201 @@
+"""Linear layers on cublasLt, without a GPU: `cublaslt_emulator.c` answers for NVIDIA's library, on host memory, by what
+its documentation says.
+
+Legend: T tokens, D hidden, F columns.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlbert.core import native
+from mlbert.data.synthetic import SyntheticSource
+from mlbert.models import BertConfig, BertForPreTraining, DropoutState
+from mlbert.ops import cublaslt, reference, registry
+from mlbert.ops.cublaslt_library import Epilogue
+
+GENERATOR = torch.Generator().manual_seed(0)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [(1, 8, 24), (37, 16, 48), (64, 32, 64), (0, 16, 32), (65, 7, 9), (13, 20, 44)]
+FORMS = ("linear_qkv", "linear_gelu", "feed_forward")
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH")
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=GENERATOR)
+
+
+def feed_forward_arguments(tokens: int, hidden: int, columns: int) -> list[Any]:
+    weights = randn(columns, hidden) * 2 / hidden**0.5, randn(hidden, columns) / columns**0.5
+    return [randn(tokens, hidden), weights[0], randn(columns), weights[1]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_feed_forward_error(emulator, error_rule, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
+    arguments = [*feed_forward_arguments(*shape), exact]
+    error_rule("feed_forward", arguments, dtype, [0, 1, 2, 3], cublaslt.feed_forward)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_linear_gelu_error(emulator, error_rule, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
+    arguments = [*feed_forward_arguments(*shape)[:3], exact]
+    error_rule("linear_gelu", arguments, dtype, [0, 1, 2], cublaslt.linear_gelu)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(0, 24), (1, 24), (77, 24), (10, 7)])
+def test_linear_qkv_error(emulator, error_rule, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    tokens, hidden = shape
+    arguments = [randn(tokens, hidden), *(randn(hidden, hidden) for _ in range(3)), *(randn(hidden) for _ in range(3))]
+    error_rule("linear_qkv", arguments, dtype, list(range(7)), cublaslt.linear_qkv)
+
+
+def gradients(function: Callable[..., Tensor], arguments: list[Any]) -> list[Tensor]:
+    """[output, gradients of all tensors]."""
+    inputs = [x.clone().requires_grad_() if isinstance(x, Tensor) else x for x in arguments]
+    out = function(*inputs)
+    generator = torch.Generator().manual_seed(1)
+    out.backward(torch.randn(out.shape, generator=generator).to(out.dtype))
+    return [out.detach(), *(x.grad for x in inputs if isinstance(x, Tensor))]
+
+
+def test_master_weights_get_gradients_that_were_never_rounded(emulator) -> None:
+    """float32 weights beside bfloat16 activations: their gradients are closer to float64's than bfloat16 allows."""
+    x, w1, b1, w2 = feed_forward_arguments(200, 16, 32)
+    narrow = [x.bfloat16(), w1.bfloat16().float(), b1.bfloat16().float(), w2.bfloat16().float(), False]
+    found = gradients(cublaslt.feed_forward, narrow)
+    plain = gradients(reference.feed_forward, narrow)
+    exact = gradients(reference.feed_forward, [x.double() if isinstance(x, Tensor) else x for x in narrow])
+    assert [x.dtype for x in found] == [torch.bfloat16, torch.bfloat16, *[torch.float32] * 3]
+    for place in (2, 4):
+        assert (found[place] - exact[place]).norm() < 0.9 * (plain[place] - exact[place]).norm()
+
+
+def test_what_runs_where(emulator) -> None:
+    """Forward: one product with an epilogue. Backward: two weight gradients and GELU's, each one product."""
+    arguments = [x.requires_grad_() for x in feed_forward_arguments(9, 16, 24)]
+    out = cublaslt.feed_forward(*arguments, False)
+    assert emulator.count("products") == 1
+    out.sum().backward()
+    assert emulator.count("products") == 4
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        (Epilogue.NONE,),
+        (Epilogue.BIAS, Epilogue.BGRADB),
+        (Epilogue.GELU_AUX_BIAS, Epilogue.GELU_BIAS),
+        (0, Epilogue.DGELU_BGRAD),
+        (Epilogue.DGELU_BGRAD, Epilogue.BGRADB, Epilogue.NONE, Epilogue.GELU_AUX_BIAS),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pytorch_takes_over_what_cublaslt_has_not(emulator, error_rule, refused: tuple[int, ...], dtype: Any) -> None:
+    emulator.refuse(*refused)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            error_rule(
+                "feed_forward", [*feed_forward_arguments(9, 16, 24), False], dtype, [0, 1, 2, 3], cublaslt.feed_forward
+            )
+        arguments = [randn(9, 16), *(randn(16, 16) for _ in range(3)), *(randn(16) for _ in range(3))]
+        error_rule("linear_qkv", arguments, dtype, list(range(7)), cublaslt.linear_qkv)
+    texts = [str(warning.message) for warning in caught]
+    assert texts
+    assert len(set(texts)) == len(texts), "said once"
+    assert all(re.match(r"cublasLt has no algorithm for \d+x\d+x\d+, .*PyTorch's product runs", text) for text in texts)
+
+
+def test_evaluation_equals_training_and_keeps_nothing(emulator) -> None:
+    x, w1, b1, w2 = (t.requires_grad_() for t in feed_forward_arguments(9, 16, 24))
+    with torch.no_grad():
+        evaluation = cublaslt.feed_forward(x, w1, b1, w2, False)
+    training = cublaslt.feed_forward(x, w1, b1, w2, False)
+    assert torch.equal(evaluation, training)
+    assert not evaluation.requires_grad
+
+
+def test_non_contiguous_tensors(emulator) -> None:
+    x, w1, b1, w2 = feed_forward_arguments(9, 16, 24)
+    plain = gradients(reference.feed_forward, [x, w1, b1, w2, False])
+
+    def transposed(*arguments: Any) -> Tensor:
+        x, w1, b1, w2, exact = arguments
+        out = cublaslt.feed_forward(x.t().contiguous().t(), w1.t().contiguous().t(), b1, w2.t().contiguous().t(), exact)
+        return out.t().contiguous().t()
+
+    for found, wanted in zip(gradients(transposed, [x, w1, b1, w2, False]), plain, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_registry_prefers_it_on_cuda(emulator) -> None:
+    try:
+        for choice in ("auto", "cublaslt", "flash"):
+            chosen = registry.select(choice, "cuda")
+            assert {chosen[op] for op in FORMS} == {"cublaslt"}
+            assert "cublasLt 13.0.0" in registry.describe("cuda")
+        assert all("cublaslt" in registry.available("cuda")[op] for op in FORMS)
+        assert not any("cublaslt" in names for names in registry.available("cpu").values())
+    finally:
+        registry.select("auto")
+
+
+def test_model_takes_the_form(emulator) -> None:
+    """A whole BERT, forward and backward, with every linear layer that has the form: as with plain ops."""
+    shape = BertConfig(
+        vocab_size=99,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+    )
+    source = SyntheticSource(packs_per_step=2, accumulation=1, seed=3, vocab_size=99, max_tokens=32)
+    (batch,) = source.batches_of(0)
+    results = []
+    for names in ({}, dict.fromkeys(FORMS, "cublaslt")):
+        model = BertForPreTraining(shape)
+        model.initialize(seed=1)
+        registry.select_each(names)
+        try:
+            loss = model(batch, DropoutState(seed=1, step=2)).loss(batch.num_masked, batch.num_samples)
+            loss.backward()
+        finally:
+            registry.select("auto")
+        results.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+    # A layer: 2 products forward, 4 backward. The head: 1 and 1.
+    assert emulator.count("products") == 2 * 6 + 2
+    for plain, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_a_library_with_right_results_passes_the_check(emulator) -> None:
+    cublaslt.check_results("cpu")
+    assert emulator.count("products") > 0
+
+
+def test_a_library_with_wrong_results_is_refused(emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = emulator.library.product
+
+    def transposed(out: Tensor, left: Tensor, right_: Tensor, **arguments: Any) -> bool:
+        done = right(out, left, right_, **arguments)
+        out.copy_(out.flip(0))
+        return done
+
+    monkeypatch.setattr(emulator.library, "product", transposed)
+    with pytest.raises(native.NativeUnavailable, match="linear_qkv gives other numbers"):
+        cublaslt.check_results("cpu")

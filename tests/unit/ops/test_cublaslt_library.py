@@ -1,0 +1,256 @@
+"""Products through cublasLt: on `cublaslt_emulator.c`, which answers for NVIDIA's library without a GPU; and, where
+NVIDIA's header or library is at hand, our declarations and descriptors on them."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlbert.core import native
+from mlbert.core.native import MHALIB_FOLDER
+from mlbert.ops import cublaslt_library
+from mlbert.ops.cublaslt_library import CublasLtError, Epilogue, Library
+
+HERE = Path(__file__).parent
+GENERATOR = torch.Generator().manual_seed(0)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+CPU = torch.device("cpu")
+PLACES = [
+    *Path("/usr/local").glob("cuda*/include"),
+    *(Path(folder) / "nvidia" / name / "include" for folder in sys.path for name in ("cu13", "cublas", "cuda_runtime")),
+]
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH")
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=GENERATOR)
+
+
+def test_same_problem_is_planned_once(emulator) -> None:
+    out, left, right, bias = torch.empty(5, 8), randn(5, 16), randn(16, 8), randn(8)
+    for _ in range(3):
+        assert emulator.library.product(out, left, right, epilogue=Epilogue.BIAS, bias=bias)
+        torch.testing.assert_close(out, left @ right + bias)
+        right.copy_(randn(16, 8))
+    assert emulator.library.plans_made(CPU) == emulator.count("heuristics") == 1
+    for other in ({}, {"epilogue": Epilogue.GELU_BIAS, "bias": bias}):
+        assert emulator.library.product(out, left, right, **other)
+    assert emulator.library.product(out[:4], left[:4], right)
+    assert emulator.library.plans_made(CPU) == emulator.count("heuristics") == 4
+    assert emulator.count("products") == 6
+
+
+def test_more_problems_than_plans(emulator) -> None:
+    """Old plans go; what comes again is planned again and is right."""
+    left, right = torch.ones(3000, 8), torch.ones(8, 8)  # 2048 plans are kept
+    for rows in range(1, 3001):
+        assert emulator.library.product(torch.empty(rows, 8), left[:rows], right)
+    assert emulator.count("living") < 3000 * 5
+    out = torch.empty(1, 8)
+    assert emulator.library.product(out, left[:1], right)
+    assert (out == 8).all()
+
+
+def test_alignment_is_part_of_the_problem(emulator) -> None:
+    storage = torch.ones(1 + 6 * 8)
+    right, out = torch.eye(8), torch.empty(6, 8)
+    assert emulator.library.product(out, storage[:-1].view(6, 8), right)
+    assert emulator.library.product(out, storage[1:].view(6, 8), right)
+    assert emulator.library.plans_made(CPU) == 2
+
+
+def test_refusal_is_remembered(emulator) -> None:
+    emulator.refuse(Epilogue.NONE)
+    tensors = torch.empty(3, 8), torch.ones(3, 8), torch.ones(8, 8)
+    with pytest.warns(RuntimeWarning, match="no algorithm"):
+        assert not emulator.library.product(*tensors)
+    assert not emulator.library.product(*tensors)
+    assert emulator.count("heuristics") == 1
+
+
+def test_other_errors_are_raised_and_pass(emulator) -> None:
+    out, left, right = torch.empty(3, 8), torch.ones(3, 8), torch.ones(8, 8)
+    emulator.fail_next(13)
+    with pytest.raises(CublasLtError, match=r"EXECUTION_FAILED for 3x8x8, torch.float32"):
+        emulator.library.product(out, left, right)
+    assert emulator.library.product(out, left, right)
+    with pytest.raises(CublasLtError, match="INVALID_VALUE"):
+        emulator.library.product(out, left, right, epilogue=Epilogue.BIAS)
+    assert "bias" in emulator.complaint
+
+
+def test_threads_share_a_device(emulator) -> None:
+    """The autograd thread and others: plans are made and used at the same time."""
+    problems = [(randn(rows, 16), randn(16, 24), randn(24)) for rows in range(1, 33)] * 4
+
+    def multiply(problem: tuple[Tensor, ...]) -> Tensor:
+        left, right, bias = problem
+        out = torch.empty(left.shape[0], right.shape[1])
+        assert emulator.library.product(out, left, right, epilogue=Epilogue.GELU_BIAS, bias=bias)
+        return out
+
+    alone = [multiply(problem) for problem in problems]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(multiply, problems))
+    assert all(map(torch.equal, alone, together))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("left_transposed", [False, True])
+@pytest.mark.parametrize("right_transposed", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+def test_layouts(emulator, dtype: torch.dtype, left_transposed: bool, right_transposed: bool, wide: bool) -> None:
+    left, right = randn(5, 11).to(dtype), randn(11, 8).to(dtype)
+    out = torch.empty(5, 8, dtype=torch.float32 if wide else dtype)
+    arguments = (
+        left.t().contiguous() if left_transposed else left,
+        right.t().contiguous() if right_transposed else right,
+    )
+    transposed = {"left_transposed": left_transposed, "right_transposed": right_transposed}
+    assert emulator.library.product(out, *arguments, **transposed)
+    exact = left.double() @ right.double()
+    torch.testing.assert_close(out, exact.to(out.dtype), rtol=2 * torch.finfo(out.dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("left_type", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_fp8_operands(emulator, left_type: torch.dtype) -> None:
+    left, right = randn(5, 32).to(left_type), randn(16, 32).to(torch.float8_e4m3fn)
+    inverse_left, inverse_right = torch.tensor(0.25), torch.tensor(2.0)
+    exact = (left.double() / 4) @ (right.double() * 2).t()
+    out = torch.empty(5, 16, dtype=torch.bfloat16)
+    scales = {"inverse_left": inverse_left, "inverse_right": inverse_right, "fast": True}
+    assert emulator.library.product(out, left, right, right_transposed=True, **scales)
+    torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=1e-6)
+
+
+def test_fp8_result_with_gelu(emulator) -> None:
+    """FP8 in, GELU, FP8 out: scaled, its largest magnitude before scaling, and the pre-activation in bfloat16."""
+    left, right, bias = (
+        randn(5, 32).to(torch.float8_e4m3fn),
+        randn(16, 32).to(torch.float8_e4m3fn),
+        randn(16).bfloat16(),
+    )
+    pre = left.double() @ right.double().t() + bias.double()
+    exact = torch.nn.functional.gelu(pre, approximate="tanh")
+    out, aux, amax = torch.empty(5, 16).to(torch.float8_e4m3fn), torch.empty(5, 16).bfloat16(), torch.zeros(())
+    assert emulator.library.product(
+        *(out, left, right),
+        right_transposed=True,
+        epilogue=Epilogue.GELU_AUX_BIAS,
+        bias=bias,
+        aux=aux,
+        scale_out=torch.tensor(16.0),
+        amax_out=amax,
+    )
+    torch.testing.assert_close(aux.double(), pre, rtol=2**-8, atol=1e-6)
+    torch.testing.assert_close(amax.double(), exact.abs().max())
+    torch.testing.assert_close(out.double() / 16, exact.clamp(-28, 28), rtol=2**-3, atol=2**-13)
+
+
+def test_wrong_arguments_are_refused(emulator) -> None:
+    product, ones = emulator.library.product, torch.ones
+    with pytest.raises(AssertionError, match="is not"):
+        product(ones(3, 8), ones(3, 8), ones(9, 8))
+    for epilogue in (Epilogue.BIAS, Epilogue.BGRADB):
+        with pytest.raises(AssertionError, match="bias of another size"):
+            product(ones(3, 8), ones(3, 8), ones(8, 8), epilogue=epilogue, bias=ones(5))
+    with pytest.raises(AssertionError, match="aux of another shape"):
+        product(ones(3, 8), ones(3, 8), ones(8, 8), epilogue=Epilogue.GELU_AUX_BIAS, bias=ones(8), aux=ones(2, 8))
+    with pytest.raises(AssertionError, match="contiguous"):
+        product(ones(3, 8), ones(8, 3).t(), ones(8, 8))
+    small = [ones(3, 24).to(torch.float8_e4m3fn), ones(16, 24).to(torch.float8_e4m3fn)]
+    with pytest.raises(AssertionError, match="multiples of 16"):
+        product(ones(3, 16).bfloat16(), *small, right_transposed=True)
+    with pytest.raises(AssertionError, match="inner dimension"):
+        product(ones(3, 16).bfloat16(), small[0], small[1].t().contiguous())
+
+
+def test_code_has_no_warnings(tmp_path: Path) -> None:
+    flags = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC")
+    source, target = str(MHALIB_FOLDER / "matmul.c"), str(tmp_path / "matmul.o")
+    subprocess.run(["gcc", *flags, "-c", source, "-o", target], check=True)
+
+
+def test_python_knows_the_same_numbers() -> None:
+    header = (MHALIB_FOLDER / "cublaslt.h").read_text()
+    numbers = {name: int(value) for name, value in re.findall(r"LT_(\w+) = (\d+)", header)}
+    assert {kind.name: numbers[f"EPILOGUE_{kind.name.replace('NONE', 'DEFAULT')}"] for kind in Epilogue} == {
+        kind.name: kind.value for kind in Epilogue
+    }
+    names = {"R_32F": torch.float32, "R_16F": torch.float16, "R_16BF": torch.bfloat16}
+    names |= {"R_8F_E4M3": torch.float8_e4m3fn, "R_8F_E5M2": torch.float8_e5m2}
+    assert {dtype: numbers[name] for name, dtype in names.items()} == cublaslt_library._TYPES
+    computes = cublaslt_library._COMPUTE_FLOAT32, cublaslt_library._COMPUTE_TF32
+    assert computes == (numbers["COMPUTE_32F"], numbers["COMPUTE_32F_FAST_TF32"])
+
+
+def test_declarations_are_those_of_nvidia() -> None:
+    """Needs cublasLt.h of CUDA with its runtime's headers: a toolkit, wheels in this environment, or CPATH."""
+    folders = [item for place in PLACES if place.is_dir() for item in ("-isystem", str(place))]
+    found = subprocess.run(["gcc", *folders, "-E", "-include", "cublasLt.h", "-xc", "/dev/null"], capture_output=True)
+    if found.returncode:
+        pytest.skip("no cublasLt.h with CUDA's headers here (CPATH may name their folders)")
+    flags = ("-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-fsyntax-only")
+    source = str(HERE / "cublaslt_interface.c")
+    done = subprocess.run(["gcc", *flags, f"-I{MHALIB_FOLDER}", *folders, source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("epilogue", list(Epilogue))
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e4m3fn])
+def test_descriptors_pass_nvidias_own_checks(epilogue: Epilogue, dtype: torch.dtype) -> None:
+    """NVIDIA's library takes every attribute that describes a product; then it misses the handle, which is left out, so
+    that no device is touched."""
+    library = None
+    for major in ("13", "12"):
+        try:
+            library = Library(cublaslt_library.find(major))
+            break
+        except native.NativeUnavailable as error:
+            reason = error
+    if library is None:
+        pytest.skip(f"no cublasLt here: {reason}")
+    library._contexts[CPU] = library._open()
+    out_type = torch.bfloat16 if dtype.itemsize == 1 else dtype
+    out, left, right = (torch.zeros(*shape, dtype=torch.float32) for shape in ((32, 48), (32, 16), (48, 16)))
+    vector = torch.zeros(32 if epilogue == Epilogue.BGRADB else 48, dtype=out_type)
+    scale = torch.ones(())
+    scales = {"inverse_left": scale, "inverse_right": scale, "scale_out": scale, "amax_out": scale, "fast": True}
+    with pytest.raises(CublasLtError, match="NOT_INITIALIZED"):
+        library.product(
+            *(out.to(dtype), left.to(dtype), right.to(dtype)),
+            right_transposed=True,
+            epilogue=epilogue,
+            bias=vector,
+            aux=out.to(out_type),
+            **(scales if dtype.itemsize == 1 else {}),
+        )
+    library.close()
+
+
+def test_missing_libraries_are_told(tmp_path: Path) -> None:
+    with pytest.raises(native.NativeUnavailable, match=r"libnothing.so: cannot open"):
+        Library(tmp_path / "libnothing.so")
+    with pytest.raises(native.NativeUnavailable, match="has no cublasLtMatmul"):
+        Library("libm.so.6")
+    if torch.version.cuda is None:
+        with pytest.raises(native.NativeUnavailable, match="built without CUDA"):
+            cublaslt_library.library()
+
+
+def test_the_one_in_the_process_is_found_first(emulator_path: Path, tmp_path: Path) -> None:
+    path = tmp_path / "libcublasLt.so.77"
+    shutil.copy(emulator_path, path)
+    assert cublaslt_library.find("77") == "libcublasLt.so.77"  # left to the system's loader
+    ctypes.CDLL(str(path))
+    assert cublaslt_library.find("77") == str(path)
