@@ -44,11 +44,12 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """This process's environment with the identity of one rank and one thread."""
+def rank_environment(rank: int, world_size: int, port: int, node_size: int | None = None) -> dict[str, str]:
+    """This process's environment with one rank's identity and one thread; nodes have `node_size` ranks (None: all)."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "PMI_"))}
     path = [str(HERE), str(Path(mlbert.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    identity = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world_size}
+    node_size = node_size or world_size
+    identity = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank % node_size, "LOCAL_WORLD_SIZE": node_size}
     kept |= {key: str(value) for key, value in identity.items()}
     kept |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     kept |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(filter(None, path))}
@@ -56,7 +57,14 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def run_ranks(
-    fn_path: str, world_size: int, tmp_path: Path, *, time_limit_s: float = 90.0, check: bool = True, **kwargs: Any
+    fn_path: str,
+    world_size: int,
+    tmp_path: Path,
+    *,
+    node_size: int | None = None,
+    time_limit_s: float = 90.0,
+    check: bool = True,
+    **kwargs: Any,
 ) -> list[RankResult]:
     """Runs `module:function` on `world_size` ranks.
 
@@ -64,6 +72,7 @@ def run_ranks(
         fn_path: a function in this folder, `(world, **kwargs) -> JSON-able`.
         world_size: at most 4; each process spends seconds on importing torch.
         tmp_path: folder for results and output.
+        node_size: ranks of each make-believe node; None: all are on one.
         time_limit_s: after it all ranks are killed and the call fails.
         check: fail, with the output of the rank that failed first, unless all exit with 0. False: ranks may fail.
         **kwargs: handed to the function; JSON-able.
@@ -79,7 +88,7 @@ def run_ranks(
             processes.append(
                 subprocess.Popen(
                     command,
-                    env=rank_environment(rank, world_size, port),
+                    env=rank_environment(rank, world_size, port, node_size),
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,

@@ -8,15 +8,12 @@ import time
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mlbert.dist.reduce import GradientReducer
-from mlbert.dist.shards import ShardedReducer, ShardLayout
 from mlbert.dist.world import World
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
-from mlbert.optim.sharded_lamb import ShardedLamb
 
 SAMPLES, WIDTH = 8, 6
 VOCABULARY = 11
@@ -192,117 +189,3 @@ def lose_a_rank(world: World, how: str) -> str:
     except RuntimeError as error:
         raise SystemExit(f"after {time.monotonic() - started:.1f} s: {type(error).__name__}: {error}") from error
     return "nothing noticed"
-
-
-SHARD_SHAPES = (
-    ("word.weight", (37, 11)),
-    ("one.weight", (1,)),
-    ("LayerNorm.weight", (129,)),
-    ("zero.weight", (33,)),
-    ("wide.weight", (64, 100)),
-    ("last.bias", (5,)),
-)
-
-
-def random_parameters() -> list[tuple[str, nn.Parameter]]:
-    """Parameters of odd sizes, one of them zero, the same on each rank."""
-    generator = torch.Generator().manual_seed(3)
-    scales = [0.0 if name.startswith("zero") else 0.02 for name, _ in SHARD_SHAPES]
-    return [
-        (name, nn.Parameter(torch.randn(shape, generator=generator) * scale))
-        for (name, shape), scale in zip(SHARD_SHAPES, scales, strict=True)
-    ]
-
-
-def gradient_share(update: int, share: int, numel: int) -> Tensor:
-    """The gradient of the n-th of four shares of a batch; update 2's is infinite in one place of one share."""
-    grad = torch.randn(numel, generator=torch.Generator().manual_seed(100 * update + share)) * 0.3
-    if update == 2 and share == 3:
-        grad[numel // 2] = torch.inf
-    return grad
-
-
-def set_gradient(world: World, flat: FlatParameters, update: int) -> None:
-    """This rank's part of the four shares."""
-    flat.zero_grad()
-    for share in torch.arange(4).chunk(world.world_size)[world.rank].tolist():
-        flat.grad += gradient_share(update, share, flat.numel)
-
-
-def sharded_lamb(
-    world: World,
-    folder: str,
-    updates: int = 5,
-    block_elements: int = 500,
-    clip_before: float | None = None,
-    implementation: str = "plain",
-    load_from: int | None = None,
-) -> dict[str, Any]:
-    """Sharded LAMB on given gradients; saves the state after update 3, or begins with what so many ranks saved."""
-    flat = FlatParameters(random_parameters(), ShardLayout.multiple(world))
-    layout = ShardLayout(flat.padded_data.numel(), world, block_elements)
-    reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, clip_before)
-    numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": None if clip_before else 1.0}
-    optimizer = ShardedLamb(flat, layout, world, **numbers, implementation=implementation)
-    first, results = 0, []
-    if load_from is not None:
-        first = 3
-        state = load_file(f"{folder}/{load_from}.safetensors")
-        flat.data.copy_(state.pop("weights"))
-        optimizer.load_state_dict({**state, "num_updates": int(state["num_updates"])})
-    for update in range(first, updates):
-        set_gradient(world, flat, update)
-        reducer.finish()
-        results.append(optimizer.step(0.02))
-        if update == 2 and load_from is None and clip_before is None:
-            state = optimizer.state_dict()
-            if world.rank == 0:
-                tensors = {k: torch.as_tensor(v) for k, v in state.items()} | {"weights": flat.data.clone()}
-                save_file(tensors, f"{folder}/{world.world_size}.safetensors")
-            world.barrier()
-    return {
-        "weights": flat.data.tolist(),
-        "norms": [result.grad_norm for result in results if not result.skipped],
-        "skipped": [result.skipped for result in results],
-        "shard": optimizer.exp_avg.numel(),
-        "blocks": len(layout.blocks),
-    }
-
-
-def sharded_overlap(world: World) -> dict[str, Any]:
-    """Sharded reduction during the backward of the tiny model, with blocks that cut parameters."""
-    torch.manual_seed(5)
-    model = TinyModel()
-    flat = FlatParameters(model.named_parameters(), ShardLayout.multiple(world))
-    layout = ShardLayout(flat.padded_data.numel(), world, 1)
-    reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout)
-    own = torch.zeros(flat.numel)
-    for last in (False, True):
-        reducer.prepare(last)
-        loss_sum(model, torch.arange(4) + world.rank, use_optional=True).backward()
-        own = own if last else 2 * flat.grad
-    reducer.finish()
-    layout.all_gather(flat.padded_grad)
-    total = world.all_reduce_sum(own)
-    return {"difference": float((flat.grad - total).abs().max()), "overlapped": reducer.num_overlapped}
-
-
-def sharded_triton(world: World, folder: str) -> dict[str, Any]:
-    """The Triton form, interpreted."""
-    first = sharded_lamb(world, folder, implementation="triton")
-    return {
-        "first": first,
-        "continued": sharded_lamb(world, folder, implementation="triton", load_from=world.world_size),
-    }
-
-
-def sharded(world: World, folder: str) -> dict[str, Any]:
-    """All about sharding in one start of the ranks."""
-    return {
-        "plain": sharded_lamb(world, folder),
-        "one block": sharded_lamb(world, folder, block_elements=1 << 20),
-        "again": sharded_lamb(world, folder),
-        "clipped before": sharded_lamb(world, folder, clip_before=1.0),
-        "continued": sharded_lamb(world, folder, load_from=1),
-        "overlap": sharded_overlap(world),
-    }

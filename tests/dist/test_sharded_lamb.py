@@ -1,4 +1,7 @@
-"""Sharded LAMB on 1, 2 and 4 ranks against `Lamb` in one process: odd sizes, skipped steps, checkpoints, overlap."""
+"""Sharded LAMB on 1, 2 and 4 ranks against `Lamb` in one process: odd sizes, skipped steps, checkpoints, overlap.
+
+Shards are cut over all ranks and inside make-believe nodes of two ranks or one; weights travel exact and rounded.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,13 @@ from mlbert.core.errors import UserError
 from mlbert.dist.world import World
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
-from rank_programs import gradient_share, random_parameters, set_gradient, sharded_lamb
+from sharded_programs import gradient_share, random_parameters, set_gradient, sharded_lamb
 
 UPDATES = 5
 SKIPPED = [False, False, True, False, False]
 # float32 gradients summed in another order; weights are of size 0.02 and move by 2 % an update.
 TOLERANCES = {"rtol": 1e-5, "atol": 2e-8}
+OVERLAP_TOLERANCE = 5e-6  # the same of gradients of size 3
 
 
 def reference_lamb(max_grad_norm: float | None) -> tuple[Lamb, FlatParameters]:
@@ -47,11 +51,21 @@ def plain() -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], Path]:
-    """What every rank returned, and the folder of saved states: of one rank, and of all of these."""
+    """What every rank returned, and the folder of saved states: of one rank ("alone"), and of all of these."""
     folder = tmp_path_factory.mktemp("sharded")
-    sharded_lamb(World(), str(folder))
-    results = run_ranks("rank_programs:sharded", request.param, folder, folder=str(folder))
+    sharded_lamb(World(), str(folder), save_as="alone")
+    results = run_ranks("sharded_programs:sharded", request.param, folder, folder=str(folder))
     return [result.value for result in results], folder
+
+
+@pytest.fixture(scope="module", params=[(4, 2), (2, 1)], ids=["2 nodes of 2", "2 nodes of 1"])
+def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], Path, int]:
+    """The same with shards inside nodes, and the ranks of a node."""
+    folder = tmp_path_factory.mktemp("nodes")
+    sharded_lamb(World(), str(folder), save_as="alone")
+    size, node_size = request.param
+    results = run_ranks("sharded_programs:sharded_in_nodes", size, folder, node_size=node_size, folder=str(folder))
+    return [result.value for result in results], folder, node_size
 
 
 def assert_equals(found: dict[str, Any], plain: dict[str, Any]) -> None:
@@ -78,37 +92,120 @@ def test_all_ranks_hold_the_same_bits_each_time(ranks: tuple[list[dict], Path]) 
         assert result["plain"] == results[0]["plain"] == result["again"]
 
 
-def test_state_does_not_tell_the_number_of_ranks(ranks: tuple[list[dict], Path], plain: dict[str, Any]) -> None:
-    results, folder = ranks
-    saved = load_file(folder / f"{len(results)}.safetensors")
+def assert_states_agree(results: list[dict], folder: Path, saved: str, plain: dict[str, Any]) -> None:
+    """The saved state is that of one process, which goes on with it, as the ranks went on with that of one process."""
+    state = load_file(folder / f"{saved}.safetensors")
     for key, value in plain["state"].items():
-        torch.testing.assert_close(saved[key], value, **TOLERANCES)
+        torch.testing.assert_close(state[key], value, **TOLERANCES)
     for result in results:
         torch.testing.assert_close(torch.tensor(result["continued"]["weights"]), plain["weights"], **TOLERANCES)
-    continued = sharded_lamb(World(), str(folder), load_from=len(results))
+    continued = sharded_lamb(World(), str(folder), load_from=saved)
     torch.testing.assert_close(torch.tensor(continued["weights"]), plain["weights"], **TOLERANCES)
 
 
-def test_clipping_before_the_reduction(ranks: tuple[list[dict], Path]) -> None:
-    """Each rank's share, scaled to the mean of its own samples, is clipped; nothing is clipped after the sum."""
-    size = len(ranks[0])
+def test_state_does_not_tell_the_number_of_ranks(ranks: tuple[list[dict], Path], plain: dict[str, Any]) -> None:
+    assert_states_agree(*ranks, "saved", plain)
+
+
+def clipped_by_hand(size: int) -> torch.Tensor:
+    """Weights when each rank's share, scaled to the mean of its own samples, is clipped, and the sum is not."""
     optimizer, flat = reference_lamb(None)
     for update in range(UPDATES):
         flat.zero_grad()
         for shares in torch.arange(4).chunk(size):
             part = sum(gradient_share(update, share, flat.numel) for share in shares.tolist())
-            norm = float(part.double().norm()) * size
-            flat.grad += part * (1.0 / max(norm, 1.0)) if math.isfinite(norm) else torch.nan
+            own_mean = part.double() * size
+            norm = float(own_mean.norm())
+            flat.grad += (own_mean / max(norm, 1.0) / size).float() if math.isfinite(norm) else torch.nan
         optimizer.step(0.02)
-    found = ranks[0][0]["clipped before"]
+    return flat.data
+
+
+@pytest.mark.parametrize("case", ["clipped before", "clipped before, not sharded"])
+def test_clipping_before_the_reduction(ranks: tuple[list[dict], Path], case: str) -> None:
+    found = ranks[0][0][case]
     assert found["skipped"] == SKIPPED
     assert max(found["norms"]) <= 1.0
-    torch.testing.assert_close(torch.tensor(found["weights"]), flat.data, **TOLERANCES)
+    torch.testing.assert_close(torch.tensor(found["weights"]), clipped_by_hand(len(ranks[0])), **TOLERANCES)
+
+
+def test_nothing_starts_in_backward_when_it_must_be_clipped_first(ranks: tuple[list[dict], Path]) -> None:
+    assert [result["clipped before, not sharded"]["started_in_backward"] for result in ranks[0]] == [0] * len(ranks[0])
+
+
+def test_clipping_before_and_after_differ(ranks: tuple[list[dict], Path], plain: dict[str, Any]) -> None:
+    found = torch.tensor(ranks[0][0]["clipped before"]["weights"])
+    assert float((found - plain["weights"]).abs().max()) > 1e-4
+
+
+def test_one_rank_clips_alike_before_and_after(tmp_path: Path, plain: dict[str, Any]) -> None:
+    found = sharded_lamb(World(), str(tmp_path), clip_before=1.0)
+    torch.testing.assert_close(torch.tensor(found["weights"]), plain["weights"], **TOLERANCES)
+
+
+def test_shards_inside_nodes_equal_plain_lamb(nodes: tuple[list[dict], Path, int], plain: dict[str, Any]) -> None:
+    results, folder, node_size = nodes
+    assert_equals(results[0]["plain"], plain)
+    for result in results:
+        assert result["plain"] == results[0]["plain"], "bit for bit, on every node"
+        assert result["plain"]["shard"] == pytest.approx(plain["weights"].numel() / node_size, abs=64)
+    assert_states_agree(results, folder, "nodes", plain)
+
+
+def test_clipping_before_the_reduction_inside_nodes(nodes: tuple[list[dict], Path, int]) -> None:
+    found = nodes[0][0]["clipped before"]
+    torch.testing.assert_close(torch.tensor(found["weights"]), clipped_by_hand(len(nodes[0])), **TOLERANCES)
+
+
+def test_blocks_inside_nodes_start_before_backward_ends(nodes: tuple[list[dict], Path, int]) -> None:
+    for result in nodes[0]:
+        assert result["overlap"]["difference"] < OVERLAP_TOLERANCE
+        assert result["overlap"]["overlapped"] >= 2
+
+
+def test_ranks_dealt_out_over_nodes_are_refused(tmp_path: Path) -> None:
+    for result in run_ranks("sharded_programs:uneven_nodes", 2, tmp_path, node_size=2):
+        assert "numbered node after node" in result.value
+        assert "\n" not in result.value
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("bf16", torch.bfloat16), ("e5m2", torch.float8_e5m2)])
+def test_rounding_on_the_way_never_reaches_the_exact_weights(
+    ranks: tuple[list[dict], Path], plain: dict[str, Any], form: str, dtype: torch.dtype
+) -> None:
+    """The gradients here do not depend on the weights, so the exact ones are those of LAMB without any rounding."""
+    results = ranks[0]
+    for result in results:
+        assert result["rounded"][form] == results[0]["rounded"][form], "all ranks compute with the same bits"
+    whole = results[0]["rounded"][form]["whole"]
+    assert whole["weights"] == results[0]["plain"]["weights"]
+    assert_equals(whole, plain)
+    trained = torch.tensor(whole["trained"])
+    assert torch.equal(trained, torch.tensor(whole["weights"]).to(dtype).float())
+    assert not torch.equal(trained, torch.tensor(whole["weights"]))
+
+
+@pytest.mark.parametrize("form", ["bf16", "e5m2"])
+def test_a_checkpoint_of_rounded_weights_is_exact(
+    ranks: tuple[list[dict], Path], plain: dict[str, Any], form: str
+) -> None:
+    results, folder = ranks
+    saved, exact = load_file(folder / f"{form}.safetensors"), load_file(folder / "saved.safetensors")
+    assert torch.equal(saved["weights"], exact["weights"])
+    for result in results:
+        for key in ("trained", "weights"):
+            assert result["rounded"][form]["continued"][key] == result["rounded"][form]["whole"][key]
+
+
+def test_rounded_weights_inside_nodes(nodes: tuple[list[dict], Path, int]) -> None:
+    for result in nodes[0]:
+        assert result["rounded"] == nodes[0][0]["rounded"]
+        assert result["rounded"]["bf16"]["whole"]["weights"] == result["plain"]["weights"]
 
 
 def test_blocks_start_before_backward_ends(ranks: tuple[list[dict], Path]) -> None:
     for result in ranks[0]:
-        assert result["overlap"]["difference"] < 1e-6
+        assert result["overlap"]["difference"] < OVERLAP_TOLERANCE
         assert result["overlap"]["overlapped"] >= 2
 
 
@@ -117,11 +214,15 @@ def test_triton_equals_plain_lamb(tmp_path: Path, plain: dict[str, Any], monkeyp
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    results = run_ranks("rank_programs:sharded_triton", 2, tmp_path, folder=str(tmp_path))
+    results = run_ranks("sharded_programs:sharded_triton", 2, tmp_path, folder=str(tmp_path))
     assert_equals(results[0].value["first"], plain)
     assert results[0].value == results[1].value
     continued = results[0].value["continued"]
     assert continued["weights"] == results[0].value["first"]["weights"], "the saved state continues bit for bit"
+    assert results[0].value["read on the host"] == []
+    rounded = results[0].value["bf16"]
+    assert rounded["weights"] == results[0].value["first"]["weights"]
+    assert torch.equal(torch.tensor(rounded["trained"]), torch.tensor(rounded["weights"]).bfloat16().float())
 
 
 def test_triton_is_refused_where_it_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

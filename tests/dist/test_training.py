@@ -5,6 +5,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from harness import free_port, rank_environment
 from training_settings import read_metrics, train_arguments
@@ -19,7 +21,7 @@ def exit_codes(world_size):
     return [1] + [0] * (world_size - 1)
 
 
-def train_on(world_size, tmp_path, name, accumulation=1, **changes):
+def train_on(world_size, tmp_path, name, accumulation=1, node_size=None, **changes):
     port = free_port()
     arguments = train_arguments(
         tmp_path,
@@ -32,7 +34,7 @@ def train_on(world_size, tmp_path, name, accumulation=1, **changes):
     processes = [
         subprocess.Popen(
             command,
-            env=rank_environment(rank, world_size, port),
+            env=rank_environment(rank, world_size, port, node_size),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -67,14 +69,32 @@ def test_losses_equal_those_of_one_process(tmp_path, one_process, world_size, ac
     assert [p.name for p in (tmp_path / "out").glob("result_*")] == ["result_0.txt"], "rank 0 alone writes"
 
 
-def test_a_sharded_optimizer_trains_alike(tmp_path, one_process):
-    codes, outputs = train_on(2, tmp_path, "out", sharded_optimizer=1)
-    assert codes == exit_codes(2), "\n".join(outputs)
+@pytest.mark.parametrize(
+    ("world_size", "node_size", "sharded"), [(2, 2, "all"), (4, 2, "node")], ids=["over all ranks", "inside two nodes"]
+)
+def test_a_sharded_optimizer_trains_alike(tmp_path, one_process, world_size, node_size, sharded):
+    codes, outputs = train_on(world_size, tmp_path, "out", node_size=node_size, sharded_optimizer=sharded)
+    assert codes == exit_codes(world_size), "\n".join(outputs)
     for ours, alone in zip(read_metrics(tmp_path / "out"), one_process[0], strict=True):
         assert ours["loss"] == pytest.approx(alone["loss"], abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("changes", [{}, {"precision": "fp8", "sharded_optimizer": 1}], ids=["default", "fp8, sharded"])
+def test_rounded_weights_are_trained_with_and_exact_ones_are_written(tmp_path, one_process):
+    codes, outputs = train_on(2, tmp_path, "out", sharded_optimizer="all", weights_allgather="e5m2")
+    assert codes == exit_codes(2), "\n".join(outputs)
+    steps = read_metrics(tmp_path / "out")
+    differences = [abs(ours["loss"] - alone["loss"]) for ours, alone in zip(steps, one_process[0], strict=True)]
+    assert 5 * TOLERANCE < max(differences) < 0.2, "two bits of mantissa are seen in the loss, and it stays sane"
+    for weight in load_file(tmp_path / "out/run_0/weights/model.safetensors").values():
+        if weight.numel() > 1000:
+            assert not torch.equal(weight, weight.to(torch.float8_e5m2).float())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"precision": "fp8", "sharded_optimizer": "all", "weights_allgather": "e5m2"}],
+    ids=["default", "fp8, sharded, 8-bit all-gather"],
+)
 def test_resume_on_two_processes_is_exact(tmp_path, changes):
     assert train_on(2, tmp_path, "whole", **changes)[0] == exit_codes(2)
     changes = {**changes, "save_checkpoint_steps": 1}

@@ -13,10 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from mlbert.dist.world import World
+
+NORM_CHUNK = 1 << 24  # elements squared in float64 at a time; bounds the temporary
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class GradientReducer:
         offsets: first element of each parameter, ascending.
         world: started.
         bucket_bytes: least size of a bucket.
+        clip_before: norm to which each rank clips its own share of the gradient before the sum; then nothing may be
+            clipped after it, and buckets start after backward only. None: no clipping here. See `clip_share`.
 
     Attributes:
         num_buckets: collectives a step.
@@ -73,10 +78,13 @@ class GradientReducer:
         offsets: Sequence[int],
         world: World,
         bucket_bytes: int = 25 << 20,
+        clip_before: float | None = None,
     ) -> None:
         assert len(params) == len(offsets), "one offset for each parameter"
         self._params = list(params)
         self._world = world
+        self._flat_grad = flat_grad
+        self._clip_before = clip_before
         elements = max(1, bucket_bytes // flat_grad.element_size())
         self._buckets = self._cut(offsets, flat_grad.numel(), elements)
         self._slices = [flat_grad[bucket.start : bucket.stop] for bucket in self._buckets]
@@ -84,7 +92,7 @@ class GradientReducer:
         self._buckets_of = [[n for n, b in enumerate(self._buckets) if i in b.parameters] for i in range(len(params))]
         self._armed = False
         self._missing: list[set[int]] = []
-        self._works: list[dist.Work] = []
+        self._works: list[dist.Work | None] = []
         self.num_buckets = len(self._buckets)
         self.num_started = 0
         self.num_overlapped = 0
@@ -97,24 +105,25 @@ class GradientReducer:
     def prepare(self, last: bool) -> None:
         """Call before each micro-batch's backward; `last` tells that gradients are complete after this one."""
         assert self.num_started == 0, "finish() was not called after the last backward"
-        self._armed = last and self._world.world_size > 1
+        self._armed = last and self._world.world_size > 1 and self._clip_before is None
         if self._armed:
             self._missing = [{i for i in b.parameters if self._params[i].requires_grad} for b in self._buckets]
 
     def finish(self) -> None:
-        """Starts what has not started (parameters without a gradient hold it up) and waits for all sums.
+        """Clips, if asked to, starts what has not started (parameters without a gradient hold it up), waits for all.
 
         Raises:
             RuntimeError: a rank died, or did not answer within the world's timeout.
         """
         self._armed = False
+        if self._clip_before is not None:
+            clip_share(self._flat_grad, self._clip_before, self._world.world_size)
         if self._world.world_size == 1:
             return
         self.num_overlapped = self.num_started
         while self.num_started < len(self._buckets):
             self._begin_next()
-        for work in self._works:
-            work.wait()
+        self._complete(self._works)
         self._works.clear()
         self.num_started = 0
 
@@ -149,7 +158,33 @@ class GradientReducer:
         self._works.append(self._begin(self._slices[self.num_started]))
         self.num_started += 1
 
-    def _begin(self, part: Tensor) -> dist.Work:
-        work = self._world.begin_all_reduce_sum(part)
-        assert work is not None, "several ranks"
-        return work
+    def _begin(self, part: Tensor) -> dist.Work | None:
+        return self._world.begin_all_reduce_sum(part)
+
+    def _complete(self, works: Sequence[dist.Work | None]) -> None:
+        for work in works:
+            if work is not None:
+                work.wait()
+
+
+def clip_share(grad: Tensor, limit: float, world_size: int) -> None:
+    """Clips one rank's share of the step's gradient to a norm, in place, before the shares are added up.
+
+    The benchmark's rules for BERT let the gradient be clipped to its global norm either before or after the
+    reduction; one run does one of them. The reference clips on each worker before it averages over the workers. Here
+    losses carry the divisor of the whole step, so a rank's share is its own mean's gradient divided by the number of
+    ranks: it counts times that number. With equally many samples a rank:
+
+        sum over ranks of  clip(world_size * share, limit) / world_size
+
+    Where a share is not finite, the sum is not either, on any rank, and the optimizer leaves the step out. Nothing
+    waits for the host.
+
+    Args:
+        grad: float [elements], changed in place.
+        limit: the norm.
+        world_size: number of ranks.
+    """
+    norms = [torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in grad.split(NORM_CHUNK)]
+    norm = torch.linalg.vector_norm(torch.stack(norms)) * world_size
+    grad.mul_((limit / norm.clamp(min=limit)).float())

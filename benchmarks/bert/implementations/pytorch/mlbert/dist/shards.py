@@ -2,8 +2,9 @@
 
     prepare(last=True)  backward (blocks start)  finish()  shard = layout.take(grad)  ...  layout.put  all_gather
 
-The buffer is cut into blocks of equal parts, one part a rank. A rank's shard is its parts of all blocks, in ascending
-order. Block borders fall anywhere, inside parameters too, so that the ranks' shards are of one size.
+The buffer is cut into blocks of equal parts, one part a rank of the group that shares it. A rank's shard is its parts
+of all blocks, in ascending order. Block borders fall anywhere, inside parameters too, so that the ranks' shards are of
+one size.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mlbert.dist.groups import ShardGroups
 from mlbert.dist.reduce import Bucket, GradientReducer
 from mlbert.dist.world import World
 
@@ -24,34 +26,38 @@ class ShardLayout:
     """Which elements of a flat buffer belong to which rank.
 
     Args:
-        numel: elements of the buffer, a multiple of `multiple(world)`.
-        world: the ranks.
+        numel: elements of the buffer, a multiple of `multiple(groups)`.
+        groups: who shares the buffer out.
         block_elements: least size of a block but the first one.
 
     Attributes:
+        groups: as given.
         blocks: (start, stop) of each block, ascending.
         parts: (start, stop) of this rank's part of each block.
+        spans: (start, stop) of each part within the shard.
         shard_numel: elements of this rank's shard, the same on all ranks.
     """
 
-    def __init__(self, numel: int, world: World, block_elements: int) -> None:
-        unit = self.multiple(world)
+    def __init__(self, numel: int, groups: ShardGroups, block_elements: int) -> None:
+        unit = self.multiple(groups)
         assert numel % unit == 0, f"{numel} elements are no multiple of {unit}"
         length = max(unit, -(-block_elements // unit) * unit)
         # Cut from the end, where backward finishes first; the first block takes the remainder.
         starts = [0, *sorted(range(numel - length, 0, -length))] if numel > length else [0]
         self.blocks = list(zip(starts, [*starts[1:], numel], strict=True))
-        self._world = world
-        self.parts = []
+        self.groups = groups
+        self.parts, self.spans = [], []
+        rank, size = groups.inside.rank, groups.inside.size
         for start, stop in self.blocks:
-            part = (stop - start) // world.world_size
-            self.parts.append((start + world.rank * part, start + (world.rank + 1) * part))
-        self.shard_numel = numel // world.world_size
+            part = (stop - start) // size
+            self.parts.append((start + rank * part, start + (rank + 1) * part))
+            self.spans.append((start // size, stop // size))
+        self.shard_numel = numel // size
 
     @staticmethod
-    def multiple(world: World) -> int:
+    def multiple(groups: ShardGroups) -> int:
         """What the length of a buffer has to be a multiple of."""
-        return world.world_size * PART_MULTIPLE
+        return groups.inside.size * PART_MULTIPLE
 
     def take(self, buffer: Tensor) -> Tensor:
         """This rank's shard of a buffer [numel] -> [shard_numel], a copy."""
@@ -59,17 +65,24 @@ class ShardLayout:
 
     def put(self, shard: Tensor, buffer: Tensor) -> None:
         """Writes this rank's shard [shard_numel] to its places in a buffer [numel]."""
-        pieces = shard.split([stop - start for start, stop in self.parts])
-        for (start, stop), piece in zip(self.parts, pieces, strict=True):
-            buffer[start:stop].copy_(piece)
+        for (start, stop), (first, last) in zip(self.parts, self.spans, strict=True):
+            buffer[start:stop].copy_(shard[first:last])
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Sums a tensor over the ranks whose shards make the buffer, in place on each; returns it."""
+        return self.groups.inside.all_reduce_sum(tensor)
+
+    def begin_all_gather(self, buffer: Tensor, block: int) -> dist.Work | None:
+        """Starts filling one block of a buffer [numel], any dtype, with every rank's part of it; None for one rank."""
+        start, stop = self.blocks[block]
+        return self.groups.inside.begin_all_gather(buffer[start:stop])
 
     def all_gather(self, buffer: Tensor) -> None:
         """Fills a buffer [numel] with every rank's shard, each in its places; returns when it is full."""
-        if self._world.world_size == 1:
-            return
-        works = [self._world.begin_all_gather(buffer[start:stop]) for start, stop in self.blocks]
+        works = [self.begin_all_gather(buffer, block) for block in range(len(self.blocks))]
         for work in works:
-            work.wait()
+            if work is not None:
+                work.wait()
 
     def buckets(self, offsets: Sequence[int]) -> list[Bucket]:
         """The blocks, last first, with the parameters (first elements ascending) that reach into each."""
@@ -84,16 +97,14 @@ class ShardLayout:
 class ShardedReducer(GradientReducer):
     """Reduce-scatter (sum) of a flat gradient buffer, overlapping backward: afterwards each rank's shard is final.
 
-    The other parts of the buffer are undefined after `finish`.
+    Where several ranks hold the same shard, its sum over them follows block by block; on a GPU that overlaps backward
+    too. The other parts of the buffer are undefined after `finish`.
 
     Args:
-        params, offsets: as in `GradientReducer`.
+        params, offsets, clip_before: as in `GradientReducer`.
         flat_grad: [elements], the padded buffer.
         world: started.
         layout: of this buffer.
-        clip_before: norm to which each rank clips its own share of the gradient before the sum: the order that the
-            benchmark's rules also allow. A rank's share counts times the number of ranks, as the mean over its own
-            samples would; then blocks start after backward only. None: no clipping here.
     """
 
     def __init__(
@@ -106,24 +117,37 @@ class ShardedReducer(GradientReducer):
         clip_before: float | None = None,
     ) -> None:
         self._layout = layout
-        self._clip_before = clip_before
-        self._flat_grad = flat_grad
-        super().__init__(params, flat_grad, offsets, world)
+        self._sums_twice = layout.groups.inside.size > 1 and layout.groups.between.size > 1
+        self._second_stream = torch.cuda.Stream(flat_grad.device) if self._sums_twice and flat_grad.is_cuda else None
+        super().__init__(params, flat_grad, offsets, world, clip_before=clip_before)
 
     def _cut(self, offsets: Sequence[int], numel: int, elements: int) -> list[Bucket]:
         return self._layout.buckets(offsets)
 
-    def _begin(self, part: Tensor) -> dist.Work:
-        return self._world.begin_reduce_scatter_sum(part)
+    def _begin(self, part: Tensor) -> dist.Work | None:
+        groups = self._layout.groups
+        if groups.inside.size == 1:
+            return groups.between.begin_all_reduce_sum(part)
+        work = groups.inside.begin_reduce_scatter_sum(part)
+        if self._second_stream is None:
+            return work
+        # The second sum waits for the first on a stream of its own: backward's stream goes on.
+        with torch.cuda.stream(self._second_stream):
+            assert work is not None, "several ranks"
+            work.wait()
+            return self._begin_between(part)
 
-    def prepare(self, last: bool) -> None:
-        """Call before each micro-batch's backward; `last` tells that gradients are complete after this one."""
-        super().prepare(last and self._clip_before is None)
+    def _begin_between(self, part: Tensor) -> dist.Work | None:
+        groups = self._layout.groups
+        return groups.between.begin_all_reduce_sum(part.chunk(groups.inside.size)[groups.inside.rank])
 
-    def finish(self) -> None:
-        """Clips, if asked to, then waits for all sums; errors as in `GradientReducer.finish`."""
-        if self._clip_before is not None:
-            norm = torch.linalg.vector_norm(self._flat_grad, dtype=torch.float64) * self._world.world_size
-            # A norm that is not finite makes the sum so on every rank, and the optimizer leaves the step out.
-            self._flat_grad.mul_((self._clip_before / norm.clamp(min=self._clip_before)).float())
-        super().finish()
+    def _complete(self, works: Sequence[dist.Work | None]) -> None:
+        if not self._sums_twice or self._second_stream is not None:
+            super()._complete(works)
+            return
+        # Waiting on the CPU stops the host, so the second sums start here.
+        second = []
+        for part, work in zip(self._slices, works, strict=True):
+            super()._complete([work])
+            second.append(self._begin_between(part))
+        super()._complete(second)

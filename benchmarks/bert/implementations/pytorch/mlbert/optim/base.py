@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from mlbert.optim import kernels
 from mlbert.optim.flat import FlatParameters
 
 if TYPE_CHECKING:
+    from mlbert.optim.apex_lamb import ApexUpdate
     from mlbert.optim.triton_lamb import TritonUpdate
 
 NORM_CHUNK = 1 << 20  # elements squared in float64 at a time; bounds the temporary
@@ -92,18 +94,19 @@ class FlatOptimizer:
         weight_decay: for parameters whose segment has `decay`.
         max_grad_norm: global norm to clip to; None or 0: no clipping.
         bias_correction: divide the moments by 1 - beta^step.
-        implementation: "plain" (any device), "native" (CPU, C), "triton" (CUDA; the CPU in Triton's interpreter) or
-            "auto" (native on the CPU, triton on CUDA, where they can be had).
+        implementation: "plain" (any device), "native" (CPU, C), "triton" (CUDA; the CPU in Triton's interpreter),
+            "apex" (CUDA, LAMB, where apex is installed) or "auto" (native on the CPU, triton on CUDA, where they can
+            be had).
         weights_copy: bfloat16 [numel] that "triton" keeps equal to the rounded weights from the first update on.
 
     Attributes:
-        implementation: the one in use, "plain", "native" or "triton".
+        implementation: the one in use, "plain", "native", "triton" or "apex".
         reason: why "auto" took the plain one; empty where it did not.
-        device_update: the kernels of "triton", else None. Their `launch` can be captured in a graph.
+        device_update: the kernels of "triton", else None; with them `launch` can be captured in a graph.
         exp_avg, exp_avg_sq: float32 [numel], the moments.
 
     Raises:
-        UserError: the native or triton implementation is asked for and cannot be had.
+        UserError: the native, triton or apex implementation is asked for and cannot be had.
     """
 
     HAS_TRUST_RATIO = False
@@ -120,7 +123,7 @@ class FlatOptimizer:
         implementation: str = "auto",
         weights_copy: Tensor | None = None,
     ) -> None:
-        assert implementation in ("auto", "plain", "native", "triton"), implementation
+        assert implementation in ("auto", "plain", "native", "triton", "apex"), implementation
         self.flat = flat
         self.betas = betas
         self.eps = eps
@@ -133,6 +136,7 @@ class FlatOptimizer:
         self._weights_copy = weights_copy
         self._kernels: kernels.OptimizerKernels | None = None
         self.device_update: TritonUpdate | None = None
+        self._apex: ApexUpdate | None = None
         self.implementation, self.reason = "plain", "asked for"
         if implementation != "plain":
             self._load_kernels(implementation)
@@ -147,6 +151,8 @@ class FlatOptimizer:
                 if device.type != "cpu":
                     raise NativeUnavailable(f"it is for the CPU, the parameters are on {device}")
                 self._kernels = kernels.OptimizerKernels(self.flat.segments)
+            elif name == "apex":
+                self._apex = self._load_apex(device)
             else:
                 self.device_update = self._load_triton(device)
         except (NativeUnavailable, ImportError) as error:
@@ -174,6 +180,22 @@ class FlatOptimizer:
             trust_ratio=self.HAS_TRUST_RATIO,
         )
 
+    def _load_apex(self, device: torch.device) -> ApexUpdate:
+        from mlbert.optim.apex_lamb import ApexUpdate, find_fused_lamb
+
+        if device.type != "cuda" or not self.HAS_TRUST_RATIO:
+            raise NativeUnavailable(f"it is for LAMB on CUDA devices, the parameters are on {device}")
+        return ApexUpdate(
+            find_fused_lamb(),
+            self.flat,
+            (self.exp_avg, self.exp_avg_sq),
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            max_grad_norm=self.max_grad_norm,
+            bias_correction=self.bias_correction,
+        )
+
     @property
     def num_updates(self) -> int:
         """Updates made so far; a skipped step does not count. With triton, reading it waits for the device."""
@@ -186,14 +208,16 @@ class FlatOptimizer:
         does not wait, only reading the result does.
         """
         if self.device_update is not None:
-            self.device_update.lr.fill_(lr)
-            buffers = (self.flat.data, self.flat.grad, self.exp_avg, self.exp_avg_sq)
-            self.device_update.launch(buffers, self._weights_copy)
-            return DeferredStepResult(self.device_update.grad_norm)
+            self.set_learning_rate(lr)
+            self.launch()
+            return self.result()
         grad_norm = self._grad_norm()
         if not math.isfinite(grad_norm):
             return StepResult(grad_norm, skipped=True)
         self._num_updates += 1
+        if self._apex is not None:
+            self._apex.step(lr, self._num_updates)
+            return StepResult(grad_norm, skipped=False)
         scale = clip_scale(grad_norm, self.max_grad_norm)
         corrections = bias_corrections(self.betas, self._num_updates, self.bias_correction)
         if self._kernels is None:
@@ -203,6 +227,26 @@ class FlatOptimizer:
             buffers = (self.flat.data, self.flat.grad, self.exp_avg, self.exp_avg_sq)
             self._update_native(self._kernels, buffers, scalars)
         return StepResult(grad_norm, skipped=False)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """The rate of the next `launch`; with triton only."""
+        assert self.device_update is not None, "triton only"
+        self.device_update.lr.fill_(lr)
+
+    def launch(self) -> None:
+        """Queues one update and decides nothing on the host, so a graph can hold it; with triton only."""
+        assert self.device_update is not None, "triton only"
+        buffers = (self.flat.data, self.flat.grad, self.exp_avg, self.exp_avg_sq)
+        self.device_update.launch(buffers, self._weights_copy)
+
+    def result(self) -> DeferredStepResult:
+        """What the last `launch`, or its last replay, did; with triton only."""
+        assert self.device_update is not None, "triton only"
+        return DeferredStepResult(self.device_update.grad_norm)
+
+    def exact_weights(self) -> AbstractContextManager[object]:
+        """`flat.data` is the float32 weights, now and always; for an optimizer whose ranks exchange rounded ones."""
+        return nullcontext()
 
     def _grad_norm(self) -> float:
         if self._kernels is not None:

@@ -7,7 +7,10 @@ number a tensor; every rank gets the same bits and computes the same ratios. Run
     sum over ranks: gradient's sum of squares -> norm, clip factor
     moments and update of the shard
     sum over ranks: sums of squares of weights and update, [2, G] -> trust ratios
-    weights of the shard, all-gather
+    block by block: weights of the shard, all-gather (while the next block is computed)
+
+"Ranks" are those that share the weights out: all, or those of a node, whose twins on other nodes compute the same.
+How the weights travel is in `mlbert.optim.shared_weights`.
 
 Source of the scheme: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 arXiv 1910.02054, section 5.1 (optimizer state partitioning).
@@ -17,10 +20,12 @@ Legend: G parameters ("segments"); n elements of the shard.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -28,32 +33,10 @@ from torch import Tensor
 from mlbert.core.errors import UserError
 from mlbert.optim.base import DeferredStepResult, StepResult, bias_corrections, clip_scale, norm_64
 from mlbert.optim.flat import FlatParameters, Segment
+from mlbert.optim.shared_weights import Layout, SharedWeights
 
 if TYPE_CHECKING:
     from mlbert.optim.sharded_triton import ShardedTritonUpdate
-
-
-class Layout(Protocol):
-    """How the padded flat buffer is shared out; see `mlbert.dist.shards`."""
-
-    parts: list[tuple[int, int]]
-    shard_numel: int
-
-    def take(self, buffer: Tensor) -> Tensor:
-        """This rank's shard of a buffer, a copy."""
-
-    def put(self, shard: Tensor, buffer: Tensor) -> None:
-        """Writes this rank's shard to its places in a buffer."""
-
-    def all_gather(self, buffer: Tensor) -> None:
-        """Fills a buffer with every rank's shard."""
-
-
-class Ranks(Protocol):
-    """The collective that is needed; see `mlbert.dist.world`."""
-
-    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Sums over all ranks, in place."""
 
 
 @dataclass(frozen=True)
@@ -92,27 +75,27 @@ class ShardedLamb:
 
     Args:
         flat: the parameters, padded to the layout's multiple. At `step` this rank's shard of `padded_grad` is final.
-        layout: how the padded buffers are shared out.
-        world: the ranks.
+        layout: how the padded buffers are shared out, and over which ranks.
         betas, eps, weight_decay, max_grad_norm, bias_correction: as in `FlatOptimizer`; `max_grad_norm` is for the
             norm over all ranks, after the reduction.
-        implementation: "plain" (any device), "triton" (CUDA; the CPU in Triton's interpreter); anything else: triton
-            on CUDA where it can be had, else plain.
+        implementation: "plain" (any device), "triton" (CUDA; the CPU in Triton's interpreter), "auto" or "native":
+            triton on CUDA where it can be had, else plain.
+        gathered: how weights travel to the other ranks, "fp32", "bf16" or "e5m2"; see `SharedWeights`.
 
     Attributes:
         exp_avg, exp_avg_sq: float32 [n], the moments of the shard.
+        weights: the shard's float32 weights, and what becomes of them.
         implementation: the one in use, "plain" or "triton".
-        device_update: the kernels of "triton", else None.
+        device_update: the kernels of "triton", else None; with them `launch` can be captured in a graph.
 
     Raises:
-        UserError: triton is asked for and cannot be had.
+        UserError: triton is asked for and cannot be had, or apex is asked for, which does not shard here.
     """
 
     def __init__(
         self,
         flat: FlatParameters,
         layout: Layout,
-        world: Ranks,
         *,
         betas: tuple[float, float],
         eps: float,
@@ -120,19 +103,24 @@ class ShardedLamb:
         max_grad_norm: float | None,
         bias_correction: bool = True,
         implementation: str = "auto",
+        gathered: str = "fp32",
     ) -> None:
+        if implementation == "apex":
+            raise UserError("apex optimizer", "does not shard its state here", "Set SHARDED_OPTIMIZER=off")
         self.flat, self.betas, self.eps = flat, betas, eps
         self.weight_decay, self.max_grad_norm, self.bias_correction = weight_decay, max_grad_norm, bias_correction
         self._num_updates = 0
-        self._layout, self._world = layout, world
+        self._layout = layout
         pieces = pieces_of(layout.parts, flat.segments)
-        self._pieces = [p for p in pieces if flat.segments[p.segment].decay]
+        decayed = [p for p in pieces if flat.segments[p.segment].decay]
+        self._blocks = [[p for p in decayed if first <= p.start < last] for first, last in layout.spans]
         self.device_update: ShardedTritonUpdate | None = None
         if implementation == "triton" or (implementation != "plain" and flat.data.is_cuda):
             self.device_update = self._load_triton(pieces, required=implementation == "triton")
         self.implementation = "triton" if self.device_update else "plain"
         self.exp_avg = torch.zeros(layout.shard_numel, dtype=torch.float32, device=flat.data.device)
         self.exp_avg_sq = torch.zeros_like(self.exp_avg)
+        self.weights = SharedWeights(flat.padded_data, layout, gathered)
 
     def _load_triton(self, pieces: Sequence[Piece], required: bool) -> ShardedTritonUpdate | None:
         device, segments = self.flat.data.device, self.flat.segments
@@ -150,14 +138,15 @@ class ShardedLamb:
         parts = [Segment("", p.start, p.stop - p.start, segments[p.segment].decay) for p in pieces]
         owners = [p.segment for p in pieces]
         used, total = (pieces[-1].stop if pieces else 0), self._layout.shard_numel
-        if used < total:  # padding counts as one more parameter
+        if used < total:  # padding, all of it in the last block, counts as one more parameter
             parts.append(Segment("", used, total - used, False))
             owners.append(len(segments))
         return ShardedTritonUpdate(
             parts,
             owners,
             len(segments) + 1,
-            self._world.all_reduce_sum,
+            self._layout.spans,
+            self._layout.all_reduce_sum,
             device,
             betas=self.betas,
             eps=self.eps,
@@ -178,27 +167,55 @@ class ShardedLamb:
         All ranks call it together. In plain form the norm decides on the host, so on a GPU this waits for the
         gradient; triton does not wait, only reading the result does.
         """
-        grad = self._layout.take(self.flat.padded_grad)
         if self.device_update is not None:
-            weight = self._layout.take(self.flat.padded_data)
-            self.device_update.lr.fill_(lr)
-            self.device_update.launch((weight, grad, self.exp_avg, self.exp_avg_sq))
-            self._share(weight)
-            return DeferredStepResult(self.device_update.grad_norm)
-        grad_norm = math.sqrt(float(self._world.all_reduce_sum(norm_64(grad).square())))
+            self.set_learning_rate(lr)
+            self.launch()
+            return self.result()
+        grad = self._layout.take(self.flat.padded_grad)
+        grad_norm = math.sqrt(float(self._layout.all_reduce_sum(norm_64(grad).square())))
         if not math.isfinite(grad_norm):
             return StepResult(grad_norm, skipped=True)
         self._num_updates += 1
-        weight = self._layout.take(self.flat.padded_data)
+        weight = self.weights.shard
         update = self._direction(weight, grad.mul_(clip_scale(grad_norm, self.max_grad_norm)))
-        self._apply_trust_ratios(weight, update)
-        self._share(weight.sub_(update, alpha=lr))
+        ratios = self._trust_ratios(weight, update)
+        for block, (first, last) in enumerate(self._layout.spans):
+            for piece in self._blocks[block]:
+                update[piece.start : piece.stop].mul_(ratios[piece.segment])
+            weight[first:last].sub_(update[first:last], alpha=lr)
+            self.weights.begin_sharing(block)
+        self.weights.finish_sharing()
         return StepResult(grad_norm, skipped=False)
 
-    def _share(self, weight: Tensor) -> None:
-        """Puts the shard's new weights [n] into their places, and those of the other ranks."""
-        self._layout.put(weight, self.flat.padded_data)
-        self._layout.all_gather(self.flat.padded_data)
+    def set_learning_rate(self, lr: float) -> None:
+        """The rate of the next `launch`; with triton only."""
+        assert self.device_update is not None, "triton only"
+        self.device_update.lr.fill_(lr)
+
+    @torch.no_grad()
+    def launch(self) -> None:
+        """Queues one update, exchange of weights included, and decides nothing on the host; with triton only.
+
+        All ranks call it together. With NCCL a graph can hold it.
+        """
+        assert self.device_update is not None, "triton only"
+        grad = self._layout.take(self.flat.padded_grad)
+        buffers = (self.weights.shard, grad, self.exp_avg, self.exp_avg_sq)
+        self.device_update.launch(buffers, after_block=self.weights.begin_sharing)
+        self.weights.finish_sharing()
+
+    def result(self) -> DeferredStepResult:
+        """What the last `launch`, or its last replay, did; with triton only."""
+        assert self.device_update is not None, "triton only"
+        return DeferredStepResult(self.device_update.grad_norm)
+
+    def exact_weights(self) -> AbstractContextManager[object]:
+        """Makes `flat.data` the float32 weights, from the ranks that own them; all ranks call it together.
+
+        Returns:
+            A context at whose end the weights are again what the ranks train with.
+        """
+        return self.weights.exact()
 
     def _direction(self, weight: Tensor, grad: Tensor) -> Tensor:
         """Moments from the clipped gradient [n], then Adam's direction with decay; reuses the gradient's memory."""
@@ -208,26 +225,25 @@ class ShardedLamb:
         v.mul_(self.betas[1]).addcmul_(grad, grad, value=1.0 - self.betas[1])
         torch.mul(v, correction_2, out=grad).sqrt_().add_(self.eps)
         update = torch.div(m, grad, out=grad).mul_(correction_1)
-        for piece in self._pieces:
+        for piece in itertools.chain(*self._blocks):
             update[piece.start : piece.stop].add_(weight[piece.start : piece.stop], alpha=self.weight_decay)
         return update
 
-    def _apply_trust_ratios(self, weight: Tensor, update: Tensor) -> None:
-        """Multiplies each parameter's update [n] by ||weight|| / ||update||, the norms taken over all ranks."""
+    def _trust_ratios(self, weight: Tensor, update: Tensor) -> Tensor:
+        """||weight|| / ||update|| of each parameter, the norms taken over all ranks: float32 [G]."""
         sums = torch.zeros(2, len(self.flat.segments), dtype=torch.float64, device=weight.device)
-        for piece in self._pieces:
+        for piece in itertools.chain(*self._blocks):
             for row, values in zip(sums, (weight, update), strict=True):
                 row[piece.segment] += norm_64(values[piece.start : piece.stop]).square()
-        weight_norms, update_norms = self._world.all_reduce_sum(sums).sqrt()
+        weight_norms, update_norms = self._layout.all_reduce_sum(sums).sqrt()
         usable = (weight_norms > 0) & (update_norms > 0)
-        ratios = torch.where(usable, weight_norms / update_norms, 1.0).float()
-        for piece in self._pieces:
-            update[piece.start : piece.stop].mul_(ratios[piece.segment])
+        return torch.where(usable, weight_norms / update_norms, 1.0).float()
 
     def state_dict(self) -> dict[str, int | Tensor]:
         """As `FlatOptimizer.state_dict`, with the moments of all ranks gathered: float32 [numel], copies.
 
-        All ranks call it together. The state tells nothing of the number of ranks.
+        All ranks call it together. The state tells nothing of the number of ranks. The weights that belong to it are
+        `flat.data` within `exact_weights()`.
         """
         state: dict[str, int | Tensor] = {"num_updates": self.num_updates}
         for key, shard in (("exp_avg", self.exp_avg), ("exp_avg_sq", self.exp_avg_sq)):
@@ -238,7 +254,9 @@ class ShardedLamb:
         return state
 
     def load_state_dict(self, state: Mapping[str, int | Tensor]) -> None:
-        """Takes this rank's shard of a state that `state_dict` here or of `Lamb` gave.
+        """Takes this rank's shard of a state that `state_dict` here or of `Lamb` gave, and of `flat.data`.
+
+        `flat.data` must hold the weights that belong to the state, as float32 weights of all ranks.
 
         Raises:
             UserError: the state is incomplete or belongs to a model of another size.
@@ -258,3 +276,4 @@ class ShardedLamb:
         self._num_updates = num_updates
         if self.device_update is not None:
             self.device_update.updates.fill_(num_updates)
+        self.weights.reload()

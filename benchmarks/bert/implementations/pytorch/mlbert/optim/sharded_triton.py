@@ -40,6 +40,7 @@ class ShardedTritonUpdate(TritonUpdate):
         pieces: the shard's parts of parameters, back to back from element 0 to n, as segments.
         owners: which of the G parameters each piece is of, ascending.
         num_owners: G.
+        spans: (start, stop) of the shard's blocks, ascending; no piece lies in two.
         over_ranks: sums a tensor over all ranks, in place.
         device, **settings: as in `TritonUpdate`.
     """
@@ -49,6 +50,7 @@ class ShardedTritonUpdate(TritonUpdate):
         pieces: Sequence[Segment],
         owners: Sequence[int],
         num_owners: int,
+        spans: Sequence[tuple[int, int]],
         over_ranks: Callable[[Tensor], Any],
         device: torch.device,
         **settings: Any,
@@ -65,9 +67,25 @@ class ShardedTritonUpdate(TritonUpdate):
         decays = torch.zeros(num_owners, dtype=torch.bool)
         decays[[owner for owner, piece in zip(owners, pieces, strict=True) if piece.decay]] = True
         self._decays = decays.to(device)
+        # Tables of each block on their own: a slice's address may be less aligned, and Triton would compile again.
+        borders = torch.searchsorted(self._offsets.cpu(), torch.tensor([stop for _, stop in spans])).tolist()
+        tables = (self._owners, self._offsets, self._lengths, self._block_decays)
+        self._by_block = [
+            tuple(table[first:last].clone() for table in tables)
+            for first, last in zip([0, *borders], borders, strict=False)
+        ]
 
-    def launch(self, buffers: Sequence[Tensor], copy: Tensor | None = None) -> None:
-        """Queues one update of the shard on this rank; all ranks call it together. Buffers as in `TritonUpdate`."""
+    def launch(
+        self,
+        buffers: Sequence[Tensor],
+        copy: Tensor | None = None,
+        after_block: Callable[[int], None] = lambda block: None,
+    ) -> None:
+        """Queues one update of the shard on this rank; all ranks call it together. Arguments as in `TritonUpdate`.
+
+        Args:
+            after_block: called with each block's index when the kernels that write its weights are queued.
+        """
         assert all(b.dtype == torch.float32 and b.numel() == self._numel for b in buffers), "float32 [n] expected"
         data, grad, exp_avg, exp_avg_sq = buffers
         many = {"BLOCK": BLOCK, "num_warps": NUM_WARPS}
@@ -76,7 +94,7 @@ class ShardedTritonUpdate(TritonUpdate):
         self._over_ranks(total)
         begin_kernel[(1,)](*(total, 1, self._constants, self.updates, self.grad_norm, self._scalars), BLOCK=SUM_BLOCK)
         blocks = (self._offsets, self._lengths, self._block_decays)
-        common = (self.grad_norm, self._scalars, self.lr, *self._numbers)
+        common = (self.grad_norm, self._scalars, self.lr, self.numbers)
         many["ALIGNMENT"] = self._alignment
         grid = (len(self._offsets),)
         first_pass_kernel[grid](
@@ -87,7 +105,9 @@ class ShardedTritonUpdate(TritonUpdate):
         weights, updates = self._sums.sqrt()
         usable = (weights > 0) & (updates > 0) & self._decays
         ratios = torch.where(usable, weights / updates, 1.0).float()
-        second_pass_kernel[grid](data, exp_avg, exp_avg_sq, copy, ratios, self._owners, *blocks, *common, **many)
+        for index, tables in enumerate(self._by_block):
+            second_pass_kernel[(len(tables[0]),)](data, exp_avg, exp_avg_sq, copy, ratios, *tables, *common, **many)
+            after_block(index)
 
 
 @triton.jit

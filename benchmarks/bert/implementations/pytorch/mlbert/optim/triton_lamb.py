@@ -8,8 +8,8 @@
     trust_ratios    one program a tensor adds its blocks in order
     second_pass     the update again, from the moments, and the weights, also in bfloat16 where a copy is kept
 
-Every sum is taken in one order, so runs are bit-equal. Learning rate, count and all that follows from them are device
-scalars. LAMB moves 46 bytes a parameter with a bfloat16 copy, as storing the update in between would.
+Every sum is taken in one order, so runs are bit-equal. Learning rate, betas, count and all that follows from them are
+on the device. LAMB moves 46 bytes a parameter with a bfloat16 copy, as storing the update in between would.
 
 Legend: B blocks, each within one parameter; G parameters ("segments"); N elements of a flat buffer.
 """
@@ -47,6 +47,7 @@ class TritonUpdate:
 
     Attributes:
         lr: float32 scalar on the device, read by `launch`.
+        numbers: float32 [6] on the device, likewise: beta_1, 1 - beta_1, beta_2, 1 - beta_2, eps, weight decay.
         grad_norm: float64 scalar on the device, the last `launch`'s; not finite: it changed nothing.
         updates: int64 scalar on the device, updates made so far.
     """
@@ -74,7 +75,8 @@ class TritonUpdate:
         logs = [math.log(beta) if beta > 0 else -math.inf for beta in betas] if bias_correction else [-math.inf] * 2
         self._constants = torch.tensor([*logs, max_grad_norm or 0.0], dtype=torch.float64, device=device)
         self._scalars = torch.zeros(3, dtype=torch.float32, device=device)
-        self._numbers = (betas[0], 1.0 - betas[0], betas[1], 1.0 - betas[1], eps, weight_decay)
+        numbers = (betas[0], 1.0 - betas[0], betas[1], 1.0 - betas[1], eps, weight_decay)
+        self.numbers = torch.tensor(numbers, dtype=torch.float32, device=device)
 
     def _fill_tables(self, segments: Sequence[Segment], device: torch.device) -> None:
         numels = np.array([segment.numel for segment in segments], dtype=np.int64)
@@ -117,7 +119,7 @@ class TritonUpdate:
             BLOCK=SUM_BLOCK,
         )
         blocks = (self._offsets, self._lengths, self._block_decays)
-        common = (self.grad_norm, self._scalars, self.lr, *self._numbers)
+        common = (self.grad_norm, self._scalars, self.lr, self.numbers)
         sums = self._block_sums if self._trust_ratio else (None, None)
         many["ALIGNMENT"] = self._alignment
         grid = (len(self._offsets),)
@@ -180,11 +182,11 @@ def _block_places(offsets, lengths, BLOCK: tl.constexpr, ALIGNMENT: tl.constexpr
 
 
 @triton.jit
-def _direction(weight, m, v, scalars, eps, weight_decay, is_decayed):
+def _direction(weight, m, v, scalars, numbers, is_decayed):
     """Adam's direction with decay, before any trust ratio."""
-    root = tl.sqrt_rn(v * tl.load(scalars + 2)) + eps
+    root = tl.sqrt_rn(v * tl.load(scalars + 2)) + tl.load(numbers + 4)
     update = tl.div_rn(m * tl.load(scalars + 1), root)
-    return tl.where(is_decayed, update + weight_decay * weight, update)
+    return tl.where(is_decayed, update + tl.load(numbers + 5) * weight, update)
 
 
 @triton.jit
@@ -203,31 +205,26 @@ def first_pass_kernel(
     grad_norm,
     scalars,
     lr,
-    beta_1,
-    rest_1,
-    beta_2,
-    rest_2,
-    eps,
-    weight_decay,
+    numbers,
     BLOCK: tl.constexpr,
     ALIGNMENT: tl.constexpr,
 ):
     """Moments of one block; its sums of squares (LAMB) or its new weights (new_data, AdamW). Grid: B.
 
     data, grad, exp_avg, exp_avg_sq, new_data: float32 [N]; copy: bfloat16 [N]; weight_sums, update_sums: float32 [B];
-    new_data, copy and the sums may be None.
+    new_data, copy and the sums may be None; lr, numbers: see `TritonUpdate`.
     """
     if tl.load(grad_norm) < float("inf"):
         place, inside = _block_places(offsets, lengths, BLOCK, ALIGNMENT)
         g = tl.load(grad + place, mask=inside, other=0.0) * tl.load(scalars)
-        m = tl.load(exp_avg + place, mask=inside, other=0.0) * beta_1 + rest_1 * g
-        v = tl.load(exp_avg_sq + place, mask=inside, other=0.0) * beta_2 + rest_2 * (g * g)
+        m = tl.load(exp_avg + place, mask=inside, other=0.0) * tl.load(numbers) + tl.load(numbers + 1) * g
+        v = tl.load(exp_avg_sq + place, mask=inside, other=0.0) * tl.load(numbers + 2) + tl.load(numbers + 3) * (g * g)
         tl.store(exp_avg + place, m, mask=inside)
         tl.store(exp_avg_sq + place, v, mask=inside)
         weight = tl.load(data + place, mask=inside, other=0.0)
         is_decayed = tl.load(decays + tl.program_id(0)) != 0
         # Places outside have m = 0 and so an update of 0 / eps, which is NaN where eps is 0.
-        update = tl.where(inside, _direction(weight, m, v, scalars, eps, weight_decay, is_decayed), 0.0)
+        update = tl.where(inside, _direction(weight, m, v, scalars, numbers, is_decayed), 0.0)
         if weight_sums is not None:
             tl.store(weight_sums + tl.program_id(0), tl.sum(weight * weight, 0))
             tl.store(update_sums + tl.program_id(0), tl.sum(update * update, 0))
@@ -276,18 +273,14 @@ def second_pass_kernel(
     grad_norm,
     scalars,
     lr,
-    beta_1,
-    rest_1,
-    beta_2,
-    rest_2,
-    eps,
-    weight_decay,
+    numbers,
     BLOCK: tl.constexpr,
     ALIGNMENT: tl.constexpr,
 ):
     """data -= lr * ratio * update for one block; copy, if there is one, receives the result. Grid: B.
 
-    data, exp_avg, exp_avg_sq: float32 [N]; copy: bfloat16 [N] or None; ratios: float32 [G]; owners: int32 [B].
+    data, exp_avg, exp_avg_sq: float32 [N]; copy: bfloat16 [N] or None; ratios: float32 [G]; owners: int32 [B]; lr,
+    numbers: see `TritonUpdate`.
     """
     if tl.load(grad_norm) < float("inf"):
         place, inside = _block_places(offsets, lengths, BLOCK, ALIGNMENT)
@@ -295,7 +288,7 @@ def second_pass_kernel(
         v = tl.load(exp_avg_sq + place, mask=inside, other=0.0)
         weight = tl.load(data + place, mask=inside, other=0.0)
         is_decayed = tl.load(decays + tl.program_id(0)) != 0
-        update = _direction(weight, m, v, scalars, eps, weight_decay, is_decayed)
+        update = _direction(weight, m, v, scalars, numbers, is_decayed)
         ratio = tl.load(ratios + tl.load(owners + tl.program_id(0)))
         weight -= tl.load(lr) * (ratio * update)
         tl.store(data + place, weight, mask=inside)

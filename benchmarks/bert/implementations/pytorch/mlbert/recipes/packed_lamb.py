@@ -3,9 +3,9 @@
     source config_<system>.sh && sbatch -N ${DGXNNODES} -t ${WALLTIME} run.sub      (or launch/run_and_time.sh)
 
 Up to MAX_SEQUENCES_PER_PACK sequences share a row of max_seq_length tokens; attention never crosses a sequence. LAMB
-with bias correction, the gradient clipped to global norm 1.0 after the reduction, no decay and no trust ratio for
-biases and LayerNorm, polynomial decay counted from step 0. The loss is the mean over all masked tokens of the step plus
-the mean over all its sequences, so that ranks and accumulation steps do not change it.
+with bias correction, the gradient clipped to global norm 1.0 (CLIP_AFTER_ALLREDUCE: when), no decay and no trust ratio
+for biases and LayerNorm, polynomial decay counted from step 0. The loss is the mean over all masked tokens of the step
+plus the mean over all its sequences, so that ranks and accumulation steps do not change it.
 
 On the benchmark's data (BERT-large, from the phase-1 checkpoint) the goal is masked-LM accuracy 0.720, which the
 reference reaches after about 2.4 million samples at batch 448. On the text that Python carries (demo configuration,
@@ -14,15 +14,19 @@ reference reaches after about 2.4 million samples at batch 448. On the text that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from mlbert.core import schedules
+from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
+from mlbert.data.budget import MASKED_SHARE, Budget
 from mlbert.data.dali import DaliSource
 from mlbert.data.evaluation import EvalSet
 from mlbert.data.packed import PackedSource
 from mlbert.data.synthetic import SyntheticEvalSet, SyntheticSource
+from mlbert.dist.groups import ShardGroups
 from mlbert.dist.reduce import GradientReducer
 from mlbert.dist.shards import ShardedReducer, ShardLayout
 from mlbert.dist.world import World
@@ -47,7 +51,10 @@ DEFAULTS: Mapping[str, object] = {
     "poly_power": 1.0,
     "opt_epsilon": 1e-6,
     "max_grad_norm": 1.0,
-    "sharded_optimizer": False,
+    "clip_after_allreduce": True,
+    "optimizer_implementation": "ops",
+    "sharded_optimizer": "off",
+    "weights_allgather": "fp32",
     "seed": None,
     "target_mlm_accuracy": 0.720,
     "num_eval_examples": 10_000,
@@ -55,6 +62,7 @@ DEFAULTS: Mapping[str, object] = {
     "precision": "auto",
     "cpu_threads": None,
     "ops": "auto",
+    "cuda_graph_mode": "none",
     "save_checkpoint_steps": 0,
     "keep_checkpoints": 2,
     "resume": False,
@@ -81,28 +89,43 @@ def build(config: TrainConfig, shape: BertConfig, model: BertForPreTraining, wor
             config.poly_power,
         )
 
-    return Method(flat, source, samples, reducer, optimizer, schedule, opt_name="lamb")
+    return Method(flat, source, samples, reducer, optimizer, schedule, opt_name="lamb", budget=_budget(config, source))
 
 
 def _update(
     config: TrainConfig, model: BertForPreTraining, world: World
 ) -> tuple[FlatParameters, Lamb | ShardedLamb, GradientReducer]:
     """Flat buffers, the optimizer on them and the reduction of their gradients over the ranks."""
+    clip_before = None if config.clip_after_allreduce else config.max_grad_norm
     settings: dict[str, Any] = {
         "betas": (config.opt_lamb_beta_1, config.opt_lamb_beta_2),
         "eps": config.opt_epsilon,
         "weight_decay": config.weight_decay_rate,
-        "max_grad_norm": config.max_grad_norm,
-        "implementation": "triton" if config.ops == "flash" else config.ops,  # flash: attention alone differs
+        "max_grad_norm": None if clip_before else config.max_grad_norm,
+        "implementation": optimizer_implementation(config),
     }
-    if config.sharded_optimizer:
-        flat = FlatParameters(model.ordered_parameters(), ShardLayout.multiple(world))
-        layout = ShardLayout(flat.padded_data.numel(), world, REDUCTION_BUCKET_BYTES // flat.data.element_size())
-        sharded = ShardedLamb(flat, layout, world, **settings)
-        return flat, sharded, ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout)
+    if config.sharded_optimizer != "off":
+        in_nodes = config.sharded_optimizer == "node"
+        groups = ShardGroups.inside_nodes(world) if in_nodes else ShardGroups.all_ranks(world)
+        flat = FlatParameters(model.ordered_parameters(), ShardLayout.multiple(groups))
+        layout = ShardLayout(flat.padded_data.numel(), groups, REDUCTION_BUCKET_BYTES // flat.data.element_size())
+        sharded = ShardedLamb(flat, layout, **settings, gathered=config.weights_allgather)
+        grad = flat.padded_grad
+        return flat, sharded, ShardedReducer(flat.parameters, grad, flat.offsets, world, layout, clip_before)
+    if config.weights_allgather != "fp32":
+        setting = f"WEIGHTS_ALLGATHER={config.weights_allgather}"
+        raise UserError(setting, "weights travel only where the optimizer is sharded", "Set SHARDED_OPTIMIZER=node")
     flat = FlatParameters(model.ordered_parameters())
     optimizer = Lamb(flat, **settings)
-    return flat, optimizer, GradientReducer(flat.parameters, flat.grad, flat.offsets, world, REDUCTION_BUCKET_BYTES)
+    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, REDUCTION_BUCKET_BYTES, clip_before)
+    return flat, optimizer, reducer
+
+
+def optimizer_implementation(config: TrainConfig) -> str:
+    """The form of the optimizer: what OPTIMIZER_IMPLEMENTATION names, or the one that goes with OPS."""
+    if config.optimizer_implementation != "ops":
+        return config.optimizer_implementation
+    return config.ops if config.ops in ("auto", "plain", "native") else "triton"  # the others name parts of the model
 
 
 def evaluation_set(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> EvalSet | SyntheticEvalSet:
@@ -133,6 +156,16 @@ def _source(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> 
         world_size=world.world_size,
         vocab_size=shape.vocab_size,
     )
+
+
+def _budget(config: TrainConfig, source: PackedSource | SyntheticSource) -> Budget:
+    """What a micro-batch holds at most."""
+    if isinstance(source, SyntheticSource):
+        longest, predictions = source.max_tokens, math.ceil(MASKED_SHARE * source.max_tokens)
+    else:
+        longest, predictions = source.info.max_seq_length, source.info.max_predictions
+    packs = config.train_batch_size // config.gradient_accumulation_steps
+    return Budget.of_packs(packs, source.max_tokens, config.max_sequences_per_pack, longest, predictions)
 
 
 def _synthetic_source(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> SyntheticSource:

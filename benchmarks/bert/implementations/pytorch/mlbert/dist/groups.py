@@ -1,0 +1,121 @@
+"""The ranks that share a buffer out among themselves, and those that hold the same share of it.
+
+all ranks     each holds 1 / world_size
+of a node     each holds 1 / (ranks of the node), as its twins on the other nodes do: what is reduced inside a node
+              over its fast links travels between nodes in shares only
+
+Source of the second scheme: the benchmark's NVIDIA submissions shard their optimizer over the GPUs of a node (apex's
+distributed fused LAMB), with an all-reduce of the shards between nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mlbert.core.errors import UserError
+from mlbert.dist.world import World
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """Ranks that communicate with each other, and this one's place among them.
+
+    Attributes:
+        rank, size: among the ranks of the group.
+        handle: torch's group; None: all ranks, or this one alone.
+    """
+
+    rank: int = 0
+    size: int = 1
+    handle: dist.ProcessGroup | None = None
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Sums the tensor over the group, in place on each rank; returns it."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self.handle)
+        return tensor
+
+    def begin_all_reduce_sum(self, tensor: Tensor) -> dist.Work | None:
+        """Starts such a sum and returns at once; `wait()` on the result before use. None for a rank alone."""
+        return dist.all_reduce(tensor, group=self.handle, async_op=True) if self.size > 1 else None
+
+    def begin_reduce_scatter_sum(self, buffer: Tensor) -> dist.Work | None:
+        """Starts a sum over the group of which each rank keeps one part, in place: part `rank` of `size` equal ones.
+
+        The other parts of the buffer are undefined afterwards. None for a rank alone.
+        """
+        if self.size == 1:
+            return None
+        # The newer name came with torch 2.13, the older one goes away.
+        reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        return reduce_scatter(buffer.chunk(self.size)[self.rank], buffer, group=self.handle, async_op=True)
+
+    def begin_all_gather(self, buffer: Tensor) -> dist.Work | None:
+        """Starts filling the buffer with each rank's part of it, as `begin_reduce_scatter_sum` divides it, in place.
+
+        Bytes travel as they are, so any dtype does. None for a rank alone.
+        """
+        if self.size == 1:
+            return None
+        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        data = buffer.view(torch.uint8)
+        return all_gather(data, data.chunk(self.size)[self.rank], group=self.handle, async_op=True)
+
+
+@dataclass(frozen=True)
+class ShardGroups:
+    """Where this rank stands when a buffer is shared out.
+
+    Attributes:
+        inside: the ranks whose shards together are the buffer.
+        between: the ranks that hold the same shard as this one.
+    """
+
+    inside: RankGroup = RankGroup()
+    between: RankGroup = RankGroup()
+
+    @classmethod
+    def all_ranks(cls, world: World) -> ShardGroups:
+        """A shard for each rank."""
+        return cls(inside=RankGroup(world.rank, world.world_size))
+
+    @classmethod
+    def inside_nodes(cls, world: World, timeout_s: float = 120.0) -> ShardGroups:
+        """A shard for each rank of a node, the same on every node. All ranks call it together.
+
+        Args:
+            world: started.
+            timeout_s: as in `World.start`.
+
+        Raises:
+            UserError: the nodes have unequally many ranks, or a node's ranks do not follow each other.
+        """
+        size = world.local_world_size
+        table = torch.zeros(world.world_size, 2, dtype=torch.int64)
+        table[world.rank] = torch.tensor([world.local_rank, size])
+        found = world.all_reduce_sum(table).tolist()
+        if world.world_size % size or found != [[rank % size, size] for rank in range(world.world_size)]:
+            raise UserError(
+                "SHARDED_OPTIMIZER",
+                "node needs equally many ranks on each node, numbered node after node",
+                "Start them so, or set SHARDED_OPTIMIZER=all",
+            )
+        node, nodes = world.rank // size, world.world_size // size
+        members = [node * size + local for local in range(size)]
+        twins = [other * size + world.local_rank for other in range(nodes)]
+        return cls(
+            RankGroup(world.local_rank, size, _handle(members, world, timeout_s)),
+            RankGroup(node, nodes, _handle(twins, world, timeout_s)),
+        )
+
+
+def _handle(ranks: list[int], world: World, timeout_s: float) -> dist.ProcessGroup | None:
+    if len(ranks) in (1, world.world_size):
+        return None
+    # Without local synchronisation every rank would have to make every other node's group too.
+    return dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), use_local_synchronization=True)

@@ -1,0 +1,233 @@
+"""What the ranks run to test sharding: like `rank_programs`, each function gets the started world."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mlbert.core.errors import UserError
+from mlbert.dist.groups import ShardGroups
+from mlbert.dist.reduce import GradientReducer
+from mlbert.dist.shards import ShardedReducer, ShardLayout
+from mlbert.dist.world import World
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.lamb import Lamb
+from mlbert.optim.sharded_lamb import ShardedLamb
+from rank_programs import TinyModel, loss_sum
+
+SHARD_SHAPES = (
+    ("word.weight", (37, 11)),
+    ("one.weight", (1,)),
+    ("LayerNorm.weight", (129,)),
+    ("zero.weight", (33,)),
+    ("wide.weight", (64, 100)),
+    ("last.bias", (5,)),
+)
+
+
+def random_parameters() -> list[tuple[str, nn.Parameter]]:
+    """Parameters of odd sizes, one of them zero, the same on each rank."""
+    generator = torch.Generator().manual_seed(3)
+    scales = [0.0 if name.startswith("zero") else 0.02 for name, _ in SHARD_SHAPES]
+    return [
+        (name, nn.Parameter(torch.randn(shape, generator=generator) * scale))
+        for (name, shape), scale in zip(SHARD_SHAPES, scales, strict=True)
+    ]
+
+
+def gradient_share(update: int, share: int, numel: int) -> Tensor:
+    """The gradient of the n-th of four shares of a batch; update 2's is infinite in one place of one share."""
+    grad = torch.randn(numel, generator=torch.Generator().manual_seed(100 * update + share)) * 0.3
+    if update == 2 and share == 3:
+        grad[numel // 2] = torch.inf
+    return grad
+
+
+def set_gradient(world: World, flat: FlatParameters, update: int) -> None:
+    """This rank's part of the four shares."""
+    flat.zero_grad()
+    for share in torch.arange(4).chunk(world.world_size)[world.rank].tolist():
+        flat.grad += gradient_share(update, share, flat.numel)
+
+
+def make_layout(world: World, nodes: bool, block_elements: int) -> tuple[FlatParameters, ShardLayout]:
+    """The parameters of odd sizes, shared out over all ranks or those of a node."""
+    groups = ShardGroups.inside_nodes(world) if nodes else ShardGroups.all_ranks(world)
+    flat = FlatParameters(random_parameters(), ShardLayout.multiple(groups))
+    return flat, ShardLayout(flat.padded_data.numel(), groups, block_elements)
+
+
+def sharded_lamb(
+    world: World,
+    folder: str,
+    updates: int = 5,
+    block_elements: int = 500,
+    clip_before: float | None = None,
+    implementation: str = "plain",
+    load_from: str | None = None,
+    nodes: bool = False,
+    gathered: str = "fp32",
+    save_as: str | None = None,
+) -> dict[str, Any]:
+    """Sharded LAMB on given gradients; saves the state after update 3, or begins with one that was saved there."""
+    flat, layout = make_layout(world, nodes, block_elements)
+    reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, clip_before)
+    numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": None if clip_before else 1.0}
+    optimizer = ShardedLamb(flat, layout, **numbers, implementation=implementation, gathered=gathered)
+    first, results = 0, []
+    if load_from is not None:
+        first = 3
+        state = load_file(f"{folder}/{load_from}.safetensors")
+        flat.data.copy_(state.pop("weights"))
+        optimizer.load_state_dict({**state, "num_updates": int(state["num_updates"])})
+    for update in range(first, updates):
+        set_gradient(world, flat, update)
+        reducer.finish()
+        results.append(optimizer.step(0.02))
+        if update == 2 and save_as:
+            state = optimizer.state_dict()
+            with optimizer.exact_weights():
+                tensors = {k: torch.as_tensor(v) for k, v in state.items()} | {"weights": flat.data.clone()}
+            if world.rank == 0:
+                save_file(tensors, f"{folder}/{save_as}.safetensors")
+            world.barrier()
+    trained = flat.data.tolist()
+    with optimizer.exact_weights():
+        exact = flat.data.tolist()
+    assert flat.data.tolist() == trained, "what was rounded is rounded again to the same bits"
+    return {
+        "trained": trained,
+        "weights": exact,
+        "norms": [result.grad_norm for result in results if not result.skipped],
+        "skipped": [result.skipped for result in results],
+        "shard": optimizer.exp_avg.numel(),
+        "blocks": len(layout.blocks),
+    }
+
+
+def sharded_overlap(world: World, nodes: bool = False) -> dict[str, Any]:
+    """Sharded reduction during the backward of the tiny model, with blocks that cut parameters."""
+    torch.manual_seed(5)
+    model = TinyModel()
+    groups = ShardGroups.inside_nodes(world) if nodes else ShardGroups.all_ranks(world)
+    flat = FlatParameters(model.named_parameters(), ShardLayout.multiple(groups))
+    layout = ShardLayout(flat.padded_data.numel(), groups, 1)
+    reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout)
+    own = torch.zeros(flat.numel)
+    for last in (False, True):
+        reducer.prepare(last)
+        loss_sum(model, torch.arange(4) + world.rank, use_optional=True).backward()
+        own = own if last else 2 * flat.grad
+    reducer.finish()
+    layout.all_gather(flat.padded_grad)
+    total = world.all_reduce_sum(own)
+    return {"difference": float((flat.grad - total).abs().max()), "overlapped": reducer.num_overlapped}
+
+
+def sharded_triton(world: World, folder: str) -> dict[str, Any]:
+    """The Triton form, interpreted."""
+    first = sharded_lamb(world, folder, implementation="triton", save_as="triton")
+    return {
+        "first": first,
+        "continued": sharded_lamb(world, folder, implementation="triton", load_from="triton"),
+        "bf16": sharded_lamb(world, folder, implementation="triton", gathered="bf16"),
+        "read on the host": host_reads(world),
+    }
+
+
+class HostReads(TorchDispatchMode):
+    """Notes every operation that hands a tensor's value to Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def host_reads(world: World) -> list[str]:
+    """What one update in Triton form, exchange included, reads on the host, the clipping before it too."""
+    flat, layout = make_layout(world, False, 500)
+    reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, clip_before=1.0)
+    numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": None}
+    optimizer = ShardedLamb(flat, layout, **numbers, implementation="triton", gathered="bf16")
+    set_gradient(world, flat, 0)
+    with HostReads() as reads:
+        reducer.finish()
+        optimizer.launch()
+        noticed = len(reads.found)
+        float(flat.data[0])
+    assert len(reads.found) == noticed + 1, "a read is noticed"
+    return reads.found[:noticed]
+
+
+def sharded(world: World, folder: str) -> dict[str, Any]:
+    """All about sharding over all ranks in one start of the ranks."""
+    return {
+        "plain": sharded_lamb(world, folder, save_as="saved"),
+        "one block": sharded_lamb(world, folder, block_elements=1 << 20),
+        "again": sharded_lamb(world, folder),
+        "clipped before": sharded_lamb(world, folder, clip_before=1.0),
+        "clipped before, not sharded": clipped_before(world),
+        "continued": sharded_lamb(world, folder, load_from="alone"),
+        "overlap": sharded_overlap(world),
+        "rounded": {form: sharded_rounded(world, folder, form) for form in ("bf16", "e5m2")},
+    }
+
+
+def sharded_rounded(world: World, folder: str, form: str) -> dict[str, Any]:
+    """Weights that travel rounded, through a checkpoint and without one."""
+    return {
+        "whole": sharded_lamb(world, folder, gathered=form, save_as=form),
+        "continued": sharded_lamb(world, folder, gathered=form, load_from=form),
+    }
+
+
+def sharded_in_nodes(world: World, folder: str) -> dict[str, Any]:
+    """Sharding inside make-believe nodes."""
+    return {
+        "plain": sharded_lamb(world, folder, nodes=True, save_as="nodes"),
+        "continued": sharded_lamb(world, folder, nodes=True, load_from="alone"),
+        "clipped before": sharded_lamb(world, folder, nodes=True, clip_before=1.0),
+        "rounded": {"bf16": {"whole": sharded_lamb(world, folder, nodes=True, gathered="bf16")}},
+        "overlap": sharded_overlap(world, nodes=True),
+    }
+
+
+def clipped_before(world: World) -> dict[str, Any]:
+    """`Lamb` on every rank, the gradient clipped before the sum; then with nothing to clip."""
+    flat = FlatParameters(random_parameters())
+    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, 2000, clip_before=1.0)
+    optimizer = Lamb(flat, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, max_grad_norm=None, implementation="plain")
+    results = []
+    for update in range(5):
+        set_gradient(world, flat, update)
+        reducer.finish()
+        results.append(optimizer.step(0.02))
+    reducer.prepare(last=True)
+    sum(parameter.sum() for parameter in flat.parameters).backward()
+    started = reducer.num_started
+    reducer.finish()
+    return {
+        "weights": flat.data.tolist(),
+        "norms": [result.grad_norm for result in results if not result.skipped],
+        "skipped": [result.skipped for result in results],
+        "started_in_backward": started,
+    }
+
+
+def uneven_nodes(world: World) -> str:
+    """Rank 2 claims to be first on its node, as with ranks dealt out in turn."""
+    try:
+        ShardGroups.inside_nodes(replace(world, local_rank=0) if world.rank == 1 else world)
+    except UserError as error:
+        return str(error)
+    return "accepted"

@@ -1,0 +1,101 @@
+"""The adapter to apex's FusedLAMB: refusal without apex, and what it hands over, shown by a stand-in that computes."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlbert.core.errors import UserError
+from mlbert.core.native import NativeUnavailable
+from mlbert.optim.adamw import AdamW
+from mlbert.optim.apex_lamb import ApexUpdate, find_fused_lamb
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.lamb import Lamb
+
+SETTINGS: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.05, "max_grad_norm": 1.0}
+
+
+class StandIn(torch.optim.Optimizer):
+    """FusedLAMB's arguments and use of state, as its documentation tells them, with LAMB in plain operations."""
+
+    def __init__(self, params: list[dict], lr: float = 1e-3, **settings: Any) -> None:
+        assert settings.pop("adam_w_mode")
+        assert settings.pop("grad_averaging")
+        assert not settings.pop("use_nvlamb")
+        super().__init__(params, {"lr": lr, "weight_decay": 0.0, **settings})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        total = math.sqrt(sum(float(p.grad.double().square().sum()) for g in self.param_groups for p in g["params"]))
+        for group in self.param_groups:
+            group["step"] = group["step"] + 1 if "step" in group else 1
+            limit = group["max_grad_norm"]
+            for parameter in group["params"]:
+                grad = parameter.grad * (limit / total if limit > 0 and total > limit else 1.0)
+                self._update(parameter, grad, group)
+
+    def _update(self, parameter: nn.Parameter, grad: Tensor, group: dict) -> None:
+        (beta_1, beta_2), state, decay = group["betas"], self.state[parameter], group["weight_decay"]
+        m, v = state["exp_avg"], state["exp_avg_sq"]
+        m.mul_(beta_1).add_(grad, alpha=1 - beta_1)
+        v.mul_(beta_2).addcmul_(grad, grad, value=1 - beta_2)
+        corrected = v / (1 - beta_2 ** group["step"])
+        update = m / (1 - beta_1 ** group["step"]) / (corrected.sqrt() + group["eps"]) + decay * parameter
+        norms = float(parameter.double().norm()), float(update.double().norm())
+        ratio = norms[0] / norms[1] if decay and all(norms) else 1.0
+        parameter.sub_(group["lr"] * ratio * update)
+
+
+def apex_update(flat: FlatParameters) -> tuple[ApexUpdate, tuple[Tensor, Tensor]]:
+    moments = (torch.zeros_like(flat.data), torch.zeros_like(flat.data))
+    return ApexUpdate(StandIn, flat, moments, **SETTINGS, bias_correction=True), moments
+
+
+def test_decay_goes_to_the_segments_that_have_it(make_flat: Callable[[], FlatParameters]) -> None:
+    flat = make_flat()
+    fused = apex_update(flat)[0]._fused
+    found = {id(p): group["weight_decay"] for group in fused.param_groups for p in group["params"]}
+    for parameter, segment in zip(flat.parameters, flat.segments, strict=True):
+        assert found.pop(id(parameter)) == (0.05 if segment.decay else 0.0)
+    assert not found
+
+
+def test_updates_are_those_of_lamb_on_the_same_buffers(make_flat: Callable[[], FlatParameters]) -> None:
+    """Rate and number of the update change from step to step; the stand-in keeps nothing but the flat moments."""
+    flat, plain_flat = make_flat(), make_flat()
+    (apex, moments), plain = apex_update(flat), Lamb(plain_flat, **SETTINGS, implementation="plain")
+    for update in range(1, 5):
+        apex.step(0.01 / update, update)
+        plain.step(0.01 / update)
+    torch.testing.assert_close(flat.data, plain_flat.data, rtol=1e-5, atol=1e-8)
+    for found, expected in zip(moments, (plain.exp_avg, plain.exp_avg_sq), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", [Lamb, AdamW])
+def test_it_is_refused_in_one_line(make_flat: Callable[[], FlatParameters], optimizer: type) -> None:
+    with pytest.raises(UserError, match=r"apex optimizer.*LAMB on CUDA") as failure:
+        optimizer(make_flat(), **SETTINGS, implementation="apex")
+    assert "\n" not in str(failure.value)
+
+
+def test_a_missing_apex_is_named() -> None:
+    if importlib.util.find_spec("apex") is not None:
+        pytest.skip("apex is installed")
+    with pytest.raises(NativeUnavailable, match="apex cannot be imported"):
+        find_fused_lamb()
+
+
+def test_an_apex_without_kernels_is_named(make_flat: Callable[[], FlatParameters]) -> None:
+    def without_kernels(*args: object, **settings: object) -> None:
+        raise RuntimeError("requires cuda extensions")
+
+    flat = make_flat()
+    with pytest.raises(NativeUnavailable, match="requires cuda extensions"):
+        ApexUpdate(without_kernels, flat, (flat.data, flat.grad), **SETTINGS, bias_correction=True)
