@@ -59,8 +59,9 @@ def test_without_git(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_facts_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONT", "image:1")
     monkeypatch.setenv("MLBERT_IMAGE_COMMIT", "c0ffee")
+    monkeypatch.setenv("MLBERT_IMAGE_DIGEST", "sha256:5eed")
     facts = provenance.provenance(data_manifest_sha256="f00")
-    assert (facts["image"], facts["image_commit"]) == ("image:1", "c0ffee")
+    assert (facts["image"], facts["image_commit"], facts["image_digest"]) == ("image:1", "c0ffee", "sha256:5eed")
     assert facts["data_manifest_sha256"] == "f00"
     assert facts["version_torch"] != "unknown"
     assert all(type(value) in (str, bool) for value in facts.values())

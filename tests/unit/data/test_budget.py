@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from mlbert import ops
-from mlbert.data.budget import IGNORED_LABEL, Budget
+from mlbert.data.batch import IGNORED_LABEL
+from mlbert.data.budget import Budget
+from mlbert.data.compact import CompactBatch
 from mlbert.data.synthetic import SyntheticSource
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 
@@ -79,3 +81,41 @@ def test_a_batch_that_does_not_fit_is_refused(batch, field):
     assert not budget.holds(batch)
     with pytest.raises(AssertionError, match="larger than the budget"):
         budget.fill(batch)
+
+
+def test_a_compact_batch_is_written_alike(batch):
+    """And a batch that is written over a larger one leaves nothing of it."""
+    budget = larger(batch, 9, 4, 7)
+    expected, target = budget.fill(batch), budget.allocate("cpu")
+    (before,) = SyntheticSource(packs_per_step=1, seed=9, vocab_size=163, max_tokens=64).batches_of(1)
+    for given in (batch, before, CompactBatch.of(batch)):
+        budget.write(given, target)
+    for field in dataclasses.fields(batch):
+        found, wanted = getattr(target, field.name), getattr(expected, field.name)
+        assert torch.equal(found, wanted) if isinstance(found, torch.Tensor) else found == wanted
+
+
+def test_packs_are_within_their_budget():
+    """The bound that follows from the masking rule holds, and wastes little on full packs of the benchmark's length."""
+    for max_tokens, predictions in ((512, 76), (64, 10)):
+        budget = Budget.of_packs(6, max_tokens, 3, max_tokens, predictions)
+        source = SyntheticSource(packs_per_step=6, seed=3, vocab_size=500, max_tokens=max_tokens)
+        assert all(budget.holds(batch) for step in range(20) for batch in source.batches_of(step))
+    assert Budget.of_packs(48, 512, 3, 512, 76) == Budget(24576, 144, 3792, 512)
+    assert Budget.of_packs(1, 512, 1, 512, 20).masked == 32, "never more than each sequence's limit"
+
+
+def test_sizes_of_one_batch(batch):
+    budget = Budget.of_batch(batch)
+    assert budget.holds(batch)
+    assert budget.tokens % 128 == budget.masked % 16 == 0
+    assert budget.tokens - batch.num_tokens < 128
+
+
+def test_allocated_memory_is_a_batch(batch):
+    """One that a model takes: a sequence of one token, and nothing to predict but whether it follows."""
+    empty = larger(batch, 9, 4, 7).allocate("cpu")
+    assert empty.cu_seqlens[:2].tolist() == [0, 1]
+    assert exact(empty) == larger(batch, 9, 4, 7)
+    assert (empty.masked_labels == IGNORED_LABEL).all()
+    assert empty.next_sentence_labels[0] == 0

@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 
 from mlbert.core.errors import UserError
+from mlbert.data.batch import Batch
 from mlbert.data.evaluation import EvalSet
 
 
 def numbers(evaluation: EvalSet) -> list[int]:
     return [n for batch in evaluation for n in batch.input_ids[batch.cu_seqlens[:-1].long() + 1].tolist()]
+
+
+def packs_of(batch: Batch) -> int:
+    return int(batch.dropout_rows.max() // 32 - batch.dropout_rows.min() // 32 + 1)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
@@ -27,12 +32,19 @@ def test_every_example_once(make_set, world_size, num_examples, packs_per_batch)
     assert sorted(seen) == list(range(num_examples))
 
 
-def test_batches_are_full_but_the_last(make_set):
-    evaluation = EvalSet(make_set(300), 300, 16)
+def test_batches_are_as_few_as_can_be_and_of_one_size(make_set):
+    folder = make_set(300)
+    whole = EvalSet(folder, 300, 10_000)
+    whole.open()
+    (batch,) = whole
+    num_packs = packs_of(batch)
+    evaluation = EvalSet(folder, 300, 16)
     evaluation.open()
-    packs = [int(batch.dropout_rows.max() // 32 - batch.dropout_rows.min() // 32 + 1) for batch in evaluation]
-    assert packs[:-1] == [16] * (len(evaluation) - 1)
-    assert 1 <= packs[-1] <= 16
+    packs = [packs_of(batch) for batch in evaluation]
+    assert sum(packs) == num_packs
+    assert len(packs) == -(-num_packs // 16)
+    assert max(packs) <= 16
+    assert max(packs) - min(packs) <= 1
 
 
 @pytest.mark.parametrize(("num_examples", "packs_per_batch"), [(0, 4), (301, 4), (10, 0)])

@@ -1,13 +1,21 @@
-"""A small BERT trained in FP8 follows the bfloat16 loss curve."""
+"""A small BERT in FP8: it follows the bfloat16 loss curve, its kernels equal their plain twins, no pass is wasted."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
+from mlbert import ops
+from mlbert.data.batch import Batch
 from mlbert.data.synthetic import SyntheticSource
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
-from mlbert.ops.fp8 import Products
+from mlbert.ops import registry
+from mlbert.ops.fp8 import LINEARS_PER_LAYER, Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 
@@ -33,14 +41,19 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def losses(products: Products | None, seed: int = 3) -> list[float]:
-    """Sixty updates on the same few samples, which the model learns by heart, with dropout."""
+def model_and_batch(products: Products | None, seed: int = 3) -> tuple[BertForPreTraining, FlatParameters, Batch]:
     model = BertForPreTraining(SHAPE, torch.bfloat16, fp8_products=products)
     model.initialize(seed)
     flat = FlatParameters(model.ordered_parameters())
-    optimizer = Lamb(flat, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, max_grad_norm=1.0)
     source = SyntheticSource(packs_per_step=4, seed=1, vocab_size=200, max_tokens=64)
     (batch,) = source.batches_of(0)
+    return model, flat, batch
+
+
+def losses(products: Products | None, seed: int = 3) -> list[float]:
+    """Sixty updates on the same few samples, which the model learns by heart, with dropout."""
+    model, flat, batch = model_and_batch(products, seed)
+    optimizer = Lamb(flat, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, max_grad_norm=1.0)
     curve = []
     for step in range(STEPS):
         flat.zero_grad()
@@ -60,3 +73,101 @@ def test_fp8_follows_the_bfloat16_curve():
         found = losses(products)
         assert found != expected, "FP8 products ran"
         assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < BOUND
+
+
+def two_steps(products: Products, seed: int = 3) -> list[Tensor]:
+    """The loss, the gradients and the scales after two steps with the same weights."""
+    model, flat, batch = model_and_batch(products, seed)
+    found = []
+    for step in range(2):  # by each tensor's own maximum, then by the scales of the step before
+        flat.zero_grad()
+        loss = model(batch, DropoutState(seed, step)).loss(batch.num_masked, batch.num_samples)
+        loss.backward()
+        assert model.bert.scaling is not None
+        model.bert.scaling.update(lambda amax: amax)
+        found = [loss.detach(), flat.grad.clone(), *model.bert.scaling.state().values()]
+    return found
+
+
+def test_kernels_equal_their_plain_twins(request: pytest.FixtureRequest) -> None:
+    """All of the model: what the fused passes round, the plain forms round at the same points.
+
+    Sums in another order move a few numbers over a rounding step.
+    """
+    pytest.importorskip("triton", reason="Triton is not installed")
+    request.getfixturevalue("use_triton")
+    results = {}
+    for choice in ("triton", "plain"):
+        ops.select(choice)
+        results[choice] = two_steps(Products())
+    ops.select("auto")
+    for found, expected, bound in zip(results["triton"], results["plain"], (1e-3, 0.05, 0.02, 0.0), strict=True):
+        assert float((found - expected).norm()) <= bound * float(expected.norm())
+
+
+class _Counting:
+    """Wraps each FP8 op's selected form and counts its calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: Counter[str] = Counter()
+        for op, name in registry.selected().items():
+            if op.startswith("fp8_"):
+                monkeypatch.setitem(registry._implementations[op], name, self._counted(op, registry.form(op, name)))
+
+    def _counted(self, op: str, form: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(x: Tensor, *arguments: Any) -> Any:
+            self.calls["weights" if op == "fp8_quantise" and x.dtype == torch.float32 else op] += 1
+            return form(x, *arguments)
+
+        return counted
+
+
+def test_passes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two micro-batches and an evaluation: every tensor is quantised by one pass, each weight once."""
+    model, _, batch = model_and_batch(Products())
+    scaling, layers, micro_batches = model.bert.scaling, SHAPE.num_hidden_layers, 2
+    assert scaling is not None
+    linears = LINEARS_PER_LAYER * layers
+    model(batch, DropoutState(1, 0)).loss(1, 1).backward()
+    scaling.update(lambda amax: amax)
+    counting = _Counting(monkeypatch)
+    for _ in range(micro_batches):
+        model(batch, DropoutState(1, 1)).loss(1, 1).backward()
+    own_passes = 3 * layers + 1  # attention output's input and gradient, the gradient of the block; the first input
+    assert counting.calls == {
+        "weights": linears,
+        "fp8_quantise": micro_batches * own_passes,
+        "fp8_quantise_sum": micro_batches * layers,
+        "fp8_gelu": micro_batches * layers,
+        "fp8_gelu_backward": micro_batches * layers,
+        "fp8_dropout_add_layer_norm": micro_batches * (2 * layers - 1),
+        "fp8_product": micro_batches * 3 * linears,
+    }
+    counting.calls.clear()
+    model.bert.quantise_weights()
+    assert not counting.calls, "they are as they were"
+    scaling.weights_changed()
+    model.bert.quantise_weights()
+    model(batch, DropoutState(1, 1)).loss(1, 1).backward()
+    assert counting.calls["weights"] == linears, "made before the forward pass, none in it"
+    magnitudes = scaling.amax.clone()
+    scaling.update(lambda amax: amax)
+    counting.calls.clear()
+    with torch.no_grad():
+        for _ in range(3):
+            model(batch)
+    assert counting.calls["weights"] == linears, "an evaluation quantises the new weights once"
+    assert not scaling.amax.any()
+    model(batch, DropoutState(1, 1)).loss(1, 1).backward()
+    assert counting.calls["weights"] == 2 * linears, "training counts their magnitudes"
+    torch.testing.assert_close(scaling.amax, magnitudes, rtol=0.1, atol=0)
+
+
+def test_linear_layers_are_switched_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three products a layer of each kind that is on."""
+    for linears in ((True, False, False, False), (False, True, True, False), (False,) * 4):
+        model, _, batch = model_and_batch(Products(linears=linears))
+        with monkeypatch.context() as patch:
+            counting = _Counting(patch)
+            model(batch, DropoutState(1, 0)).loss(1, 1).backward()
+            assert counting.calls["fp8_product"] == 3 * SHAPE.num_hidden_layers * sum(linears)

@@ -1,22 +1,24 @@
-"""Shared by the op tests: the native implementation or a skip with its reason, and the error rule."""
+"""Shared by the op tests: the native implementation or a skip with its reason, the error rule, an emulated cublasLt."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from emulated_cublaslt import Emulator, compile_emulator
 from mlbert import ops
+from mlbert.bench.error_rule import ErrorRule, draws_for
+from mlbert.bench.op_checks import pytorchs_own
 from mlbert.core import native
-from mlbert.ops import native_library, reference
+from mlbert.ops import cublaslt, native_library, reference
 
 Check = Callable[..., None]
-MAX_ERROR_RATIO = 2.0
-# Where PyTorch happens to be exact, a form may still be off by a quarter of a rounding step.
-FLOOR_STEPS = 0.25
 
 
 @pytest.fixture(autouse=True)
@@ -61,39 +63,60 @@ def run(
     return [out.detach(), *(prepared[i].grad for i in wanted)]
 
 
-def errors(result: Tensor, exact: Tensor) -> tuple[float, float]:
-    """Root mean square and largest error."""
-    difference = result.double() - exact.double()
-    return difference.norm().item() / max(
-        1, exact.numel()
-    ) ** 0.5, difference.abs().max().item() if exact.numel() else 0.0
-
-
 @pytest.fixture
 def error_rule(use_native: None) -> Check:
-    """check(name, arguments, dtype, gradient_of): output and gradients of the public op are at most twice as far from
-    the float64 twin as the plain twin at the same precision. `form` stands in for the public op."""
+    """check(name, arguments, dtype, gradient_of): output and gradients of the public op obey `bench.error_rule`.
+
+    `arguments` may be a function that draws them, where one draw holds too few numbers. `form` stands in for the
+    public op.
+    """
 
     def check(
         name: str,
-        arguments: Sequence[Any],
+        arguments: Sequence[Any] | Callable[[], Sequence[Any]],
         dtype: torch.dtype,
         gradient_of: Sequence[int],
         form: Callable[..., Any] | None = None,
     ) -> None:
-        arguments = [x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments]
-        exact = run(getattr(reference, name), arguments, torch.float64, gradient_of)
-        plain = run(getattr(reference, name), arguments, dtype, gradient_of)
-        fast = run(form or getattr(ops, name), arguments, dtype, gradient_of)
-        step = torch.finfo(dtype).eps * FLOOR_STEPS
-        for place, (e, p, f) in enumerate(zip(exact, plain, fast, strict=True)):
-            what = "output" if place == 0 else f"gradient of argument {gradient_of[place - 1]}"
-            assert f.shape == e.shape
-            assert torch.isfinite(f).all(), what
-            scales = e.norm().item() / max(1, e.numel()) ** 0.5, e.abs().max().item() if e.numel() else 0.0
-            for kind, error, allowed, scale in zip(("rms", "largest"), errors(f, e), errors(p, e), scales, strict=True):
-                assert error <= MAX_ERROR_RATIO * allowed + step * scale, (
-                    f"{name}, {what}: {kind} {error} > 2 x {allowed}"
-                )
+        names = ["output", *(f"gradient of argument {place}" for place in gradient_of)]
+
+        def results(function: Callable[..., Any], drawn: Sequence[Any], precision: torch.dtype) -> dict[str, Tensor]:
+            return dict(zip(names, run(function, drawn, precision, gradient_of), strict=True))
+
+        rule, draw, draws = ErrorRule(torch.finfo(dtype).eps), 0, 1
+        while draw < draws:
+            drawn = arguments() if callable(arguments) else arguments
+            drawn = [x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in drawn]
+            exact = results(getattr(reference, name), drawn, torch.float64)
+            fast = results(form or getattr(ops, name), drawn, dtype)
+            for what, value in fast.items():
+                assert value.shape == exact[what].shape
+                assert torch.isfinite(value).all(), what
+            rule.add(exact, fast, [results(function, drawn, dtype) for function in pytorchs_own(name, dtype)])
+            draws = draws_for(min(value.numel() for value in exact.values())) if callable(arguments) else 1
+            draw += 1
+        verdict = rule.verdict()
+        assert verdict.passed, f"{name}, {verdict.why}"
 
     return check
+
+
+@pytest.fixture(scope="session")
+def emulator_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("emulator") / "libcublaslt_emulator.so"
+    compile_emulator(path)
+    return path
+
+
+@pytest.fixture
+def emulator(emulator_path: Path) -> Iterator[Emulator]:
+    """The emulator in the place of cublasLt; every warning is an error, so nothing falls back unseen."""
+    emulator = Emulator(emulator_path)
+    cublaslt.use(emulator.library)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield emulator
+    cublaslt.use(None)
+    emulator.refuse()
+    emulator.library.close()
+    assert emulator.count("living") == 0, "descriptors or handles were not given back"

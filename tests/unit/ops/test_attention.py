@@ -5,6 +5,8 @@ Legend: T tokens, N heads, H head size, L tokens of one sequence.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -28,9 +30,11 @@ UGLY = {
 HEADS = [(2, 64), (3, 32), (1, 12), (2, 128), (1, 7)]
 
 
-def stream(lengths: list[int], num_heads: int, head_size: int, tail: int = 0) -> tuple[Tensor, Tensor, int, Tensor]:
+def stream(
+    lengths: list[int], num_heads: int, head_size: int, tail: int = 0, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor, int, Tensor]:
     """qkv, cu_seqlens, max_seqlen, rows; `tail` tokens lie behind the last sequence."""
-    generator = torch.Generator().manual_seed(len(lengths))
+    generator = generator or torch.Generator().manual_seed(len(lengths))
     cu_seqlens = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     num_tokens = int(cu_seqlens[-1]) + tail
     qkv = 1.5 * torch.randn(num_tokens, 3, num_heads, head_size, generator=generator)
@@ -38,19 +42,30 @@ def stream(lengths: list[int], num_heads: int, head_size: int, tail: int = 0) ->
     return qkv, cu_seqlens, max(lengths), rows
 
 
+def drawing(
+    lengths: list[int], num_heads: int, head_size: int, dropout: float, key: int = 99, factor: float = 1.0
+) -> Callable[[], list]:
+    """Draws the arguments of attention."""
+    generator = torch.Generator().manual_seed(len(lengths))
+
+    def draw() -> list:
+        qkv, cu_seqlens, longest, rows = stream(lengths, num_heads, head_size, generator=generator)
+        return [factor * qkv, cu_seqlens, longest, dropout, key, rows]
+
+    return draw
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", UGLY)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_error_on_ugly_lengths(error_rule, shape: str, dtype: torch.dtype, dropout: float) -> None:
-    qkv, cu_seqlens, longest, rows = stream(UGLY[shape], 2, 64)
-    error_rule("attention", [qkv, cu_seqlens, longest, dropout, 99, rows], dtype, [0])
+    error_rule("attention", drawing(UGLY[shape], 2, 64, dropout), dtype, [0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_heads", "head_size"), HEADS)
 def test_error_on_head_sizes(error_rule, num_heads: int, head_size: int, dtype: torch.dtype) -> None:
-    qkv, cu_seqlens, longest, rows = stream([1, 64, 130, 31], num_heads, head_size)
-    error_rule("attention", [qkv, cu_seqlens, longest, 0.1, 99, rows], dtype, [0])
+    error_rule("attention", drawing([1, 64, 130, 31], num_heads, head_size, 0.1), dtype, [0])
 
 
 def tile_form(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float, key: int, rows: Tensor) -> Tensor:
@@ -61,14 +76,12 @@ def tile_form(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float
 @pytest.mark.parametrize("shape", UGLY)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_tile_form_error_on_ugly_lengths(error_rule, shape: str, dropout: float) -> None:
-    qkv, cu_seqlens, longest, rows = stream(UGLY[shape], 2, 64)
-    error_rule("attention", [qkv, cu_seqlens, longest, dropout, 99, rows], torch.bfloat16, [0], tile_form)
+    error_rule("attention", drawing(UGLY[shape], 2, 64, dropout), torch.bfloat16, [0], tile_form)
 
 
 @pytest.mark.parametrize(("num_heads", "head_size"), [(3, 32), (1, 96), (2, 128)])
 def test_tile_form_error_on_head_sizes(error_rule, num_heads: int, head_size: int) -> None:
-    qkv, cu_seqlens, longest, rows = stream([1, 64, 130, 31, 140], num_heads, head_size)
-    error_rule("attention", [qkv, cu_seqlens, longest, 0.1, 99, rows], torch.bfloat16, [0], tile_form)
+    error_rule("attention", drawing([1, 64, 130, 31, 140], num_heads, head_size, 0.1), torch.bfloat16, [0], tile_form)
 
 
 def test_tiles_are_used_only_where_they_work(use_native) -> None:
@@ -81,8 +94,7 @@ def test_tiles_are_used_only_where_they_work(use_native) -> None:
 
 
 def test_large_scores_stay_finite(error_rule) -> None:
-    qkv, cu_seqlens, longest, rows = stream([60, 7], 2, 64)
-    error_rule("attention", [30 * qkv, cu_seqlens, longest, 0.1, 1, rows], torch.float32, [0])
+    error_rule("attention", drawing([60, 7], 2, 64, 0.1, key=1, factor=30.0), torch.float32, [0])
 
 
 def test_tokens_behind_the_last_sequence_are_zero(use_native) -> None:

@@ -9,8 +9,10 @@ import torch
 
 from mlbert.ops.dropout import (
     GOLDEN,
+    MASK32,
     attention_keep_mask,
     dropout_key,
+    dropout_keys,
     dropout_scale,
     dropout_threshold,
     head_key,
@@ -82,3 +84,21 @@ def test_keys_differ_in_every_part() -> None:
 def test_impossible_probability(probability: float) -> None:
     with pytest.raises(ValueError, match="not in"):
         dropout_threshold(probability)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**40 + 3])
+def test_a_table_of_keys_holds_each_ones_bits(seed):
+    table = dropout_keys(seed, 12, 5, 4)
+    assert table.dtype == torch.int32
+    for layer in range(5):
+        for site in range(4):
+            assert int(table[layer, site]) & MASK32 == dropout_key(seed, 12, layer, site)
+
+
+@pytest.mark.parametrize("key", [0, 5, 2**31, 2**32 - 1])
+def test_a_key_in_a_tensor_draws_the_same_masks(key):
+    rows = torch.tensor([0, 3, 2**31 - 1], dtype=torch.int32)
+    on_device = torch.tensor(key - 2**32 if key >= 2**31 else key, dtype=torch.int32)
+    assert torch.equal(keep_mask(on_device, rows, 11, 0.3), keep_mask(key, rows, 11, 0.3))
+    masks = (attention_keep_mask(k, rows, 3, 11, 0.3) for k in (on_device, key))
+    assert torch.equal(*masks)

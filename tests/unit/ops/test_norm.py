@@ -34,12 +34,14 @@ def test_residual_form_error(
     error_rule, shape: tuple[int, int], with_bias: bool, dropout: float, dtype: torch.dtype
 ) -> None:
     tokens, hidden = shape
-    x, residual, weight, bias = randn(tokens, hidden), randn(tokens, hidden), randn(hidden), randn(hidden)
-    arguments = [x, residual, weight, bias, 1e-12, dropout, 5, some_rows(tokens)]
-    wanted = [0, 1, 2, 3]
-    if with_bias:
-        arguments, wanted = [*arguments, randn(hidden)], [*wanted, 8]
-    error_rule("dropout_add_layer_norm", arguments, dtype, wanted)
+
+    def draw() -> list:
+        x, residual, weight, bias = randn(tokens, hidden), randn(tokens, hidden), randn(hidden), randn(hidden)
+        settings = [1e-12, dropout, 5, some_rows(tokens)]
+        return [x, residual, weight, bias, *settings, *([randn(hidden)] if with_bias else [])]
+
+    wanted = [0, 1, 2, 3, *([8] if with_bias else [])]
+    error_rule("dropout_add_layer_norm", draw, dtype, wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -47,14 +49,17 @@ def test_residual_form_error(
 @pytest.mark.parametrize("shape", SHAPES)
 def test_embedding_form_error(error_rule, shape: tuple[int, int], dropout: float, dtype: torch.dtype) -> None:
     tokens, hidden = shape
-    arguments = [randn(tokens, hidden), randn(hidden), randn(hidden), 1e-12, dropout, 5, some_rows(tokens)]
-    error_rule("layer_norm_dropout", arguments, dtype, [0, 1, 2])
+
+    def draw() -> list:
+        return [randn(tokens, hidden), randn(hidden), randn(hidden), 1e-12, dropout, 5, some_rows(tokens)]
+
+    error_rule("layer_norm_dropout", draw, dtype, [0, 1, 2])
 
 
 def test_large_mean_keeps_its_accuracy(error_rule) -> None:
     """The variance is taken around the mean, not as a difference of squares."""
-    arguments = [randn(20, 64) + 300, randn(64), randn(64), 1e-12, 0.0, 0, None]
-    error_rule("layer_norm_dropout", arguments, torch.float32, [0, 1, 2])
+    draw = lambda: [randn(20, 64) + 300, randn(64), randn(64), 1e-12, 0.0, 0, None]  # noqa: E731
+    error_rule("layer_norm_dropout", draw, torch.float32, [0, 1, 2])
 
 
 @pytest.mark.parametrize("columns", [3, 50, 131, 768])

@@ -1,16 +1,20 @@
 """What a person sees, on a terminal and without one, and the metrics file."""
 
 import io
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from mlbert.cli.main import main
 from mlbert.core.errors import UserError
 from mlbert.train import monitor as module
 from mlbert.train.monitor import Monitor
 from mlbert.train.state import Limits, TrainState
+from training_settings import read_metrics, train_arguments
 
 LIMITS = Limits(target_accuracy=0.5, max_steps=100, max_samples=10_000, max_seconds=None, max_skipped_steps=2)
 
@@ -84,3 +88,22 @@ def test_full_disk_is_one_error_that_names_the_file():
     monitor.start(TrainState())
     with pytest.raises(UserError, match=r"/dev/full: cannot be written \(No space left on device\)"):
         monitor.step(TrainState(step=1), 1.0, 0.1, 1.0)
+
+
+def test_the_first_steps_rate_counts_its_time(tmp_path, monkeypatch):
+    clock = SimpleNamespace(monotonic=itertools.count(0.0, 0.25).__next__)
+    monkeypatch.setattr("mlbert.train.loop.time", clock)
+    with pytest.raises(SystemExit):
+        main(train_arguments(tmp_path, ops="plain", max_steps=3))
+    lines = read_metrics(tmp_path / "out")
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    for line in lines:  # a quarter of a second between two looks at the clock, and two looks a step
+        assert line["samples_per_second"] == round(line["samples"] / (0.25 * line["step"]), 1)
+
+
+def test_no_time_is_no_rate(tmp_path):
+    monitor, _ = watch(tmp_path / "metrics.jsonl", False, every=1)
+    monitor.start(TrainState())
+    monitor.step(TrainState(step=1, samples=5), 1.0, 0.1, 1.0)
+    monitor.stop()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["samples_per_second"] == 0.0

@@ -14,6 +14,7 @@ export PRECISION=bf16
 export BATCHSIZE=48
 export GRADIENT_STEPS=1
 export PACKING_FACTOR=2
+export CUDA_GRAPH_MODE=segmented
 
 export LR=0.00096
 export MAX_STEPS=3680

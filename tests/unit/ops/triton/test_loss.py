@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("use_triton")
 
 GENERATOR = torch.Generator().manual_seed(0)
 # The last two need several blocks of columns.
-SHAPES = [(7, 8, 8), (33, 50, 41), (3, 16, 1), (9, 4100, 4099), (2, 30528, 30522)]
+SHAPES = [(0, 8, 8), (1, 8, 8), (7, 50, 41), (3, 16, 1), (2, 4100, 4099)]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -37,8 +37,8 @@ def problem(rows: int, columns: int, vocab_size: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_error(error_rule, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    logits, labels = problem(*shape)
-    error_rule("masked_cross_entropy", [logits, labels, shape[2]], dtype, [0], form=loss.masked_cross_entropy)
+    draw = lambda: [*problem(*shape), shape[2]]  # noqa: E731
+    error_rule("masked_cross_entropy", draw, dtype, [0], form=loss.masked_cross_entropy)
 
 
 def test_one_row() -> None:

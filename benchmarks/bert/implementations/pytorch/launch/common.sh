@@ -27,9 +27,9 @@ enabled() {
     esac
 }
 
-# What a config must have set; makes LOGDIR and its path absolute.
+# What a config must have set; makes LOGDIR and its path absolute. Sets `experiments`: the runs of this job.
 check_settings() {
-    local name
+    local name i
     NEXP="${NEXP:-1}"
     for name in DGXNNODES DGXNGPU RECIPE LOGDIR; do
         [[ -n "${!name:-}" ]] || fail "${name} is not set. Source a config first: source config_<system>.sh"
@@ -40,8 +40,18 @@ check_settings() {
     for name in TIMED NCCL_TEST CLEAR_CACHES CHECK_COMPLIANCE COLLECT_RESULTS BIND_CPUS RESUME; do
         enabled "${name}" 0 || true
     done
+    if enabled COLLECT_RESULTS 0 && [[ -z "${MLPERF_SUBMISSION_PLATFORM:-}" ]]; then
+        fail "COLLECT_RESULTS=1 wants MLPERF_SUBMISSION_PLATFORM. Set it in env.sh."
+    fi
     mkdir -p "${LOGDIR}" 2>/dev/null || fail "LOGDIR=${LOGDIR} cannot be made on $(hostname). Set it in env.sh."
     LOGDIR="$(cd "${LOGDIR}" && pwd)"
+    mapfile -t experiments < <(seq 0 $((NEXP - 1)))
+    [[ -z "${SLURM_ARRAY_TASK_ID:-}" ]] || experiments=("${SLURM_ARRAY_TASK_ID}")
+    for i in "${experiments[@]}"; do
+        if enabled COLLECT_RESULTS 0 && [[ -e "$(collected "${i}")" ]] && ! is_finished "${i}"; then
+            fail "$(collected "${i}") exists, and no result is overwritten. Move it away, or set COLLECT_RESULTS=0."
+        fi
+    done
 }
 
 # The package is the tree's own, whichever one is installed. Without a container it runs in the tree's virtual
@@ -79,6 +89,11 @@ list_settings() {
     done
 }
 
+# Where the log of run i goes when results are collected.
+collected() {
+    echo "${tree_dir}/results/${MLPERF_SUBMISSION_PLATFORM}/bert/result_$1.txt"
+}
+
 # Names run i for the trainer. A given SEED is that of run 0, and the others count on from it; without one each run
 # draws its own.
 select_run() {
@@ -86,6 +101,20 @@ select_run() {
     if [[ "${first_seed}" =~ ^[0-9]+$ ]]; then
         export SEED="$((first_seed + $1))"
     fi
+}
+
+# Exports the digest of a .sqsh for the log. make_sqsh.sh leaves it beside the file; else the file is read once a job.
+identify_image() {
+    local digest=""
+    if [[ -r "${CONT}.sha256" ]]; then
+        read -r digest _ <"${CONT}.sha256"
+    elif [[ -f "${CONT}" ]]; then
+        say "reading ${CONT} for its digest; sha256sum ${CONT} >${CONT}.sha256 would keep it."
+        read -r digest _ < <(sha256sum "${CONT}")
+    elif [[ "${CONT}" == *@sha256:* ]]; then
+        digest="${CONT##*@sha256:}"
+    fi
+    export MLBERT_IMAGE_DIGEST="${digest:+sha256:${digest}}"
 }
 
 is_finished() {
@@ -100,10 +129,11 @@ conclude() {
         mlbert_once submission check "${log}" || failed=1
     fi
     enabled COLLECT_RESULTS 0 || return 0
-    local target="${tree_dir}/results/${MLPERF_SUBMISSION_PLATFORM:?is not set: see env.sh}/bert"
-    mkdir -p "${target}"
-    if ! cp --no-clobber "${log}" "${target}/" || ! cmp -s "${log}" "${target}/result_${i}.txt"; then
-        echo "error: ${target}/result_${i}.txt is another run's; this run's log stays in ${LOGDIR}." >&2
+    local target
+    target="$(collected "${i}")"
+    mkdir -p "${target%/*}"
+    if ! cp --no-clobber "${log}" "${target}" || ! cmp -s "${log}" "${target}"; then
+        echo "error: ${target} is another run's; this run's log stays in ${LOGDIR}." >&2
         failed=1
     fi
 }

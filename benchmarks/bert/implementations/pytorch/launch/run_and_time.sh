@@ -22,7 +22,7 @@ export PYTHONPATH="${launch_dir%/*}${PYTHONPATH:+:${PYTHONPATH}}"
 
 # A launcher that dropped the caches of every host has said so; one task of a node is enough, and rank 0, whose log it
 # is, is always the first of its node.
-if [[ -z "${CACHES_CLEARED:-}" && "${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}}" == 0 ]]; then
+if [[ -z "${CACHES_CLEARED:-}" && "${LOCAL_RANK:-${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}}}" == 0 ]]; then
     export CACHES_CLEARED=false
     if [[ "${CLEAR_CACHES:-1}" =~ ^(1|yes|true|on)$ ]] && "${launch_dir}/drop_caches.sh"; then
         CACHES_CLEARED=true
@@ -32,6 +32,15 @@ fi
 command=(python3 "${system_dir}/run_pretraining.py")
 if [[ "${BIND_CPUS:-$((DGXNGPU > 1))}" =~ ^(1|yes|true|on)$ ]]; then
     command=("${launch_dir}/bind.sh" "${command[@]}")
+fi
+# A rank that is stopped does not hear that Slurm asks it to leave, and Slurm's own patience (KillWait) is half a minute.
+if [[ -n "${SLURM_STEP_ID:-}" ]]; then
+    (
+        trap '' USR1
+        trap 'sleep 8; kill -KILL $$' TERM
+        tail --pid=$$ --sleep-interval=5 --follow /dev/null &
+        wait
+    ) </dev/null &>/dev/null &
 fi
 # Nobody else has started the ranks of this machine: torchrun does. NODE_RANK says which one of several machines it is.
 if [[ -z "${SLURM_STEP_ID:-}${OMPI_COMM_WORLD_SIZE:-}${PMI_SIZE:-}${WORLD_SIZE:-}" ]]; then

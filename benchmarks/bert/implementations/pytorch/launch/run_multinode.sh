@@ -64,7 +64,7 @@ IFS=, read -r -a hosts <<<"${HOSTS:-}"
 ((${#hosts[@]} == DGXNNODES)) || fail "HOSTS names ${#hosts[@]} hosts, the config wants DGXNNODES=${DGXNNODES}."
 choose_python
 export MASTER_ADDR="${MASTER_ADDR:-${hosts[0]}}" MASTER_PORT="${MASTER_PORT:-29500}"
-for ((i = 0; i < NEXP; i++)); do
+for i in "${experiments[@]}"; do
     status=0
     select_run "${i}"
     list_settings

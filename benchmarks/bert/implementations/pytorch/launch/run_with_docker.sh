@@ -13,7 +13,7 @@ in_container() {
     for name in "${exported[@]}"; do
         words+=(--env "${name}")
     done
-    docker exec "${words[@]}" --env PYTHONPATH --workdir "${system_dir}" "${container}" "$@"
+    docker exec "${words[@]}" --env PYTHONPATH --env MLBERT_IMAGE_DIGEST --workdir "${system_dir}" "${container}" "$@"
 }
 
 mlbert_once() {
@@ -39,8 +39,11 @@ docker run --rm --init --detach --name "${container}" "${gpus[@]}" --net=host --
     "${site_args[@]}" "${volumes[@]}" "${CONT}" sleep infinity >/dev/null || fail "the container of CONT=${CONT} did not start."
 # shellcheck disable=SC2064  # the name of now
 trap "docker container rm --force '${container}' >/dev/null" EXIT
+# The registry's digest; for an image that was never pushed or pulled, its own.
+MLBERT_IMAGE_DIGEST="$(docker image inspect --format '{{if .RepoDigests}}{{index .RepoDigests 0}}{{else}}{{.Id}}{{end}}' "${CONT}")"
+export MLBERT_IMAGE_DIGEST
 in_container "${launch_dir}/check_node.sh" || fail "the container lacks what a run needs; see above."
-for ((i = 0; i < NEXP; i++)); do
+for i in "${experiments[@]}"; do
     export CACHES_CLEARED=false
     if enabled CLEAR_CACHES 1 && "${launch_dir}/drop_caches.sh"; then
         CACHES_CLEARED=true

@@ -55,13 +55,16 @@ setup_venv() {
         "${python}" -m venv --clear "${venv}" || return 2
     fi
     export PATH="${venv}/bin:${PATH}"
-    local pip=(python -m pip install --quiet --quiet --disable-pip-version-check --constraint "${root}/constraints.txt")
+    # A torch for CUDA brings the Triton that it was built with; the pin is for one that brings none.
+    local pip=(python -m pip install --quiet --quiet --disable-pip-version-check) pins="${venv}/constraints.txt"
+    grep -v '^triton==' "${root}/constraints.txt" >"${pins}"
     index="$(torch_index python)"
     # setuptools comes first: with it in place the build needs no second, unpinned copy from the network.
-    if ! { echo "1/3 setuptools ..." && "${pip[@]}" setuptools &&
-        echo "2/3 torch ..." && "${pip[@]}" ${index:+"${index}"} torch &&
+    if ! { echo "1/3 setuptools ..." && "${pip[@]}" --constraint "${pins}" setuptools &&
+        echo "2/3 torch ..." && "${pip[@]}" --constraint "${pins}" ${index:+"${index}"} torch &&
         echo "3/3 mlbert and the rest ..." &&
-        "${pip[@]}" --no-build-isolation --editable "${root}${extra:+[${extra}]}"; }; then
+        { python -c 'import triton' 2>/dev/null || cp "${root}/constraints.txt" "${pins}"; } &&
+        "${pip[@]}" --constraint "${pins}" --no-build-isolation --editable "${root}${extra:+[${extra}]}"; }; then
         echo "error: the installation failed; pip's message is above. Mend the cause (network, disk space) and run the same command again." >&2
         return 2
     fi

@@ -1,8 +1,10 @@
-"""The measuring parts of tools/gpu_check.py: each writes one JSON file, row by row."""
+"""The parts of tools/gpu_check.py: one compiles kernels, each of the others writes one JSON file, row by row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,14 @@ import torch
 
 from mlbert import ops
 from mlbert.bench.hardware import environment_facts
-from mlbert.bench.ladder import Ladder, Sizes, fp8_rungs, rungs
+from mlbert.bench.ladder import Ladder, Rung, Sizes, filled, fp8_rungs, rungs, without
 from mlbert.bench.op_cases import OpCases
 from mlbert.bench.op_checks import check_rows
 from mlbert.bench.op_speed import speed_rows
 from mlbert.bench.profile import profile_step
 from mlbert.bench.rows import Rows
 from mlbert.bench.step import make_batch
+from mlbert.data.batch import Batch
 from mlbert.models import BertConfig
 
 SEED = 1
@@ -31,13 +34,14 @@ class Scale:
     Attributes:
         config: the model.
         check_config: the model whose parameters LAMB is checked on.
-        checked, timed: sequences of the checks and of the micro-benchmarks.
+        compiled, checked, timed: sequences of the calls that compile kernels, the checks and the micro-benchmarks.
         sizes: sequences of the steps.
         op_seconds, step_seconds: measuring time of a row.
     """
 
     config: BertConfig
     check_config: BertConfig
+    compiled: int
     checked: int
     timed: int
     sizes: Sizes
@@ -49,7 +53,7 @@ def full_scale() -> Scale:
     """BERT-large at the sizes of training."""
     large = BertConfig.from_json(CONFIGS / "large.json")
     two_layers = BertConfig(**{**vars(large), "num_hidden_layers": 2})
-    return Scale(large, two_layers, 48, 448, Sizes(448, 32, 96), 0.3, 4.0)
+    return Scale(large, two_layers, 8, 48, 448, Sizes(448, 32, 96), 0.3, 3.0)
 
 
 def tiny_scale() -> Scale:
@@ -62,7 +66,40 @@ def tiny_scale() -> Scale:
         intermediate_size=64,
         max_position_embeddings=48,
     )
-    return Scale(tiny, tiny, 2, 2, Sizes(2, 1, 1), 0.0, 0.0)
+    return Scale(tiny, tiny, 1, 2, 2, Sizes(2, 1, 1, 1), 0.0, 0.0)
+
+
+def compile_kernels(device: torch.device, shard: int, shards: int) -> None:
+    """Calls every `shards`-th op and step once, small, so that Triton's cache holds the kernels; prints the times.
+
+    What fails here fails again where it is checked.
+    """
+    scale = _prepare(device)
+    for name, call in list(compile_calls(scale, device))[shard::shards]:
+        started = time.perf_counter()
+        try:
+            call()
+        except Exception:
+            print(f"compile: {name}: {traceback.format_exc()}", flush=True)
+        print(f"compile: {name}: {time.perf_counter() - started:.1f} s", flush=True)
+
+
+def compile_calls(scale: Scale, device: torch.device) -> Iterator[tuple[str, Callable[[], object]]]:
+    """(name, call): steps of all precisions, every check. The longest come first."""
+    config = scale.check_config
+    ladder = Ladder(config, device, torch.bfloat16, Sizes(*(4 * [scale.compiled])), 0.0, SEED)
+    best = rungs(device, ladder.sizes)[-1]
+
+    def step(rung: Rung) -> None:
+        ladder.trainer(rung, filled(ladder.batch(scale.compiled))).step()
+
+    for rung in [*fp8_rungs(device, best), best]:
+        yield rung.name, lambda r=rung: step(r)
+    for fill in (False, True):
+        # Both: some kernels are compiled for numbers of tokens that 16 divides, and once more for others.
+        batch = make_batch(config, scale.compiled, None, SEED).to(device)
+        cases = OpCases(config, filled(batch) if fill else batch, torch.bfloat16)
+        yield from check_rows(config, cases)
 
 
 def checks(rows: Rows, scale: Scale, device: torch.device) -> None:
@@ -92,14 +129,20 @@ def profiles(rows: Rows, scale: Scale, device: torch.device) -> None:
     ladder = Ladder(scale.config, device, torch.bfloat16, scale.sizes, scale.step_seconds, SEED)
     best = rungs(device, scale.sizes)[-1]
     for rung in [best, *fp8_rungs(device, best)[-1:]]:
+        for tried in (rung, without(rung, "cublaslt")):
+            rows.measure(tried.name, lambda r=tried: profiled(ladder, r))
+            if "error" not in rows.content["rows"][tried.name]:
+                break
 
-        def measure(rung: Any = rung) -> dict[str, Any]:
-            return ladder.with_largest_batch(
-                rung.sequences,
-                lambda batch: profile_step(ladder.trainer(rung, batch), scale.config, torch.bfloat16),
-            )
 
-        rows.measure(rung.name, measure)
+def profiled(ladder: Ladder, rung: Rung) -> dict[str, Any]:
+    """One rung's profile."""
+
+    def measured(batch: Batch) -> dict[str, Any]:
+        trainer = ladder.trainer(rung, filled(batch), (batch.num_masked, batch.num_samples))
+        return profile_step(trainer, ladder.config, ladder.dtype)
+
+    return ladder.with_largest_batch(rung.sequences, measured)
 
 
 PARTS: dict[str, Callable[[Rows, Scale, torch.device], None]] = {
@@ -116,9 +159,14 @@ def run_part(part: str, path: Path, device: torch.device) -> None:
     Raises:
         mlbert.bench.rows.DeviceLost: this process can measure no more; a new one can go on.
     """
+    scale = _prepare(device)
+    PARTS[part](Rows(path, device, environment_facts(device)), scale, device)
+
+
+def _prepare(device: torch.device) -> Scale:
     scale = full_scale() if device.type == "cuda" else tiny_scale()
     if device.type != "cuda":
         torch.set_num_threads(1)
     ops.select("auto", device)
     torch.manual_seed(SEED)
-    PARTS[part](Rows(path, device, environment_facts(device)), scale, device)
+    return scale

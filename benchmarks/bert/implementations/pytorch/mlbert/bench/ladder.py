@@ -1,17 +1,20 @@
 """The step of one model from plain to fast, one op at a time, and Hugging Face's in the same run.
 
-Each rung keeps the fast ops of those before it. Plain attention's memory grows with the square of a sequence's length,
-so its rung takes fewer sequences; a rung that does not fit takes half as many. Rates in sequences per second compare
-all rungs, on lengths of one distribution.
+Each rung keeps the fast ops of those before it; on top of all of them come FP8 products, CUDA graphs and small batches.
+Plain attention's memory grows with the square of a sequence's length, so its rung takes fewer sequences; a rung that
+does not fit takes half as many, and says so. Rates in sequences per second compare all rungs, on lengths of one
+distribution.
 """
 
 from __future__ import annotations
 
+import gc
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,36 +22,45 @@ from torch import Tensor
 
 from mlbert.bench.hardware import device_name, peaks_of, synchronize
 from mlbert.bench.op_speed import lamb_implementations
-from mlbert.bench.step import Trainer, make_batch, their_side
+from mlbert.bench.step import LEARNING_RATE, Trainer, make_batch, their_side
 from mlbert.core.errors import UserError
 from mlbert.data.batch import Batch
-from mlbert.models import BertConfig
+from mlbert.data.budget import Budget
+from mlbert.dist.graphs import Capture, CudaCapture, NoCapture
+from mlbert.models import BertConfig, GraphedStep, GraphMode
 from mlbert.models.flops import Work, training_flops
 from mlbert.ops import registry
 from mlbert.ops.precision import fp8_products
 
-# The order in which ops become fast: the ones that keep most memory first.
+# The order in which ops become fast: the ones that keep most memory first. Others follow.
 OPS = (
     "attention",
     "dropout_add_layer_norm",
     "layer_norm_dropout",
+    "feed_forward",
     "linear_gelu",
     "linear_qkv",
     "masked_cross_entropy",
     "embedding_sum",
 )
+FP8_OPS = "fp8_"
 WARM_UP, MIN_STEPS, MAX_STEPS = 2, 3, 12
-ALL = "all"
-HUGGINGFACE_ATTENTION = ("sdpa", "eager")
+ALL = "all fast ops"
+HUGGINGFACE_ATTENTION = ("eager", "sdpa")
+# Rows of a tile of a matrix product; so many for each multiprocessor keep all of them busy to the end ("a wave").
+TILE_ROWS = 128
+FP8_ROWS = 16
+MOST_FILLING = 1.02
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sequences of a step that the rungs start from: fast ones, the ones with plain attention, Hugging Face's."""
+    """Sequences of a step that the rungs start from: fast ones, plain attention, Hugging Face, a small step."""
 
     fast: int
     plain: int
     huggingface: int
+    small: int = 16
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,8 @@ class Rung:
         lamb: LAMB's implementation.
         sequences: to begin with.
         precision: of the encoder's products where it is not the ladder's: "fp8-forward" or "fp8".
+        graph: what is captured, a value of `GraphMode`; empty: nothing.
+        fill: round the tokens up for the device's tiles, with some that belong to no sequence.
     """
 
     name: str
@@ -68,24 +82,24 @@ class Rung:
     lamb: str
     sequences: int
     precision: str = ""
+    graph: str = ""
+    fill: bool = True
 
 
 def rungs(device: torch.device, sizes: Sizes) -> list[Rung]:
-    """Plain, then one op after the other in its best form, LAMB last; all that there is on the device."""
-    available = registry.available(device)
+    """Plain, then one op after the other in its other forms and in its best, LAMB last; all there is on the device."""
+    available, best = registry.available(device), registry.select("auto", device)
     lamb = lamb_implementations(device)[-1]
     found, forms = [Rung("plain", {}, "plain", sizes.plain)], {}
-    for op in OPS:
+    others = sorted(op for op in available if op not in OPS and not op.startswith(FP8_OPS))
+    for op in (*(op for op in OPS if op in available), *others):
         fast = [name for name in available[op] if name != "plain"]
-        if "flash" in fast:
-            found.append(Rung(f"+ {op} flash", {**forms, op: "flash"}, "plain", sizes.fast))
-        if own := [name for name in fast if name != "flash"]:
-            forms = {**forms, op: own[-1]}
-            sequences = sizes.fast if "attention" in forms else sizes.plain
-            found.append(Rung(f"+ {op} {own[-1]}", forms, "plain", sequences))
-    if lamb != "plain":
-        found.append(Rung(f"+ LAMB {lamb} ({ALL})", forms, lamb, sizes.fast))
-    return found
+        for name in sorted(fast, key=lambda name: name == best[op]):
+            sequences = sizes.fast if op == "attention" or "attention" in forms else sizes.plain
+            found.append(Rung(f"+ {op} {name}", {**forms, op: name}, "plain", sequences))
+        if best[op] != "plain":
+            forms = {**forms, op: best[op]}
+    return [*found, Rung(ALL, forms, lamb, sizes.fast)]
 
 
 def fp8_rungs(device: torch.device, best: Rung) -> list[Rung]:
@@ -94,9 +108,52 @@ def fp8_rungs(device: torch.device, best: Rung) -> list[Rung]:
         fp8_products("fp8", device)
     except UserError:
         return []
-    available = registry.available(device)
-    forms = {**best.forms, **{op: available[op][-1] for op in ("fp8_quantise", "fp8_product")}}
-    return [Rung(f"{ALL}, {name}", forms, best.lamb, best.sequences, name) for name in ("fp8-forward", "fp8")]
+    chosen = registry.select("auto", device)
+    forms = {**best.forms, **{op: name for op, name in chosen.items() if op.startswith(FP8_OPS)}}
+    return [
+        replace(best, name=f"{best.name}, {precision}", forms=forms, precision=precision)
+        for precision in ("fp8-forward", "fp8")
+    ]
+
+
+def variants(device: torch.device, best: list[Rung], sizes: Sizes) -> list[Rung]:
+    """The best rungs as graphs, in small steps with and without, and without filling."""
+    # On a CPU, where nothing is captured, this tries the program.
+    mode = GraphMode.FULL_ITERATION if device.type == "cuda" else GraphMode.SEGMENTED
+
+    def graph_of(rung: Rung) -> Rung:
+        return replace(rung, name=f"{rung.name}, graph", graph=mode.value)
+
+    found = [graph_of(rung) for rung in best]
+    for family in sorted({*best[0].forms.values()} - {"plain", best[0].forms.get("attention", "plain")}):
+        found += [without(rung, family) for rung in best]
+    for rung in best:
+        small = replace(rung, name=f"{rung.name}, small step", sequences=sizes.small)
+        found += [small, graph_of(small)]
+    return [*found, *(replace(rung, name=f"{rung.name}, not filled", fill=False) for rung in best)]
+
+
+def without(rung: Rung, family: str) -> Rung:
+    """The rung with the ops of one family plain: what they gain, and what there is where they fail."""
+    forms = {op: form for op, form in rung.forms.items() if form != family}
+    return replace(rung, name=f"{rung.name}, no {family}", forms=forms)
+
+
+def token_budget(tokens: int, device: torch.device) -> int:
+    """The tokens rounded up to whole waves of tiles, else to tiles, else for FP8: where that adds next to nothing."""
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    for multiple in (processors * TILE_ROWS, TILE_ROWS, FP8_ROWS):
+        filled = -(-tokens // multiple) * multiple
+        if filled <= MOST_FILLING * tokens:
+            return filled
+    return tokens
+
+
+def filled(batch: Batch) -> Batch:
+    """The batch with `token_budget`'s tokens, and masked tokens in tiles as well."""
+    masked = math.ceil(batch.num_masked / FP8_ROWS) * FP8_ROWS
+    tokens = token_budget(batch.num_tokens, batch.input_ids.device)
+    return Budget(tokens, batch.num_samples, masked, batch.max_seqlen).fill(batch)
 
 
 class Ladder:
@@ -121,27 +178,51 @@ class Ladder:
     def rows(self) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         """(name, measurement): what matters most first, so the best rungs, Hugging Face, then the ladder up to them."""
         *ladder, best = rungs(self.device, self.sizes)
-        for rung in [best, *reversed(fp8_rungs(self.device, best))]:
+        *forward_only, fp8 = fp8_rungs(self.device, best) or [None]
+        bests = [rung for rung in (best, fp8) if rung]
+        eager, *others = HUGGINGFACE_ATTENTION
+        for rung in bests:
             yield rung.name, lambda r=rung: self.measure(r)
-        for attention in HUGGINGFACE_ATTENTION:
+        yield f"huggingface {eager}", lambda: self.measure_huggingface(eager)
+        for rung in (*variants(self.device, bests, self.sizes), *forward_only):
+            yield rung.name, lambda r=rung: self.measure(r)
+        for attention in others:
             yield f"huggingface {attention}", lambda a=attention: self.measure_huggingface(a)
         for rung in ladder:
             yield rung.name, lambda r=rung: self.measure(r)
 
     def measure(self, rung: Rung) -> dict[str, Any]:
         """One rung's rates; see `_timed`."""
-        return self.with_largest_batch(
-            rung.sequences, lambda batch: self._timed(self.trainer(rung, batch).step, batch, rung)
-        )
 
-    def trainer(self, rung: Rung, batch: Batch) -> Trainer:
-        """The model with the rung's forms selected."""
+        def measured(batch: Batch) -> dict[str, Any]:
+            return self._timed(self.step_of(rung, filled(batch) if rung.fill else batch, Work.of(batch)), batch, rung)
+
+        return self.with_largest_batch(rung.sequences, measured)
+
+    def step_of(self, rung: Rung, batch: Batch, work: Work) -> Callable[[], Tensor]:
+        """A function that queues one step; `work` without what fills the batch up."""
+        trainer = self.trainer(rung, batch, (work.masked, work.sequences))
+        if not rung.graph:
+            return trainer.step
+        capture: Capture = CudaCapture(self.device) if self.device.type == "cuda" else NoCapture()
+        budget = Budget(batch.num_tokens, batch.num_samples, batch.num_masked, batch.max_seqlen)
+        parts = (trainer.model, trainer.flat, trainer.optimizer)
+        if rung.precision:
+            trainer.step()  # sets the scales: a graph's memory and that of a step without one would not fit together
+            self._free_memory()
+        graphed, steps = GraphedStep(*parts, budget, 1, GraphMode(rung.graph), capture), itertools.count()
+        graphed.record()
+        counts = (work.masked, work.sequences)
+        return lambda: graphed([batch], self.seed, next(steps), *counts, LEARNING_RATE)[0]
+
+    def trainer(self, rung: Rung, batch: Batch, counts: tuple[int, int] | None = None) -> Trainer:
+        """The model with the rung's forms selected; `counts` as in `Trainer`."""
         registry.select_each(rung.forms, self.device)
         arguments = (self.config, batch, self.dtype, self.seed)
         if self._first is None:
             self._first = Trainer(*arguments, lamb="plain")
         products = fp8_products(rung.precision, self.device)
-        return Trainer(*arguments, start=self._first, lamb=rung.lamb, products=products)
+        return Trainer(*arguments, start=self._first, lamb=rung.lamb, products=products, counts=counts)
 
     def batch(self, sequences: int) -> Batch:
         """Sequences with the training set's lengths, on the device."""
@@ -163,16 +244,23 @@ class Ladder:
         return self.with_largest_batch(self.sizes.huggingface, step_of)
 
     def with_largest_batch(self, sequences: int, measure: Callable[[Batch], dict[str, Any]]) -> dict[str, Any]:
-        """`measure` with as many sequences as fit, half as many at each try."""
+        """`measure` with as many sequences as fit, half as many at each try; ``did_not_fit``: the first number."""
+        wanted = sequences
         while True:
+            self._free_memory()
             try:
-                return measure(self.batch(sequences))
-            except torch.OutOfMemoryError:
-                if sequences == 1:
+                result = measure(self.batch(sequences))
+            except RuntimeError as error:
+                if sequences == 1 or not _is_out_of_memory(error):
                     raise
                 sequences //= 2
-            if self._first is not None:
-                self._first.flat.zero_grad()
+            else:
+                return result if sequences == wanted else {**result, "did_not_fit": wanted}
+
+    def _free_memory(self) -> None:
+        """Gives back what the rung before left, so that pieces of other sizes are no hindrance."""
+        gc.collect()
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _timed(self, step: Callable[[], Tensor], batch: Batch, rung: Rung | None) -> dict[str, Any]:
@@ -212,6 +300,8 @@ class Ladder:
             result["forms"], result["lamb"], result["precision"] = rung.forms, rung.lamb, rung.precision
         if peaks := peaks_of(device_name(self.device)):
             result["share_of_peak"] = result["rate"] / peaks.bf16
+            if rung is not None and rung.precision and peaks.fp8:
+                result["share_of_fp8_peak"] = result["rate"] / peaks.fp8
         if self.device.type == "cuda":
             result["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.device)
         return result
@@ -225,3 +315,10 @@ class Ladder:
 
     def _between(self, first: Any, second: Any) -> float:
         return first.elapsed_time(second) / 1e3 if self.device.type == "cuda" else second - first
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether it is, or came up while one was handled: a graph's capture that fails raises another error on top."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -43,14 +43,14 @@ class Case:
     Attributes:
         op: its name in the registry.
         name: of this variant.
-        arguments: makes the positional arguments; floating ones are leaves of the wanted type.
+        arguments: draw -> the positional arguments; floating ones are of the wanted type, other numbers each draw.
         gradient_of: places of the arguments whose gradients are taken.
         cost: of one call.
     """
 
     op: str
     name: str
-    arguments: Callable[[], tuple[Any, ...]]
+    arguments: Callable[[int], tuple[Any, ...]]
     gradient_of: tuple[int, ...]
     cost: Cost
 
@@ -71,9 +71,9 @@ class OpCases:
         self.work = Work.of(batch)
         self._key = dropout_key(SEED, 1, 2, 3)
 
-    def random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Normal numbers on the device, rounded to bfloat16 first; the same for the same shape."""
-        generator = torch.Generator(self.device).manual_seed(SEED + sum(shape))
+    def random(self, *shape: int, dtype: torch.dtype | None = None, draw: int = 0) -> Tensor:
+        """Normal numbers on the device, rounded to bfloat16 first; the same for the same shape and draw."""
+        generator = torch.Generator(self.device).manual_seed(SEED + sum(shape) + (draw << 32))
         values = torch.randn(shape, generator=generator, device=self.device).bfloat16()
         return values.to(dtype or self.dtype)
 
@@ -87,6 +87,7 @@ class OpCases:
             self.embedding_sum(),
             self.linear_qkv(),
             self.linear_gelu(),
+            self.feed_forward(),
         ]
 
     def attention(self, dropout: float, alibi: bool = False) -> Case:
@@ -95,10 +96,18 @@ class OpCases:
         shape = (batch.num_tokens, 3, config.num_attention_heads, config.head_size)
         flops = 4.0 * self.work.squared_lengths * config.hidden_size
 
-        def arguments() -> tuple[Any, ...]:
+        def arguments(draw: int) -> tuple[Any, ...]:
             slopes = torch.linspace(0.5, 0.01, shape[2], device=self.device) if alibi else None
             rows = batch.dropout_rows
-            return (self.random(*shape), batch.cu_seqlens, batch.max_seqlen, dropout, self._key, rows, slopes)
+            return (
+                self.random(*shape, draw=draw),
+                batch.cu_seqlens,
+                batch.max_seqlen,
+                dropout,
+                self._key,
+                rows,
+                slopes,
+            )
 
         name = f"attention{'' if dropout else ' without dropout'}{' with ALiBi' if alibi else ''}"
         return Case("attention", name, arguments, (0,), Cost(flops=(flops, 2.5 * flops)))
@@ -108,10 +117,9 @@ class OpCases:
         size, tokens = self.config.hidden_size, self.batch.num_tokens
         moved = 4.0 * tokens * size * self.element
 
-        def arguments() -> tuple[Any, ...]:
-            vectors = (self.random(size, dtype=torch.float32) for _ in range(3))
-            weight, bias, x_bias = vectors
-            x, residual = self.random(tokens, size), self.random(tokens, size).flip(0)
+        def arguments(draw: int) -> tuple[Any, ...]:
+            weight, bias, x_bias = (self.random(size, dtype=torch.float32, draw=3 * draw + i) for i in range(3))
+            x, residual = self.random(tokens, size, draw=draw), self.random(tokens, size, draw=draw).flip(0)
             probability = self.config.hidden_dropout_prob
             return (x, residual, weight, bias, 1e-12, probability, self._key, self.batch.dropout_rows, x_bias)
 
@@ -123,9 +131,12 @@ class OpCases:
         size, tokens = self.config.hidden_size, self.batch.num_tokens
         moved = 4.0 * tokens * size
 
-        def arguments() -> tuple[Any, ...]:
-            weight, bias = self.random(size, dtype=torch.float32), self.random(size, dtype=torch.float32).flip(0)
-            x, probability = self.random(tokens, size, dtype=torch.float32), self.config.hidden_dropout_prob
+        def arguments(draw: int) -> tuple[Any, ...]:
+            weight, bias = (
+                self.random(size, dtype=torch.float32, draw=draw),
+                self.random(size, dtype=torch.float32, draw=draw).flip(0),
+            )
+            x, probability = self.random(tokens, size, dtype=torch.float32, draw=draw), self.config.hidden_dropout_prob
             return (x, weight, bias, 1e-12, probability, self._key, self.batch.dropout_rows)
 
         cost = Cost(bytes=(2 * moved, 3 * moved))
@@ -136,8 +147,8 @@ class OpCases:
         shape = (self.batch.num_masked, self.config.padded_vocab_size)
         moved = float(shape[0] * shape[1] * self.element)
 
-        def arguments() -> tuple[Any, ...]:
-            return (self.random(*shape), self.batch.masked_labels, self.config.vocab_size)
+        def arguments(draw: int) -> tuple[Any, ...]:
+            return (self.random(*shape, draw=draw), self.batch.masked_labels, self.config.vocab_size)
 
         cost = Cost(bytes=(moved, 2 * moved))
         return Case("masked_cross_entropy", "masked_cross_entropy", arguments, (0,), cost)
@@ -148,9 +159,9 @@ class OpCases:
         moved = 4.0 * batch.num_tokens * size
         table = 4.0 * config.padded_vocab_size * size
 
-        def arguments() -> tuple[Any, ...]:
+        def arguments(draw: int) -> tuple[Any, ...]:
             rows = (config.padded_vocab_size, config.max_position_embeddings, config.type_vocab_size)
-            tables = (self.random(n, size, dtype=torch.float32) for n in rows)
+            tables = (self.random(n, size, dtype=torch.float32, draw=draw) for n in rows)
             return (batch.input_ids, batch.segment_ids, batch.position_ids, *tables)
 
         cost = Cost(bytes=(2 * moved, moved + table))
@@ -161,10 +172,10 @@ class OpCases:
         size, tokens = self.config.hidden_size, self.batch.num_tokens
         flops = 2.0 * tokens * size * 3 * size
 
-        def arguments() -> tuple[Any, ...]:
-            weights = (self.random(size, size, dtype=torch.float32) * size**-0.5 for _ in range(3))
-            biases = (self.random(size, dtype=torch.float32) for _ in range(3))
-            return (self.random(tokens, size), *weights, *biases)
+        def arguments(draw: int) -> tuple[Any, ...]:
+            weights = (self.random(size, size, dtype=torch.float32, draw=draw) * size**-0.5 for _ in range(3))
+            biases = (self.random(size, dtype=torch.float32, draw=draw) for _ in range(3))
+            return (self.random(tokens, size, draw=draw), *weights, *biases)
 
         return Case("linear_qkv", "linear_qkv", arguments, tuple(range(7)), Cost(flops=(flops, 2 * flops)))
 
@@ -173,8 +184,26 @@ class OpCases:
         size, inner, tokens = self.config.hidden_size, self.config.intermediate_size, self.batch.num_tokens
         flops = 2.0 * tokens * size * inner
 
-        def arguments() -> tuple[Any, ...]:
-            weight = self.random(inner, size, dtype=torch.float32) * size**-0.5
-            return (self.random(tokens, size), weight, self.random(inner, dtype=torch.float32), False)
+        def arguments(draw: int) -> tuple[Any, ...]:
+            weight = self.random(inner, size, dtype=torch.float32, draw=draw) * size**-0.5
+            return (
+                self.random(tokens, size, draw=draw),
+                weight,
+                self.random(inner, dtype=torch.float32, draw=draw),
+                False,
+            )
 
         return Case("linear_gelu", "linear_gelu", arguments, (0, 1, 2), Cost(flops=(flops, 2 * flops)))
+
+    def feed_forward(self) -> Case:
+        """Two products; weights and bias in float32, cast in the op."""
+        size, inner, tokens = self.config.hidden_size, self.config.intermediate_size, self.batch.num_tokens
+        flops = 4.0 * tokens * size * inner
+
+        def arguments(draw: int) -> tuple[Any, ...]:
+            w1 = self.random(inner, size, dtype=torch.float32, draw=draw) * size**-0.5
+            w2 = self.random(size, inner, dtype=torch.float32, draw=draw) * inner**-0.5
+            bias = self.random(inner, dtype=torch.float32, draw=draw)
+            return (self.random(tokens, size, draw=draw), w1, bias, w2, False)
+
+        return Case("feed_forward", "feed_forward", arguments, (0, 1, 2, 3), Cost(flops=(flops, 2 * flops)))

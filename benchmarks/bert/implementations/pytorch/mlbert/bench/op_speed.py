@@ -36,7 +36,8 @@ def speed_rows(config: BertConfig, cases: OpCases, seconds: float) -> Iterator[R
     if device.type == "cuda" and peaks and peaks.fp8:
         yield "ceiling: FP8 product", lambda: _fp8_product(device, seconds, peaks)
     size, inner = config.hidden_size, config.intermediate_size
-    for rows, columns in ((3 * size, size), (size, size), (inner, size), (size, inner)):
+    linears = ((3 * size, size), (size, size), (inner, size), (size, inner))
+    for rows, columns in linears:
         name = f"product: [T, {columns}] x [{columns}, {rows}]"
         yield name, lambda r=rows, c=columns: _product(cases, r, c, seconds, peaks)
     forms = registry.available(device)
@@ -45,8 +46,13 @@ def speed_rows(config: BertConfig, cases: OpCases, seconds: float) -> Iterator[R
             yield f"{case.name}: {form}", lambda c=case, f=form: _op(c, f, device, seconds, peaks)
     for implementation in lamb_implementations(device):
         yield f"LAMB: {implementation}", lambda i=implementation: _lamb(config, i, device, seconds, peaks)
-    if any("triton" in names for names in forms.values()):
-        yield "cast_transpose to FP8: triton", lambda: _cast(cases, seconds, peaks)
+    if "triton" in forms["fp8_quantise"]:
+        for name, call in fp8_calls(cases).items():
+            yield f"{name}: triton", lambda c=call: _traffic(c, device, seconds, peaks)
+    if device.type == "cuda" and peaks and peaks.fp8:
+        for rows, columns in linears:
+            name = f"FP8 product: [T, {columns}] x [{columns}, {rows}]"
+            yield name, lambda r=rows, c=columns: _fp8_linear(cases, r, c, seconds, peaks)
 
 
 def lamb_implementations(device: torch.device) -> tuple[str, ...]:
@@ -95,7 +101,7 @@ def _product(cases: OpCases, rows: int, columns: int, seconds: float, peaks: Pea
 
 def _op(case: Case, form: str, device: torch.device, seconds: float, peaks: Peaks | None) -> dict[str, Any]:
     """Forward alone, then both passes; the backward pass's time is the difference."""
-    function, arguments = registry.form(case.op, form), list(case.arguments())
+    function, arguments = registry.form(case.op, form), list(case.arguments(0))
     for place in case.gradient_of:
         arguments[place] = arguments[place].requires_grad_()
     wanted = [arguments[place] for place in case.gradient_of]
@@ -135,10 +141,46 @@ def _lamb(
     return {"step_seconds": taken, **_rated(LAMB_BYTES * flat.numel / taken / 1e12, "TB/s", peaks)}
 
 
-def _cast(cases: OpCases, seconds: float, peaks: Peaks | None) -> dict[str, Any]:
-    from mlbert.ops.triton.cast import cast_transpose
-
-    x = cases.random(cases.batch.num_tokens, cases.config.intermediate_size)
+def fp8_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]]:
+    """Name -> a call of what surrounds the FP8 products, and the bytes that it must move: activations read, and the
+    quantised copies written, one byte a number by rows and one by columns."""
+    config, tokens = cases.config, cases.batch.num_tokens
+    wide, narrow = cases.random(tokens, config.intermediate_size), cases.random(tokens, config.hidden_size)
+    bias = cases.random(config.intermediate_size, dtype=torch.float32)
     scale, amax = torch.ones((), device=cases.device), torch.zeros((), device=cases.device)
-    taken = median_seconds(lambda: cast_transpose(x, scale, amax, torch.float8_e4m3fn), cases.device, seconds)
-    return _rated((x.element_size() + 2) * x.numel() / taken / 1e12, "TB/s", peaks)
+    settings = (scale, amax, torch.float8_e4m3fn)
+    norm = cases.dropout_add_layer_norm().arguments(0)
+    form = {op: registry.form(op, "triton") for op in registry.available(cases.device) if op.startswith("fp8_")}
+    element = wide.element_size()
+    return {
+        "fp8_quantise": (lambda: form["fp8_quantise"](wide, *settings), (element + 2) * wide.numel()),
+        "fp8_quantise_sum": (lambda: form["fp8_quantise_sum"](wide, *settings), (element + 2) * wide.numel()),
+        "fp8_gelu": (lambda: form["fp8_gelu"](wide, bias, False, *settings), (element + 2) * wide.numel()),
+        "fp8_gelu_backward": (
+            lambda: form["fp8_gelu_backward"](wide, wide, bias, False, *settings),
+            (2 * element + 2) * wide.numel(),
+        ),
+        "fp8_dropout_add_layer_norm": (
+            lambda: form["fp8_dropout_add_layer_norm"](*norm, scale, amax),
+            (4 * element + 2) * narrow.numel(),
+        ),
+    }
+
+
+def _traffic(
+    call: tuple[Callable[[], object], float], device: torch.device, seconds: float, peaks: Peaks | None
+) -> dict[str, Any]:
+    function, moved = call
+    with torch.no_grad():
+        taken = median_seconds(function, device, seconds)
+    return {"forward_seconds": taken, **_rated(moved / taken / 1e12, "TB/s", peaks)}
+
+
+def _fp8_linear(cases: OpCases, rows: int, columns: int, seconds: float, peaks: Peaks) -> dict[str, Any]:
+    """One linear layer's product forward; the others are of the same size."""
+    x, weight = (cases.random(n, columns).to(torch.float8_e4m3fn) for n in (cases.batch.num_tokens, rows))
+    one, product = torch.ones((), device=cases.device), registry.form("fp8_product", "triton")
+    arguments = (x, weight, one, one, torch.bfloat16, True, None)
+    taken = median_seconds(lambda: product(*arguments), cases.device, seconds)
+    rated = _rated(2 * x.numel() * rows / taken / 1e12, "TFLOP/s", peaks, fp8=True)
+    return {"forward_seconds": taken, **rated}

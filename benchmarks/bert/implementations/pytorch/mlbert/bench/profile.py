@@ -34,12 +34,17 @@ from mlbert.ops import registry
 
 # Ranges of ours that lie within one another: a backward node, in its evaluation, in the optimizer at most.
 MOST_NESTED = 4
-GROUPS = ("attention", "GEMM", "norm", "loss", "optimizer", "embedding", "communication", "copy", "other")
+GROUPS = ("attention", "GEMM", "norm", "cast", "loss", "optimizer", "embedding", "communication", "copy", "other")
 PREFIX = "mlbert::"
 _OP_GROUPS = {
     "attention": "attention",
     "dropout_add_layer_norm": "norm",
     "layer_norm_dropout": "norm",
+    "fp8_dropout_add_layer_norm": "norm",
+    "fp8_quantise": "cast",
+    "fp8_quantise_sum": "cast",
+    "fp8_gelu": "cast",
+    "fp8_gelu_backward": "cast",
     "masked_cross_entropy": "loss",
     "embedding_sum": "embedding",
     OPTIMIZER_RANGE.removeprefix(PREFIX): "optimizer",
@@ -50,7 +55,8 @@ _NAMES = (
     (r"flash|attention|fmha|attn", "attention"),
     (r"gemm|nvjet|cutlass|cublas|splitk|aten::(mm|addmm|bmm|baddbmm|linear|_scaled_mm)\b", "GEMM"),
     (r"memcpy|memset|copy|cat\b|CatArray|aten::(fill_|zero_|_to_copy|clone|contiguous)\b|FillFunctor", "copy"),
-    (r"layer_?norm|LayerNorm", "norm"),
+    (r"layer_?norm|LayerNorm|norm_(forward|backward)_kernel", "norm"),
+    (r"cast_kernel", "cast"),
     (r"softmax|nll_loss|cross_entropy|CrossEntropy", "loss"),
     (r"embedding|index_?select|indexSelect", "embedding"),
 )
@@ -64,7 +70,7 @@ BUDGETS = {
 BUDGET_CLASSES = (
     ("products", ("GEMM",)),
     ("attention", ("attention",)),
-    ("element-wise", ("norm", "copy", "other")),
+    ("element-wise", ("norm", "cast", "copy", "other")),
     ("loss, optimizer, embedding, communication", ("loss", "optimizer", "embedding", "communication")),
 )
 

@@ -85,6 +85,7 @@ class Trainer:
         start: a model to take over in place of a new one; its parameters already lie in flat buffers.
         lamb: implementation of LAMB.
         products: the encoder's products that run in FP8; None: none.
+        counts: masked tokens and sequences that the loss divides by; None: all that the batch holds.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class Trainer:
         start: Trainer | None = None,
         lamb: str = "auto",
         products: Products | None = None,
+        counts: tuple[int, int] | None = None,
     ) -> None:
         self.batch, self.seed = batch, seed
+        self._counts = counts or (batch.num_masked, batch.num_samples)
         if start is None:
             model = BertForPreTraining(config, dtype)
             model.initialize(seed)
@@ -116,7 +119,7 @@ class Trainer:
         batch = self.batch
         with record_function(OPTIMIZER_RANGE):
             self.flat.zero_grad()
-        loss = self.model(batch, DropoutState(self.seed, next(self._steps))).loss(batch.num_masked, batch.num_samples)
+        loss = self.model(batch, DropoutState(self.seed, next(self._steps))).loss(*self._counts)
         loss.backward()
         with record_function(OPTIMIZER_RANGE):
             self.optimizer.step(LEARNING_RATE)

@@ -24,6 +24,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LADDER_SECONDS = 3.0  # of each rung
 LADDER_PLAIN, LADDER_HUGGINGFACE = 32, 96  # sequences at most where memory grows fast
+LADDER_SMALL = 16
 DEFAULT_PACKS = {"tiny": 32, "demo": 32, "small": 16, "base": 8, "large": 4}
 
 
@@ -100,7 +101,7 @@ def _ladder(
     from mlbert.bench.hardware import environment_facts
     from mlbert.bench.ladder import Ladder, Sizes
 
-    sizes = Sizes(packs, min(packs, LADDER_PLAIN), min(packs, LADDER_HUGGINGFACE))
+    sizes = Sizes(packs, min(packs, LADDER_PLAIN), min(packs, LADDER_HUGGINGFACE), min(packs, LADDER_SMALL))
     measured = {}
     for name, row in Ladder(shape, device, dtype, sizes, LADDER_SECONDS, seed).rows():
         measured[name] = row()

@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = INTERRUPTED
     except BrokenPipeError:
         code = 1
+    except PermissionError as error:
+        code = _tell(f"{error.filename or 'a file'}: {error.strerror}. Check its permissions.", debug)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
             raise
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Typer's usage errors (an unknown option, a value out of range) have no public base class.
         if not hasattr(error, "format_message"):
             raise
-        code = _tell(f"{error.format_message()} See mlbert {given[0]} --help.", debug)
+        code = _tell(f"{error.format_message().rstrip('.')}. See mlbert {given[0]} --help.", debug)
     sys.exit(code)
 
 

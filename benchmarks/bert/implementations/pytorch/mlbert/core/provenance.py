@@ -32,15 +32,16 @@ def provenance(root: Path | None = None, data_manifest_sha256: str = UNKNOWN) ->
         data_manifest_sha256: digest of the training set's manifest.
 
     Returns:
-        ``commit`` (or "unknown"), ``dirty`` (uncommitted changes), ``image`` as CONT names it, ``image_commit`` that
-        the Dockerfile left in it, ``data_manifest_sha256``, ``python``, ``platform`` and ``version_<package>`` for each
-        package that matters.
+        ``commit`` (or "unknown"), ``dirty`` (uncommitted changes), ``image`` as CONT names it, ``image_digest`` as the
+        launcher found it, ``image_commit`` that the Dockerfile left in the image, ``data_manifest_sha256``, ``python``,
+        ``platform`` and ``version_<package>`` for each package that matters.
     """
     commit, dirty = git_state(root or tree_root())
     facts: dict[str, str | bool] = {
         "commit": commit,
         "dirty": dirty,
         "image": environment().get("CONT") or "none",
+        "image_digest": environment().get("MLBERT_IMAGE_DIGEST") or "none",
         "image_commit": environment().get("MLBERT_IMAGE_COMMIT") or "none",
         "data_manifest_sha256": data_manifest_sha256,
         "python": platform.python_version(),

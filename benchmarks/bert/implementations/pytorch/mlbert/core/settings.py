@@ -158,8 +158,24 @@ class TrainConfig:
         env="WEIGHT_DECAY_RATE", meaning="Weight decay; none on biases and LayerNorm.", at_least=0
     )
     max_grad_norm: float = setting(env="MAX_GRAD_NORM", meaning="Limit of the global gradient norm.", above=0)
-    sharded_optimizer: bool = setting(
-        env="SHARDED_OPTIMIZER", meaning="Each rank keeps and updates its share of the optimizer's state."
+    clip_after_allreduce: bool = setting(
+        env="CLIP_AFTER_ALLREDUCE",
+        meaning="Clip the gradient's sum over the ranks; 0 clips each rank's own gradient before it is added.",
+    )
+    optimizer_implementation: str = setting(
+        env="OPTIMIZER_IMPLEMENTATION",
+        meaning="Which implementation of the optimizer runs; ops takes the one that goes with OPS.",
+        choices=("ops", "auto", "plain", "native", "triton", "apex"),
+    )
+    sharded_optimizer: str = setting(
+        env="SHARDED_OPTIMIZER",
+        meaning="Ranks over which the optimizer's state and update are shared out: none, those of a node, or all.",
+        choices=("off", "node", "all"),
+    )
+    weights_allgather: str = setting(
+        env="WEIGHTS_ALLGATHER",
+        meaning="How a sharded optimizer hands out new weights; the exact ones stay with the rank that owns them.",
+        choices=("fp32", "bf16", "e5m2"),
     )
     seed: int | None = setting(
         env="SEED", meaning="Random seed; none draws one from the system.", at_least=0, at_most=2**32 - 1
@@ -190,7 +206,12 @@ class TrainConfig:
     ops: str = setting(
         env="OPS",
         meaning="Which implementation of the ops runs.",
-        choices=("auto", "plain", "native", "triton", "flash"),
+        choices=("auto", "plain", "native", "triton", "cublaslt", "flash"),
+    )
+    cuda_graph_mode: str = setting(
+        env="CUDA_GRAPH_MODE",
+        meaning="What is replayed as a CUDA graph: forward and backward of a micro-batch, or the whole step.",
+        choices=("none", "segmented", "full_iteration"),
     )
     save_checkpoint_steps: int = setting(
         env="SAVE_CHECKPOINT_STEPS", unit="steps", meaning="Distance between checkpoints; 0 saves none.", at_least=0

@@ -19,7 +19,8 @@ class EvalSet:
     Args:
         data_dir: see `mlbert.data.store.describe`; no sample is read before `open`.
         num_examples: the first so many sequences are used.
-        packs_per_batch: packs of one batch; the last one may be smaller.
+        packs_per_batch: most packs of one batch; no two batches differ by more than one, because they may be filled up
+            to one shape.
         rank, world_size: this process among all.
         max_sequences_per_pack: most sequences of one pack.
         max_tokens: slots of a pack; None: those of stored packs, or the set's max_seq_length.
@@ -63,11 +64,12 @@ class EvalSet:
         units = make_units(store, self.num_examples, self.max_tokens, self._max_sequences, seed=0)
         first, end = (units.count * part // self._world_size for part in (self._rank, self._rank + 1))
         self._batches = []
-        for start in range(first, end, self._packs_per_batch):
-            rows, counts = units.gather(np.arange(start, min(start + self._packs_per_batch, end)))
+        num_batches = -(-(end - first) // self._packs_per_batch)
+        for packs in np.array_split(np.arange(first, end), num_batches) if num_batches else ():
+            rows, counts = units.gather(packs)
             if self._vocab_size is not None:
                 check_tokens(rows, self.info, self._vocab_size)
-            self._batches.append(make_batch(rows, counts, start, self.max_tokens))
+            self._batches.append(make_batch(rows, counts, int(packs[0]), self.max_tokens))
 
     def _check_size(self, wanted: int, available: int) -> None:
         if not 1 <= wanted <= available:

@@ -25,12 +25,14 @@ from mlbert.core.packing import pack_lengths
 from mlbert.core.permutation import EvenSpread, Permutation
 from mlbert.data.batch import Batch
 from mlbert.data.bins import BinnedStore
+from mlbert.data.compact import CompactBatch
 from mlbert.data.ragged import Ragged, offsets_of
 from mlbert.data.shards import ShardSet
 from mlbert.data.store import Store, StoreInfo, describe, open_store
 
 IN_MEMORY_BYTES = 4 << 30  # smaller sets are held in memory as one piece
 PREFETCHED_STEPS = 4
+HostBatches = list[Batch] | list[CompactBatch]  # the latter for a CUDA device
 ORDER_BLOCK = 1024  # positions of an epoch whose packs are computed together
 
 
@@ -168,26 +170,27 @@ def in_memory(store: Store) -> Store:
 
 
 class Prefetcher:
-    """Calls ``make(step)`` for step, step + 1, ... in a background thread, a few steps ahead; in page-locked memory
-    where there is a CUDA device, so that the copy to it runs beside the computation."""
+    """Calls ``make(step)`` for step, step + 1, ... in a background thread, a few steps ahead; where there is a CUDA
+    device, as `CompactBatch` in page-locked memory, so that the copy to it is short and runs beside the computation."""
 
     def __init__(self, make: Callable[[int], list[Batch]], first_step: int, ahead: int = PREFETCHED_STEPS) -> None:
         self._make = make
-        self._queue: queue.Queue[list[Batch] | BaseException] = queue.Queue(ahead)
+        self._queue: queue.Queue[HostBatches | BaseException] = queue.Queue(ahead)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(first_step,), name="prefetch", daemon=True)
         self._thread.start()
 
     def _run(self, step: int) -> None:
+        on_gpu = torch.cuda.is_available()
         try:
             while not self._stopped.is_set():
                 batches = self._make(step)
-                self._put([batch.pin_memory() for batch in batches] if torch.cuda.is_available() else batches)
+                self._put([CompactBatch.of(batch, page_locked=True) for batch in batches] if on_gpu else batches)
                 step += 1
         except BaseException as error:  # handed to the consumer, who raises it
             self._put(error)
 
-    def _put(self, item: list[Batch] | BaseException) -> None:
+    def _put(self, item: HostBatches | BaseException) -> None:
         while not self._stopped.is_set():
             try:
                 self._queue.put(item, timeout=0.1)
@@ -195,7 +198,7 @@ class Prefetcher:
             except queue.Full:
                 continue
 
-    def next(self) -> list[Batch]:
+    def next(self) -> HostBatches:
         """The next step's batches; raises what the thread raised."""
         item = self._queue.get()
         if isinstance(item, BaseException):
@@ -313,7 +316,7 @@ class PackedSource:
     def _open_store(self) -> Store:
         return in_memory(open_store(self.info.folder))
 
-    def next_step(self) -> list[Batch]:
+    def next_step(self) -> HostBatches:
         """This rank's micro-batches of the next optimizer step."""
         assert self._units is not None, "open() first"
         if self._prefetcher is None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.data.batch import Batch
-from mlbert.data.packed import Prefetcher, StepShape, make_batch
+from mlbert.data.packed import HostBatches, Prefetcher, StepShape, make_batch
 from mlbert.data.ragged import Ragged, offsets_of
 
 # Quantiles of the sequence lengths of the benchmark's training set, 512 tokens at most (public length histogram).
@@ -65,7 +65,7 @@ class SyntheticSource:
     def open(self) -> None:
         """Nothing to open."""
 
-    def next_step(self) -> list[Batch]:
+    def next_step(self) -> HostBatches:
         """This rank's micro-batches of the next optimizer step."""
         if self._prefetcher is None:
             self._prefetcher = Prefetcher(self.batches_of, self._step)

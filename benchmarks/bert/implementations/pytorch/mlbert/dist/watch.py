@@ -33,6 +33,8 @@ from mlbert.dist.world import World
 
 PERIOD_SECONDS = 1.0
 HANG_SECONDS = 25.0
+# Rank 0 has the better view and speaks first: the others wait that much longer.
+HEAD_START_SECONDS = 5.0
 # A pause is a hang when it is this many times longer than any before it, at least HANG_SECONDS.
 HANG_FACTOR = 10.0
 # Before this process's first step is done (compilation, first touch of the data) and while rank 0 writes a checkpoint.
@@ -46,7 +48,10 @@ Item = TypeVar("Item")
 
 
 class Stage(IntEnum):
-    """Where in a step a rank is, in order; in COUNT, REDUCE and SUM it waits for the others."""
+    """Where in a step a rank is, in order; in COUNT, REDUCE, SUM and COUNT_AHEAD it waits for the others.
+
+    The last two but one are the next step's, which is made ready while the device evaluates.
+    """
 
     SETUP = 0
     READ = 1
@@ -56,7 +61,9 @@ class Stage(IntEnum):
     UPDATE = 5
     EVALUATE = 6
     SUM = 7
-    CHECKPOINT = 8
+    READ_AHEAD = 8
+    COUNT_AHEAD = 9
+    CHECKPOINT = 10
 
 
 _PATIENT = (Stage.SETUP, Stage.CHECKPOINT)
@@ -178,13 +185,16 @@ class Watch:
             return
         # Every failure of torch.distributed is a RuntimeError.
         is_consequence = isinstance(error, RuntimeError)
-        words = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+        words = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ").rstrip(".")
         sentence = f"{self._name(self.world.rank)} failed {_after(self._step)}: {words}"
         if self._to_head is not None:
             _send(self._to_head, {"failed": sentence, "cause": not is_consequence})
         elif is_consequence:
             self._suspicion = (time.monotonic() + CAUSE_SECONDS, sentence)
         else:
+            if isinstance(error, Exception):
+                self._stopping.set()  # no signal: whoever ends from now on is no cause
+                self._report(sentence)
             self._announce(sentence)
         # The other thread ends the process when it knows.
         self._stopping.wait(CAUSE_SECONDS + 2 * PERIOD_SECONDS if is_consequence else PERIOD_SECONDS)
@@ -294,8 +304,7 @@ class Watch:
                 next_beat = time.monotonic() + PERIOD_SECONDS
                 _send(head, {"step": self._step, "stage": self._stage, "ticks": self._ticks})
             if not select.select([head], [], [], PERIOD_SECONDS / 5)[0]:
-                # Longer than rank 0 waits itself: it has the better view.
-                silence, limit = time.monotonic() - heard, 2 * self._hang_seconds
+                silence, limit = time.monotonic() - heard, self._hang_seconds + HEAD_START_SECONDS
                 if silence > (PATIENT_SECONDS if self._stage in _PATIENT else limit):
                     self._end(f"{self._name(0)} is silent {_after(self._step)} ({silence:.0f} s)")
                 continue
@@ -322,16 +331,20 @@ class Watch:
             self._announce(sentence)
         other_machine = [rank for rank, host in enumerate(self._hosts) if host != self._hosts[0]]
         if self.world.rank in (0, 1, *other_machine[:1]):
-            print(f"mlbert: error: {sentence}. The run is aborted on every rank.", file=sys.stderr, flush=True)
-            if self.world.rank > 1:
-                time.sleep(PERIOD_SECONDS)  # rank 1 comes first, if it is alive
-            # A full disk must not keep the process alive.
-            with contextlib.suppress(Exception):
-                self._close_log(sentence)
+            self._report(sentence)
         if self.world.rank == 0:
             # A connection that is closed with beats unread is reset, and the verdict on it lost.
             time.sleep(PERIOD_SECONDS)
         os._exit(EXIT_CODE)
+
+    def _report(self, sentence: str) -> None:
+        """Tells the story to people and closes the log with it."""
+        print(f"mlbert: error: {sentence}. The run is aborted on every rank.", file=sys.stderr, flush=True)
+        if self.world.rank > 1:
+            time.sleep(PERIOD_SECONDS)  # rank 1 comes first, if it is alive
+        # A full disk must not keep the process alive.
+        with contextlib.suppress(Exception):
+            self._close_log(sentence)
 
 
 def _listen(backlog: int) -> socket.socket:

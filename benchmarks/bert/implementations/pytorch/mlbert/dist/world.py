@@ -166,6 +166,20 @@ def _check_contradiction(chosen: Identity, other: Identity) -> None:
         )
 
 
+def _check_restarts(environ: Mapping[str, str]) -> None:
+    """Refuses a torchrun that would restart ranks among the addresses of dead ones.
+
+    By default all rounds of its c10d rendezvous share one store, where the new ranks find the addresses of
+    the round before, and wait for nobody.
+    """
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        raise UserError(
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+            "is not 1, so that ranks which torchrun starts again would wait for the dead ones",
+            "Export it as 1 where torchrun --max-restarts is called, with --rdzv-backend=c10d",
+        )
+
+
 def _complete_local(identity: Identity, one_machine: bool) -> tuple[int, int]:
     """Local rank and size; where the launcher left them out, they are the global ones if all ranks share a machine."""
     rank, size = identity.local_rank, identity.local_world_size
@@ -248,6 +262,7 @@ class World:
             _check_contradiction(chosen, other)
             if chosen.local_rank is None and (chosen.rank, chosen.world_size) == (other.rank, other.world_size):
                 chosen = other  # srun's PMI plugin tells no local ranks, srun itself does
+        _check_restarts(environ)
         if chosen.world_size < 1:
             raise UserError("process identity", f"{chosen.launcher} says a world of 0 ranks", ONE_IDENTITY)
         address = environ.get("MASTER_ADDR", "").strip()
@@ -323,22 +338,6 @@ class World:
     def begin_all_reduce_sum(self, tensor: Tensor) -> dist.Work | None:
         """Starts such a sum and returns at once; `wait()` on the result before use. None for a single process."""
         return dist.all_reduce(tensor, async_op=True) if self.world_size > 1 else None
-
-    def begin_reduce_scatter_sum(self, buffer: Tensor) -> dist.Work:
-        """Starts a sum over the ranks of which each keeps one part, in place: part `rank` of `world_size` equal ones.
-
-        The other parts of the buffer are undefined afterwards. Several ranks only.
-        """
-        part = buffer.chunk(self.world_size)[self.rank]
-        # The newer name came with torch 2.13, the older one goes away.
-        reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        return reduce_scatter(part, buffer, async_op=True)
-
-    def begin_all_gather(self, buffer: Tensor) -> dist.Work:
-        """Starts filling the buffer with each rank's part of it, as `begin_reduce_scatter_sum` divides it, in place."""
-        part = buffer.chunk(self.world_size)[self.rank]
-        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        return all_gather(buffer, part, async_op=True)
 
     def broadcast_int(self, value: int) -> int:
         """Rank 0's number on every rank (64 bits, signed)."""

@@ -1,6 +1,16 @@
-"""BERT with its pre-training heads, and the Hugging Face adapter."""
+"""BERT with its pre-training heads, its step as a graph, and the Hugging Face adapter."""
 
-from mlbert.models.bert import BertForPreTraining, DropoutState, PreTrainingOutput
+from mlbert.models.bert import BertForPreTraining, Dropout, DropoutKeys, DropoutState, PreTrainingOutput
 from mlbert.models.config import BertConfig
+from mlbert.models.graphed_step import GraphedStep, GraphMode
 
-__all__ = ["BertConfig", "BertForPreTraining", "DropoutState", "PreTrainingOutput"]
+__all__ = [
+    "BertConfig",
+    "BertForPreTraining",
+    "Dropout",
+    "DropoutKeys",
+    "DropoutState",
+    "GraphMode",
+    "GraphedStep",
+    "PreTrainingOutput",
+]

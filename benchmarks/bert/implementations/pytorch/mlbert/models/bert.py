@@ -11,6 +11,7 @@ where the heads read it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +24,20 @@ from mlbert.ops import fp8
 
 # Places of one layer (or of the embeddings, as layer 0) at which dropout draws a mask of its own.
 SITE_EMBEDDINGS, SITE_ATTENTION, SITE_ATTENTION_OUTPUT, SITE_OUTPUT = range(4)
+NUM_SITES = 4
 
 # The reference divides the summed masked-LM loss by (sum of weights + 1e-5).
 MLM_DIVISOR_EPS = 1e-5
 
 # Linear layers of one encoder layer, as its FP8 scales are numbered.
 QKV, ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT = range(4)
+
+
+class Dropout(Protocol):
+    """Names the masks of one optimizer step."""
+
+    def key(self, layer: int, site: int) -> ops.Key:
+        """The 32-bit key of one mask."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,26 @@ class DropoutState:
     def key(self, layer: int, site: int) -> int:
         """The 32-bit key of one mask."""
         return ops.dropout_key(self.seed, self.step, layer, site)
+
+
+@dataclass(frozen=True)
+class DropoutKeys:
+    """The same names in memory of the device, so that a graph finds each step's.
+
+    Attributes:
+        table: int32 [layers + 1, NUM_SITES], as `ops.dropout_keys` gives it for `DropoutState`'s seed and step.
+    """
+
+    table: Tensor
+
+    def key(self, layer: int, site: int) -> Tensor:
+        """The key of one mask: an int32 scalar, part of the table."""
+        return self.table[layer, site]
+
+
+def loss_divisors(num_masked: int, num_samples: int) -> tuple[float, float]:
+    """What `PreTrainingOutput.loss` divides by, when the step holds these many masked tokens and sequences."""
+    return num_masked + MLM_DIVISOR_EPS, float(num_samples)
 
 
 @dataclass(frozen=True)
@@ -59,7 +88,13 @@ class PreTrainingOutput:
 
     def loss(self, num_masked: int, num_samples: int) -> Tensor:
         """The benchmark's loss when the whole optimizer step holds these many masked tokens and sequences."""
-        return self.mlm_loss_sum / (num_masked + MLM_DIVISOR_EPS) + self.nsp_loss_sum / num_samples
+        masked, samples = loss_divisors(num_masked, num_samples)
+        # Tensors, though numbers would do: on a GPU a division by a number multiplies by its reciprocal instead.
+        return self.loss_by(torch.full_like(self.mlm_loss_sum, masked), torch.full_like(self.nsp_loss_sum, samples))
+
+    def loss_by(self, masked_divisor: Tensor, sample_divisor: Tensor) -> Tensor:
+        """The same with the `loss_divisors` as scalars on the device, of the losses' types."""
+        return self.mlm_loss_sum / masked_divisor + self.nsp_loss_sum / sample_divisor
 
 
 class BertEmbeddings(nn.Module):
@@ -73,7 +108,7 @@ class BertEmbeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, batch: Batch, dropout: DropoutState | None) -> Tensor:
+    def forward(self, batch: Batch, dropout: Dropout | None) -> Tensor:
         """Returns float32 [T, D]."""
         total = ops.embedding_sum(
             batch.input_ids,
@@ -134,46 +169,74 @@ class BertLayer(nn.Module):
         self.intermediate = _Intermediate(config)
         self.output = _DenseNorm(config.intermediate_size, config.hidden_size, config.layer_norm_eps)
 
-    def forward(
-        self,
-        hidden_TD: Tensor,
-        batch: Batch,
-        dropout: DropoutState | None,
-        rows: Tensor | None,
-        slots: list[fp8.Slot] | None = None,
-    ) -> Tensor:
+    def forward(self, hidden_TD: Tensor, batch: Batch, dropout: Dropout | None, rows: Tensor | None) -> Tensor:
         """Encodes every token, or only those named by ``rows`` (int64 [R]): attention still reads all tokens.
 
-        Products run in FP8 where ``slots``, one for each linear layer, are given. Returns [T, D], or [R, D] where rows
-        are given, in the compute precision.
+        Returns [T, D], or [R, D] where rows are given, in the compute precision.
         """
-        context_TD = self._attend(hidden_TD, batch, dropout, slots)
+        weights, biases = self._qkv_parameters()
+        context_TD = self._attend(ops.linear_qkv(hidden_TD, *weights, *biases), batch, dropout)
         dropout_rows = batch.dropout_rows
         if rows is not None:
             context_TD, hidden_TD = context_TD.index_select(0, rows), hidden_TD.index_select(0, rows)
             dropout_rows = dropout_rows.index_select(0, rows)
-        projected = self._project(self.attention.output, context_TD, slots[ATTENTION_OUTPUT] if slots else None)
-        hidden_TD = self._norm(
-            self.attention.output, projected, hidden_TD, dropout, SITE_ATTENTION_OUTPUT, dropout_rows
+        part, inner = self.attention.output, self.intermediate.dense
+        projected = F.linear(context_TD, part.dense.weight.to(self.dtype))
+        hidden_TD = ops.dropout_add_layer_norm(
+            *self._norm_arguments(part, projected, hidden_TD, dropout, SITE_ATTENTION_OUTPUT, dropout_rows)
         )
-        dense, exact = self.intermediate.dense, self.config.hidden_act == "gelu_erf"
-        if slots:
-            inner = fp8.linear_gelu(hidden_TD, dense.weight, dense.bias, exact, slots[INTERMEDIATE])
-        else:
-            inner = ops.linear_gelu(hidden_TD, dense.weight, dense.bias, exact)
-        projected = self._project(self.output, inner, slots[OUTPUT] if slots else None)
-        return self._norm(self.output, projected, hidden_TD, dropout, SITE_OUTPUT, dropout_rows)
+        exact = self.config.hidden_act == "gelu_erf"
+        projected = ops.feed_forward(hidden_TD, inner.weight, inner.bias, self.output.dense.weight, exact)
+        return ops.dropout_add_layer_norm(
+            *self._norm_arguments(self.output, projected, hidden_TD, dropout, SITE_OUTPUT, dropout_rows)
+        )
 
-    def _attend(
-        self, hidden_TD: Tensor, batch: Batch, dropout: DropoutState | None, slots: list[fp8.Slot] | None
-    ) -> Tensor:
-        attention = self.attention.self
-        parts = (attention.query, attention.key, attention.value)
-        weights, biases = [part.weight for part in parts], [part.bias for part in parts]
-        if slots:
-            qkv = fp8.linear_qkv(hidden_TD, weights, biases, slots[QKV])
-        else:
-            qkv = ops.linear_qkv(hidden_TD, *weights, *biases)
+    def forward_fp8(
+        self,
+        hidden: fp8.Hidden,
+        batch: Batch,
+        dropout: Dropout | None,
+        rows: Tensor | None,
+        slots: list[fp8.Slot],
+        next_slot: fp8.Slot | None,
+    ) -> fp8.Hidden:
+        """`forward` in FP8: ``slots`` of the four linear layers, ``next_slot`` of the one after them, if any."""
+        qkv = fp8.linear_qkv(hidden.product, *self._qkv_parameters(), slots[QKV], hidden.small)
+        context_TD = self._attend(qkv, batch, dropout)
+        residual_TD, dropout_rows = hidden.residual, batch.dropout_rows
+        if rows is not None:
+            context_TD, residual_TD = context_TD.index_select(0, rows), residual_TD.index_select(0, rows)
+            dropout_rows = dropout_rows.index_select(0, rows)
+        part, inner = self.attention.output, self.intermediate.dense
+        projected = fp8.linear(context_TD, part.dense.weight, None, slots[ATTENTION_OUTPUT])
+        hidden = fp8.dropout_add_layer_norm(
+            *self._norm_arguments(part, projected, residual_TD, dropout, SITE_ATTENTION_OUTPUT, dropout_rows),
+            slots[INTERMEDIATE],
+        )
+        projected = fp8.feed_forward(
+            hidden.product,
+            inner.weight,
+            inner.bias,
+            self.output.dense.weight,
+            self.config.hidden_act == "gelu_erf",
+            (slots[INTERMEDIATE], slots[OUTPUT]),
+            hidden.small,
+        )
+        return fp8.dropout_add_layer_norm(
+            *self._norm_arguments(self.output, projected, hidden.residual, dropout, SITE_OUTPUT, dropout_rows),
+            next_slot,
+        )
+
+    def linear_weights(self) -> tuple[list[Tensor], ...]:
+        """The weights of the four linear layers, each as its parts."""
+        dense = (self.attention.output.dense, self.intermediate.dense, self.output.dense)
+        return (self._qkv_parameters()[0], *([part.weight] for part in dense))
+
+    def _qkv_parameters(self) -> tuple[list[Tensor], list[Tensor]]:
+        parts = (self.attention.self.query, self.attention.self.key, self.attention.self.value)
+        return [part.weight for part in parts], [part.bias for part in parts]
+
+    def _attend(self, qkv: Tensor, batch: Batch, dropout: Dropout | None) -> Tensor:
         context_TNH = ops.attention(
             qkv.view(-1, 3, self.config.num_attention_heads, self.config.head_size),
             batch.cu_seqlens,
@@ -184,16 +247,11 @@ class BertLayer(nn.Module):
         )
         return context_TNH.reshape(-1, self.config.hidden_size)
 
-    def _project(self, part: _DenseNorm, x: Tensor, slot: fp8.Slot | None) -> Tensor:
-        """The linear layer without its bias, which `_norm` adds."""
-        if slot:
-            return fp8.linear(x, part.dense.weight, None, slot)
-        return F.linear(x, part.dense.weight.to(self.dtype))
-
-    def _norm(
-        self, part: _DenseNorm, x: Tensor, residual: Tensor, dropout: DropoutState | None, site: int, rows: Tensor
-    ) -> Tensor:
-        return ops.dropout_add_layer_norm(
+    def _norm_arguments(
+        self, part: _DenseNorm, x: Tensor, residual: Tensor, dropout: Dropout | None, site: int, rows: Tensor
+    ) -> tuple[Any, ...]:
+        """Of LayerNorm(residual + dropout(x + the linear layer's bias))."""
+        return (
             x,
             residual,
             part.LayerNorm.weight,
@@ -227,16 +285,37 @@ class BertModel(nn.Module):
         self.embeddings = BertEmbeddings(config)
         self.encoder = _Encoder(config, dtype)
         self.pooler = _Pooler(config)
-        self.scaling = fp8.Scaling(4 * config.num_hidden_layers, products) if products else None
+        self.scaling = fp8.Scaling(fp8.LINEARS_PER_LAYER * config.num_hidden_layers, products) if products else None
 
-    def forward(self, batch: Batch, dropout: DropoutState | None, last_rows: Tensor | None) -> Tensor:
+    def forward(self, batch: Batch, dropout: Dropout | None, last_rows: Tensor | None) -> Tensor:
         """Returns the last hidden states [T, D], or [R, D] of the rows asked for."""
         hidden_TD = self.embeddings(batch, dropout).to(self.dtype)
-        last = len(self.encoder.layer) - 1
-        for i, layer in enumerate(self.encoder.layer):
-            slots = [self.scaling.slot(4 * i + j) for j in range(4)] if self.scaling else None
-            hidden_TD = layer(hidden_TD, batch, dropout, last_rows if i == last else None, slots)
+        if self.scaling is not None:
+            return self._encode_fp8(hidden_TD, batch, dropout, last_rows, self.scaling)
+        layers = self.encoder.layer
+        for i, layer in enumerate(layers):
+            hidden_TD = layer(hidden_TD, batch, dropout, last_rows if i == len(layers) - 1 else None)
         return hidden_TD
+
+    def quantise_weights(self) -> None:
+        """Makes the FP8 copies of all weights that changed: before a graph that is to read them, not to make them."""
+        if self.scaling is None:
+            return
+        for i, layer in enumerate(self.encoder.layer):
+            for j, weights in enumerate(layer.linear_weights()):
+                fp8.quantise_weight(weights, self.scaling.slot(fp8.LINEARS_PER_LAYER * i + j))
+
+    def _encode_fp8(
+        self, hidden_TD: Tensor, batch: Batch, dropout: Dropout | None, last_rows: Tensor | None, scaling: fp8.Scaling
+    ) -> Tensor:
+        layers = self.encoder.layer
+        hidden = fp8.Hidden(hidden_TD, hidden_TD, None)
+        slots = [scaling.slot(i) for i in range(fp8.LINEARS_PER_LAYER * len(layers))]
+        for i, layer in enumerate(layers):
+            own, last = slots[fp8.LINEARS_PER_LAYER * i :][: fp8.LINEARS_PER_LAYER + 1], i == len(layers) - 1
+            next_slot = None if last else own.pop()
+            hidden = layer.forward_fp8(hidden, batch, dropout, last_rows if last else None, own, next_slot)
+        return hidden.residual
 
 
 class _Transform(nn.Module):
@@ -319,7 +398,7 @@ class BertForPreTraining(nn.Module):
                 ordered[name] = parameter
         return list(ordered.items())
 
-    def forward(self, batch: Batch, dropout: DropoutState | None = None) -> PreTrainingOutput:
+    def forward(self, batch: Batch, dropout: Dropout | None = None) -> PreTrainingOutput:
         """Losses and hits of one micro-batch; ``dropout`` None means evaluation."""
         masked_MD, first_SD = self._head_inputs(batch, dropout)
         logits_MV = self.masked_logits(masked_MD)
@@ -328,7 +407,7 @@ class BertForPreTraining(nn.Module):
         nsp_loss_sum = F.cross_entropy(nsp_logits, batch.next_sentence_labels, reduction="sum")
         return PreTrainingOutput(mlm_loss_sum, nsp_loss_sum, num_correct)
 
-    def _head_inputs(self, batch: Batch, dropout: DropoutState | None) -> tuple[Tensor, Tensor]:
+    def _head_inputs(self, batch: Batch, dropout: Dropout | None) -> tuple[Tensor, Tensor]:
         """Hidden states of the masked tokens [M, D] and of each sequence's [CLS] [S, D]."""
         # Sequences without tokens, which fill a batch up, may begin behind the last token.
         first = batch.cu_seqlens[:-1].long().clamp(max=batch.num_tokens - 1)

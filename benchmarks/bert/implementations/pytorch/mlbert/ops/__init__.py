@@ -4,21 +4,24 @@
 
 from mlbert.ops import fp8
 from mlbert.ops.attention import attention
-from mlbert.ops.dropout import dropout_key
+from mlbert.ops.dropout import Key, dropout_key, dropout_keys
 from mlbert.ops.dropout import keep_mask as dropout_keep_mask
 from mlbert.ops.embedding import embedding_sum
-from mlbert.ops.linear import linear_gelu, linear_qkv
+from mlbert.ops.linear import feed_forward, linear_gelu, linear_qkv
 from mlbert.ops.loss import masked_cross_entropy
 from mlbert.ops.norm import dropout_add_layer_norm, layer_norm_dropout
 from mlbert.ops.registry import describe, select
 
 __all__ = [
+    "Key",
     "attention",
     "describe",
     "dropout_add_layer_norm",
     "dropout_keep_mask",
     "dropout_key",
+    "dropout_keys",
     "embedding_sum",
+    "feed_forward",
     "fp8",
     "layer_norm_dropout",
     "linear_gelu",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mlbert.ops import reference, registry
-from mlbert.ops.dropout import dropout_threshold
+from mlbert.ops.dropout import Key, dropout_threshold
 from mlbert.ops.native_library import check_rows, is_bf16, library, pointer
 
 TILE_HEAD_SIZE = 32
@@ -34,7 +34,7 @@ def attention(
     cu_seqlens: Tensor,
     max_seqlen: int,
     dropout_p: float,
-    key: int,
+    key: Key,
     rows: Tensor | None,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
@@ -87,7 +87,7 @@ def _flash(
     cu_seqlens: Tensor,
     max_seqlen: int,
     dropout_p: float,
-    key: int,
+    key: Key,
     rows: Tensor | None,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:

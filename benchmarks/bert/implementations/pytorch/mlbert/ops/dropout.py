@@ -25,6 +25,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# A key as ops take it: a number, or an int32 scalar tensor on the device that holds the bits of one, so that a captured
+# graph can be replayed with other masks. C kernels take numbers only.
+Key = int | Tensor
+
 MASK32 = 0xFFFFFFFF
 GOLDEN = 0x9E3779B9
 MULTIPLIER_1 = 0x7FEB352D
@@ -56,10 +60,25 @@ def dropout_key(seed: int, step: int, layer: int, site: int) -> int:
         layer: layer number; any number not used by a layer for embeddings and heads.
         site: which dropout of the layer.
     """
-    key = 0
-    for word in (seed & MASK32, (seed >> 32) & MASK32, step, layer, site):
+    key = _step_key(seed, step)
+    for word in (layer, site):
         key = mix32((key + GOLDEN) ^ (word & MASK32))
     return key
+
+
+def _step_key(seed: int, step: int) -> int:
+    key = 0
+    for word in (seed & MASK32, (seed >> 32) & MASK32, step):
+        key = mix32((key + GOLDEN) ^ (word & MASK32))
+    return key
+
+
+def dropout_keys(seed: int, step: int, num_layers: int, num_sites: int) -> Tensor:
+    """`dropout_key` of all layers and sites from 0: int32 [num_layers, num_sites], on the CPU, the bits of each key."""
+    layer, site = torch.arange(num_layers)[:, None], torch.arange(num_sites)
+    keys = _mix32_tensor(((_step_key(seed, step) + GOLDEN) & MASK32) ^ layer)
+    keys = _mix32_tensor(((keys + GOLDEN) & MASK32) ^ site)
+    return torch.where(keys > MASK32 >> 1, keys - (1 << 32), keys).int()
 
 
 def head_key(key: int, head: int) -> int:
@@ -84,15 +103,23 @@ def dropout_scale(threshold: int) -> float:
     return 256.0 / (256 - threshold)
 
 
-def keep_mask(key: int, rows: Tensor, columns: int, probability: float) -> Tensor:
+def keep_mask(key: Key, rows: Tensor, columns: int, probability: float) -> Tensor:
     """Which elements stay: bool [R, columns] for rows int32 [R]."""
-    return _keep_mask(torch.tensor([key], device=rows.device), rows, columns, probability)[0]
+    return _keep_mask(_key_tensor(key, rows), rows, columns, probability)[0]
 
 
-def attention_keep_mask(key: int, rows: Tensor, num_heads: int, columns: int, probability: float) -> Tensor:
+def attention_keep_mask(key: Key, rows: Tensor, num_heads: int, columns: int, probability: float) -> Tensor:
     """Which attention probabilities stay: bool [N, R, columns] for query rows int32 [R]."""
-    keys = torch.tensor([head_key(key, head) for head in range(num_heads)], device=rows.device)
+    heads = (torch.arange(1, num_heads + 1, device=rows.device) * GOLDEN) & MASK32
+    keys = _mix32_tensor((_key_tensor(key, rows) + heads) & MASK32)
     return _keep_mask(keys, rows, columns, probability)
+
+
+def _key_tensor(key: Key, rows: Tensor) -> Tensor:
+    """The key as int64 [1] beside the rows."""
+    if isinstance(key, Tensor):
+        return key.reshape(1).to(torch.int64) & MASK32
+    return torch.full((1,), key & MASK32, dtype=torch.int64, device=rows.device)
 
 
 def _keep_mask(keys: Tensor, rows: Tensor, columns: int, probability: float) -> Tensor:
@@ -100,5 +127,5 @@ def _keep_mask(keys: Tensor, rows: Tensor, columns: int, probability: float) -> 
     row_hash = _mix32_tensor(row_mix[None, :] ^ keys[:, None])
     group = (torch.arange((columns + 3) // 4, device=rows.device) * GOLDEN) & MASK32
     word = _mix32_tensor(row_hash[:, :, None] ^ group)
-    byte = (word[..., None] >> torch.tensor([0, 8, 16, 24], device=rows.device)) & 0xFF
+    byte = (word[..., None] >> (8 * torch.arange(4, device=rows.device))) & 0xFF
     return byte.flatten(2)[:, :, :columns] >= dropout_threshold(probability)

@@ -1,170 +1,176 @@
 """Linear layers whose matrix products run in FP8: E4M3 for activations and weights, E5M2 for gradients.
 
-A tensor is multiplied by one scale, a power of two, and rounded to FP8; the product is divided by the two scales. A
-step uses the scale that the largest magnitudes of the steps before it allow ("delayed scaling"), so quantising needs no
-pass of its own to find a maximum and the host waits for nothing:
+A tensor is multiplied by one scale, a power of two (`mlbert.ops.fp8_scaling` tells which), and rounded to FP8; the
+product is divided by the two scales. What exceeds the range becomes the largest FP8 number; NaN stays NaN. Activations
+around the products stay bfloat16, weight gradients come out in float32.
 
-    scale = 2^floor(log2(largest FP8 number / largest magnitude of the last HISTORY steps))
+Hopper's products read both operands along their inner dimension, so every operand is wanted by rows and transposed. One
+pass makes both, and where an element-wise op touches the tensor anyway, that op's kernel makes them:
 
-What exceeds the range becomes the largest FP8 number; NaN stays NaN. The first step, which has no history, scales each
-tensor by its own maximum. Activations around the products stay bfloat16, weight gradients come out in float32.
+    input of Q K V and of the feed-forward   LayerNorm before it (`dropout_add_layer_norm`), beside the bfloat16 result
+                                             that the residual sum needs; the first layer's in a pass of its own
+    input of the attention output            a pass of its own
+    input of the second feed-forward layer   bias and GELU: no activation of that width is written in bfloat16
+    gradient of Q K V                        a pass of its own, which sums the bias gradient
+    gradient of the outputs                  a pass of its own each; their biases belong to LayerNorm
+    gradient of the first feed-forward layer GELU's derivative, which sums the bias gradient
+    weights                                  a pass of its own, once a step and once an evaluation
 
-Formats: Micikevicius et al., "FP8 Formats for Deep Learning", arXiv 2209.05433. Implementations of the two parts:
-``plain`` takes the product of the dequantised numbers in float32; the others call `torch._scaled_mm`, which exists for
-CUDA (compute capability 8.9 and higher) and, slower than bfloat16, for the CPU, where it serves tests.
+The bias of Q K V is added inside the product. The two gradients of a hidden state, the product's and the residual's,
+are added by LayerNorm's backward pass.
 
-Legend: T tokens, D columns of the input, F columns of the output, n linear layers.
+Formats: Micikevicius et al., "FP8 Formats for Deep Learning", arXiv 2209.05433. Implementations: ``plain`` quantises in
+PyTorch, at the same points, and takes the product of the dequantised numbers in float32; ``triton`` quantises in
+kernels; all but ``plain`` call `torch._scaled_mm`, which exists for CUDA (compute capability 8.9 and higher) and,
+slower than bfloat16, for the CPU, where it serves tests.
+
+Legend: T tokens, U tokens rounded up to a multiple of 16, D columns of the input, F columns of the output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from mlbert.ops import registry
+from mlbert.ops import norm, registry
+from mlbert.ops.dropout import Key
+from mlbert.ops.fp8_scaling import (
+    GRADIENT,
+    HISTORY,
+    INNER_MULTIPLE,
+    INPUT,
+    LINEARS_PER_LAYER,
+    TYPES,
+    WEIGHT,
+    Products,
+    Quantised,
+    Scaled,
+    Scaling,
+    Slot,
+    padded_tokens,
+    scale_for,
+)
 from mlbert.ops.linear import joined
 
-HISTORY = 16  # steps
-INPUT, WEIGHT, GRADIENT = range(3)
-TYPES = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
-LARGEST = tuple(torch.finfo(dtype).max for dtype in TYPES)
-SCALE_BOUND = 2.0**100  # keeps scale and 1 / scale normal float32 numbers
-INNER_MULTIPLE = 16  # cublasLt's FP8 products need inner and output dimensions in multiples of it
+__all__ = [
+    "GRADIENT",
+    "HISTORY",
+    "INPUT",
+    "LINEARS_PER_LAYER",
+    "WEIGHT",
+    "Hidden",
+    "Products",
+    "Quantised",
+    "Scaling",
+    "Slot",
+    "dropout_add_layer_norm",
+    "feed_forward",
+    "linear",
+    "linear_qkv",
+    "product",
+    "quantise",
+    "quantise_weight",
+    "scale_for",
+]
 
 
-@dataclass(frozen=True)
-class Products:
-    """Which of a linear layer's three matrix products run in FP8; the others run in the activations' type."""
-
-    forward: bool = True
-    input_gradient: bool = True
-    weight_gradient: bool = True
-
-
-class Quantised(NamedTuple):
-    """A matrix [T, F] in FP8: `rows` as it lies, `columns` [F, T] transposed."""
-
-    rows: Tensor
-    columns: Tensor
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One linear layer's part of a `Scaling`: views, one number for each of INPUT, WEIGHT and GRADIENT.
+class Hidden(NamedTuple):
+    """A hidden state [T, D] with two readers, whose gradients the pass that made it adds.
 
     Attributes:
-        scale, inverse: float32 [3], factors and their reciprocals.
-        amax: float32 [3], raised to the largest magnitudes seen.
-        calibrated: False: scales are not known yet, each tensor takes its own.
-        products: what runs in FP8.
+        residual: for the residual sum.
+        product: the same numbers, for the next linear layer.
+        small: their FP8 copies with that layer's scale; None where the layer has to make them.
     """
 
-    scale: Tensor
-    inverse: Tensor
-    amax: Tensor
-    calibrated: bool
-    products: Products
+    residual: Tensor
+    product: Tensor
+    small: Scaled | None
 
 
-class Scaling(nn.Module):
-    """Scales of all FP8 linear layers of a model, and the magnitudes that they follow from; moves with the model.
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, slot: Slot, small: Scaled | None = None) -> Tensor:
+    """x W^T + b: x [T, D] in the activations' type, weight [F, D] and bias [F] float32 -> [T, F].
 
     Args:
-        num_linears: n.
-        products: what runs in FP8.
-
-    Attributes:
-        amax: float32 [n, 3], largest magnitudes of the present step.
-        history: float32 [n, 3, HISTORY], of the steps before it, the last one first.
-        scale, inverse: float32 [n, 3].
-        calibrated: whether a step has set the scales.
+        small: x in FP8 with the slot's scale, if it is there already.
     """
-
-    amax: Tensor
-    history: Tensor
-    scale: Tensor
-    inverse: Tensor
-    largest: Tensor
-
-    def __init__(self, num_linears: int, products: Products) -> None:
-        super().__init__()
-        self.products = products
-        self.calibrated = False
-        for name, value in (
-            ("amax", torch.zeros(num_linears, 3)),
-            ("history", torch.zeros(num_linears, 3, HISTORY)),
-            ("scale", torch.ones(num_linears, 3)),
-            ("inverse", torch.ones(num_linears, 3)),
-            ("largest", torch.tensor(LARGEST)),
-        ):
-            self.register_buffer(name, value, persistent=False)
-
-    def slot(self, index: int) -> Slot:
-        """The part of linear layer `index`. Where no gradient is wanted, what passes leaves no trace."""
-        amax = self.amax[index] if torch.is_grad_enabled() else torch.zeros_like(self.amax[index])
-        return Slot(self.scale[index], self.inverse[index], amax, self.calibrated, self.products)
-
-    @torch.no_grad()
-    def update(self, over_ranks: Callable[[Tensor], Any]) -> None:
-        """Call after each optimizer step: takes the step's magnitudes into the history and sets the next scales.
-
-        Args:
-            over_ranks: raises a tensor to its largest values over all ranks, in place; so all ranks scale alike.
-
-        Magnitudes that are not finite are passed over, and a tensor that was zero throughout keeps its scale.
-        """
-        over_ranks(self.amax)
-        seen = torch.where(self.amax.isfinite(), self.amax, 0.0)
-        self.history.copy_(torch.cat([seen.unsqueeze(-1), self.history[..., :-1]], dim=-1))
-        highest = self.history.amax(-1)
-        self.scale.copy_(torch.where(highest > 0, scale_for(highest, self.largest), self.scale))
-        self.inverse.copy_(self.scale.reciprocal())
-        self.amax.zero_()
-        self.calibrated = True
-
-    def forget_step(self) -> None:
-        """Drops the magnitudes of the present step."""
-        self.amax.zero_()
-
-    def state(self) -> dict[str, Tensor]:
-        """What a checkpoint needs: the live tensors. Valid between `update` and the next step."""
-        return {"history": self.history, "scale": self.scale}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `state` gave, by copy; an empty one (a run in another precision) leaves all as it is."""
-        if not state:
-            return
-        self.history.copy_(state["history"])
-        self.scale.copy_(state["scale"])
-        self.inverse.copy_(self.scale.reciprocal())
-        self.calibrated = True
+    return _Linear.apply(x, small, slot, 1, weight, *(() if bias is None else (bias,)))
 
 
-def scale_for(amax: Tensor, largest: Tensor | float) -> Tensor:
-    """The largest power of two that keeps `amax` (positive) within `largest`; exact on every device."""
-    ratio = (largest / amax).clamp(1.0 / SCALE_BOUND, SCALE_BOUND)
-    exponent = torch.frexp(ratio).exponent
-    return torch.ldexp(torch.ones_like(ratio), exponent - 1)
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, slot: Slot) -> Tensor:
-    """x W^T + b: x [T, D] in the activations' type, weight [F, D] and bias [F] float32 -> [T, F]."""
-    return _Linear.apply(x, slot, 1, weight, *(() if bias is None else (bias,)))
-
-
-def linear_qkv(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], slot: Slot) -> Tensor:
+def linear_qkv(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], slot: Slot, small: Scaled | None = None
+) -> Tensor:
     """`mlbert.ops.linear_qkv` in FP8: three weights [D, D] and biases [D], which share one scale."""
-    return _Linear.apply(x, slot, len(weights), *weights, *biases)
+    return _Linear.apply(x, small, slot, len(weights), *weights, *biases)
 
 
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool, slot: Slot) -> Tensor:
-    """`mlbert.ops.linear_gelu` in FP8."""
-    return F.gelu(linear(x, weight, bias, slot), approximate="none" if exact else "tanh")
+def feed_forward(
+    x: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    w2: Tensor,
+    exact: bool,
+    slots: tuple[Slot, Slot],
+    small: Scaled | None = None,
+) -> Tensor:
+    """gelu(x W1^T + b1) W2^T: x [T, D], w1 [F, D], b1 [F], w2 [D, F] -> [T, D]; the second bias is left to the caller.
+
+    Args:
+        exact: the erf form of GELU; otherwise the benchmark's tanh form.
+        slots: of the two linear layers. Where some of their products do not run in FP8, GELU has a pass of its own.
+        small: x in FP8 with the first slot's scale, if it is there already.
+    """
+    if all(slot.products.all for slot in slots):
+        return _FeedForward.apply(x, small, w1, b1, w2, exact, *slots)
+    inner = F.gelu(linear(x, w1, b1, slots[0], small), approximate="none" if exact else "tanh")
+    return linear(inner, w2, None, slots[1])
+
+
+def dropout_add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dropout_p: float,
+    key: Key,
+    rows: Tensor | None,
+    x_bias: Tensor | None,
+    slot: Slot | None,
+) -> Hidden:
+    """`mlbert.ops.dropout_add_layer_norm` whose result is quantised for the linear layer of `slot`, if there is one."""
+    arguments = (x, residual, weight, bias, eps, dropout_p, key, rows, x_bias)
+    if slot is None or not slot.takes_input:
+        out = norm.dropout_add_layer_norm(*arguments)
+        return Hidden(out, out, None)
+    op = registry.implementation("fp8_dropout_add_layer_norm", x)
+    (out, twin, small), inverse = slot.cast(INPUT, lambda scale, amax: op(*arguments, scale, amax))
+    return Hidden(out, twin, Scaled(*small, inverse))
+
+
+def quantise_weight(weights: Sequence[Tensor], slot: Slot) -> None:
+    """Makes the FP8 copies of a linear layer's weight [F, D], in parts that share a scale, if they are to be made."""
+    if slot.products.forward or slot.products.input_gradient:
+        _weight_in_fp8(weights, slot)
+
+
+def _weight_in_fp8(weights: Sequence[Tensor], slot: Slot) -> Scaled:
+    """The copies, made if they are not since the weight changed."""
+    place, first = slot.weight, weights[0]
+    room = place.small
+    if room is not None and room.rows.device != first.device:
+        room = None
+    if room is None or not place.fresh or (slot.counts and not place.counted):
+        weight = joined(tuple(part.detach() for part in weights)).contiguous()
+        out = None if room is None else Quantised(room.rows, room.columns)
+        op = registry.implementation("fp8_quantise", weight)
+        copies, inverse = slot.cast(WEIGHT, lambda scale, amax: op(weight, scale, amax, TYPES[WEIGHT], out))
+        place.small, place.fresh, place.counted = Scaled(*copies, inverse), True, slot.counts
+    return place.small
 
 
 def quantise(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> Quantised:
@@ -176,109 +182,201 @@ def quantise(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> Quan
         amax: float32 scalar, raised to the largest |x|.
         dtype: float8_e4m3fn or float8_e5m2.
     """
-    return registry.implementation("fp8_quantise", x)(x, scale, amax, dtype)
+    return registry.implementation("fp8_quantise", x)(x, scale, amax, dtype, None)
 
 
 def product(
-    a: Tensor, b: Tensor, inverse_a: Tensor, inverse_b: Tensor, dtype: torch.dtype, fast: bool = False
+    a: Tensor,
+    b: Tensor,
+    inverse_a: Tensor,
+    inverse_b: Tensor,
+    dtype: torch.dtype,
+    fast: bool = False,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """a b^T of FP8 matrices a [M, K] and b [N, K], times the reciprocals of their scales, [M, N] in `dtype`.
+    """a b^T of FP8 matrices a [M, K] and b [N, K], times the reciprocals of their scales, plus bias: [M, N] in `dtype`.
 
     Args:
         fast: lets the tensor cores of Hopper add with fewer bits.
+        bias: [N] in `dtype`, which is bfloat16 then.
     """
-    return registry.implementation("fp8_product", a)(a, b, inverse_a, inverse_b, dtype, fast)
+    if not a.numel():
+        return torch.zeros(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
+    return registry.implementation("fp8_product", a)(a, b, inverse_a, inverse_b, dtype, fast, bias)
 
 
-@registry.register("fp8_quantise", "plain")
-@registry.register("fp8_quantise", "native")
-def _quantise(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> Quantised:
-    if x.numel():
-        amax.copy_(torch.maximum(amax, x.abs().amax()))
-    largest = torch.finfo(dtype).max
-    rows = (x.float() * scale).clamp(-largest, largest).to(dtype)
-    return Quantised(rows, rows.t().contiguous())
+def _scaled(x: Tensor, slot: Slot, kind: int) -> Scaled:
+    """A tensor quantised in a pass of its own."""
+    x = x.contiguous()
+    copies, inverse = slot.cast(kind, lambda scale, amax: quantise(x, scale, amax, TYPES[kind]))
+    return Scaled(*copies, inverse)
 
 
-@registry.register("fp8_quantise", "triton")
-def _triton_quantise(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> Quantised:
-    from mlbert.ops.triton.cast import cast_transpose
-
-    return Quantised(*cast_transpose(x, scale, amax, dtype))
-
-
-@registry.register("fp8_product", "plain")
-def _plain_product(
-    a: Tensor, b: Tensor, inverse_a: Tensor, inverse_b: Tensor, dtype: torch.dtype, fast: bool
-) -> Tensor:
-    return ((a.float() * inverse_a) @ (b.float() * inverse_b).t()).to(dtype)
-
-
-@registry.register("fp8_product", "native")
-@registry.register("fp8_product", "triton")
-def _scaled_product(
-    a: Tensor, b: Tensor, inverse_a: Tensor, inverse_b: Tensor, dtype: torch.dtype, fast: bool
-) -> Tensor:
-    return torch._scaled_mm(a, b.t(), inverse_a, inverse_b, out_dtype=dtype, use_fast_accum=fast)
-
-
-def _in_fp8(x: Tensor, slot: Slot, kind: int) -> tuple[Quantised, Tensor]:
-    """A tensor quantised with its slot's scale, and the reciprocal of that."""
-    scale, inverse = slot.scale[kind], slot.inverse[kind]
-    if not slot.calibrated and x.numel():
-        amax = x.detach().abs().amax().float()
-        scale = torch.where((amax > 0) & amax.isfinite(), scale_for(amax, LARGEST[kind]), scale)
-        inverse = scale.reciprocal()
-    return quantise(x.contiguous(), scale, slot.amax[kind], TYPES[kind]), inverse
-
-
-def _padded(columns: Tensor) -> Tensor:
-    """Adds zeros to the inner dimension of a transposed matrix [F, T] where the hardware asks for it."""
-    return F.pad(columns, (0, -columns.shape[1] % INNER_MULTIPLE))
+def _scaled_and_summed(d_out: Tensor, slot: Slot) -> tuple[Scaled, Tensor]:
+    """A gradient quantised, and its sum over tokens, float32 [F]."""
+    d_out = d_out.contiguous()
+    op = registry.implementation("fp8_quantise_sum", d_out)
+    (copies, total), inverse = slot.cast(GRADIENT, lambda scale, amax: op(d_out, scale, amax, TYPES[GRADIENT]))
+    return Scaled(*copies, inverse), total
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, slot: Slot, parts: int, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, small: Scaled | None, slot: Slot, parts: int, *tensors: Tensor) -> Tensor:
         weights, biases = tensors[:parts], tensors[parts:]
-        weight, products = joined(weights), slot.products
-        assert not any(size % INNER_MULTIPLE for size in weight.shape), f"FP8 needs sizes in 16s, not {weight.shape}"
+        products, bias = slot.products, joined(biases).to(x.dtype) if biases else None
+        _check_sizes(*weights)
         ctx.slot, ctx.parts, ctx.types = slot, parts, [tensor.dtype for tensor in tensors]
-        saved = {"x": x, "weight": weight}
-        if products.forward or products.weight_gradient:
-            small_x, saved["inverse_x"] = _in_fp8(x, slot, INPUT)
+        # Reciprocals stay out of autograd's own list: scales change in place, after this step's backward.
+        ctx.inverse_x = ctx.inverse_weight = None
+        saved_x, saved_weight = x, None
+        if slot.takes_input:
+            small = small or _scaled(x, slot, INPUT)
             if products.weight_gradient:
-                saved["x"] = small_x.columns
+                saved_x, ctx.inverse_x = small.columns, small.inverse
         if products.forward or products.input_gradient:
-            small_weight, saved["inverse_weight"] = _in_fp8(weight, slot, WEIGHT)
+            small_weight = _weight_in_fp8(weights, slot)
             if products.input_gradient:
-                saved["weight"] = small_weight.columns
+                saved_weight, ctx.inverse_weight = small_weight.columns, small_weight.inverse
         if products.forward:
-            inverses = saved["inverse_x"], saved["inverse_weight"]
-            out = product(small_x.rows, small_weight.rows, *inverses, x.dtype, fast=True)
+            operands = (small.rows, small_weight.rows, small.inverse, small_weight.inverse)
+            out = product(*operands, x.dtype, fast=True, bias=bias)
         else:
-            out = F.linear(x, weight.to(x.dtype))
-        # Kept aside from autograd's own list: the scales change in place, after this step's backward.
-        ctx.inverses = saved.pop("inverse_x", None), saved.pop("inverse_weight", None)
-        ctx.save_for_backward(saved["x"], saved["weight"])
-        return out + joined(biases).to(x.dtype) if biases else out
+            out = F.linear(x, joined(weights).to(x.dtype), bias)
+        ctx.save_for_backward(saved_x, joined(weights) if saved_weight is None else saved_weight)
+        return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        slot, products = ctx.slot, ctx.slot.products
-        d_x = d_weight = None
+        slot, products, has_bias = ctx.slot, ctx.slot.products, len(ctx.types) > ctx.parts
+        d_x = d_bias = None
         if products.input_gradient or products.weight_gradient:
-            small, inverse = _in_fp8(d_out, slot, GRADIENT)
+            if has_bias:
+                small, d_bias = _scaled_and_summed(d_out, slot)
+            else:
+                small = _scaled(d_out, slot, GRADIENT)
+        elif has_bias:
+            d_bias = d_out.sum(0, dtype=torch.float32)
         if products.input_gradient and ctx.needs_input_grad[0]:
-            d_x = product(small.rows, weight, inverse, ctx.inverses[1], d_out.dtype)
+            d_x = product(small.rows, weight, small.inverse, ctx.inverse_weight, d_out.dtype)
         elif ctx.needs_input_grad[0]:
             d_x = d_out @ weight.to(d_out.dtype)
         if products.weight_gradient:
-            d_weight = product(_padded(small.columns), _padded(x), inverse, ctx.inverses[0], torch.float32)
+            d_weight = product(small.columns, x, small.inverse, ctx.inverse_x, torch.float32)
         else:
             d_weight = d_out.t() @ x
-        gradients = list(d_weight.chunk(ctx.parts))
-        if len(ctx.types) > ctx.parts:
-            gradients += d_out.sum(0, dtype=torch.float32).chunk(ctx.parts)
-        return d_x, None, None, *(g.to(dtype) for g, dtype in zip(gradients, ctx.types, strict=True))
+        gradients = [*d_weight.chunk(ctx.parts), *(d_bias.chunk(len(ctx.types) - ctx.parts) if has_bias else ())]
+        return d_x, None, None, None, *(g.to(dtype) for g, dtype in zip(gradients, ctx.types, strict=True))
+
+
+class _FeedForward(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        small: Scaled | None,
+        w1: Tensor,
+        b1: Tensor,
+        w2: Tensor,
+        exact: bool,
+        slot1: Slot,
+        slot2: Slot,
+    ) -> Tensor:
+        _check_sizes(w1, w2)
+        small = small or _scaled(x, slot1, INPUT)
+        first, second = _weight_in_fp8((w1,), slot1), _weight_in_fp8((w2,), slot2)
+        pre = product(small.rows, first.rows, small.inverse, first.inverse, x.dtype, fast=True)
+        op = registry.implementation("fp8_gelu", pre)
+        inner, inverse = slot2.cast(INPUT, lambda scale, amax: op(pre, b1, exact, scale, amax, TYPES[INPUT]))
+        out = product(inner.rows, second.rows, inverse, second.inverse, x.dtype, fast=True)
+        ctx.save_for_backward(small.columns, inner.columns, pre, b1, first.columns, second.columns)
+        ctx.inverses = small.inverse, inverse, first.inverse, second.inverse
+        ctx.slots, ctx.exact, ctx.types = (slot1, slot2), exact, (w1.dtype, b1.dtype, w2.dtype)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        x, inner, pre, b1, w1, w2 = ctx.saved_tensors
+        inverse_x, inverse_inner, inverse_w1, inverse_w2 = ctx.inverses
+        (slot1, slot2), exact = ctx.slots, ctx.exact
+        d_out_small = _scaled(d_out, slot2, GRADIENT)
+        d_inner = product(d_out_small.rows, w2, d_out_small.inverse, inverse_w2, d_out.dtype)
+        d_w2 = product(d_out_small.columns, inner, d_out_small.inverse, inverse_inner, torch.float32)
+        op = registry.implementation("fp8_gelu_backward", pre)
+        (d_pre, d_b1), inverse = slot1.cast(
+            GRADIENT, lambda scale, amax: op(d_inner, pre, b1, exact, scale, amax, TYPES[GRADIENT])
+        )
+        d_x = product(d_pre.rows, w1, inverse, inverse_w1, d_out.dtype) if ctx.needs_input_grad[0] else None
+        d_w1 = product(d_pre.columns, x, inverse, inverse_x, torch.float32)
+        gradients = (g.to(dtype) for g, dtype in zip((d_w1, d_b1, d_w2), ctx.types, strict=True))
+        return d_x, None, *gradients, None, None, None
+
+
+def _check_sizes(*weights: Tensor) -> None:
+    for weight in weights:
+        assert not any(n % INNER_MULTIPLE for n in weight.shape), f"FP8 needs sizes in 16s, not {tuple(weight.shape)}"
+
+
+def _plain_quantise(
+    x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype, out: Quantised | None = None
+) -> Quantised:
+    if x.numel():
+        amax.copy_(torch.maximum(amax, x.abs().amax()))
+    largest = torch.finfo(dtype).max
+    rows = (x.float() * scale).clamp(-largest, largest).to(dtype)
+    if out is None:
+        out = Quantised(torch.empty_like(rows), rows.new_zeros(x.shape[1], padded_tokens(x.shape[0])))
+    out.rows.copy_(rows)
+    out.columns[:, : x.shape[0]].copy_(rows.t())
+    return out
+
+
+def _plain_quantise_sum(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> tuple[Quantised, Tensor]:
+    return _plain_quantise(x, scale, amax, dtype), x.sum(0, dtype=torch.float32)
+
+
+def _plain_gelu(pre: Tensor, bias: Tensor, exact: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> Quantised:
+    out = F.gelu(pre.float() + bias.float(), approximate="none" if exact else "tanh")
+    return _plain_quantise(out, scale, amax, dtype)
+
+
+def _plain_gelu_backward(
+    d_out: Tensor, pre: Tensor, bias: Tensor, exact: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype
+) -> tuple[Quantised, Tensor]:
+    form = "none" if exact else "tanh"
+    d_pre = torch.ops.aten.gelu_backward(d_out.float(), pre.float() + bias.float(), approximate=form)
+    return _plain_quantise(d_pre, scale, amax, dtype), d_pre.sum(0)
+
+
+def _plain_norm(*arguments: Any) -> tuple[Tensor, Tensor, Quantised]:
+    *arguments, scale, amax = arguments
+    out = norm.dropout_add_layer_norm(*arguments)
+    return out, out, _plain_quantise(out.detach(), scale, amax, TYPES[INPUT])
+
+
+def _plain_product(
+    a: Tensor, b: Tensor, inverse_a: Tensor, inverse_b: Tensor, dtype: torch.dtype, fast: bool, bias: Tensor | None
+) -> Tensor:
+    del fast
+    out = (a.float() * inverse_a) @ (b.float() * inverse_b).t()
+    return (out if bias is None else out + bias).to(dtype)
+
+
+def _scaled_product(
+    a: Tensor, b: Tensor, inverse_a: Tensor, inverse_b: Tensor, dtype: torch.dtype, fast: bool, bias: Tensor | None
+) -> Tensor:
+    inside = bias if dtype != torch.float32 else None  # PyTorch has no float32 product with a bias
+    out = torch._scaled_mm(a, b.t(), inverse_a, inverse_b, bias=inside, out_dtype=dtype, use_fast_accum=fast)
+    return out if bias is inside else out + bias
+
+
+registry.register("fp8_product", "plain")(_plain_product)
+for _name in ("native", "triton"):
+    registry.register("fp8_product", _name)(_scaled_product)
+for _name in ("plain", "native"):
+    registry.register("fp8_quantise", _name)(_plain_quantise)
+    registry.register("fp8_quantise_sum", _name)(_plain_quantise_sum)
+    registry.register("fp8_gelu", _name)(_plain_gelu)
+    registry.register("fp8_gelu_backward", _name)(_plain_gelu_backward)
+    registry.register("fp8_dropout_add_layer_norm", _name)(_plain_norm)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mlbert.ops import reference, registry
-from mlbert.ops.dropout import dropout_threshold
+from mlbert.ops.dropout import Key, dropout_threshold
 from mlbert.ops.native_library import check_rows, is_bf16, library, pointer, token_chunk, token_chunks
 
 
@@ -22,7 +22,7 @@ def dropout_add_layer_norm(
     bias: Tensor,
     eps: float,
     dropout_p: float,
-    key: int,
+    key: Key,
     rows: Tensor | None,
     x_bias: Tensor | None = None,
 ) -> Tensor:
@@ -45,7 +45,7 @@ def dropout_add_layer_norm(
 
 
 def layer_norm_dropout(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout_p: float, key: int, rows: Tensor | None
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout_p: float, key: Key, rows: Tensor | None
 ) -> Tensor:
     """dropout(LayerNorm(x)), arguments as in `dropout_add_layer_norm`; dropout_p = 0 is a plain LayerNorm."""
     return registry.implementation("layer_norm_dropout", x)(x, weight, bias, eps, dropout_p, key, rows)

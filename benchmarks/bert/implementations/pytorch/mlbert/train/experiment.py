@@ -33,6 +33,8 @@ from mlbert.core.errors import UserError
 from mlbert.core.mllog import MLPerfLogger, Terminated, close_interrupted
 from mlbert.core.settings import TrainConfig
 from mlbert.data.batch import Batch
+from mlbert.data.budget import Budget
+from mlbert.data.compact import CompactBatch
 from mlbert.data.store import check_same_vocabulary, check_vocabulary, describe
 from mlbert.dist.watch import Watch
 from mlbert.dist.world import World
@@ -41,7 +43,8 @@ from mlbert.ops.peak import gemm_peak_flops
 from mlbert.ops.precision import compute_dtype, fp8_products
 from mlbert.train import artifacts
 from mlbert.train.checkpoint import CheckpointFolder
-from mlbert.train.evaluate import EvaluationSet
+from mlbert.train.evaluate import EvaluationSet, Evaluator
+from mlbert.train.graphs import check_graph_mode, evaluation_capture, graphed_step
 from mlbert.train.loop import FlatBuffers, Optimizer, Reducer, Run, Source, load_checkpoint, train
 from mlbert.train.monitor import Monitor
 from mlbert.train.state import ABORTED, Limits, Outcome, Schedule, TrainState
@@ -50,7 +53,7 @@ from mlbert.train.weights import load_weights
 
 @dataclass(frozen=True)
 class Method:
-    """What a recipe brings to the loop."""
+    """What a recipe brings to the loop; ``budget`` is what one micro-batch holds at most, where that is known."""
 
     flat: FlatBuffers
     source: Source
@@ -59,6 +62,7 @@ class Method:
     optimizer: Optimizer
     schedule: Schedule
     opt_name: str
+    budget: Budget | None = None
 
 
 Build = Callable[[TrainConfig, BertConfig, BertForPreTraining, World, int], Method]
@@ -112,6 +116,7 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
     dtype = compute_dtype(config.precision, world.device)
     products = fp8_products(config.precision, world.device)
     chosen = ops.select(config.ops, world.device)
+    check_graph_mode(config.cuda_graph_mode, world.device, chosen, shape.head_size)
     seed = world.broadcast_int(choose_seed(config, paths))
     precision = config.precision if products else str(dtype)
     facts = {**provenance.provenance(), "precision": precision, "ops": json.dumps(chosen), **data_facts(config)}
@@ -132,7 +137,8 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
         model.initialize(seed)
         model.to(world.device)
         if config.init_checkpoint is not None:
-            load_weights(model, config.init_checkpoint)
+            for name in load_weights(model, config.init_checkpoint).missing:
+                console.print(f"warning: {config.init_checkpoint} has no {name}", markup=False, highlight=False)
         method = build(config, shape, model, world, seed)
         logger.event("opt_name", method.opt_name)
         logger.event("opt_implementation", method.optimizer.implementation)
@@ -145,11 +151,15 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
         if products and world.device.type == "cpu":
             run.monitor.say(f"PRECISION={config.precision} on a CPU is for tests: slower than bf16")
         warm_up(run.model, run.flat, shape)
+        if run.graphs:
+            run.graphs.record()
+            run.monitor.say(f"CUDA graphs: {config.cuda_graph_mode}, {method.budget}")
         run.monitor.start(run.state)
         logger.end("init_stop")
         world.barrier()
         try:
             outcome = train(run)
+            method.optimizer.exact_weights()  # for good: they are written below
         finally:
             method.source.close()
             run.monitor.stop()
@@ -227,7 +237,10 @@ def threads_per_rank(config: TrainConfig, world: World) -> int:
 
 
 def warm_up(model: BertForPreTraining, flat: FlatBuffers, shape: BertConfig) -> None:
-    """One forward and backward on made-up tokens: builds kernels and buffers; weights and optimizer stay untouched."""
+    """Forward and backward, and a forward pass as in evaluation, on made-up tokens: builds kernels and buffers.
+
+    Weights and optimizer stay untouched.
+    """
     length = min(64, shape.max_position_embeddings)
     batch = Batch(
         input_ids=torch.zeros(length, dtype=torch.int64),
@@ -240,7 +253,11 @@ def warm_up(model: BertForPreTraining, flat: FlatBuffers, shape: BertConfig) -> 
         next_sentence_labels=torch.tensor([0]),
         dropout_rows=torch.arange(length, dtype=torch.int32),
     )
-    model(batch.to(flat.data.device), DropoutState(0, 0)).loss(1, 1).backward()
+    device = flat.data.device
+    sent = CompactBatch.of(batch, page_locked=device.type == "cuda")
+    model(sent.to(device), DropoutState(0, 0)).loss(1, 1).backward()
+    with torch.no_grad():
+        model(sent.to(device))
     flat.zero_grad()
     if model.bert.scaling:
         model.bert.scaling.forget_step()
@@ -278,6 +295,7 @@ def _assemble(
         flat=method.flat,
         source=method.source,
         evaluation_set=method.evaluation_set,
+        evaluator=Evaluator(model, method.evaluation_set, world, evaluation_capture(config.cuda_graph_mode, world)),
         reducer=method.reducer,
         optimizer=method.optimizer,
         schedule=method.schedule,
@@ -292,6 +310,16 @@ def _assemble(
         save_every_steps=config.save_checkpoint_steps,
         watch=watch,
         settle_late=world.device.type == "cuda",
+        graphs=graphed_step(
+            config.cuda_graph_mode,
+            model,
+            method.flat,
+            method.optimizer,
+            method.reducer,
+            method.budget,
+            config.gradient_accumulation_steps,
+            world,
+        ),
     )
 
 

@@ -7,7 +7,7 @@ source.open                              first touch of the data set
 |   finish the reduction                 reducer.finish
 |   clip and update                      optimizer.step(schedule(step))
 |   log                                  monitor
-|   perhaps evaluate                     evaluate, eval_accuracy
+|   perhaps evaluate                     evaluator.begin, the next step's micro-batches, eval_accuracy
 |   perhaps checkpoint                   also when the job is about to end (SIGUSR1); then the process leaves
 '-- until the target or a limit
 run_stop
@@ -18,6 +18,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -28,10 +29,10 @@ from mlbert.core.mllog import MLPerfLogger, Terminated
 from mlbert.data.batch import Batch
 from mlbert.dist.watch import Stage, Watch
 from mlbert.dist.world import World
-from mlbert.models.bert import BertForPreTraining, DropoutState
+from mlbert.models import BertForPreTraining, DropoutState, GraphedStep
 from mlbert.models.flops import Work, training_flops
 from mlbert.train.checkpoint import CheckpointFolder
-from mlbert.train.evaluate import EvaluationSet, evaluate
+from mlbert.train.evaluate import Evaluation, EvaluationSet, Evaluator
 from mlbert.train.monitor import Monitor
 from mlbert.train.state import ABORTED, SUCCESS, Clock, Limits, Outcome, Schedule, TrainState
 
@@ -70,6 +71,9 @@ class Optimizer(Protocol):
 
     def load_state_dict(self, state: dict) -> None:
         """Takes over `state_dict`."""
+
+    def exact_weights(self) -> AbstractContextManager[object]:
+        """Makes the flat weights exact on all ranks, within a context; training may use rounded ones."""
 
 
 class StepResult(Protocol):
@@ -115,6 +119,14 @@ class Counted:
     flops: int
 
 
+@dataclass(frozen=True)
+class Upcoming:
+    """A step that is ready: this rank's micro-batches, and `_global_counts` of them."""
+
+    micro_batches: list[Batch]
+    counts: list[int]
+
+
 @dataclass
 class Run:
     """Everything the loop needs, as objects."""
@@ -123,6 +135,7 @@ class Run:
     flat: FlatBuffers
     source: Source
     evaluation_set: EvaluationSet
+    evaluator: Evaluator
     reducer: Reducer
     optimizer: Optimizer
     schedule: Schedule
@@ -140,6 +153,9 @@ class Run:
     leaving: bool = False  # some rank was: all agree on it in the same step
     settle_late: bool = False  # ask for a step's result when the next one is queued: the GPU never waits for the host
     unsettled: Counted | None = None
+    ahead: Upcoming | None = None  # made ready while the device evaluated
+    graphs: GraphedStep | None = None  # replays steps whose batches it holds
+    told: bool = False  # that a step's batches were too large for it
 
 
 def train(run: Run) -> Outcome:
@@ -161,12 +177,15 @@ def train(run: Run) -> Outcome:
         if run.unsettled and (reason is not None or due):
             _settle(run)
             reason, due = _agreed_limit(run, clock), state.samples >= state.next_eval_samples
+        save = run.save_every_steps and state.step % run.save_every_steps == 0
         if due or (reason is not None and evaluated_at != state.samples):
             evaluated_at = state.samples
-            _evaluate(run, clock)
+            evaluation = _begin_evaluation(run)
+            if reason is None and not (save or run.leaving):  # a checkpoint holds the position before the next step
+                run.ahead = _make_ready(run, Stage.READ_AHEAD, Stage.COUNT_AHEAD)
+            _finish_evaluation(run, evaluation, clock)
             if state.accuracy >= run.limits.target_accuracy:
                 status, reason = SUCCESS, f"target accuracy {run.limits.target_accuracy} reached"
-        save = run.save_every_steps and state.step % run.save_every_steps == 0
         if reason is None and (save or run.leaving):
             save_checkpoint(run, clock.seconds())
         if reason is None and run.leaving:
@@ -185,28 +204,16 @@ def train(run: Run) -> Outcome:
 def train_one_step(run: Run) -> None:
     """One optimizer step on all ranks."""
     state, started = run.state, time.monotonic()
-    run.watch.mark(state.step, Stage.READ)
-    micro_batches = run.source.next_step()
-    run.watch.mark(state.step, Stage.COUNT)
-    counts = _global_counts(micro_batches, run)
+    ready, run.ahead = run.ahead or _make_ready(run, Stage.READ, Stage.COUNT), None
+    micro_batches, counts = ready.micro_batches, ready.counts
     num_samples, num_masked = int(counts[0]), int(counts[1])
-    dropout = DropoutState(run.seed, state.step)
     lr = run.schedule(state.step)
-
-    run.flat.zero_grad()
-    device = run.flat.data.device
-    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     run.leaving = bool(counts[4])
-    for i, batch in enumerate(run.watch.each(micro_batches, state.step, Stage.COMPUTE, Stage.REDUCE)):
-        run.reducer.prepare(last=i == len(micro_batches) - 1)
-        loss = run.model(batch.to(device), dropout).loss(num_masked, num_samples)
-        loss.backward()
-        loss_sum += loss.detach()
-    run.reducer.finish()
-    run.watch.mark(state.step, Stage.UPDATE)
-    result = run.optimizer.step(lr)
-    if scaling := run.model.bert.scaling:
-        scaling.update(run.world.all_reduce_max)
+    if graphs := _graphs_for(run, micro_batches):
+        batches = run.watch.each(micro_batches, state.step, Stage.COMPUTE, Stage.REDUCE)
+        loss_sum, result = graphs(batches, run.seed, state.step, num_masked, num_samples, lr)
+    else:
+        loss_sum, result = update_weights(run, micro_batches, num_masked, num_samples, lr)
 
     _settle(run)
     state.step += 1
@@ -216,11 +223,61 @@ def train_one_step(run: Run) -> None:
     run.unsettled = Counted(result, state.step, num_samples, int(counts[2]), int(counts[3]))
     if not run.settle_late or run.monitor.wants(state.step):
         _settle(run)
-    if run.monitor.wants(state.step):
-        run.world.all_reduce_sum(loss_sum)
-        # Reading the loss waits for the device; done at log points only.
-        run.monitor.step(state, float(loss_sum), lr, result.grad_norm)
+    logged = run.monitor.wants(state.step)
+    # Reading the loss waits for the device; done at log points only.
+    loss = float(run.world.all_reduce_sum(loss_sum)) if logged else 0.0
     state.train_seconds += time.monotonic() - started
+    if logged:
+        run.monitor.step(state, loss, lr, result.grad_norm)
+
+
+def _make_ready(run: Run, reading: Stage, counting: Stage) -> Upcoming:
+    """Takes the next step's micro-batches and agrees on their numbers; nothing of it waits for the device."""
+    run.watch.mark(run.state.step, reading)
+    micro_batches = run.source.next_step()
+    run.watch.mark(run.state.step, counting)
+    return Upcoming(micro_batches, _global_counts(micro_batches, run))
+
+
+def update_weights(
+    run: Run, micro_batches: list[Batch], num_masked: int, num_samples: int, lr: float
+) -> tuple[Tensor, StepResult]:
+    """The step's computation, whatever the batches' sizes.
+
+    Args:
+        run: at `run.state.step`.
+        micro_batches: of this rank.
+        num_masked, num_samples: of the step over all ranks.
+        lr: learning rate.
+
+    Returns:
+        (float64 scalar on the device, this rank's part of the step's loss; the optimizer's result).
+    """
+    step, device = run.state.step, run.flat.data.device
+    dropout = DropoutState(run.seed, step)
+    run.flat.zero_grad()
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    for i, batch in enumerate(run.watch.each(micro_batches, step, Stage.COMPUTE, Stage.REDUCE)):
+        run.reducer.prepare(last=i == len(micro_batches) - 1)
+        loss = run.model(batch.to(device), dropout).loss(num_masked, num_samples)
+        loss.backward()
+        loss_sum += loss.detach()
+    run.reducer.finish()
+    run.watch.mark(step, Stage.UPDATE)
+    result = run.optimizer.step(lr)
+    if scaling := run.model.bert.scaling:
+        scaling.update(run.world.all_reduce_max)
+    return loss_sum, result
+
+
+def _graphs_for(run: Run, micro_batches: list[Batch]) -> GraphedStep | None:
+    """What replays this step, if anything does; says so once where the batches are too large."""
+    if run.graphs is None or run.graphs.holds(micro_batches):
+        return run.graphs
+    if not run.told:
+        run.told = True
+        run.monitor.say(f"step {run.state.step + 1} runs without a graph: a batch exceeds {run.graphs.budget}")
+    return None
 
 
 def _settle(run: Run) -> None:
@@ -247,9 +304,10 @@ def save_checkpoint(run: Run, elapsed_seconds: float) -> None:
         tensors |= {f"fp8.{k}": v for k, v in scaling.state().items()}
     numbers = {k: v for k, v in optimizer.items() if not isinstance(v, Tensor)}
     state = {"train": run.state.to_json(), "optimizer": numbers, "source": run.source.state_dict(), "seed": run.seed}
-    if run.world.rank == 0:
-        run.checkpoints.save(run.state.step, {"weights": run.flat.data, **tensors}, state)
-    run.world.barrier()
+    with run.optimizer.exact_weights():
+        if run.world.rank == 0:
+            run.checkpoints.save(run.state.step, {"weights": run.flat.data, **tensors}, state)
+        run.world.barrier()
 
 
 def load_checkpoint(run: Run, warn: Callable[[str], None]) -> bool:
@@ -292,14 +350,31 @@ def _agreed_limit(run: Run, clock: Clock) -> str | None:
     return run.limits.reached(run.state, seconds)
 
 
-def _evaluate(run: Run, clock: Clock) -> None:
+def _begin_evaluation(run: Run) -> Evaluation:
+    """Queues an evaluation of the weights as they are."""
+    run.logger.start("eval_start", metadata={"epoch_num": run.state.samples})
+    with run.optimizer.exact_weights():
+        _weights_changed(run)
+        evaluation = run.evaluator.begin(
+            lambda batches: run.watch.each(batches, run.state.step, Stage.EVALUATE, Stage.SUM)
+        )
+    _weights_changed(run)  # what training reads may be rounded
+    return evaluation
+
+
+def _finish_evaluation(run: Run, evaluation: Evaluation, clock: Clock) -> None:
+    """Waits for the accuracy, which the log gets with the time at which it is known."""
     state = run.state
     where = {"epoch_num": state.samples}
-    run.logger.start("eval_start", metadata=where)
-    batches = run.watch.each(run.evaluation_set, state.step, Stage.EVALUATE, Stage.SUM)
-    state.accuracy, loss = evaluate(run.model, batches, run.world)
+    state.accuracy, loss = evaluation.result()
     run.logger.end("eval_stop", metadata=where)
     run.logger.event("eval_accuracy", state.accuracy, metadata=where)
     while state.next_eval_samples <= state.samples:
         state.next_eval_samples += run.eval_every_samples
     run.monitor.evaluation(state, loss, clock.seconds())
+
+
+def _weights_changed(run: Run) -> None:
+    """What is derived from the weights, their FP8 copies, is made anew when it is next needed."""
+    if scaling := run.model.bert.scaling:
+        scaling.weights_changed()

@@ -65,8 +65,8 @@ class Monitor:
         return self.every > 0 and (step % self.every == 0 or step == 1)
 
     def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
-        """A log point."""
-        rate = state.samples / max(state.train_seconds, 1e-9)
+        """A log point. ``state`` includes the step and its time: the rate is the average over all steps."""
+        rate = state.samples / state.train_seconds if state.train_seconds else 0.0
         seconds = time.monotonic() - self._started
         self._write(
             kind="step",

@@ -10,9 +10,9 @@ queries or keys of one sequence and head::
 
 Scores are in units of log2, so that the exponential is the hardware's. Q, K and V are read where the projection left
 them in [T, 3, N, H], and their gradients are written to the same places. Sequences are handed out longest first
-(`order_kernel`), blocks behind a sequence's end leave at once, and tokens behind the last sequence belong to one more,
-pretended sequence whose results are zero. Nothing waits for the host, and every run gives the same bits: no result is
-the sum of two programs.
+(`attention_order_kernel`), blocks behind a sequence's end leave at once, and tokens behind the last sequence belong to
+one more, pretended sequence whose results are zero. Nothing waits for the host, and every run gives the same bits: no
+result is the sum of two programs.
 
 Legend: S sequences, T tokens, N heads, H head size, L tokens of one sequence, Q and K block sizes of queries and keys.
 """
@@ -62,6 +62,7 @@ _AMPERE = {
 }
 # float32 products run without tensor cores and spill: this form is for comparisons.
 _SINGLE = {size: (Blocks(rows, rows, 4, 1),) * 3 for size, rows in ((32, 32), (64, 32), (128, 16))}
+HEAD_SIZES = tuple(_SINGLE)  # others run plain
 _COUNTS = ("key", "num_tokens", "num_sequences", "num_blocks")
 
 
@@ -113,7 +114,7 @@ class _Attention(torch.autograd.Function):
         ctx.options = (max_seqlen, threshold, key_argument(key))
         if num_tokens:
             grid, arguments = _launch(0, *inputs, *ctx.options)
-            forward_kernel[grid](out=out, log_sums=log_sums, **arguments)
+            attention_forward_kernel[grid](out=out, log_sums=log_sums, **arguments)
         return out
 
     @staticmethod
@@ -124,9 +125,9 @@ class _Attention(torch.autograd.Function):
         if qkv.shape[0]:
             tensors = {"d_out": d_out.contiguous(), "log_sums": log_sums, "delta": delta, "d_qkv": d_qkv}
             grid, arguments = _launch(1, *inputs, *ctx.options)
-            query_gradient_kernel[grid](out=out, **tensors, **arguments)
+            attention_query_gradient_kernel[grid](out=out, **tensors, **arguments)
             grid, arguments = _launch(2, *inputs, *ctx.options)
-            key_value_gradient_kernel[grid](**tensors, **arguments)
+            attention_key_value_gradient_kernel[grid](**tensors, **arguments)
         return d_qkv, None, None, None, None, None, None
 
 
@@ -173,12 +174,14 @@ def descending_order(cu_seqlens: Tensor) -> Tensor:
     num_sequences = cu_seqlens.numel() - 1
     order = torch.empty(num_sequences, dtype=torch.int32, device=cu_seqlens.device)
     if num_sequences:
-        order_kernel[(triton.cdiv(num_sequences, ORDER_BLOCK),)](cu_seqlens, order, num_sequences, BLOCK=ORDER_BLOCK)
+        attention_order_kernel[(triton.cdiv(num_sequences, ORDER_BLOCK),)](
+            cu_seqlens, order, num_sequences, BLOCK=ORDER_BLOCK
+        )
     return order
 
 
 @triton.jit(do_not_specialize=["num_sequences"])
-def order_kernel(cu_seqlens, order, num_sequences, BLOCK: tl.constexpr):
+def attention_order_kernel(cu_seqlens, order, num_sequences, BLOCK: tl.constexpr):
     """A sequence's place is how many go before it. Grid: S / BLOCK. cu_seqlens, order: int32 [S+1], [S]."""
     mine = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     length = _lengths(cu_seqlens, mine, num_sequences)
@@ -266,7 +269,7 @@ def _hashes(key, head, rows, start, row, length, THRESHOLD: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=_COUNTS)
-def forward_kernel(
+def attention_forward_kernel(
     qkv,
     cu_seqlens,
     order,
@@ -362,7 +365,7 @@ def _weights_and_gradient(
 
 
 @triton.jit(do_not_specialize=_COUNTS)
-def query_gradient_kernel(
+def attention_query_gradient_kernel(
     qkv,
     cu_seqlens,
     order,
@@ -386,7 +389,8 @@ def query_gradient_kernel(
 ):
     """d_qkv[:, 0] and delta of one block of queries. Grid: (S + 1) * N * L / Q.
 
-    qkv, d_qkv: [T, 3, N, H]; out, d_out: [T, N, H]; log_sums, delta: float32 [N, T]; the rest as in `forward_kernel`.
+    qkv, d_qkv: [T, 3, N, H]; out, d_out: [T, N, H]; log_sums, delta: float32 [N, T]; the rest as in
+    `attention_forward_kernel`.
     """
     block, head, start, length, is_tail = _work(cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS)
     WIDTH: tl.constexpr = NUM_HEADS * HEAD_SIZE
@@ -444,7 +448,7 @@ def _query_gradient_step(
 
 
 @triton.jit(do_not_specialize=_COUNTS)
-def key_value_gradient_kernel(
+def attention_key_value_gradient_kernel(
     qkv,
     cu_seqlens,
     order,

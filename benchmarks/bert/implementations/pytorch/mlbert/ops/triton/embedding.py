@@ -63,7 +63,7 @@ class _EmbeddingSum(torch.autograd.Function):
         if tokens:
             block = triton.next_power_of_2(hidden)
             rows = tuple(table.shape[0] for table in tables)
-            forward_kernel[(tokens,)](*ids, *tables, out, *rows, hidden, BLOCK=block, num_warps=_warps(block))
+            embedding_forward_kernel[(tokens,)](*ids, *tables, out, *rows, hidden, BLOCK=block, num_warps=_warps(block))
         ctx.save_for_backward(*ids)
         ctx.tables = [(table.shape[0], table.dtype) for table in tables]
         return out
@@ -98,7 +98,7 @@ def sum_rows_by_id(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
     ends = torch.empty(2, chunks, hidden, dtype=torch.float32, device=values.device)
     block = triton.next_power_of_2(hidden)
     sizes = {"hidden": hidden, "CHUNK": CHUNK}
-    sum_runs_kernel[(chunks,)](
+    embedding_sum_runs_kernel[(chunks,)](
         values, sorted_ids, order, out, *ends, tokens, num_rows, BLOCK=block, num_warps=_warps(block), **sizes
     )
     # Where the run that leaves a chunk is over: the first sorted place with a larger id.
@@ -106,7 +106,7 @@ def sum_rows_by_id(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
     if len(run_ends):
         grid = (len(run_ends), triton.cdiv(hidden, JOIN_COLUMNS))
         blocks = {"BLOCK_ROWS": JOIN_ROWS, "BLOCK": JOIN_COLUMNS}
-        join_runs_kernel[grid](sorted_ids, run_ends, out, *ends, num_rows, **sizes, **blocks)
+        embedding_join_runs_kernel[grid](sorted_ids, run_ends, out, *ends, num_rows, **sizes, **blocks)
     return out
 
 
@@ -122,7 +122,7 @@ def _table_row(table, ids, token, rows, columns, hidden):
 
 
 @triton.jit
-def forward_kernel(
+def embedding_forward_kernel(
     word_ids,
     position_ids,
     segment_ids,
@@ -154,8 +154,8 @@ def _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, 
     tl.store(tails + chunk * hidden + columns, total, mask=(columns < hidden) & leaves & (not enters))
 
 
-@triton.jit
-def sum_runs_kernel(
+@triton.jit(do_not_specialize=["tokens"])
+def embedding_sum_runs_kernel(
     values,
     sorted_ids,
     order,
@@ -196,7 +196,7 @@ def sum_runs_kernel(
 
 
 @triton.jit
-def join_runs_kernel(
+def embedding_join_runs_kernel(
     sorted_ids,
     run_ends,
     out,

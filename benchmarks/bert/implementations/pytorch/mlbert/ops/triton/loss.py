@@ -44,8 +44,8 @@ class _CrossEntropy(torch.autograd.Function):
         num_correct = torch.zeros((), dtype=torch.int64, device=logits.device)
         if rows:
             sizes = {"columns": columns, "vocab_size": vocab_size, "BLOCK": _block(columns), "num_warps": 8}
-            forward_kernel[(rows,)](logits, labels, highests, totals, losses, correct, **sizes)
-            sum_kernel[(1,)](losses, correct, loss_sum, num_correct, rows, BLOCK=SUM_BLOCK)
+            loss_forward_kernel[(rows,)](logits, labels, highests, totals, losses, correct, **sizes)
+            loss_sum_kernel[(1,)](losses, correct, loss_sum, num_correct, rows, BLOCK=SUM_BLOCK)
         ctx.save_for_backward(logits, labels, highests, totals)
         ctx.vocab_size, ctx.spent = vocab_size, False
         ctx.mark_non_differentiable(num_correct)
@@ -61,7 +61,7 @@ class _CrossEntropy(torch.autograd.Function):
             block = _block(columns)
             grid = (rows, triton.cdiv(columns, block))
             sizes = {"columns": columns, "vocab_size": ctx.vocab_size, "BLOCK": block, "num_warps": 8}
-            backward_kernel[grid](logits, labels, highests, totals, d_loss.float(), **sizes)
+            loss_backward_kernel[grid](logits, labels, highests, totals, d_loss.float(), **sizes)
         return logits, None, None
 
 
@@ -70,7 +70,7 @@ def _block(columns: int) -> int:
 
 
 @triton.jit
-def forward_kernel(
+def loss_forward_kernel(
     logits,
     labels,
     highests,
@@ -112,8 +112,8 @@ def forward_kernel(
     tl.store(correct + row, (counts & (best == label) & (score == highest)).to(tl.int32))
 
 
-@triton.jit
-def sum_kernel(losses, correct, loss_sum, num_correct, rows, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["rows"])
+def loss_sum_kernel(losses, correct, loss_sum, num_correct, rows, BLOCK: tl.constexpr):
     """Sums of losses and hits in one program, in a fixed order; the losses in float64."""
     lanes = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float64)
@@ -129,7 +129,7 @@ def sum_kernel(losses, correct, loss_sum, num_correct, rows, BLOCK: tl.constexpr
 
 
 @triton.jit
-def backward_kernel(
+def loss_backward_kernel(
     logits,
     labels,
     highests,

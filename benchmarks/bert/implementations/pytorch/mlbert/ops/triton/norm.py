@@ -2,9 +2,11 @@
 
 A program holds whole rows. Forward keeps the normalised sum, its mean and 1 / deviation; backward draws the mask again
 and leaves its sums over tokens (gradients of the three vectors) to `sums.sum_partials`. For FP8 products the forward
-kernel writes its result twice more, quantised: by rows, and transposed as the products of the backward pass read it.
+kernel writes its result twice more, quantised: by rows, and transposed as the products of the backward pass read it;
+its result then has two names, one for the residual sum and one for the product, whose gradients the backward kernel
+adds in registers.
 
-Legend: T tokens, D hidden, P programs.
+Legend: T tokens, U tokens rounded up to a multiple of 16, D hidden, P programs.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from torch import Tensor
 
 from mlbert.ops import registry
 from mlbert.ops.dropout import dropout_threshold
+from mlbert.ops.fp8_scaling import Quantised, padded_tokens
 from mlbert.ops.native_library import ACTIVATION_TYPES, check_rows
-from mlbert.ops.triton.cast import Quantised, quantised_buffers, store_quantised
+from mlbert.ops.triton.cast import quantised_buffers, store_quantised
 from mlbert.ops.triton.mask import keep, key_argument, load_key, row_hash
 from mlbert.ops.triton.sums import sum_partials, walking_programs
 
@@ -52,6 +55,7 @@ def layer_norm_dropout(
     return _DropoutNorm.apply(x, None, None, weight, bias, eps, dropout_threshold(dropout_p), key, rows, True, None)[0]
 
 
+@registry.register("fp8_dropout_add_layer_norm", "triton")
 def dropout_add_layer_norm_quantised(
     x: Tensor,
     residual: Tensor,
@@ -64,7 +68,7 @@ def dropout_add_layer_norm_quantised(
     x_bias: Tensor | None,
     scale: Tensor,
     amax: Tensor,
-) -> tuple[Tensor, Quantised]:
+) -> tuple[Tensor, Tensor, Quantised]:
     """`dropout_add_layer_norm` that gives its result in e4m3 as well.
 
     Args:
@@ -72,12 +76,15 @@ def dropout_add_layer_norm_quantised(
         amax: float32 scalar on the device, raised to the largest |result|.
 
     Returns:
-        (result [T, D] of the type of x, its e4m3 copies: rows [T, D], columns [D, T]); the copies carry no gradient.
+        (result [T, D] of the type of x, the same memory again, its e4m3 copies: rows [T, D], columns [D, U], 0 behind
+        T). The copies are of the rounded result and carry no gradient; those of the first two are added.
     """
     quantisation = (scale, amax, torch.float8_e4m3fn)
     threshold = dropout_threshold(dropout_p)
-    out, *copies = _DropoutNorm.apply(x, residual, x_bias, weight, bias, eps, threshold, key, rows, False, quantisation)
-    return out, Quantised(*copies)
+    out, twin, *copies = _DropoutNorm.apply(
+        x, residual, x_bias, weight, bias, eps, threshold, key, rows, False, quantisation
+    )
+    return out, twin, Quantised(*copies)
 
 
 class _DropoutNorm(torch.autograd.Function):
@@ -110,24 +117,28 @@ class _DropoutNorm(torch.autograd.Function):
         if tokens:
             block = max(4, triton.next_power_of_2(hidden))
             tile_rows = max(1, (QUANTISED_TILE if quantisation else FORWARD_TILE) // block)
-            forward_kernel[(triton.cdiv(tokens, tile_rows),)](
+            padded = padded_tokens(tokens)
+            norm_forward_kernel[(triton.cdiv(padded if quantisation else tokens, tile_rows),)](
                 *(x, residual, x_bias, weight, bias, rows, key_argument(key)),
                 *(None if drop_output else total, mean, inverse, out, *(copies or (None, None)), scale, amax),
-                *(tokens, hidden, eps, threshold, drop_output, tile_rows, block),
+                *(tokens, padded, hidden, eps, threshold, drop_output, tile_rows, block),
                 num_warps=_warps(tile_rows * block),
             )
         ctx.save_for_backward(total, mean, inverse, weight, rows, *((key,) if isinstance(key, Tensor) else ()))
         ctx.dropout, ctx.drop_output = (None if isinstance(key, Tensor) else key, threshold), drop_output
         ctx.types = bias.dtype, None if x_bias is None else x_bias.dtype
+        if not quantisation:
+            return (out,)
         ctx.mark_non_differentiable(*copies)
-        return out, *copies
+        return out, out.detach(), *copies
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_out: Tensor, d_twin: Tensor | None = None, *_: Tensor) -> tuple[Tensor | None, ...]:
         total, mean, inverse, weight, rows, *saved_key = ctx.saved_tensors
         (key, threshold), (bias_type, x_bias_type) = ctx.dropout, ctx.types
         tokens, hidden = total.shape
         d_out, d_total = d_out.contiguous(), torch.empty_like(total)
+        d_twin = None if d_twin is None else d_twin.contiguous()
         # Without dropout the gradients of x and of the residual are one tensor.
         d_x = torch.empty_like(total) if threshold and not ctx.drop_output else d_total
         block = max(4, triton.next_power_of_2(hidden))
@@ -136,8 +147,8 @@ class _DropoutNorm(torch.autograd.Function):
         sums = 2 if x_bias_type is None else 3
         partial = torch.empty(programs, sums, hidden, dtype=torch.float32, device=total.device)
         if tokens:
-            backward_kernel[(programs,)](
-                *(d_out, total, mean, inverse, weight, rows, key_argument(*saved_key or (key,))),
+            norm_backward_kernel[(programs,)](
+                *(d_out, d_twin, total, mean, inverse, weight, rows, key_argument(*saved_key or (key,))),
                 *(d_total, None if d_x is d_total else d_x, partial, tokens, hidden),
                 *(threshold, ctx.drop_output, sums, tile_rows, block),
                 num_warps=_warps(2 * tile_rows * block),
@@ -174,8 +185,8 @@ def _statistics(value, is_column, hidden, eps):
     return mean, centred, 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / hidden + eps)
 
 
-@triton.jit(do_not_specialize=["key"])
-def forward_kernel(
+@triton.jit(do_not_specialize=["key", "tokens"], do_not_specialize_on_alignment=["quantisation_scale", "amax"])
+def norm_forward_kernel(
     x,
     residual,
     x_bias,
@@ -192,6 +203,7 @@ def forward_kernel(
     quantisation_scale,
     amax,
     tokens,
+    padded,
     hidden: tl.constexpr,
     eps,
     threshold: tl.constexpr,
@@ -202,7 +214,7 @@ def forward_kernel(
     """ROWS rows of LayerNorm(residual + dropout(x + x_bias)), or dropout(LayerNorm(x)). Grid: T / ROWS.
 
     x, residual, total, out: [T, D]; x_bias, weight, bias: [D]; rows: int32 [T]; means, inverses: float32 [T];
-    out_rows [T, D], out_columns [D, T]: FP8. residual, x_bias, total and the last four tensors may be None.
+    out_rows [T, D], out_columns [D, U]: FP8. residual, x_bias, total and the last four tensors may be None.
     """
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -237,14 +249,18 @@ def forward_kernel(
     result = centred * inverse[:, None] * gain + shift
     if threshold > 0 and DROP_OUTPUT:
         result = tl.where(kept, result * (256.0 / (256 - threshold)), 0.0)
-    tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+    result = result.to(out.dtype.element_ty)
+    tl.store(out + place, result, mask=inside)
     if out_rows is not None:
-        store_quantised(result, token, column, tokens, hidden, out_rows, out_columns, tl.load(quantisation_scale), amax)
+        value = tl.where(inside, result.to(tl.float32), 0.0)
+        scale = tl.load(quantisation_scale)
+        store_quantised(value, token, column, tokens, padded, hidden, out_rows, out_columns, scale, amax)
 
 
-@triton.jit(do_not_specialize=["key"])
-def backward_kernel(
+@triton.jit(do_not_specialize=["key", "tokens"])
+def norm_backward_kernel(
     d_out,
+    d_twin,
     total,
     means,
     inverses,
@@ -265,8 +281,8 @@ def backward_kernel(
     """Gradients of every P-th tile of ROWS rows, and this program's sums over its tokens. Grid: P.
 
     With h = (total - mean) / deviation and g = weight * d: d_total = (g - mean(g) - h mean(g h)) / deviation.
-    d_out, total, d_total, d_x: [T, D], d_x None where it equals d_total; partial: float32 [P, SUMS, D], the sums
-    being those of weight, bias and, if SUMS is 3, x_bias.
+    d_out, d_twin, total, d_total, d_x: [T, D]; d_twin is added to d_out, if there is one; d_x None where it equals
+    d_total; partial: float32 [P, SUMS, D], the sums being those of weight, bias and, if SUMS is 3, x_bias.
     """
     column = tl.arange(0, BLOCK)
     is_column = column < hidden
@@ -280,6 +296,8 @@ def backward_kernel(
         inside = (token < tokens)[:, None] & is_column[None, :]
         place = token[:, None].to(tl.int64) * hidden + column[None, :]
         d = tl.load(d_out + place, mask=inside, other=0.0).to(tl.float32)
+        if d_twin is not None:
+            d += tl.load(d_twin + place, mask=inside, other=0.0).to(tl.float32)
         if threshold > 0:
             row = tl.load(rows + token, mask=token < tokens, other=0)
             kept = keep(row_hash(load_key(key), row), 0, BLOCK, threshold)

@@ -1,0 +1,32 @@
+#!/bin/bash
+# Compiles all of csrc/ for this machine's processor; another one compiles for itself at first use. With CUDA_ARCHS, such as
+# "8.0;9.0;10.0", it also compiles every Triton kernel for these GPUs, which need not be there: a check that this image's
+# Triton can, since each GPU compiles its own at first use. The Dockerfile calls it.
+set -euo pipefail
+
+pytorch_dir="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+export PYTHONPATH="${pytorch_dir}${PYTHONPATH:+:${PYTHONPATH}}"
+
+python3 - <<'PYTHON'
+import torch  # the OpenMP runtime that the kernels share
+
+from mlbert.core import native
+from mlbert.data import tfrecord_native
+from mlbert.ops import native_library
+from mlbert.prepare import generator
+
+native.load("ops", native_library.SOURCES)
+native.load("optim", ["optim.c"])
+native.load("instances", generator.SOURCES, openmp=False)
+native.load("tfrecord", tfrecord_native.SOURCES, openmp=False)
+native.load("mhalib", ["matmul.c"], openmp=False, folder=native.MHALIB_FOLDER)
+print(native.status())
+PYTHON
+
+[[ -n "${CUDA_ARCHS:-}" ]] || exit 0
+if ! python3 -c 'import triton' 2>/dev/null; then
+    echo "This torch comes without Triton: nothing to compile for CUDA_ARCHS=${CUDA_ARCHS}."
+    exit 0
+fi
+IFS=';' read -r -a architectures <<<"${CUDA_ARCHS//./}" # 90 for 9.0
+python3 "${pytorch_dir}/../../../../tools/compile_kernels.py" --arch "${architectures[@]}"

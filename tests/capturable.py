@@ -1,0 +1,98 @@
+"""A small model's shape, attention and LAMB of which nothing is decided on the host: what a CPU can record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlbert import ops
+from mlbert.models import BertConfig
+from mlbert.ops import registry
+from mlbert.ops.dropout import Key, attention_keep_mask, dropout_scale, dropout_threshold
+from mlbert.optim.base import DeferredStepResult, norm_64
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.lamb import Lamb
+
+SHAPE = BertConfig(
+    vocab_size=120,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    max_position_embeddings=32,
+)
+SETTINGS = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
+
+
+@registry.register("attention", "static")
+def static_attention(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float,
+    key: Key,
+    rows: Tensor | None,
+    alibi_slopes: Tensor | None = None,
+) -> Tensor:
+    """Plain attention whose shapes do not depend on `cu_seqlens`: every token against every token, masked."""
+    assert alibi_slopes is None
+    num_tokens, _, num_heads, head_size = qkv.shape
+    place = torch.arange(num_tokens)
+    sequence = torch.searchsorted(cu_seqlens.long(), place, right=True) - 1
+    used = place < cu_seqlens[-1]
+    together = (sequence[:, None] == sequence) & used[:, None] & used
+    q, k, v = qkv.float().permute(1, 2, 0, 3)
+    scores = torch.where(together, q @ k.transpose(1, 2) * head_size**-0.5, -1e9)
+    probabilities = torch.where(together, torch.softmax(scores, dim=-1), 0.0)
+    if threshold := dropout_threshold(dropout_p):
+        keep = attention_keep_mask(key, rows, num_heads, max_seqlen, dropout_p)
+        column = (place - cu_seqlens[sequence]).clamp(0, max_seqlen - 1)
+        probabilities = torch.where(keep[:, :, column], probabilities * dropout_scale(threshold), 0.0)
+    return (probabilities @ v).transpose(0, 1).to(qkv.dtype)
+
+
+class TensorLamb(Lamb):
+    """LAMB whose every decision is a tensor, as in the Triton kernels."""
+
+    def __init__(self, flat: FlatParameters, **settings: Any) -> None:
+        super().__init__(flat, **{**SETTINGS, **settings, "implementation": "plain"})
+        self.device_update = self  # with `lr` and `updates`
+        self.lr = torch.zeros(())
+        self.norm = torch.zeros((), dtype=torch.float64)
+        self.updates = torch.zeros((), dtype=torch.int64)
+
+    def set_learning_rate(self, lr: float) -> None:
+        self.lr.fill_(lr)
+
+    def launch(self) -> None:
+        self.norm.copy_(norm_64(self.flat.grad))
+        finite = self.norm.isfinite()
+        self.updates += finite
+        scale = self.max_grad_norm / self.norm.clamp(min=self.max_grad_norm)
+        grad = torch.where(finite, self.flat.grad * scale.float(), 0.0)
+        corrections = [1.0 / (1.0 - torch.full((), beta, dtype=torch.float64) ** self.updates) for beta in self.betas]
+        m = self.exp_avg * self.betas[0] + grad * (1.0 - self.betas[0])
+        v = self.exp_avg_sq * self.betas[1] + grad * grad * (1.0 - self.betas[1])
+        update = m * corrections[0].float() / ((v * corrections[1].float()).sqrt() + self.eps)
+        with torch.no_grad():
+            for segment in self.flat.segments:
+                if segment.decay:
+                    part = slice(segment.offset, segment.offset + segment.numel)
+                    self._decay_plain(self.flat.data[part], update[part])
+            for buffer, new in (
+                (self.exp_avg, m),
+                (self.exp_avg_sq, v),
+                (self.flat.data, self.flat.data - self.lr * update),
+            ):
+                buffer.copy_(torch.where(finite, new, buffer))
+
+    def result(self) -> DeferredStepResult:
+        return DeferredStepResult(self.norm)
+
+
+def select_capturable() -> None:
+    """Plain ops, but for attention; until the next `ops.select`."""
+    ops.select("plain")
+    registry.select_each({"attention": "static"}, "cpu")

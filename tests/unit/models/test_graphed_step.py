@@ -1,0 +1,202 @@
+"""A step that is replayed gives the bits of the step that is not; a number left on the host is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from capturable import SHAPE, TensorLamb, select_capturable, static_attention
+from mlbert import ops
+from mlbert.data.batch import Batch
+from mlbert.data.budget import Budget
+from mlbert.data.synthetic import SyntheticSource
+from mlbert.dist.graphs import Capture, NoCapture
+from mlbert.models import BertForPreTraining, DropoutState, GraphedStep, GraphMode, graphed_step
+from mlbert.ops import registry
+from mlbert.ops.fp8 import Products
+from mlbert.optim.flat import FlatParameters
+from recorded_graph import HostAccess, RecordedGraph
+
+PACKS, SEED = 3, 5
+RATES = (0.01, 0.02, 0.005, 0.03)
+
+
+@pytest.fixture(autouse=True)
+def static_ops() -> Iterator[None]:
+    """Ops that can be recorded, on one thread: small tensors on several spend their time waiting."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    select_capturable()
+    yield
+    ops.select("auto")
+    torch.set_num_threads(threads)
+
+
+def steps(accumulation: int) -> list[list[Batch]]:
+    """Micro-batches of four steps, of different sizes."""
+    source = SyntheticSource(
+        packs_per_step=PACKS * accumulation,
+        accumulation=accumulation,
+        seed=SEED,
+        vocab_size=SHAPE.vocab_size,
+        max_tokens=SHAPE.max_position_embeddings,
+    )
+    return [source.batches_of(step) for step in range(len(RATES))]
+
+
+def budget() -> Budget:
+    longest = SHAPE.max_position_embeddings
+    return Budget.of_packs(PACKS, longest, 3, longest, 5)
+
+
+class Trainer:
+    """A model with what trains it."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, products: Products | None = None) -> None:
+        self.model = BertForPreTraining(SHAPE, dtype, fp8_products=products)
+        self.model.initialize(SEED)
+        self.flat = FlatParameters(self.model.ordered_parameters())
+        self.optimizer = TensorLamb(self.flat)
+
+    def state(self) -> list[Tensor]:
+        """All that a step changes."""
+        tensors = (self.flat.data, self.flat.grad, self.optimizer.exp_avg, self.optimizer.exp_avg_sq)
+        return [x.clone() for x in (*tensors, self.optimizer.updates, *self.model.buffers())]
+
+    def graphed(self, mode: GraphMode, accumulation: int, capture: Capture) -> GraphedStep:
+        step = GraphedStep(self.model, self.flat, self.optimizer, budget(), accumulation, mode, capture)
+        step.record()
+        return step
+
+    def run(self, step: GraphedStep, accumulation: int, first_step: int = 0) -> list[list[Tensor]]:
+        """Loss, norm and state after each of the four steps."""
+        history = []
+        for i, (batches, lr) in enumerate(zip(steps(accumulation), RATES, strict=True)):
+            masked, samples = (sum(getattr(b, n) for b in batches) for n in ("num_masked", "num_samples"))
+            loss, result = step(batches, SEED, first_step + i, masked, samples, lr)
+            history.append([loss.clone(), torch.tensor(result.grad_norm), *self.state()])
+        return history
+
+
+def same(found: list[list[Tensor]], expected: list[list[Tensor]]) -> bool:
+    return all(torch.equal(a, b) for x, y in zip(found, expected, strict=True) for a, b in zip(x, y, strict=True))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("mode", list(GraphMode))
+@pytest.mark.parametrize("products", [None, Products()], ids=["fp32", "fp8"])
+def test_replayed_steps_are_the_steps(products: Products | None, mode: GraphMode, accumulation: int) -> None:
+    """Bit for bit, over steps of different data, masks and learning rates."""
+    dtype = torch.bfloat16 if products else torch.float32
+    replayed, called = Trainer(dtype, products), Trainer(dtype, products)
+    start = called.state()
+    graph = RecordedGraph()
+    step = replayed.graphed(mode, accumulation, graph)
+    assert graph.num_operations > 100
+    assert same([replayed.state()], [start]), "recording left a trace"
+    found = replayed.run(step, accumulation)
+    expected = called.run(called.graphed(mode, accumulation, NoCapture()), accumulation)
+    assert same(found, expected)
+    losses = [float(values[0]) for values in found]
+    assert len(set(losses)) == len(losses), "steps that differ have losses that differ"
+
+
+@pytest.mark.parametrize("mode", list(GraphMode))
+def test_a_filled_step_is_the_step_without_graphs(mode: GraphMode) -> None:
+    """The step as the loop makes it, on batches that are not filled up, up to rounding."""
+    filled, plain = Trainer(), Trainer()
+    found = filled.run(filled.graphed(mode, 2, NoCapture()), 2)
+    for i, (batches, lr) in enumerate(zip(steps(2), RATES, strict=True)):
+        masked, samples = (sum(getattr(b, n) for b in batches) for n in ("num_masked", "num_samples"))
+        plain.flat.zero_grad()
+        losses = []
+        for batch in batches:
+            loss = plain.model(batch, DropoutState(SEED, i)).loss(masked, samples)
+            loss.backward()
+            losses.append(float(loss.detach()))
+        plain.optimizer.step(lr)
+        assert float(found[i][0]) == pytest.approx(sum(losses), rel=1e-5)
+        torch.testing.assert_close(found[i][2], plain.flat.data, rtol=1e-3, atol=1e-4)
+
+
+def test_skipped_step_changes_nothing() -> None:
+    """A gradient that is not finite, in a graph: counted by nobody, and the next step is as if it had not been."""
+    trainer = Trainer()
+    step = trainer.graphed(GraphMode.FULL_ITERATION, 1, RecordedGraph())
+    (batches, *_) = steps(1)
+    before = [x.clone() for x in (trainer.flat.data, trainer.optimizer.exp_avg, trainer.optimizer.exp_avg_sq)]
+    _, result = step(batches, SEED, 0, 0, 0, 0.1)  # no sequences: the loss is infinite
+    assert result.skipped
+    after = (trainer.flat.data, trainer.optimizer.exp_avg, trainer.optimizer.exp_avg_sq)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    expected = Trainer()
+    assert same(trainer.run(step, 1), expected.run(expected.graphed(GraphMode.FULL_ITERATION, 1, NoCapture()), 1))
+
+
+@pytest.mark.parametrize("mode", list(GraphMode))
+def test_a_number_that_is_baked_in_is_found(mode: GraphMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout keys from the host would repeat the first step's masks: the comparison above would fail."""
+
+    class HostKeys:
+        def __init__(self, table: Tensor) -> None:
+            self._table = table
+
+        def key(self, layer: int, site: int) -> int:
+            with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+                return int(self._table[layer, site].clone())
+
+    called = Trainer()
+    expected = called.run(called.graphed(mode, 1, NoCapture()), 1)
+    monkeypatch.setattr(graphed_step, "DropoutKeys", HostKeys)
+    called, replayed = Trainer(), Trainer()
+    assert same(called.run(called.graphed(mode, 1, NoCapture()), 1), expected), "the same keys"
+    assert not same(replayed.run(replayed.graphed(mode, 1, RecordedGraph()), 1), expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: float(x.sum()),
+        lambda x: x.sum().item(),
+        lambda x: x.tolist(),
+        lambda x: x.numpy(),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: bool((x > 0).all()),
+        lambda x: x + torch.tensor(3.0),
+    ],
+)
+def test_ways_to_the_host_are_refused(function) -> None:
+    values = torch.arange(4.0)
+    with pytest.raises(HostAccess):
+        RecordedGraph().record(lambda: function(values))
+
+
+def test_plain_attention_is_refused() -> None:
+    """Its loop over sequences reads their lengths."""
+    ops.select("plain")
+    trainer = Trainer()
+    with pytest.raises(HostAccess, match="tolist"):
+        trainer.graphed(GraphMode.SEGMENTED, 1, RecordedGraph())
+
+
+def test_steps_that_do_not_fit_are_told() -> None:
+    trainer = Trainer()
+    step = trainer.graphed(GraphMode.SEGMENTED, 2, NoCapture())
+    batches = steps(2)[0]
+    assert step.holds(batches)
+    assert not step.holds(batches[:1])
+    (large,) = SyntheticSource(packs_per_step=2 * PACKS, seed=1, vocab_size=120, max_tokens=32).batches_of(0)
+    assert not step.holds([batches[0], large])
+
+
+def test_static_attention_is_plain_attention() -> None:
+    """Of the stand-in above."""
+    qkv, bounds = torch.randn(12, 3, 2, 16), torch.tensor([0, 5, 5, 10, 10], dtype=torch.int32)
+    rows = torch.arange(100, 112, dtype=torch.int32)
+    arguments = (bounds, 8, 0.3, 77, rows)
+    expected = registry.form("attention", "plain")(qkv, *arguments)
+    torch.testing.assert_close(static_attention(qkv, *arguments), expected)

@@ -1,0 +1,71 @@
+"""A whole FP8 step of Triton's kernels, LAMB among them, repeated with every number baked in: the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from capturable import SETTINGS
+from capturable import SHAPE as SMALL
+from mlbert import ops
+from mlbert.data.budget import Budget
+from mlbert.data.synthetic import SyntheticSource
+from mlbert.dist.graphs import Capture, NoCapture
+from mlbert.models import BertForPreTraining, GraphedStep, GraphMode
+from mlbert.ops.fp8 import Products
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.lamb import Lamb
+from recorded_graph import RecordedGraph
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytestmark = pytest.mark.usefixtures("use_triton")
+
+SHAPE = replace(SMALL, hidden_size=64, num_hidden_layers=1)  # heads of 32: the least that the kernels take
+SEED = 3
+RATES = (0.01, 0.03)
+MAX_TOKENS = SHAPE.max_position_embeddings
+
+
+@pytest.fixture(autouse=True)
+def triton_ops(use_triton: None) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    ops.select("triton")
+    yield
+    ops.select("auto")
+    torch.set_num_threads(threads)
+
+
+def history(capture: Capture) -> list[list[Tensor]]:
+    """Loss, norm, weights and moments after each step."""
+    model = BertForPreTraining(SHAPE, torch.bfloat16, fp8_products=Products())
+    model.initialize(SEED)
+    flat = FlatParameters(model.ordered_parameters())
+    optimizer = Lamb(flat, implementation="triton", **SETTINGS)
+    budget = Budget(tokens=MAX_TOKENS, sequences=3, masked=16, max_seqlen=MAX_TOKENS)
+    step = GraphedStep(model, flat, optimizer, budget, 1, GraphMode.FULL_ITERATION, capture)
+    start = flat.data.clone()
+    step.record()
+    assert torch.equal(flat.data, start), "recording changed the weights"
+    source = SyntheticSource(packs_per_step=1, seed=SEED, vocab_size=SHAPE.vocab_size, max_tokens=MAX_TOKENS)
+    found = []
+    for i, lr in enumerate(RATES):
+        (batch,) = source.batches_of(i)
+        loss, result = step([batch], SEED, i, batch.num_masked, batch.num_samples, lr)
+        tensors = (loss, flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *model.buffers())
+        found.append([torch.tensor(result.grad_norm), *(x.clone() for x in tensors)])
+    assert not torch.equal(flat.data, start)
+    return found
+
+
+def test_replayed_kernels_are_the_kernels() -> None:
+    """The first step finds the scales and is not replayed; the second one is."""
+    graph = RecordedGraph()
+    found, expected = history(graph), history(NoCapture())
+    assert graph.num_operations > 100
+    for values, wanted in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(values, wanted, strict=True))
