@@ -28,7 +28,15 @@ check lint-imports --config=.importlinter
 check mypy "${package}/core" "${package}/data" "${package}/optim"
 check shellcheck --external-sources --source-path=SCRIPTDIR "${shell_files[@]}"
 check shfmt -i 4 -d "${shell_files[@]}"
-check python -m pytest --timeout=300 "$@"
+if (($#)); then
+    check python -m pytest --timeout=300 "$@"
+else
+    # Files side by side. What starts ranks, daemons or jobs of its own and waits for them runs alone.
+    workers=$(nproc)
+    check python -m pytest --timeout=300 --numprocesses=$((workers < 8 ? workers : 8)) --dist=loadfile \
+        --ignore=tests/dist --ignore=tests/slurm
+    check python -m pytest --timeout=300 tests/dist tests/slurm
+fi
 
 if ((${#failed[@]})); then
     printf "failed: %s\n" "${failed[@]}" >&2

@@ -27,6 +27,10 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from mlbert.data import triton_expand
+from mlbert.data.budget import Budget
+from mlbert.data.compact import CompactBatch
+from mlbert.data.synthetic import SyntheticSource
 from mlbert.ops import dropout_key
 from mlbert.ops.triton import cast, device, embedding, loss, norm
 from mlbert.ops.triton.attention import attention
@@ -105,7 +109,10 @@ def compile_launch(launch: Launch, case: str, arch: int) -> Report:
             signature[parameter.name], constants[(index,)] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[parameter.name] = _POINTERS[value.dtype]
-            attributes[(index,)] = [["tt.divisibility", 16]]
+            if not parameter.do_not_specialize_on_alignment:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, int) and value == 1 and not parameter.do_not_specialize:
+            signature[parameter.name], constants[(index,)] = "constexpr", 1
         else:
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
             if not parameter.do_not_specialize and isinstance(value, int) and value % 16 == 0:
@@ -132,12 +139,17 @@ def assembled(ptx: str, arch: int) -> tuple[int, int]:
     return int(registers[1]), sum(map(int, spills))
 
 
-def _attention(head_size: int, dtype: torch.dtype, dropout: float, alibi: bool) -> None:
+def _key(device_key: bool) -> int | torch.Tensor:
+    """A dropout key as a number, or as captured graphs read it."""
+    return torch.empty((), dtype=torch.int32, device=_META) if device_key else dropout_key(1, 2, 3, 0)
+
+
+def _attention(head_size: int, dtype: torch.dtype, dropout: float, alibi: bool, device_key: bool = False) -> None:
     num_tokens, num_heads = 4096, 1024 // head_size
     qkv = torch.empty(num_tokens, 3, num_heads, head_size, dtype=dtype, device=_META, requires_grad=True)
     bounds, rows = (torch.empty(n, dtype=torch.int32, device=_META) for n in (17, num_tokens))
     slopes = torch.empty(num_heads, device=_META) if alibi else None
-    attention(qkv, bounds, 512, dropout, dropout_key(1, 2, 3, 0), rows, slopes).backward(torch.empty_like(qkv[:, 0]))
+    attention(qkv, bounds, 512, dropout, _key(device_key), rows, slopes).backward(torch.empty_like(qkv[:, 0]))
 
 
 def _tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -145,37 +157,52 @@ def _tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device=_META, requires_grad=dtype.is_floating_point)
 
 
-def _norm(hidden: int, dtype: torch.dtype, dropout: float, quantised: bool = False) -> None:
-    x, residual = _tensor(4096, hidden, dtype=dtype), _tensor(4096, hidden, dtype=dtype)
+def _norm(
+    hidden: int,
+    dtype: torch.dtype,
+    dropout: float,
+    quantised: bool = False,
+    tokens: int = 4096,
+    device_key: bool = False,
+) -> None:
+    x, residual = _tensor(tokens, hidden, dtype=dtype), _tensor(tokens, hidden, dtype=dtype)
     weight, bias, x_bias = (_tensor(hidden) for _ in range(3))
-    settings = (1e-12, dropout, dropout_key(1, 2, 3, 0), _tensor(4096, dtype=torch.int32))
+    settings = (1e-12, dropout, _key(device_key), _tensor(tokens, dtype=torch.int32))
     if quantised:
         scalars = torch.empty(2, device=_META)
-        norm.dropout_add_layer_norm_quantised(x, residual, weight, bias, *settings, x_bias, *scalars)
+        names = norm.dropout_add_layer_norm_quantised(x, residual, weight, bias, *settings, x_bias, *scalars)[:2]
+        torch.autograd.backward(names, [torch.empty_like(x) for _ in names])
         return
     norm.dropout_add_layer_norm(x, residual, weight, bias, *settings, x_bias).backward(torch.empty_like(x))
     norm.layer_norm_dropout(x, weight, bias, *settings).backward(torch.empty_like(x))
 
 
-def _loss(dtype: torch.dtype) -> None:
-    logits, labels = _tensor(640, 30528, dtype=dtype), _tensor(640, dtype=torch.int64)
+def _loss(dtype: torch.dtype, rows: int = 640) -> None:
+    logits, labels = _tensor(rows, 30528, dtype=dtype), _tensor(rows, dtype=torch.int64)
     loss.masked_cross_entropy(logits, labels, 30522)[0].backward()
 
 
-def _embedding(dtype: torch.dtype) -> None:
-    ids = [_tensor(4096, dtype=torch.int64) for _ in range(3)]
+def _embedding(dtype: torch.dtype, tokens: int = 4096) -> None:
+    ids = [_tensor(tokens, dtype=torch.int64) for _ in range(3)]
     out = embedding.embedding_sum(*ids, _tensor(30528, 1024), _tensor(512, 1024), _tensor(2, 1024), dtype)
     out.backward(torch.empty_like(out))
 
 
-def _cast() -> None:
-    x, bias = (_tensor(*shape, dtype=torch.bfloat16).detach() for shape in ((4096, 1024), (1024,)))
+def _expand() -> None:
+    (batch,) = SyntheticSource(packs_per_step=2, seed=1).batches_of(0)
+    compact = CompactBatch.of(batch)
+    triton_expand.expand(compact.parts(compact.data.to(_META)), Budget.of_batch(batch).allocate(_META))
+
+
+def _cast(tokens: int = 4096) -> None:
+    x, bias = (_tensor(*shape, dtype=torch.bfloat16).detach() for shape in ((tokens, 1024), (1024,)))
     scale, amax = torch.empty(2, device=_META)
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         cast.cast_transpose(x, scale, amax, dtype)
         cast.cast_transpose_bias(x, scale, amax, dtype)
-        cast.gelu_cast_transpose(x, bias, scale, amax, dtype)
-        cast.gelu_backward_cast_transpose(x, x, bias, scale, amax, dtype)
+        for exact in (False, True):
+            cast.gelu_cast_transpose(x, bias, exact, scale, amax, dtype)
+            cast.gelu_backward_cast_transpose(x, x, bias, exact, scale, amax, dtype)
 
 
 def _update(optimizer: type[Lamb | AdamW], odd: int) -> None:
@@ -200,6 +227,8 @@ def cases() -> dict[str, Callable[[], None]]:
         "attention H=32 bf16 dropout": lambda: _attention(32, half, 0.1, False),
         "attention H=128 bf16 dropout": lambda: _attention(128, half, 0.1, False),
         "attention H=64 fp32 dropout": lambda: _attention(64, single, 0.1, False),
+        "attention H=64 bf16 device key": lambda: _attention(64, half, 0.1, False, True),
+        "norm D=1024 bf16 device key": lambda: _norm(1024, half, 0.1, device_key=True),
         "norm D=1024 bf16 dropout": lambda: _norm(1024, half, 0.1),
         "norm D=1024 bf16": lambda: _norm(1024, half, 0.0),
         "norm D=768 bf16 dropout": lambda: _norm(768, half, 0.1),
@@ -210,6 +239,11 @@ def cases() -> dict[str, Callable[[], None]]:
         "embedding bf16": lambda: _embedding(half),
         "embedding fp32": lambda: _embedding(single),
         "cast fp8": _cast,
+        "norm one token": lambda: _norm(1024, half, 0.1, tokens=1),
+        "loss one row": lambda: _loss(half, rows=1),
+        "embedding one token": lambda: _embedding(half, tokens=1),
+        "cast fp8 one token": lambda: _cast(tokens=1),
+        "expand": _expand,
         "LAMB": lambda: _update(Lamb, 0),
         "LAMB unaligned": lambda: _update(Lamb, 1),
         "AdamW": lambda: _update(AdamW, 0),
@@ -232,12 +266,12 @@ def main(words: list[str]) -> None:
     parser.add_argument("--arch", type=int, nargs="*", default=ARCHITECTURES, help="compute capabilities times ten")
     parser.add_argument("--only", default="", help="cases with this text in their name")
     options = parser.parse_args(words)
-    print(f"{'case':34} {'kernel':28} {'arch':>4} {'regs':>4} {'spill':>5} {'shared':>7} {'warps':>5}")
+    print(f"{'case':34} {'kernel':36} {'arch':>4} {'regs':>4} {'spill':>5} {'shared':>7} {'warps':>5}")
     for case in cases():
         for arch in options.arch if options.only in case else ():
             for report in compile_case(case, arch):
                 print(
-                    f"{case:34} {report.kernel:28} {arch:4} {report.registers:4} {report.spilled:5} "
+                    f"{case:34} {report.kernel:36} {arch:4} {report.registers:4} {report.spilled:5} "
                     f"{report.shared:7} {report.warps:5}"
                 )
 

@@ -2,32 +2,45 @@
 
 Each part is a process of its own, so that a kernel that breaks the device for its process, or hangs, costs one row. A
 part may run until its deadline, counted from the start: what one leaves goes to the next. Each part writes a JSON file
-row by row, and the tables are written again after each part.
+row by row, and the tables are written again after each part. Before the first, processes beside each other compile the
+kernels, which are then found in Triton's cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # Part -> seconds after the start at which it is ended, in the order in which they run. The last one is the hard stop.
-DEADLINES = {"checks": 110, "ops": 210, "step": 370, "profile": 420, "tests": 520}
+DEADLINES = {"checks": 130, "ops": 215, "step": 400, "profile": 455, "tests": 550}
+COMPILE_DEADLINE, COMPILE_PROCESSES = 60, 12
 # Parts whose rehearsal interprets the Triton kernels, where Triton is installed; the others take the CPU's own.
 INTERPRETED = ("checks", "ops")
 MAX_RESTARTS = 4
 DEVICE_LOST = 3
 LOG = "log.txt"
+# Sequences a second that one H200 is meant to reach, by precision.
+GOALS = {"bf16": 1100.0, "fp8": 1400.0}
+PACKAGES = {
+    "triton": "there are no fast kernels then",
+    "h5py": "nothing can be measured without it",
+    "pytest": "the part tests needs it",
+    "transformers": "there is no comparison with Hugging Face then",
+}
 
 
 def main(words: list[str]) -> int:
@@ -37,10 +50,16 @@ def main(words: list[str]) -> int:
     parser.add_argument("--parts", default=",".join(DEADLINES), help=f"of {', '.join(DEADLINES)}; default all")
     parser.add_argument("--cpu-rehearsal", action="store_true", help="tiny shapes on the CPU, to try this program")
     parser.add_argument("--run-part", help=argparse.SUPPRESS)
+    parser.add_argument("--shard", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     import torch
 
     device = torch.device("cpu" if options.cpu_rehearsal else "cuda")
+    if options.shard:
+        from mlbert.bench.gpu_parts import compile_kernels
+
+        compile_kernels(device, *options.shard)
+        return 0
     if options.run_part:
         return run_part(options.run_part, options.out, device)
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -70,15 +89,57 @@ def check_all(parts: list[str], out: Path, rehearsal: bool) -> int:
     for stale in [*(out / f"{part}.json" for part in parts), out / LOG]:
         stale.unlink(missing_ok=True)
     started, ends = time.monotonic(), {}
+    for line in (missing := missing_things()):
+        print(f"gpu_check: {line}", flush=True)
+    print("gpu_check: compiling kernels", flush=True)
+    compile_all(out / LOG, started + COMPILE_DEADLINE, rehearsal)
+    print(f"gpu_check: compiled for {time.monotonic() - started:.0f} s", flush=True)
     for part in parts:
         print(f"gpu_check: {part}", flush=True)
         ends[part] = supervise(part, out, started + DEADLINES[part], rehearsal)
-        write_tables(out, parts, ends, rehearsal)
+        write_tables(out, parts, ends, rehearsal, missing)
     print((out / "table.txt").read_text())
     seconds = time.monotonic() - started
     failed = failures(out, parts, ends)
+    for unfinished in out.glob("*.tmp"):
+        unfinished.unlink()
     print(f"gpu_check: {seconds:.0f} s, results in {out}, {f'{len(failed)} failed' if failed else 'nothing failed'}")
     return 1 if failed else 0
+
+
+def missing_things() -> list[str]:
+    """One line for each thing that this machine lacks, with what follows from it."""
+    found = [
+        f"no package {name}: {result}" for name, result in PACKAGES.items() if importlib.util.find_spec(name) is None
+    ]
+    compilers = [name for name in (os.environ.get("CC"), "gcc", "clang", "cc") if name and shutil.which(name)]
+    if not compilers:
+        found.append("no C compiler: Triton can't start its kernels without; install gcc, or name one in CC")
+    elif not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        found.append("no Python.h, which Triton compiles its launcher with: install python3-dev")
+    return found
+
+
+def compile_all(log: Path, deadline: float, rehearsal: bool) -> None:
+    """Fills Triton's cache by as many processes as there are cores to spare; what they tell goes to the log."""
+    count = 1 if rehearsal else max(1, min(COMPILE_PROCESSES, (os.cpu_count() or 1) - 2))
+    command = [sys.executable, str(Path(__file__).resolve()), *(["--cpu-rehearsal"] if rehearsal else [])]
+    processes = []
+    with log.open("ab") as file:
+        for shard in range(count):
+            words = [*command, "--shard", str(shard), str(count)]
+            options = {"stdout": file, "stderr": subprocess.STDOUT, "cwd": ROOT, "start_new_session": True}
+            processes.append(subprocess.Popen(words, **options))
+    try:
+        for process in processes:
+            process.wait(timeout=max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        print("gpu_check: the kernels took too long; the parts go on compiling", flush=True)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def supervise(part: str, out: Path, deadline: float, rehearsal: bool) -> str:
@@ -187,7 +248,9 @@ def read_rows(out: Path, part: str) -> dict[str, dict[str, Any]]:
     return read(out, part).get("rows", {})
 
 
-def write_tables(out: Path, parts: list[str], ends: dict[str, str], rehearsal: bool) -> None:
+def write_tables(
+    out: Path, parts: list[str], ends: dict[str, str], rehearsal: bool, missing: Sequence[str] = ()
+) -> None:
     """table.txt and table.md from what there is."""
     facts = next((found for part in parts if (found := read(out, part))), {})
     head = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in ("rows", "running"))
@@ -197,8 +260,9 @@ def write_tables(out: Path, parts: list[str], ends: dict[str, str], rehearsal: b
         rows = TABLES[part](read_rows(out, part))
         if len(rows) > 1:
             sections.append((part, rows))
+        sections += goals_section(read_rows(out, part)) if part == "step" else []
         sections += budget_section(read_rows(out, part)) if part == "profile" else []
-    failed = failures(out, list(ends), ends)
+    failed = [*missing, *failures(out, list(ends), ends)]
     text, markdown = [head, ""], ["# GPU check", "", head or "Nothing measured.", ""]
     for title, rows in sections:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -259,20 +323,40 @@ def ops_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
 def step_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
     """Rates in sequences per second; the last column compares with the faster of Hugging Face's."""
     peer = max((row.get("sequences_per_second", 0.0) for n, row in rows.items() if "huggingface" in n), default=0.0)
-    table = [["step", "sequences", "ms", "sequences/s", "model TFLOP/s", "of peak", "GiB", "x Hugging Face", "result"]]
+    head = ["step", "sequences", "tokens", "ms", "sequences/s", "model TFLOP/s", "of bf16 peak", "of FP8 peak", "GiB"]
+    table = [[*head, "x Hugging Face", "result"]]
     for name, row in rows.items():
         speed = row.get("sequences_per_second")
         milliseconds = sorted(row["seconds"])[len(row["seconds"]) // 2] if "seconds" in row else None
+        wide = f", {row['did_not_fit']} did not fit" if "did_not_fit" in row else ""
         table.append(
             [
-                *(name, number(row.get("sequences"), ".0f"), number(milliseconds, ".1f", 1e3), number(speed)),
-                *(number(row.get("rate"), ".3g"), number(row.get("share_of_peak"), ".1%")),
+                *(name, number(row.get("sequences"), ".0f"), number(row.get("tokens"), ".0f")),
+                *(number(milliseconds, ".1f", 1e3), number(speed), number(row.get("rate"), ".3g")),
+                *(number(row.get(f"share_of_{which}peak"), ".1%") for which in ("", "fp8_")),
                 number(row.get("peak_memory_bytes"), ".1f", 1 / 2**30),
                 number(speed / peer if speed and peer else None, ".2f"),
-                row.get("skipped", state(row)),
+                row.get("skipped", f"{state(row)}{wide}"),
             ]
         )
     return table
+
+
+def goals_section(rows: dict[str, dict[str, Any]]) -> list[tuple[str, list[list[str]]]]:
+    """The fastest step of each precision next to what one H200 is meant to reach, and to Hugging Face's eager one."""
+    eager = rows.get("huggingface eager", {}).get("sequences_per_second")
+    table = [["precision", "fastest step", "sequences/s", "goal on an H200", "of the goal", "x Hugging Face eager"]]
+    for precision, goal in GOALS.items():
+        speeds = {
+            name: row["sequences_per_second"]
+            for name, row in rows.items()
+            if "forms" in row and "sequences_per_second" in row and (row["precision"] or "bf16") == precision
+        }
+        if speeds:
+            name, speed = max(speeds.items(), key=lambda item: item[1])
+            ratios = [number(speed / goal, ".1%"), number(speed / eager if eager else None, ".2f")]
+            table.append([precision, name, number(speed), number(goal, ".0f"), *ratios])
+    return [("goals", table)] if len(table) > 1 else []
 
 
 def profile_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:

@@ -41,16 +41,59 @@ def test_linear_equals_its_plain_twin(tokens: int) -> None:
         assert (found.float() - expected.float()).norm() <= 0.01 * expected.float().norm()
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("tokens", [0, 1, 17, 4099])
+def test_block_equals_its_plain_twin(tokens: int, exact: bool) -> None:
+    """LayerNorm that quantises, both feed-forward layers with GELU between them, forward and backward."""
+    generator = torch.Generator("cuda").manual_seed(2)
+    shapes = ((tokens, 1024), (tokens, 1024), (4096, 1024), (4096,), (1024, 4096), (1024,), (1024,))
+    values = [torch.randn(*shape, generator=generator, device="cuda") for shape in shapes]
+    for index in (2, 4):
+        values[index] *= 0.02
+    rows = torch.arange(tokens, dtype=torch.int32, device="cuda")
+    results: dict[str, list[Tensor]] = {}
+    for choice in ("plain", "triton"):
+        ops.select(choice, "cuda")
+        scaling = fp8.Scaling(2, fp8.Products()).cuda()
+        for _ in range(2):
+            x, residual = (value.bfloat16().requires_grad_() for value in values[:2])
+            w1, b1, w2, gain, shift = (value.clone().requires_grad_() for value in values[2:])
+            slots = scaling.slot(0), scaling.slot(1)
+            norm = (gain, shift, 1e-12, 0.1, 5, rows, None)
+            hidden = fp8.dropout_add_layer_norm(x, residual, *norm, slots[0])
+            out = fp8.feed_forward(hidden.product, w1, b1, w2, exact, slots, hidden.small)
+            (out + hidden.residual).backward(torch.ones_like(out) * 1e-6)
+            scaling.update(lambda amax: amax)
+        leaves = (x, residual, w1, b1, w2, gain, shift)
+        results[choice] = [out.detach(), *(leaf.grad for leaf in leaves), *scaling.state().values()]
+    ops.select("auto")
+    for found, expected in zip(results["triton"], results["plain"], strict=True):
+        assert (found.float() - expected.float()).norm() <= 0.02 * expected.float().norm()
+
+
+def test_bias_inside_the_product() -> None:
+    ops.select("auto", "cuda")
+    a, b = (torch.randn(n, 64, device="cuda").to(torch.float8_e4m3fn) for n in (17, 48))
+    bias, one = torch.randn(48, device="cuda").bfloat16(), torch.ones((), device="cuda")
+    found = fp8.product(a, b, one, one, torch.bfloat16, fast=True, bias=bias)
+    expected = a.float() @ b.float().t() + bias.float()
+    assert (found.float() - expected).norm() <= 0.005 * expected.norm()
+
+
 def test_a_step_never_waits_for_the_device() -> None:
     ops.select("auto", "cuda")
-    scaling = fp8.Scaling(1, fp8.Products()).cuda()
+    scaling = fp8.Scaling(2, fp8.Products()).cuda()
     x = torch.randn(64, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(256, 128, device="cuda", requires_grad=True)
+    bias, ones = torch.zeros(256, device="cuda", requires_grad=True), torch.ones(128, device="cuda")
     for step in range(3):
         if step:
             torch.cuda.set_sync_debug_mode("error")
         try:
-            fp8.linear(x, weight, None, scaling.slot(0)).sum().backward()
+            slots = scaling.slot(0), scaling.slot(1)
+            hidden = fp8.dropout_add_layer_norm(x, x, ones, ones, 1e-12, 0.0, 0, None, None, slots[0])
+            inner = weight.t().contiguous()
+            fp8.feed_forward(hidden.product, weight, bias, inner, False, slots, hidden.small).sum().backward()
             scaling.update(lambda amax: amax)
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ import torch
 from mlbert.bench.op_cases import Case, OpCases
 from mlbert.bench.op_checks import check_case, check_cast, check_dropout_rate, check_lamb, ugly_batches
 from mlbert.bench.step import make_batch
+from mlbert.dist.graphs import CudaCapture
 from mlbert.models import BertConfig
 from mlbert.ops import registry
 
 OPS = ("attention", "dropout_add_layer_norm", "layer_norm_dropout", "masked_cross_entropy", "embedding_sum")
+LINEAR = ("linear_qkv", "linear_gelu", "feed_forward")
 UGLY = (
     "one sequence",
     "length 1",
@@ -48,15 +51,50 @@ def test_triton_is_there() -> None:
     assert [op for op in OPS if "triton" not in forms[op]] == []
 
 
+def test_cublaslt_is_there_and_refuses_nothing(large: BertConfig, device: torch.device) -> None:
+    """On the model's own shapes every product has an algorithm; a fall back would warn."""
+    assert [op for op in LINEAR if "cublaslt" not in registry.available("cuda")[op]] == []
+    batch = make_batch(large, 24, None, seed=1).to(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for op in LINEAR:
+            (case,) = cases_of(large, batch, torch.bfloat16, op)
+            assert check_case(case, "cublaslt", torch.bfloat16)["passed"]
+
+
+def test_cublaslt_in_a_graph(large: BertConfig, device: torch.device) -> None:
+    """Captured, changed inputs, replayed: as without the graph."""
+    (case,) = cases_of(large, make_batch(large, 8, None, seed=1).to(device), torch.bfloat16, "feed_forward")
+    x, *weights, exact = case.arguments(0)
+    function = registry.form("feed_forward", "cublaslt")
+    inputs = [tensor.clone().requires_grad_() for tensor in (x, *weights)]
+    results: list[torch.Tensor] = []
+
+    def step() -> None:
+        out = function(*inputs, exact)
+        results[:] = [out, *torch.autograd.grad(out, inputs, torch.ones_like(out))]
+
+    capture = CudaCapture(device)
+    capture.warm_up(step)
+    replay = capture.record(step)
+    captured = list(results)
+    with torch.no_grad():
+        inputs[0].copy_(x.flip(0))
+    replay()
+    step()
+    torch.cuda.synchronize()
+    assert all(torch.equal(graphed, plain) for graphed, plain in zip(captured, results, strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", OPS + LINEAR)
 def test_real_shapes(op: str, dtype: torch.dtype, large: BertConfig, device: torch.device) -> None:
     batch = make_batch(large, 24, None, seed=1).to(device)
     assert_all_forms_agree(cases_of(large, batch, dtype, op), dtype)
 
 
 @pytest.mark.parametrize("name", UGLY)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", OPS + LINEAR)
 def test_ugly_shapes(op: str, name: str, large: BertConfig, device: torch.device) -> None:
     batch = ugly_batches(large, device)[name]
     assert_all_forms_agree(cases_of(large, batch, torch.bfloat16, op), torch.bfloat16)

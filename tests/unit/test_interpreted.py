@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-SUITES = ("ops/triton", "ops/test_fp8.py", "optim/test_triton_lamb.py")
+SUITES = (
+    "data/test_compact.py",
+    "ops/triton",
+    "ops/test_fp8.py",
+    "models/test_fp8.py::test_kernels_equal_their_plain_twins",
+    "optim/test_triton_lamb.py",
+    "models/test_graphed_triton.py",
+)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")

@@ -119,6 +119,38 @@ def test_failures_are_counted_and_named(program, tmp_path):
     ]
 
 
+def test_what_is_missing_is_told(program, monkeypatch):
+    monkeypatch.setattr(program, "PACKAGES", {"no_such_package": "nothing works"})
+    monkeypatch.setattr(program.shutil, "which", lambda _: None)
+    package, compiler = program.missing_things()
+    assert package == "no package no_such_package: nothing works"
+    assert "gcc" in compiler
+
+
+def test_goals_take_the_fastest_step_of_each_precision(program):
+    def row(speed: float, precision: str) -> dict:
+        return {"sequences_per_second": speed, "precision": precision, "forms": {}}
+
+    rows = {
+        "slow": row(900.0, ""),
+        "all": row(990.0, ""),
+        "fp8": row(1400.0, "fp8"),
+        "half": row(1500.0, "fp8-forward"),
+        "huggingface eager": {"sequences_per_second": 100.0},
+        "broken": {"error": "no"},
+    }
+    ((title, (_, bf16, fp8)),) = program.goals_section(rows)
+    assert title == "goals"
+    assert bf16 == ["bf16", "all", "990.0", "1100", "90.0%", "9.90"]
+    assert fp8 == ["fp8", "fp8", "1400.0", "1400", "100.0%", "14.00"]
+    assert program.goals_section({"broken": {"error": "no"}}) == []
+
+
+def test_a_step_that_did_not_fit_says_so(program):
+    row = {"sequences": 224, "sequences_per_second": 1.0, "seconds": [1.0], "did_not_fit": 448}
+    assert program.step_table({"all": row})[1][-1] == "ok, 448 did not fit"
+
+
 @pytest.mark.parametrize(
     ("name", "memory"),
     [

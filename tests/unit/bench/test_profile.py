@@ -53,14 +53,14 @@ def test_kernels_go_where_they_were_launched():
     events = [
         span("user_annotation", "mlbert::attention", 0, 10),
         operator("_Attention", 1, 8, 5),
-        *kernel("forward_kernel", 2, 100, 1),
+        *kernel("norm_forward_kernel", 2, 100, 1),
         span("user_annotation", "mlbert::dropout_add_layer_norm", 20, 10),
         operator("_DropoutNorm", 21, 8, 6),
-        *kernel("forward_kernel", 22, 30, 2),
+        *kernel("norm_forward_kernel", 22, 30, 2),
         operator("autograd::engine::evaluate_function: _DropoutNormBackward", 40, 9, 6, backward=True),
-        *kernel("backward_kernel", 41, 50, 3, AUTOGRAD),
+        *kernel("norm_backward_kernel", 41, 50, 3, AUTOGRAD),
         operator("_AttentionBackward", 60, 9, 5, backward=True),
-        *kernel("backward_kernel", 61, 200, 4, AUTOGRAD),
+        *kernel("norm_backward_kernel", 61, 200, 4, AUTOGRAD),
         span("user_annotation", "mlbert::optimizer", 80, 5),
         *kernel("vectorized_elementwise_kernel<FillFunctor>", 81, 7, 5),
     ]
@@ -81,7 +81,7 @@ def test_kernels_outside_of_ranges_go_by_name():
 
 def test_a_kernel_whose_launch_is_not_in_the_trace_goes_by_its_external_number():
     annotation = span("user_annotation", "mlbert::attention", 0, 10, **{"External id": 3})
-    lonely = span("kernel", "forward_kernel", 1000, 9, 7, **{"External id": 3, "correlation": 5})
+    lonely = span("kernel", "norm_forward_kernel", 1000, 9, 7, **{"External id": 3, "correlation": 5})
     assert seconds(profile.group_times([annotation, lonely])) == {"attention": 9}
 
 

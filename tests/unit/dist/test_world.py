@@ -47,6 +47,14 @@ def test_torchrun() -> None:
     assert World.identify(TORCHRUN) == World(3, 1, 4, 2, "torchrun", "head", 1234)
 
 
+def test_a_torchrun_that_restarts_ranks_needs_a_store_for_each_round() -> None:
+    restarts = {**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "3"}
+    World.identify({**restarts, "TORCHELASTIC_USE_AGENT_STORE": "False"})
+    World.identify({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    with pytest.raises(UserError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
+        World.identify({**restarts, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+
+
 def test_plain_variables_on_one_machine_need_no_local_rank() -> None:
     world = World.identify({"RANK": "1", "WORLD_SIZE": "2"})
     assert world == World(1, 1, 2, 2, "variables", "127.0.0.1", 29500)

@@ -1,0 +1,91 @@
+"""CUDA graphs of a step against the same step without them: the same bits, and no waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlbert.bench.step import Trainer
+from mlbert.data.budget import Budget
+from mlbert.data.compact import CompactBatch
+from mlbert.data.synthetic import SyntheticSource
+from mlbert.dist.graphs import Capture, CudaCapture, NoCapture
+from mlbert.models import BertConfig, GraphedStep, GraphMode
+from mlbert.ops.fp8 import Products
+from mlbert.ops.precision import FP8_CAPABILITY
+
+PACKS, SEED = 8, 7
+RATES = (1e-3, 2e-3, 5e-4, 1e-3)
+
+
+@pytest.fixture
+def no_waiting() -> Iterator[None]:
+    """Afterwards the host may wait for the device again."""
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def steps(config: BertConfig, accumulation: int) -> list[list[CompactBatch]]:
+    """Batches as the loader leaves them."""
+    source = SyntheticSource(
+        packs_per_step=PACKS * accumulation, accumulation=accumulation, seed=SEED, vocab_size=config.vocab_size
+    )
+    return [[CompactBatch.of(b, page_locked=True) for b in source.batches_of(i)] for i in range(len(RATES))]
+
+
+def history(
+    config: BertConfig,
+    device: torch.device,
+    mode: GraphMode,
+    accumulation: int,
+    products: Products | None,
+    capture: Capture,
+) -> list[list[Tensor]]:
+    """Loss, norm, weights, moments and scales after each step, and before the first one."""
+    batches = steps(config, accumulation)
+    trainer = Trainer(config, batches[0][0].to(device), torch.bfloat16, SEED, products=products)
+    optimizer = trainer.optimizer
+    tensors = [trainer.flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *trainer.model.buffers()]
+    found = [[x.clone() for x in tensors]]
+    budget = Budget.of_packs(PACKS, 512, 3, 512, 76)
+    step = GraphedStep(trainer.model, trainer.flat, optimizer, budget, accumulation, mode, capture)
+    step.record()
+    assert all(torch.equal(a, b) for a, b in zip(found[0], tensors, strict=True)), "recording left a trace"
+    for i, (parts, lr) in enumerate(zip(batches, RATES, strict=True)):
+        assert step.holds(parts)
+        masked, samples = (sum(getattr(b, n) for b in parts) for n in ("num_masked", "num_samples"))
+        torch.cuda.set_sync_debug_mode("error" if i == len(RATES) - 1 else "default")
+        loss, result = step(parts, SEED, i, masked, samples, lr)
+        torch.cuda.set_sync_debug_mode("default")
+        found.append([loss.clone(), torch.tensor(result.grad_norm), *(x.clone() for x in tensors)])
+    return found
+
+
+CASES = [
+    pytest.param(None, GraphMode.SEGMENTED, 2, id="bf16-segmented"),
+    pytest.param(None, GraphMode.FULL_ITERATION, 1, id="bf16-full_iteration"),
+    pytest.param(Products(), GraphMode.SEGMENTED, 1, id="fp8-segmented"),
+    pytest.param(Products(), GraphMode.FULL_ITERATION, 2, id="fp8-full_iteration"),
+]
+
+
+@pytest.mark.parametrize(("products", "mode", "accumulation"), CASES)
+def test_replayed_steps_are_the_steps(
+    products: Products | None,
+    mode: GraphMode,
+    accumulation: int,
+    large: BertConfig,
+    device: torch.device,
+    no_waiting: None,
+) -> None:
+    if products and torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        pytest.skip("this GPU has no FP8 products")
+    settings = (large, device, mode, accumulation, products)
+    found, expected = history(*settings, CudaCapture(device)), history(*settings, NoCapture())
+    for values, wanted in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(values, wanted, strict=True))
+    losses = [float(values[0]) for values in found[1:]]
+    assert len(set(losses)) == len(losses), "steps that differ have losses that differ"

@@ -1,0 +1,79 @@
+"""The ladder: which rungs there are, how batches are filled up, and what happens to steps that do not fit."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from mlbert.bench import ladder
+from mlbert.bench.gpu_parts import tiny_scale
+from mlbert.bench.ladder import Ladder, Rung, Sizes, fp8_rungs, rungs, token_budget, variants, without
+from mlbert.bench.step import make_batch
+from mlbert.data.batch import Batch
+from mlbert.ops import registry
+
+CPU = torch.device("cpu")
+SIZES = Sizes(8, 2, 3, 1)
+
+
+@pytest.fixture
+def small() -> Ladder:
+    yield Ladder(tiny_scale().config, CPU, torch.bfloat16, SIZES, 0.0)
+    registry.select("auto")
+
+
+def test_rungs_end_with_all_that_auto_chooses() -> None:
+    found = rungs(CPU, SIZES)
+    best = registry.select("auto")
+    assert found[0] == Rung("plain", {}, "plain", SIZES.plain)
+    assert found[-1].forms == {op: form for op, form in best.items() if form != "plain" and not op.startswith("fp8_")}
+    for before, after in itertools.pairwise(found):
+        assert before.forms.items() <= after.forms.items()
+    names = [rung.name for rung in [*found, *fp8_rungs(CPU, found[-1]), *variants(CPU, [found[-1]], SIZES)]]
+    assert len(set(names)) == len(names)
+
+
+def test_without_a_family() -> None:
+    rung = Rung("all", {"attention": "triton", "feed_forward": "cublaslt"}, "triton", 8)
+    assert without(rung, "cublaslt").forms == {"attention": "triton"}
+    assert without(rung, "cublaslt").name == "all, no cublaslt"
+
+
+@pytest.mark.parametrize(("tokens", "filled"), [(117684, 117760), (10000, 10112), (1000, 1008), (52, 52), (64, 64)])
+def test_filling_adds_next_to_nothing(tokens: int, filled: int) -> None:
+    assert token_budget(tokens, CPU) == filled
+
+
+def test_a_filled_batch_has_the_same_loss(small: Ladder) -> None:
+    batch = make_batch(small.config, 3, None, 1)
+    tokens = batch.num_tokens + 5
+    wide = ladder.Budget(tokens, batch.num_samples, batch.num_masked + 3, batch.max_seqlen).fill(batch)
+    best = rungs(CPU, SIZES)[-1]
+    counts = (batch.num_masked, batch.num_samples)
+    losses = [float(Ladder(small.config, CPU, torch.float32, SIZES, 0.0).trainer(best, b, counts).step())
+              for b in (batch, wide)]  # fmt: skip
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_half_as_many_sequences_where_they_do_not_fit(small: Ladder) -> None:
+    tried = []
+
+    def measure(batch: Batch) -> dict:
+        tried.append(batch.num_samples)
+        if batch.num_samples > 2:
+            raise torch.OutOfMemoryError("too large")
+        return {"sequences": batch.num_samples}
+
+    assert small.with_largest_batch(8, measure) == {"sequences": 2, "did_not_fit": 8}
+    assert tried == [8, 4, 2]
+    assert small.with_largest_batch(2, measure) == {"sequences": 2}
+
+
+def test_a_graph_rung_trains_like_one_without(small: Ladder) -> None:
+    """On the CPU nothing is captured; the steps are the same."""
+    best = rungs(CPU, SIZES)[-1]
+    graphed = next(rung for rung in variants(CPU, [best], SIZES) if rung.graph)
+    results = [small.measure(rung) for rung in (best, graphed)]
+    assert all(row["sequences_per_second"] > 0 and row["sequences"] == SIZES.fast for row in results)
