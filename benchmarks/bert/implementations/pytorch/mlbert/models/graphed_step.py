@@ -24,7 +24,8 @@ from mlbert.data.batch import Batch
 from mlbert.data.budget import Budget
 from mlbert.data.compact import CompactBatch
 from mlbert.dist.graphs import Capture
-from mlbert.models.bert import NUM_SITES, BertForPreTraining, DropoutKeys, loss_divisors
+from mlbert.models.bert import BertForPreTraining, loss_divisors
+from mlbert.models.encoder import NUM_SITES, DropoutKeys
 from mlbert.ops import dropout_keys
 
 NUM_DIVISORS = 2
