@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlbert.core.config import as_overrides, convert, markdown_table, peek, resolve, split_arguments
@@ -276,6 +276,7 @@ def _texts(config: TrainConfig) -> list[str]:
 
 
 @settings(deadline=None)
+@example("average_packing_rate", "0\n")
 @given(st.sampled_from(sorted(train_settings())), st.text() | st.floats() | st.integers() | st.booleans())
 def test_any_value_is_converted_or_refused_in_one_line(name: str, value: object) -> None:
     row = train_settings()[name]

@@ -198,7 +198,7 @@ def convert(row: Setting, value: object, origin: str) -> object:
         raise UserError(subject, f"{value!r} is not {_article(row)}", remedy) from None
     reason = row.limits.reason_against(converted)
     if reason is not None:
-        raise UserError(subject, f"{value} is not legal, it {reason}", row.meaning)
+        raise UserError(subject, f"{str(value).strip()} is not legal, it {reason}", row.meaning)
     return converted
 
 

@@ -15,12 +15,17 @@ class UserError(ValueError):
     """
 
     def __init__(self, subject: str | Path, reason: str, remedy: str = "") -> None:
-        self.subject = str(subject)
-        self.reason = reason.rstrip(".")
-        self.remedy = remedy.rstrip(".")
+        self.subject = _one_line(str(subject))
+        self.reason = _one_line(reason).rstrip(".")
+        self.remedy = _one_line(remedy).rstrip(".")
         text = f"{self.subject}: {self.reason}."
         super().__init__(f"{text} {self.remedy}." if self.remedy else text)
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, str, str]]:
         """Pickled by its three parts, so that it can come back from a worker process."""
         return type(self), (self.subject, self.reason, self.remedy)
+
+
+def _one_line(text: str) -> str:
+    """A file name or a value may hold line breaks; the message must not."""
+    return " ".join(text.splitlines())
