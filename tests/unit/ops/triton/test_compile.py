@@ -29,6 +29,7 @@ tool = load_tool()
 # products, which take longest to compile, where a GPU runs them.
 EVERYWHERE = (
     "attention H=64 bf16 dropout",
+    "attention H=64 bf16 device key",
     "norm D=1024 bf16 dropout",
     "loss bf16",
     "embedding bf16",

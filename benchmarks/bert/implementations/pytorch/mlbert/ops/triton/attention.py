@@ -55,6 +55,8 @@ _HOPPER = {
     64: (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
     128: (Blocks(128, 64, 8, 2), Blocks(64, 32, 8, 2), Blocks(32, 64, 8, 2)),
 }
+# One stage less keeps a key that lies on the device from spilling.
+_BLACKWELL = {**_HOPPER, 64: (*_HOPPER[64][:2], Blocks(64, 64, 4, 1))}
 _AMPERE = {
     32: (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
     64: (Blocks(128, 64, 8, 2), Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2)),
@@ -165,7 +167,8 @@ def _launch(
 
 
 def _blocks(qkv: Tensor) -> tuple[Blocks, ...]:
-    sixteen_bits = _HOPPER if capability(qkv.device) >= 90 else _AMPERE
+    architecture = capability(qkv.device)
+    sixteen_bits = _BLACKWELL if architecture >= 100 else _HOPPER if architecture >= 90 else _AMPERE
     return (_SINGLE if qkv.dtype == torch.float32 else sixteen_bits)[qkv.shape[3]]
 
 
