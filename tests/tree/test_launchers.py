@@ -24,7 +24,8 @@ with open(os.environ["NOTES"], "a") as file:
     file.write(json.dumps(note) + "\\n")
 line = " ".join(sys.argv[1:])
 if os.environ.get("WARN_AT", "nothing") in line:
-    os.kill(os.getppid(), signal.SIGUSR1)
+    with open(f"/proc/{{os.getppid()}}/stat") as file:  # the job's shell waits behind the one that started this
+        os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGUSR1)
 if "requeue" in sys.argv:
     sys.exit("requeue is refused")
 if line.startswith("image inspect"):
