@@ -121,6 +121,19 @@ is_finished() {
     [[ -e "${LOGDIR}/run_$1/summary.json" ]]
 }
 
+# Runs a command, which trains run i on $2, to its end: no further run where it did not write its results.
+train_on() {
+    local i="$1" where="$2" status=0
+    shift 2
+    select_run "${i}"
+    list_settings
+    say "run ${i} starts on ${where}."
+    "$@" || status=$?
+    say "run ${i} ended with status ${status}."
+    is_finished "${i}" || exit "$((status ? status : 1))"
+    conclude "${i}" "${status}"
+}
+
 # Run i is over: its status, its log's compliance, its place among the results. `mlbert_once` is the launcher's own.
 conclude() {
     local i="$1" status="$2" log="${LOGDIR}/result_$1.txt"

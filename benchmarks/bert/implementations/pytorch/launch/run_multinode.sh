@@ -54,9 +54,9 @@ mlbert_once() {
     python3 -m mlbert.cli.main "$@"
 }
 
-with_mpirun=0
+over=over_ssh
 if [[ "${1:-}" == --mpirun ]]; then
-    with_mpirun=1
+    over=over_mpirun
     shift
 fi
 check_settings
@@ -65,18 +65,7 @@ IFS=, read -r -a hosts <<<"${HOSTS:-}"
 choose_python
 export MASTER_ADDR="${MASTER_ADDR:-${hosts[0]}}" MASTER_PORT="${MASTER_PORT:-29500}"
 for i in "${experiments[@]}"; do
-    status=0
-    select_run "${i}"
-    list_settings
-    say "run ${i} starts on ${HOSTS}."
-    if ((with_mpirun)); then
-        over_mpirun "$@" || status=$?
-    else
-        over_ssh "$@" || status=$?
-    fi
-    say "run ${i} ended with status ${status}."
-    is_finished "${i}" || exit "$((status ? status : 1))"
-    conclude "${i}" "${status}"
+    train_on "${i}" "${HOSTS}" "${over}" "$@"
 done
 mlbert_once report "${LOGDIR}" || failed=1
 exit "${failed}"

@@ -48,14 +48,7 @@ for i in "${experiments[@]}"; do
     if enabled CLEAR_CACHES 1 && "${launch_dir}/drop_caches.sh"; then
         CACHES_CLEARED=true
     fi
-    select_run "${i}"
-    list_settings
-    status=0
-    say "run ${i} starts."
-    in_container "${launch_dir}/run_and_time.sh" || status=$?
-    say "run ${i} ended with status ${status}."
-    is_finished "${i}" || exit "$((status ? status : 1))"
-    conclude "${i}" "${status}"
+    train_on "${i}" "$(hostname)" in_container "${launch_dir}/run_and_time.sh"
 done
 mlbert_once report "${LOGDIR}" || failed=1
 exit "${failed}"

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mlbert.core.checkpoint_names import VOCABULARY
 from mlbert.core.errors import UserError
+from mlbert.data.manifest import fsync_path
 from mlbert.models import BertConfig
 from mlbert.models.bert import initialize_parameter
 from mlbert.models.state import Report, empty_parameters, own_state
@@ -88,7 +89,7 @@ def write_weights_folder(checkpoint: Checkpoint, target: Path, config_name: str,
         folder.mkdir(parents=True)
         fill(folder)
         for path in [*folder.iterdir(), folder]:
-            _fsync(path)
+            fsync_path(path)
 
     _write(target, fill_new)
 
@@ -113,7 +114,7 @@ def _write(target: Path, fill: Callable[[Path], None]) -> None:
     try:
         fill(partial)
         partial.rename(target)
-        _fsync(target.parent)
+        fsync_path(target.parent)
     except (OSError, SafetensorError, RuntimeError) as error:
         # torch.save reports a full disk as RuntimeError.
         shutil.rmtree(partial, ignore_errors=True)
@@ -127,14 +128,6 @@ def check_target(target: Path) -> None:
     """Raises UserError for a target that is there already; asked before a long conversion begins."""
     if target.exists() or target.is_symlink():
         raise UserError(target, "exists already", "Name a new one")
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def with_heads(checkpoint: Checkpoint) -> Checkpoint:

@@ -15,6 +15,7 @@ from mlbert.core.errors import UserError
 from mlbert.core.native import NativeUnavailable
 from mlbert.optim import kernels
 from mlbert.optim.flat import FlatParameters
+from mlbert.optim.host_copy import HostCopy
 
 if TYPE_CHECKING:
     from mlbert.optim.apex_lamb import ApexUpdate
@@ -44,21 +45,12 @@ class DeferredStepResult:
     """
 
     def __init__(self, grad_norm: Tensor) -> None:
-        self._done = None
-        if grad_norm.device.type == "cuda":
-            self._norm = torch.empty((), dtype=torch.float64, pin_memory=True)
-            self._norm.copy_(grad_norm, non_blocking=True)
-            self._done = torch.cuda.Event()
-            self._done.record()
-        else:
-            self._norm = grad_norm.clone()
+        self._norm = HostCopy(grad_norm)
 
     @property
     def grad_norm(self) -> float:
         """Global L2 norm of the gradient before clipping."""
-        if self._done is not None:
-            self._done.synchronize()
-        return float(self._norm)
+        return float(self._norm.read())
 
     @property
     def skipped(self) -> bool:
@@ -84,7 +76,66 @@ def norm_64(x: Tensor) -> Tensor:
     return chunks[0] if len(chunks) == 1 else torch.linalg.vector_norm(torch.stack(chunks))
 
 
-class FlatOptimizer:
+class DeviceSteps:
+    """What optimizers on flat buffers share whose update the device may do without the host, and their state.
+
+    Attributes:
+        flat: the parameters.
+        device_update: the kernels of "triton", else None. `launch` can be captured in a graph with them.
+    """
+
+    flat: FlatParameters
+    device_update: TritonUpdate | None = None
+    _num_updates = 0
+
+    @property
+    def num_updates(self) -> int:
+        """Updates made so far; a skipped step does not count. With triton, reading it waits for the device."""
+        return self._num_updates if self.device_update is None else int(self.device_update.updates)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """The rate of the next `launch`; with triton only."""
+        assert self.device_update is not None, "triton only"
+        self.device_update.lr.fill_(lr)
+
+    def launch(self) -> None:
+        """Queues one update and decides nothing on the host, so a graph can hold it; with triton only."""
+        raise NotImplementedError
+
+    def result(self) -> DeferredStepResult:
+        """What the last `launch`, or its last replay, did; with triton only."""
+        assert self.device_update is not None, "triton only"
+        return DeferredStepResult(self.device_update.grad_norm)
+
+    def _step_on_device(self, lr: float) -> DeferredStepResult:
+        self.set_learning_rate(lr)
+        self.launch()
+        return self.result()
+
+    def _take_over(self, state: Mapping[str, int | Tensor]) -> dict[str, Tensor]:
+        """Checks a state, takes its number of updates and gives the moments of the whole model, to be copied.
+
+        Raises:
+            UserError: the state is incomplete or belongs to a model of another size.
+        """
+        moments = {}
+        for key in ("exp_avg", "exp_avg_sq"):
+            value = state.get(key)
+            if not isinstance(value, Tensor) or value.shape != self.flat.data.shape:
+                found = f"has {value.numel()} elements" if isinstance(value, Tensor) else "is missing"
+                reason = f"{key} {found}, the model has {self.flat.numel} parameters"
+                raise UserError("optimizer state", reason, "Use a checkpoint of this model")
+            moments[key] = value
+        num_updates = state.get("num_updates")
+        if not isinstance(num_updates, int):
+            raise UserError("optimizer state", "num_updates is missing", "Use a complete checkpoint")
+        self._num_updates = num_updates
+        if self.device_update is not None:
+            self.device_update.updates.fill_(num_updates)
+        return moments
+
+
+class FlatOptimizer(DeviceSteps):
     """An Adam-type optimizer on flat buffers: two moments, decoupled weight decay, clipping to a global norm.
 
     Args:
@@ -196,11 +247,6 @@ class FlatOptimizer:
             bias_correction=self.bias_correction,
         )
 
-    @property
-    def num_updates(self) -> int:
-        """Updates made so far; a skipped step does not count. With triton, reading it waits for the device."""
-        return self._num_updates if self.device_update is None else int(self.device_update.updates)
-
     def step(self, lr: float) -> StepResult | DeferredStepResult:
         """Makes one update with learning rate `lr`; changes nothing where the gradient's norm is not finite.
 
@@ -208,9 +254,7 @@ class FlatOptimizer:
         does not wait, only reading the result does.
         """
         if self.device_update is not None:
-            self.set_learning_rate(lr)
-            self.launch()
-            return self.result()
+            return self._step_on_device(lr)
         grad_norm = self._grad_norm()
         if not math.isfinite(grad_norm):
             return StepResult(grad_norm, skipped=True)
@@ -228,21 +272,11 @@ class FlatOptimizer:
             self._update_native(self._kernels, buffers, scalars)
         return StepResult(grad_norm, skipped=False)
 
-    def set_learning_rate(self, lr: float) -> None:
-        """The rate of the next `launch`; with triton only."""
-        assert self.device_update is not None, "triton only"
-        self.device_update.lr.fill_(lr)
-
     def launch(self) -> None:
         """Queues one update and decides nothing on the host, so a graph can hold it; with triton only."""
         assert self.device_update is not None, "triton only"
         buffers = (self.flat.data, self.flat.grad, self.exp_avg, self.exp_avg_sq)
         self.device_update.launch(buffers, self._weights_copy)
-
-    def result(self) -> DeferredStepResult:
-        """What the last `launch`, or its last replay, did; with triton only."""
-        assert self.device_update is not None, "triton only"
-        return DeferredStepResult(self.device_update.grad_norm)
 
     def exact_weights(self) -> AbstractContextManager[object]:
         """`flat.data` is the float32 weights, now and always; for an optimizer whose ranks exchange rounded ones."""
@@ -286,19 +320,5 @@ class FlatOptimizer:
         Raises:
             UserError: the state is incomplete or belongs to a model of another size.
         """
-        for key in ("exp_avg", "exp_avg_sq"):
-            value = state.get(key)
-            if not isinstance(value, Tensor) or value.shape != self.flat.data.shape:
-                found = f"has {value.numel()} elements" if isinstance(value, Tensor) else "is missing"
-                reason = f"{key} {found}, the model has {self.flat.numel} parameters"
-                raise UserError("optimizer state", reason, "Use a checkpoint of this model")
-        num_updates = state.get("num_updates")
-        if not isinstance(num_updates, int):
-            raise UserError("optimizer state", "num_updates is missing", "Use a complete checkpoint")
-        self._num_updates = num_updates
-        if self.device_update is not None:
-            self.device_update.updates.fill_(num_updates)
-        for key, target in (("exp_avg", self.exp_avg), ("exp_avg_sq", self.exp_avg_sq)):
-            source = state[key]
-            assert isinstance(source, Tensor)
-            target.copy_(source)
+        for key, moment in self._take_over(state).items():
+            getattr(self, key).copy_(moment)

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from mlbert.core.errors import UserError
-from mlbert.optim.base import DeferredStepResult, StepResult, bias_corrections, clip_scale, norm_64
+from mlbert.optim.base import DeferredStepResult, DeviceSteps, StepResult, bias_corrections, clip_scale, norm_64
 from mlbert.optim.flat import FlatParameters, Segment
 from mlbert.optim.shared_weights import Layout, SharedWeights
 
@@ -70,7 +70,7 @@ def pieces_of(parts: Sequence[tuple[int, int]], segments: Sequence[Segment]) -> 
     return pieces
 
 
-class ShardedLamb:
+class ShardedLamb(DeviceSteps):
     """LAMB of which every rank computes its shard; the weights and the result are those of `Lamb` on all ranks.
 
     Args:
@@ -155,11 +155,6 @@ class ShardedLamb:
             bias_correction=self.bias_correction,
         )
 
-    @property
-    def num_updates(self) -> int:
-        """Updates made so far; a skipped step does not count. With triton, reading it waits for the device."""
-        return self._num_updates if self.device_update is None else int(self.device_update.updates)
-
     @torch.no_grad()
     def step(self, lr: float) -> StepResult | DeferredStepResult:
         """One update with learning rate `lr` on all ranks; nothing where the gradient's norm is not finite.
@@ -168,9 +163,7 @@ class ShardedLamb:
         gradient; triton does not wait, only reading the result does.
         """
         if self.device_update is not None:
-            self.set_learning_rate(lr)
-            self.launch()
-            return self.result()
+            return self._step_on_device(lr)
         grad = self._layout.take(self.flat.padded_grad)
         grad_norm = math.sqrt(float(self._layout.all_reduce_sum(norm_64(grad).square())))
         if not math.isfinite(grad_norm):
@@ -187,11 +180,6 @@ class ShardedLamb:
         self.weights.finish_sharing()
         return StepResult(grad_norm, skipped=False)
 
-    def set_learning_rate(self, lr: float) -> None:
-        """The rate of the next `launch`; with triton only."""
-        assert self.device_update is not None, "triton only"
-        self.device_update.lr.fill_(lr)
-
     @torch.no_grad()
     def launch(self) -> None:
         """Queues one update, exchange of weights included, and decides nothing on the host; with triton only.
@@ -203,11 +191,6 @@ class ShardedLamb:
         buffers = (self.weights.shard, grad, self.exp_avg, self.exp_avg_sq)
         self.device_update.launch(buffers, after_block=self.weights.begin_sharing)
         self.weights.finish_sharing()
-
-    def result(self) -> DeferredStepResult:
-        """What the last `launch`, or its last replay, did; with triton only."""
-        assert self.device_update is not None, "triton only"
-        return DeferredStepResult(self.device_update.grad_norm)
 
     def exact_weights(self) -> AbstractContextManager[object]:
         """Makes `flat.data` the float32 weights, from the ranks that own them; all ranks call it together.
@@ -261,19 +244,8 @@ class ShardedLamb:
         Raises:
             UserError: the state is incomplete or belongs to a model of another size.
         """
-        for key, shard in (("exp_avg", self.exp_avg), ("exp_avg_sq", self.exp_avg_sq)):
-            value = state.get(key)
-            if not isinstance(value, Tensor) or value.shape != self.flat.data.shape:
-                found = f"has {value.numel()} elements" if isinstance(value, Tensor) else "is missing"
-                reason = f"{key} {found}, the model has {self.flat.numel} parameters"
-                raise UserError("optimizer state", reason, "Use a checkpoint of this model")
+        for key, moment in self._take_over(state).items():
             whole = torch.zeros_like(self.flat.padded_data)
-            whole[: self.flat.numel].copy_(value)
-            shard.copy_(self._layout.take(whole))
-        num_updates = state.get("num_updates")
-        if not isinstance(num_updates, int):
-            raise UserError("optimizer state", "num_updates is missing", "Use a complete checkpoint")
-        self._num_updates = num_updates
-        if self.device_update is not None:
-            self.device_update.updates.fill_(num_updates)
+            whole[: self.flat.numel].copy_(moment)
+            getattr(self, key).copy_(self._layout.take(whole))
         self.weights.reload()

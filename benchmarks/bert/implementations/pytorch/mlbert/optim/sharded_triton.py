@@ -29,6 +29,7 @@ from mlbert.optim.triton_lamb import (
     begin_kernel,
     first_pass_kernel,
     second_pass_kernel,
+    sum_blocks,
     sum_squares_kernel,
 )
 
@@ -117,15 +118,6 @@ def owner_sums_kernel(weight_sums, update_sums, first_blocks, weights, updates, 
     weight_sums, update_sums: float32 [B]; first_blocks: int32 [G+1]; weights, updates: float64 [G].
     """
     owner = tl.program_id(0)
-    lanes = tl.arange(0, BLOCK)
-    weight = tl.zeros([BLOCK], tl.float64)
-    update = tl.zeros([BLOCK], tl.float64)
-    start = tl.load(first_blocks + owner)
-    stop = tl.load(first_blocks + owner + 1)
-    while start < stop:
-        inside = start + lanes < stop
-        weight += tl.load(weight_sums + start + lanes, mask=inside, other=0.0).to(tl.float64)
-        update += tl.load(update_sums + start + lanes, mask=inside, other=0.0).to(tl.float64)
-        start += BLOCK
-    tl.store(weights + owner, tl.sum(weight, 0))
-    tl.store(updates + owner, tl.sum(update, 0))
+    weight, update = sum_blocks(weight_sums, update_sums, first_blocks, owner, BLOCK)
+    tl.store(weights + owner, weight)
+    tl.store(updates + owner, update)

@@ -236,24 +236,29 @@ def first_pass_kernel(
 
 
 @triton.jit
+def sum_blocks(weight_sums, update_sums, first_blocks, owner, BLOCK: tl.constexpr):
+    """The sums, float64, of an owner's blocks first_blocks[owner] to first_blocks[owner + 1], added in order."""
+    lanes = tl.arange(0, BLOCK)
+    weights = tl.zeros([BLOCK], tl.float64)
+    updates = tl.zeros([BLOCK], tl.float64)
+    start = tl.load(first_blocks + owner)
+    stop = tl.load(first_blocks + owner + 1)
+    while start < stop:
+        inside = start + lanes < stop
+        weights += tl.load(weight_sums + start + lanes, mask=inside, other=0.0).to(tl.float64)
+        updates += tl.load(update_sums + start + lanes, mask=inside, other=0.0).to(tl.float64)
+        start += BLOCK
+    return tl.sum(weights, 0), tl.sum(updates, 0)
+
+
+@triton.jit
 def trust_ratio_kernel(weight_sums, update_sums, first_blocks, decays, ratios, BLOCK: tl.constexpr):
     """||weight|| / ||update|| of one segment, 1 where it is not decayed or a norm is 0. Grid: G.
 
     first_blocks: int32 [G+1]; decays: int32 [G]; ratios: float32 [G].
     """
     segment = tl.program_id(0)
-    lanes = tl.arange(0, BLOCK)
-    weights = tl.zeros([BLOCK], tl.float64)
-    updates = tl.zeros([BLOCK], tl.float64)
-    start = tl.load(first_blocks + segment)
-    stop = tl.load(first_blocks + segment + 1)
-    while start < stop:
-        inside = start + lanes < stop
-        weights += tl.load(weight_sums + start + lanes, mask=inside, other=0.0).to(tl.float64)
-        updates += tl.load(update_sums + start + lanes, mask=inside, other=0.0).to(tl.float64)
-        start += BLOCK
-    weight = tl.sum(weights, 0)
-    update = tl.sum(updates, 0)
+    weight, update = sum_blocks(weight_sums, update_sums, first_blocks, segment, BLOCK)
     usable = (weight > 0.0) & (update > 0.0) & (tl.load(decays + segment) != 0)
     ratio = tl.sqrt(tl.where(usable, weight, 1.0)) / tl.sqrt(tl.where(usable, update, 1.0))
     tl.store(ratios + segment, ratio.to(tl.float32))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from mlbert.core.errors import UserError
+from mlbert.data.manifest import fsync_path
 
 FORMAT = "mlbert-checkpoint-1"
 _NAME = re.compile(r"step_(\d{8})")
@@ -66,10 +66,10 @@ class CheckpointFolder:
             }
             (partial / "state.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
             for written in (file, partial / "state.json", partial):
-                _fsync(written)
+                fsync_path(written)
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
-            _fsync(self.path)
+            fsync_path(self.path)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             reason = getattr(error, "strerror", None) or error
@@ -125,11 +125,3 @@ class _DamagedError(Exception):
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

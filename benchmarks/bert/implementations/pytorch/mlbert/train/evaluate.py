@@ -25,6 +25,7 @@ from mlbert.data.compact import CompactBatch
 from mlbert.dist.graphs import Capture
 from mlbert.dist.world import World
 from mlbert.models.bert import BertForPreTraining
+from mlbert.optim.host_copy import HostCopy
 
 Passing = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -55,14 +56,7 @@ class Evaluation:
     """
 
     def __init__(self, sums: Tensor) -> None:
-        self._done = None
-        if sums.is_cuda:
-            self._sums = torch.empty(3, dtype=torch.float64, pin_memory=True)
-            self._sums.copy_(sums, non_blocking=True)
-            self._done = torch.cuda.Event()
-            self._done.record()
-        else:
-            self._sums = sums.clone()
+        self._sums = HostCopy(sums)
 
     def result(self) -> tuple[float, float]:
         """Accuracy and mean loss over every masked token of the set, the same on all ranks; waits for them.
@@ -70,9 +64,7 @@ class Evaluation:
         The accuracy is the benchmark's: hits divided by masked tokens, each token counting once. The tokens are summed
         before the division, so sharding does not change the accuracy.
         """
-        if self._done is not None:
-            self._done.synchronize()
-        num_correct, loss_sum, num_masked = self._sums.tolist()
+        num_correct, loss_sum, num_masked = self._sums.read().tolist()
         if num_masked == 0:
             raise AssertionError("the evaluation set holds no masked token")
         return num_correct / num_masked, loss_sum / num_masked

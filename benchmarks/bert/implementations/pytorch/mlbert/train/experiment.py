@@ -35,7 +35,7 @@ from mlbert.core.settings import TrainConfig
 from mlbert.data.batch import Batch
 from mlbert.data.budget import Budget
 from mlbert.data.compact import CompactBatch
-from mlbert.data.store import check_same_vocabulary, check_vocabulary, describe
+from mlbert.data.store import StoreInfo, check_same_vocabulary, check_vocabulary, describe
 from mlbert.dist.watch import Watch
 from mlbert.dist.world import World
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
@@ -63,6 +63,14 @@ class Method:
     schedule: Schedule
     opt_name: str
     budget: Budget | None = None
+
+
+@dataclass(frozen=True)
+class DataSets:
+    """What is known of a run's data without reading a sample."""
+
+    train: StoreInfo
+    evaluation: StoreInfo
 
 
 Build = Callable[[TrainConfig, BertConfig, BertForPreTraining, World, int], Method]
@@ -106,7 +114,9 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
     """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
     config, paths = resolved.config, RunFolder.of(resolved.config)
     shape = BertConfig.from_json(config.bert_config_file)
-    check_data(config, shape)
+    sets = None if config.synthetic_data else DataSets(describe(config.input_dir), describe(config.eval_dir))
+    if sets:
+        check_data(config, shape, sets)
     if world.rank == 0:
         paths.prepare(config.resume)
     world.start()
@@ -119,7 +129,7 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
     check_graph_mode(config.cuda_graph_mode, world.device, chosen, shape.head_size)
     seed = world.broadcast_int(choose_seed(config, paths))
     precision = config.precision if products else str(dtype)
-    facts = {**provenance.provenance(), "precision": precision, "ops": json.dumps(chosen), **data_facts(config)}
+    facts = {**provenance.provenance(), "precision": precision, "ops": json.dumps(chosen), **data_facts(sets)}
     if world.rank == 0:
         record = {**json.loads(resolved.as_json()), "seed": seed, "ranks": world.world_size, "provenance": facts}
         (paths.folder / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -184,11 +194,9 @@ def choose_seed(config: TrainConfig, paths: RunFolder) -> int:
     return secrets.randbelow(2**31)
 
 
-def check_data(config: TrainConfig, shape: BertConfig) -> None:
+def check_data(config: TrainConfig, shape: BertConfig, sets: DataSets) -> None:
     """Compares what is known of both sets with the model's shape; reads no sample."""
-    if config.synthetic_data:
-        return
-    train_set, eval_set = describe(config.input_dir), describe(config.eval_dir)
+    train_set, eval_set = sets.train, sets.evaluation
     check_same_vocabulary(train_set, eval_set)
     vocabulary = vocabulary_file(config)
     if vocabulary is not None:
@@ -214,14 +222,11 @@ def vocabulary_file(config: TrainConfig) -> Path | None:
     return path if path.exists() and not config.synthetic_data else None
 
 
-def data_facts(config: TrainConfig) -> dict[str, str]:
-    """Hashes that name the data of a run."""
-    if config.synthetic_data:
+def data_facts(sets: DataSets | None) -> dict[str, str]:
+    """Hashes that name the data of a run; None: it is synthetic."""
+    if sets is None:
         return {"train_data": "synthetic", "eval_data": "synthetic"}
-    return {
-        "train_data": f"sha256:{describe(config.input_dir).identity}",
-        "eval_data": f"sha256:{describe(config.eval_dir).identity}",
-    }
+    return {"train_data": f"sha256:{sets.train.identity}", "eval_data": f"sha256:{sets.evaluation.identity}"}
 
 
 def global_batch_size(config: TrainConfig, world: World) -> int:
