@@ -25,7 +25,7 @@ done < <(find . -name '.?*' -prune -o -path ./runs -prune -o \( -name '*.sh' -o 
 check ruff check .
 check ruff format --check .
 check lint-imports --config=.importlinter
-check mypy "${package}/core" "${package}/data" "${package}/optim"
+check mypy "${package}/core" "${package}/store" "${package}/feed" "${package}/optim"
 check shellcheck --external-sources --source-path=SCRIPTDIR "${shell_files[@]}"
 check shfmt -i 4 -d "${shell_files[@]}"
 if (($#)); then

@@ -98,7 +98,7 @@ class _Watcher(TorchFunctionMode):
 
 
 class RecordedGraph:
-    """`mlbert.dist.graphs.Capture` by recording.
+    """`mlbert.dist.capture.Capture` by recording.
 
     Attributes:
         num_operations: of the last recorded function.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.data.ragged import Ragged, offsets_of
-from mlbert.data.shards import ShardWriter
+from mlbert.store.prepared import ShardWriter
+from mlbert.store.ragged import Ragged, offsets_of
 
 VOCAB_SIZE = 500
 MAX_PREDICTIONS = 5

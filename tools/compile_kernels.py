@@ -27,10 +27,10 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from mlbert.data import triton_expand
-from mlbert.data.budget import Budget
-from mlbert.data.compact import CompactBatch
-from mlbert.data.synthetic import SyntheticSource
+from mlbert.feed import triton_expand
+from mlbert.feed.budget import Budget
+from mlbert.feed.compact import CompactBatch
+from mlbert.feed.synthetic import SyntheticSource
 from mlbert.ops import dropout_key
 from mlbert.ops.triton import cast, device, embedding, loss, norm
 from mlbert.ops.triton.attention import attention

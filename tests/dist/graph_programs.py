@@ -12,9 +12,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from capturable import SHAPE, TensorLamb, select_capturable
-from mlbert.data.budget import Budget
-from mlbert.data.synthetic import SyntheticSource
-from mlbert.dist.graphs import NoCapture
+from mlbert.feed.budget import Budget
+from mlbert.feed.synthetic import SyntheticSource
+from mlbert.dist.capture import NoCapture
 from mlbert.dist.reduce import GradientReducer
 from mlbert.dist.world import World
 from mlbert.models import BertForPreTraining, GraphedStep, GraphMode

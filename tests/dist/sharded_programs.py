@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mlbert.core.errors import UserError
 from mlbert.dist.groups import ShardGroups
 from mlbert.dist.reduce import GradientReducer
-from mlbert.dist.shards import ShardedReducer, ShardLayout
+from mlbert.dist.sharding import ShardedReducer, ShardLayout
 from mlbert.dist.world import World
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from mlbert.bench.step import Trainer
-from mlbert.data.budget import Budget
-from mlbert.data.compact import CompactBatch
-from mlbert.data.synthetic import SyntheticSource
-from mlbert.dist.graphs import Capture, CudaCapture, NoCapture
+from mlbert.dist.capture import Capture, CudaCapture, NoCapture
+from mlbert.feed.budget import Budget
+from mlbert.feed.compact import CompactBatch
+from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertConfig, GraphedStep, GraphMode
 from mlbert.ops.fp8 import Products
 from mlbert.ops.precision import FP8_CAPABILITY

@@ -10,7 +10,7 @@ import torch
 from mlbert import ops
 from mlbert.bench.profile import profile_step
 from mlbert.bench.step import Trainer, make_batch
-from mlbert.data.batch import Batch
+from mlbert.feed.batch import Batch
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.ops.fp8 import Products
 from mlbert.ops.precision import FP8_CAPABILITY

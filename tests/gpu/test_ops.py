@@ -11,7 +11,7 @@ import torch
 from mlbert.bench.op_cases import Case, OpCases
 from mlbert.bench.op_checks import check_case, check_cast, check_dropout_rate, check_lamb, ugly_batches
 from mlbert.bench.step import make_batch
-from mlbert.dist.graphs import CudaCapture
+from mlbert.dist.capture import CudaCapture
 from mlbert.models import BertConfig
 from mlbert.ops import registry
 

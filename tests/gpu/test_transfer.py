@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from mlbert.data import compact
-from mlbert.data.batch import Batch
-from mlbert.data.budget import Budget
-from mlbert.data.compact import CompactBatch
-from mlbert.data.packed import make_batch
-from mlbert.data.synthetic import SyntheticSource
-from mlbert.dist.graphs import CudaCapture
+from mlbert.dist.capture import CudaCapture
 from mlbert.dist.world import World
+from mlbert.feed import compact
+from mlbert.feed.batch import Batch
+from mlbert.feed.budget import Budget
+from mlbert.feed.compact import CompactBatch
+from mlbert.feed.packed import make_batch
+from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.train.evaluate import Evaluator, evaluate
 

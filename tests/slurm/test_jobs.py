@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster import running
-from mlbert.data.manifest import read_manifest
+from mlbert.store.manifest import read_manifest
 from slurm_site import Site, read_log
 from training_settings import SHAPE
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.data.store import open_store
+from mlbert.store.open import open_store
 
 HOME = Path("benchmarks/bert/implementations/pytorch")
 EVAL_SAMPLES = 20

@@ -11,7 +11,7 @@ from mlbert.bench import ladder
 from mlbert.bench.gpu_parts import tiny_scale
 from mlbert.bench.ladder import Ladder, Rung, Sizes, fp8_rungs, rungs, token_budget, variants, without
 from mlbert.bench.step import make_batch
-from mlbert.data.batch import Batch
+from mlbert.feed.batch import Batch
 from mlbert.ops import registry
 
 CPU = torch.device("cpu")

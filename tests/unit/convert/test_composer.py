@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from mlbert.models.huggingface import huggingface_config
-from mlbert.models.state import padded
+from mlbert.models.renaming import padded
 
 HEADS = ("bert.pooler.", "cls.seq_relationship.")
 

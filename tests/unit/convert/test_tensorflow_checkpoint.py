@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from mlbert.core.checkpoint_names import tf1_names
-from mlbert.data.synthetic import SyntheticSource
+from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.huggingface import padded_inputs
 from mlbert.train.weights import load_weights

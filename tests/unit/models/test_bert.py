@@ -7,10 +7,10 @@ import torch
 from transformers import BertConfig as PeerConfig
 from transformers import BertForPreTraining as PeerModel
 
-from mlbert.data.synthetic import SyntheticSource
+from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.models.huggingface import huggingface_config, padded_inputs
-from mlbert.models.state import load_state
+from mlbert.models.renaming import load_state
 from mlbert.optim.flat import FlatParameters
 
 SHAPE = BertConfig(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mlbert import ops
-from mlbert.data.batch import Batch
-from mlbert.data.synthetic import SyntheticSource
+from mlbert.feed.batch import Batch
+from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.ops import registry
 from mlbert.ops.fp8 import LINEARS_PER_LAYER, Products

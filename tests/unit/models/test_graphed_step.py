@@ -10,10 +10,10 @@ from torch import Tensor
 
 from capturable import SHAPE, TensorLamb, select_capturable, static_attention
 from mlbert import ops
-from mlbert.data.batch import Batch
-from mlbert.data.budget import Budget
-from mlbert.data.synthetic import SyntheticSource
-from mlbert.dist.graphs import Capture, NoCapture
+from mlbert.dist.capture import Capture, NoCapture
+from mlbert.feed.batch import Batch
+from mlbert.feed.budget import Budget
+from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertForPreTraining, DropoutState, GraphedStep, GraphMode, graphed_step
 from mlbert.ops import registry
 from mlbert.ops.fp8 import Products

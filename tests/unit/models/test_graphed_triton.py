@@ -12,9 +12,9 @@ from torch import Tensor
 from capturable import SETTINGS
 from capturable import SHAPE as SMALL
 from mlbert import ops
-from mlbert.data.budget import Budget
-from mlbert.data.synthetic import SyntheticSource
-from mlbert.dist.graphs import Capture, NoCapture
+from mlbert.dist.capture import Capture, NoCapture
+from mlbert.feed.budget import Budget
+from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertForPreTraining, GraphedStep, GraphMode
 from mlbert.ops.fp8 import Products
 from mlbert.optim.flat import FlatParameters

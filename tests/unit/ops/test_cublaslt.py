@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mlbert.core import native
-from mlbert.data.synthetic import SyntheticSource
+from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.ops import cublaslt, reference, registry
 from mlbert.ops.cublaslt_library import Epilogue

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlbert.data.ragged import Ragged
 from mlbert.prepare.baselines import baselines
 from mlbert.prepare.generator import flat
+from mlbert.store.ragged import Ragged
 
 CLS, SEP, MASK = 0, 1, 2
 

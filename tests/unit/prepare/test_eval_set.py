@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mlbert.core.errors import UserError
-from mlbert.data.ragged import Ragged
-from mlbert.data.shards import ShardSet
 from mlbert.prepare.eval_set import make_eval_set, pick_evenly
+from mlbert.store.prepared import ShardSet
+from mlbert.store.ragged import Ragged
 from stored_sets import make_rows, names, random_lengths, tree, write_set
 
 

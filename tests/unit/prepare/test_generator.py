@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from mlbert.core import native
 from mlbert.core.errors import UserError
-from mlbert.data.ragged import DTYPES, Ragged
 from mlbert.prepare import generator
 from mlbert.prepare.generator import FlatDocuments, NativeGenerator, PlainGenerator, make_generator
 from mlbert.prepare.instances import InstanceOptions, decoded_lines, digest, parse_documents
 from mlbert.prepare.wordpiece import SPECIAL_TOKENS, WordPieceTokenizer, load_vocabulary
+from mlbert.store.ragged import DTYPES, Ragged
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH: only the plain generator here")
 

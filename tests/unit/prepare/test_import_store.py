@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from mlbert.cli.prepare import app
 from mlbert.core.errors import UserError
-from mlbert.data.nvidia import NvidiaStore
-from mlbert.data.ragged import DTYPES, Ragged, offsets_of
-from mlbert.data.shards import ShardSet
 from mlbert.prepare import import_store as importing
 from mlbert.prepare.export_nvidia import export_nvidia
 from mlbert.prepare.import_store import import_store
+from mlbert.store.nvidia import NvidiaStore
+from mlbert.store.prepared import ShardSet
+from mlbert.store.ragged import DTYPES, Ragged, offsets_of
 from nvidia_shards import (
     PREDICTIONS,
     VOCAB_SIZE,

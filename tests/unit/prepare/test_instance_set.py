@@ -12,12 +12,12 @@ import pytest
 
 from mlbert.core import native
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import read_manifest
-from mlbert.data.shards import ShardSet
-from mlbert.data.tfrecord import read_widths
 from mlbert.prepare import generator, instance_set
 from mlbert.prepare.instance_set import InstanceJob, SetFormat, prepare_instances, set_digests
 from mlbert.prepare.instances import InstanceOptions
+from mlbert.store.manifest import read_manifest
+from mlbert.store.prepared import ShardSet
+from mlbert.store.tfrecord import read_widths
 
 OPTIONS = InstanceOptions(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=3)
 FORMATS = list(SetFormat)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from mlbert.core.errors import UserError
-from mlbert.data.ragged import Ragged
 from mlbert.prepare.instances import (
     FEATURES,
     InstanceOptions,
@@ -21,6 +20,7 @@ from mlbert.prepare.instances import (
     read_documents,
 )
 from mlbert.prepare.wordpiece import WordPieceTokenizer, load_vocabulary
+from mlbert.store.ragged import Ragged
 
 GOLDEN = json.loads((Path(__file__).resolve().parents[2] / "assets" / "instances" / "digests.json").read_text())
 PUBLISHED = {

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import read_manifest
-from mlbert.data.shards import ShardSet
-from mlbert.data.store import check_vocabulary, describe
 from mlbert.prepare import pipeline
 from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.pipeline import TextOptions, pick_evenly, prepare_text
+from mlbert.store.manifest import read_manifest
+from mlbert.store.open import check_vocabulary, describe
+from mlbert.store.prepared import ShardSet
 
 INSTANCES = InstanceOptions(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=3)
 OPTIONS = TextOptions(INSTANCES, vocab_size=300, eval_share=0.2, eval_sequences=60, num_parts=2)

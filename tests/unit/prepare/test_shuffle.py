@@ -20,13 +20,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import read_manifest
-from mlbert.data.ragged import Ragged
-from mlbert.data.shards import ShardSet
-from mlbert.data.store import describe
 from mlbert.prepare import shuffle
-from mlbert.prepare.bins import make_bins
 from mlbert.prepare.shuffle import Packing, make_pieces, shuffle_set
+from mlbert.prepare.split_bins import make_bins
+from mlbert.store.manifest import read_manifest
+from mlbert.store.open import describe
+from mlbert.store.prepared import ShardSet
+from mlbert.store.ragged import Ragged
 from stored_sets import flip, make_rows, names, random_lengths, same_sequences, tree, write_set
 
 COUNT = 600

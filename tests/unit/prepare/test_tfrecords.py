@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from mlbert.cli.prepare import app
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import read_manifest
-from mlbert.data.ragged import DTYPES, Ragged
-from mlbert.data.shards import ShardSet
-from mlbert.data.tfrecord import ExampleReader, Widths, read_examples, write_examples
 from mlbert.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
 from mlbert.prepare.wordpiece import SPECIAL_TOKENS
+from mlbert.store.manifest import read_manifest
+from mlbert.store.prepared import ShardSet
+from mlbert.store.ragged import DTYPES, Ragged
+from mlbert.store.tfrecord import ExampleReader, Widths, read_examples, write_examples
 
 SPECIAL = len(SPECIAL_TOKENS)
 WIDTHS = Widths(32, 5)
@@ -204,7 +204,7 @@ def test_full_disk(folder, vocab, tmp_path):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "from pathlib import Path\n"
-        "from mlbert.data.tfrecord import read_examples, write_examples\n"
+        "from mlbert.store.tfrecord import read_examples, write_examples\n"
         "rows = next(read_examples(sys.argv[1]))\n"
         "write_examples(Path(sys.argv[2]), rows, 32, 5)\n"
     )

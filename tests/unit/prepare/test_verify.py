@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from mlbert.core.errors import UserError
-from mlbert.data.shards import ShardWriter
-from mlbert.data.tfrecord import write_examples
-from mlbert.prepare.bins import make_bins
 from mlbert.prepare.shuffle import Packing, shuffle_set
+from mlbert.prepare.split_bins import make_bins
 from mlbert.prepare.verify import Md5List, verify
+from mlbert.store.prepared import ShardWriter
+from mlbert.store.tfrecord import write_examples
 from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, random_lengths, write_set
 
 COUNT = 300

@@ -8,11 +8,11 @@ import torch
 from capturable import SHAPE, select_capturable
 from mlbert import ops
 from mlbert.cli.main import main
-from mlbert.data.batch import Batch
-from mlbert.data.compact import CompactBatch
-from mlbert.data.packed import Prefetcher
-from mlbert.data.synthetic import SyntheticSource
 from mlbert.dist.world import World
+from mlbert.feed.batch import Batch
+from mlbert.feed.compact import CompactBatch
+from mlbert.feed.packed import Prefetcher
+from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertForPreTraining
 from mlbert.ops.fp8 import Products
 from mlbert.train import loop

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mlbert.cli.main import main
-from mlbert.data.evaluation import EvalSet
-from mlbert.data.store import describe
 from mlbert.dist.world import World
+from mlbert.feed.evaluation import EvalSet
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.huggingface import to_huggingface
-from mlbert.models.state import padded
+from mlbert.models.renaming import padded
+from mlbert.store.open import describe
 from mlbert.train.evaluate import evaluate
 from mlbert.train.weights import load_weights
 from training_settings import SHAPE, train_arguments

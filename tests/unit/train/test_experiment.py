@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from mlbert.cli.main import main
-from mlbert.data.manifest import read_manifest
 from mlbert.prepare.tfrecords import hdf5_to_tfrecords
+from mlbert.store.manifest import read_manifest
 from mlbert.train.loop import train_one_step
 from training_settings import read_metrics, train_arguments
 

@@ -13,9 +13,9 @@ from capturable import TensorLamb, select_capturable
 from mlbert import ops
 from mlbert.cli.main import main
 from mlbert.core.errors import UserError
-from mlbert.data.budget import Budget
-from mlbert.dist.graphs import NoCapture
+from mlbert.dist.capture import NoCapture
 from mlbert.dist.world import World
+from mlbert.feed.budget import Budget
 from mlbert.recipes import packed_lamb
 from mlbert.train import experiment, graphs
 from recorded_graph import RecordedGraph

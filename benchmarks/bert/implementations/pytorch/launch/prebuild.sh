@@ -11,7 +11,7 @@ python3 - <<'PYTHON'
 import torch  # the OpenMP runtime that the kernels share
 
 from mlbert.core import native
-from mlbert.data import tfrecord_native
+from mlbert.store import tfrecord_native
 from mlbert.ops import native_library
 from mlbert.prepare import generator
 

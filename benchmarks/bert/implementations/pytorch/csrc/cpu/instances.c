@@ -345,7 +345,7 @@ struct result *instances_make(const uint16_t *tokens, const int64_t *sentences, 
     return r;
 }
 
-/* Write the instances as rows, in shuffled order, into the arrays of mlbert/data/ragged.py. */
+/* Write the instances as rows, in shuffled order, into the arrays of mlbert/store/ragged.py. */
 void instances_take(const struct result *r, uint16_t *tokens, int64_t *offsets, uint16_t *positions, uint16_t *labels,
                     int64_t *masked_offsets, uint16_t *first_lengths, uint8_t *next_sentence)
 {

@@ -20,7 +20,7 @@ from mlbert.bench.op_speed import speed_rows
 from mlbert.bench.profile import profile_step
 from mlbert.bench.rows import Rows
 from mlbert.bench.step import make_batch
-from mlbert.data.batch import Batch
+from mlbert.feed.batch import Batch
 from mlbert.models import BertConfig
 
 SEED = 1

@@ -24,9 +24,9 @@ from mlbert.bench.hardware import device_name, peaks_of, synchronize
 from mlbert.bench.op_speed import lamb_implementations
 from mlbert.bench.step import LEARNING_RATE, Trainer, make_batch, their_side
 from mlbert.core.errors import UserError
-from mlbert.data.batch import Batch
-from mlbert.data.budget import Budget
-from mlbert.dist.graphs import Capture, CudaCapture, NoCapture
+from mlbert.dist.capture import Capture, CudaCapture, NoCapture
+from mlbert.feed.batch import Batch
+from mlbert.feed.budget import Budget
 from mlbert.models import BertConfig, GraphedStep, GraphMode
 from mlbert.models.flops import Work, training_flops
 from mlbert.ops import registry

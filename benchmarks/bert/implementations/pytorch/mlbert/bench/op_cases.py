@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.data.batch import Batch
+from mlbert.feed.batch import Batch
 from mlbert.models import BertConfig
 from mlbert.models.flops import Work
 from mlbert.ops import dropout_key

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mlbert.bench.error_rule import FLOOR_STEPS, MAX_RATIO, ErrorRule, draws_for
 from mlbert.bench.op_cases import Case, OpCases
-from mlbert.data.batch import Batch
+from mlbert.feed.batch import Batch
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.ops import dropout_key, reference, registry
 from mlbert.ops.dropout import attention_keep_mask, dropout_scale, dropout_threshold, keep_mask

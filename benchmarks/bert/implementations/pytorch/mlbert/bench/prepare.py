@@ -22,13 +22,8 @@ import numpy as np
 from mlbert.core import native
 from mlbert.core.errors import UserError
 from mlbert.core.packing import pack_lengths
-from mlbert.data.manifest import file_sha256
-from mlbert.data.packed import PackedSource
-from mlbert.data.ragged import Ragged
-from mlbert.data.shard_file import content_sha256
-from mlbert.data.shards import ShardWriter
-from mlbert.data.synthetic import lengths_at
-from mlbert.data.tfrecord import write_examples
+from mlbert.feed.packed import PackedSource
+from mlbert.feed.synthetic import lengths_at
 from mlbert.prepare import python_text
 from mlbert.prepare.corpus import write_text
 from mlbert.prepare.generator import Generator, NativeGenerator, PlainGenerator
@@ -37,6 +32,11 @@ from mlbert.prepare.shuffle import Packing, shuffle_set
 from mlbert.prepare.tfrecords import tfrecords_to_hdf5
 from mlbert.prepare.vocab import count_words, train_vocabulary
 from mlbert.prepare.wordpiece import WordPieceTokenizer, load_vocabulary
+from mlbert.store.manifest import file_sha256
+from mlbert.store.prepared import ShardWriter
+from mlbert.store.ragged import Ragged
+from mlbert.store.shard_file import content_sha256
+from mlbert.store.tfrecord import write_examples
 
 OWN_TEXT_BYTES = 1_000_000
 OWN_VOCAB_SIZE = 8192

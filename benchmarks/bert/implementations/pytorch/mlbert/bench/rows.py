@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from mlbert.bench.hardware import synchronize
-from mlbert.data.manifest import write_atomically
+from mlbert.store.manifest import write_atomically
 
 LOST = "the process ended in this row"
 

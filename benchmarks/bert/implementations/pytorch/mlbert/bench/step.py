@@ -21,10 +21,10 @@ from torch.profiler import record_function
 from mlbert import ops
 from mlbert.bench.hardware import device_name
 from mlbert.core.errors import UserError
-from mlbert.data.batch import Batch
-from mlbert.data.packed import PackedSource
-from mlbert.data.packed import make_batch as pack_into_batch
-from mlbert.data.synthetic import SyntheticSource, lengths_at
+from mlbert.feed.batch import Batch
+from mlbert.feed.packed import PackedSource
+from mlbert.feed.packed import make_batch as pack_into_batch
+from mlbert.feed.synthetic import SyntheticSource, lengths_at
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.models.flops import Work, training_flops
 from mlbert.models.huggingface import huggingface_config, padded_inputs, to_huggingface

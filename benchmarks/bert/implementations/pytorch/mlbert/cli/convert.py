@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from mlbert.models.state import Report
+    from mlbert.models.renaming import Report
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -41,7 +41,7 @@ def tf2_to_torch(source: Prefix, target: NewFolder, config: Config = None) -> No
 @app.command("nvidia-to-torch")
 def nvidia_to_torch(source: File, target: NewFolder, config: Config = None) -> None:
     """NVIDIA's .pt file ({'model': state_dict}, weights only) to bert_config.json and model.safetensors."""
-    from mlbert.convert.nvidia import nvidia_to_torch
+    from mlbert.convert.nvidia_pt import nvidia_to_torch
 
     _print_report(nvidia_to_torch(source, target, config), target)
 
@@ -49,7 +49,7 @@ def nvidia_to_torch(source: File, target: NewFolder, config: Config = None) -> N
 @app.command("torch-to-nvidia")
 def torch_to_nvidia(source: Folder, target: NewFile) -> None:
     """A run's weights/ folder (bert_config.json, model.safetensors) to NVIDIA's .pt file."""
-    from mlbert.convert.nvidia import torch_to_nvidia
+    from mlbert.convert.nvidia_pt import torch_to_nvidia
 
     _print_report(torch_to_nvidia(source, target), target)
 
@@ -73,7 +73,7 @@ def torch_to_mosaic(source: Folder, target: NewFile) -> None:
 @app.command("hf-to-torch")
 def hf_to_torch(source: Folder, target: NewFolder) -> None:
     """A Hugging Face BERT folder (config.json, model.safetensors) to bert_config.json and model.safetensors."""
-    from mlbert.convert.huggingface import huggingface_to_torch
+    from mlbert.convert.huggingface_folder import huggingface_to_torch
 
     _print_report(huggingface_to_torch(source, target), target)
 
@@ -81,7 +81,7 @@ def hf_to_torch(source: Folder, target: NewFolder) -> None:
 @app.command("torch-to-hf")
 def torch_to_hf(source: Folder, target: NewFolder) -> None:
     """A run's weights/ folder (bert_config.json, model.safetensors) to a Hugging Face folder."""
-    from mlbert.convert.huggingface import torch_to_huggingface
+    from mlbert.convert.huggingface_folder import torch_to_huggingface
 
     _print_report(torch_to_huggingface(source, target), target)
 

@@ -19,7 +19,7 @@ from mlbert.core.checkpoint_names import PREDICTION_BIAS, WORD_EMBEDDINGS, compo
 from mlbert.core.errors import UserError
 from mlbert.models import BertConfig
 from mlbert.models.huggingface import config_from_huggingface
-from mlbert.models.state import Report, own_state, refuse_other_architecture
+from mlbert.models.renaming import Report, own_state, refuse_other_architecture
 
 
 def composer_to_torch(source: Path, target: Path, config: Path | None = None) -> Report:

@@ -33,7 +33,7 @@ from mlbert.core.checkpoint_names import (
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
 from mlbert.models import BertConfig
-from mlbert.models.state import Report, complete, empty_parameters, fitted
+from mlbert.models.renaming import Report, complete, empty_parameters, fitted
 
 SLOT = "optimizer slot or counter"
 REMEDY = "Give the prefix of a whole checkpoint: the path without .index"

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlbert import ops
-from mlbert.data.batch import Batch
-from mlbert.models.config import BertConfig
+from mlbert.core.bert_config import BertConfig
+from mlbert.feed.batch import Batch
 from mlbert.models.encoder import BertModel, Dropout
 from mlbert.ops import fp8
 

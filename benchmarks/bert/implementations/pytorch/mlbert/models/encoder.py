@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlbert import ops
-from mlbert.data.batch import Batch
-from mlbert.models.config import BertConfig
+from mlbert.core.bert_config import BertConfig
+from mlbert.feed.batch import Batch
 from mlbert.ops import fp8
 
 # Places of one layer (or of the embeddings, as layer 0) at which dropout draws a mask of its own.

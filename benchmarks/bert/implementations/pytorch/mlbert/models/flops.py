@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from mlbert.data.batch import Batch
-from mlbert.models.config import BertConfig
+from mlbert.core.bert_config import BertConfig
+from mlbert.feed.batch import Batch
 
 BACKWARD_FACTOR = 3
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import VOCABULARY
 from mlbert.core.errors import UserError
-from mlbert.data.batch import Batch
+from mlbert.feed.batch import Batch
 from mlbert.models.bert import BertForPreTraining
-from mlbert.models.config import BertConfig
 
 IGNORED_LABEL = -100
 

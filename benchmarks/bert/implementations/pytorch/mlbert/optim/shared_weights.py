@@ -34,7 +34,7 @@ class Work(Protocol):
 
 
 class Layout(Protocol):
-    """How the padded flat buffer is shared out; see `mlbert.dist.shards`."""
+    """How the padded flat buffer is shared out; see `mlbert.dist.sharding`."""
 
     blocks: list[tuple[int, int]]
     parts: list[tuple[int, int]]

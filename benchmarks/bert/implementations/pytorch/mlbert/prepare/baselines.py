@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlbert.data.ragged import Ragged
 from mlbert.prepare.generator import FlatDocuments
+from mlbert.store.ragged import Ragged
 
 
 def baselines(train: Sequence[FlatDocuments], evaluation: Ragged, vocab_size: int) -> dict[str, float | int | str]:

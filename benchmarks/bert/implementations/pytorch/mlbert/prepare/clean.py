@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import no_folder, whole_file, write_atomically
 from mlbert.prepare import wiki_text
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.separate import drawn_articles, read_hashes
+from mlbert.store.manifest import no_folder, whole_file, write_atomically
 
 FINISHED = "clean.json"
 SCRATCH = "clean.tmp"

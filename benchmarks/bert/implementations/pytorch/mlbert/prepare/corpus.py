@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import write_atomically
+from mlbert.store.manifest import write_atomically
 
 SHINGLE_WORDS = 5
 NEAR_DUPLICATE = 0.5  # share of a sentence's word runs that the other side has too

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import write_atomically
 from mlbert.prepare.benchmark_files import Entry
 from mlbert.prepare.jobs import SILENT, Progress
+from mlbert.store.manifest import write_atomically
 
 VERIFIED = ".verified"
 CHUNK = 1 << 20

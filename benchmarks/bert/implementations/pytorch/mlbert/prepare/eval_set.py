@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import Manifest
-from mlbert.data.shards import ShardWriter
-from mlbert.data.store import describe, open_store
 from mlbert.prepare.jobs import SILENT, Progress
 from mlbert.prepare.shuffle import check_output, finished_manifest, inherited, known_vocabulary
+from mlbert.store.manifest import Manifest
+from mlbert.store.open import describe, open_store
+from mlbert.store.prepared import ShardWriter
 
 
 def pick_evenly(available: int, wanted: int) -> np.ndarray:

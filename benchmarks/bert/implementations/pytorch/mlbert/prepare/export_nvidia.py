@@ -1,4 +1,4 @@
-"""A stored set to HDF5 shards as NVIDIA's trainers read them: fixed, variable or packed (`mlbert.data.nvidia_files`).
+"""A stored set to HDF5 shards as NVIDIA's trainers read them: fixed, variable or packed (`mlbert.store.nvidia_files`).
 
 Legend: S sequences, R rows (sequences, or packs in the packed layout).
 """
@@ -16,11 +16,12 @@ import h5py
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import write_atomically
-from mlbert.data.nvidia_files import item_dtype
-from mlbert.data.ragged import Ragged, offsets_of
-from mlbert.data.store import Store, describe, open_store
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.store.base import Store
+from mlbert.store.manifest import write_atomically
+from mlbert.store.nvidia_files import item_dtype
+from mlbert.store.open import describe, open_store
+from mlbert.store.ragged import Ragged, offsets_of
 
 LAYOUTS = ("fixed", "variable", "packed")
 ROWS_A_FILE = 36_280  # what the pipeline's 4,320 shards of the whole set hold

@@ -24,7 +24,6 @@ import numpy as np
 
 from mlbert.core import native
 from mlbert.core.errors import UserError
-from mlbert.data.ragged import DTYPES, Ragged, offsets_of
 from mlbert.prepare.instances import (
     Document,
     InstanceOptions,
@@ -35,6 +34,7 @@ from mlbert.prepare.instances import (
     without_text,
 )
 from mlbert.prepare.wordpiece import UNKNOWN, WordPieceTokenizer
+from mlbert.store.ragged import DTYPES, Ragged, offsets_of
 
 SOURCES = ("wordpiece.c", "instances.c")
 BLOCK_BYTES = 4 << 20

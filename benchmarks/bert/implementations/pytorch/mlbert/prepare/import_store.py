@@ -17,17 +17,19 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.data import nvidia
-from mlbert.data.manifest import MANIFEST, Manifest, file_sha256, read_manifest, write_atomically
-from mlbert.data.nvidia_files import bin_name, bins_of, check_bins, inspect, list_shards
-from mlbert.data.nvidia_index import Limits
-from mlbert.data.ragged import Ragged, offsets_of
-from mlbert.data.shard_file import map_file
-from mlbert.data.shards import ShardEntry, ShardWriter
-from mlbert.data.store import BINS, Store, describe, open_store
 from mlbert.prepare.instance_set import tool_version
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.wordpiece import load_vocabulary
+from mlbert.store import nvidia
+from mlbert.store.base import Store
+from mlbert.store.bins import BINS
+from mlbert.store.manifest import MANIFEST, Manifest, file_sha256, read_manifest, write_atomically
+from mlbert.store.nvidia_files import bin_name, bins_of, check_bins, inspect, list_shards
+from mlbert.store.nvidia_index import Limits
+from mlbert.store.open import describe, open_store
+from mlbert.store.prepared import ShardEntry, ShardWriter
+from mlbert.store.ragged import Ragged, offsets_of
+from mlbert.store.shard_file import map_file
 
 PIECE = 32_768  # rows of one shard where the input has no files of its own
 LISTED = 1000  # bad rows that the manifest lists; all are counted

@@ -19,8 +19,8 @@ import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.core.masking import MaskingRule, mask_tokens, shuffle, truncate_pair
-from mlbert.data.ragged import Ragged
 from mlbert.prepare.wordpiece import WordPieceTokenizer
+from mlbert.store.ragged import Ragged
 
 Document = list[list[int]]
 

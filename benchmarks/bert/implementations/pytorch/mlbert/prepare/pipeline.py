@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import Manifest, file_sha256, write_atomically
-from mlbert.data.shards import ShardSet, ShardWriter
 from mlbert.prepare import corpus as corpora
 from mlbert.prepare.baselines import baselines
 from mlbert.prepare.eval_set import pick_evenly
@@ -26,6 +24,8 @@ from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.jobs import SILENT, Progress
 from mlbert.prepare.vocab import check_vocab_size, count_words, train_vocabulary
 from mlbert.prepare.wordpiece import load_vocabulary
+from mlbert.store.manifest import Manifest, file_sha256, write_atomically
+from mlbert.store.prepared import ShardSet, ShardWriter
 
 FINISHED = "prepared.json"
 

@@ -6,10 +6,10 @@ from enum import StrEnum
 from pathlib import Path
 
 from mlbert.core.errors import UserError
-from mlbert.data.store import ACCEPTED, describe
-from mlbert.data.tfrecord import is_text
 from mlbert.prepare.clean import wiki_files
 from mlbert.prepare.text_parts import expand_inputs
+from mlbert.store.open import ACCEPTED, describe
+from mlbert.store.tfrecord import is_text
 
 _LOOKED_AT = 65_536  # bytes
 

@@ -27,13 +27,14 @@ import numpy as np
 from mlbert.core.errors import UserError
 from mlbert.core.packing import pack_lengths
 from mlbert.core.permutation import Permutation
-from mlbert.data.bins import BinnedStore
-from mlbert.data.manifest import MANIFEST, Manifest, read_manifest
-from mlbert.data.ragged import Ragged, offsets_of
-from mlbert.data.shard_file import is_written, map_file, write_shard_file
-from mlbert.data.shards import ShardEntry, ShardSet, ShardWriter, verified_shard
-from mlbert.data.store import Store, StoreInfo, describe, open_store
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.store.base import Store, StoreInfo
+from mlbert.store.bins import BinnedStore
+from mlbert.store.manifest import MANIFEST, Manifest, read_manifest
+from mlbert.store.open import describe, open_store
+from mlbert.store.prepared import ShardEntry, ShardSet, ShardWriter, verified_shard
+from mlbert.store.ragged import Ragged, offsets_of
+from mlbert.store.shard_file import is_written, map_file, write_shard_file
 
 PIECE = 250_000  # sequences that a job holds in memory: some 200 MB at 512 tokens
 SHARD = 300_000  # sequences of an output shard where --shards does not say

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import no_folder
 from mlbert.prepare.sentences import split_sentences
+from mlbert.store.manifest import no_folder
 
 
 def text_files(folder: Path) -> list[Path]:

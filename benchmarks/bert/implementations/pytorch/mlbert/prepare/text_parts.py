@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import file_sha256
-from mlbert.data.tfrecord import missing_numbers, missing_text
 from mlbert.prepare.instances import unreadable, without_text
 from mlbert.prepare.jobs import SILENT, Progress
+from mlbert.store.manifest import file_sha256
+from mlbert.store.tfrecord import missing_numbers, missing_text
 
 _IN_FOLDER = re.compile(r"part-\d+(-of-\d+)?|(?!eval).*\.txt")
 

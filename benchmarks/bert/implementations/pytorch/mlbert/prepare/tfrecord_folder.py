@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import write_atomically
-from mlbert.data.ragged import Ragged
-from mlbert.data.tfrecord import LIST, write_examples
+from mlbert.store.manifest import write_atomically
+from mlbert.store.ragged import Ragged
+from mlbert.store.tfrecord import LIST, write_examples
 
 _FILE_NAME = re.compile(r"\.?part-\d{5}-of-(\d{5})\.tfrecord(\.json)?")
 

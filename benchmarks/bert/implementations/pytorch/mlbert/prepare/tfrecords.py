@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import MANIFEST, Manifest, file_sha256, read_manifest, write_atomically
-from mlbert.data.ragged import Ragged
-from mlbert.data.shards import ShardEntry, ShardWriter, verified_shard
-from mlbert.data.tfrecord import ExampleReader, Widths, find_files, read_widths, slowness
 from mlbert.prepare.instance_set import tool_version
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.tfrecord_folder import TfrecordFolder, read_finished
 from mlbert.prepare.wordpiece import load_vocabulary
+from mlbert.store.manifest import MANIFEST, Manifest, file_sha256, read_manifest, write_atomically
+from mlbert.store.prepared import ShardEntry, ShardWriter, verified_shard
+from mlbert.store.ragged import Ragged
+from mlbert.store.tfrecord import ExampleReader, Widths, find_files, read_widths, slowness
 
 _SKIP = "Restore the file, or leave bad records out with --skip-bad"
 _OTHER_OUT = "Choose another --out, or remove it"

@@ -1,7 +1,7 @@
 """Re-read whole data sets and say what is in them, what is wrong, and how many samples are good.
 
 Every file is a job of its own. A sample is good when its file's checksum is right (where the set has one), it can be
-read, and none of the rules of `mlbert.data.checks` is broken.
+read, and none of the rules of `mlbert.store.checks` is broken.
 
 Legend: S sequences, P packs.
 """
@@ -19,14 +19,15 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.data import nvidia, tfrecord
-from mlbert.data.bins import describe_bins, read_bins
-from mlbert.data.checks import mask_problems, pack_problems, row_problems
-from mlbert.data.manifest import MANIFEST, file_sha256, read_manifest
-from mlbert.data.ragged import Ragged, offsets_of
-from mlbert.data.shards import ShardSet, info_of, matching_shard
-from mlbert.data.store import BINS, StoreInfo, describe
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.store import nvidia, tfrecord
+from mlbert.store.base import StoreInfo
+from mlbert.store.bins import BINS, describe_bins, read_bins
+from mlbert.store.checks import mask_problems, pack_problems, row_problems
+from mlbert.store.manifest import MANIFEST, file_sha256, read_manifest
+from mlbert.store.open import describe
+from mlbert.store.prepared import ShardSet, info_of, matching_shard
+from mlbert.store.ragged import Ragged, offsets_of
 
 BLOCK = 16_384  # sequences checked at a time
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -39,7 +40,7 @@ class Md5List:
     Attributes:
         path: the list.
         files: name -> md5 of the file's bytes.
-        rows: name -> md5 of its rows, see `mlbert.data.nvidia.nvidia_md5`.
+        rows: name -> md5 of its rows, see `mlbert.store.nvidia.nvidia_md5`.
     """
 
     path: Path
@@ -285,7 +286,7 @@ def verify(
     """Check sets of any kind.
 
     Args:
-        folders: each a set, see `mlbert.data.store.describe`.
+        folders: each a set, see `mlbert.store.open.describe`.
         md5: published sums that files or their rows are compared with, by file name.
         workers: processes.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import MAX_VOCAB_SIZE
+from mlbert.store.manifest import MAX_VOCAB_SIZE
 
 UNKNOWN = "[UNK]"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -21,15 +21,15 @@ from typing import Any
 from mlbert.core import schedules
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
-from mlbert.data.budget import MASKED_SHARE, Budget
-from mlbert.data.dali import DaliSource
-from mlbert.data.evaluation import EvalSet
-from mlbert.data.packed import PackedSource
-from mlbert.data.synthetic import SyntheticEvalSet, SyntheticSource
 from mlbert.dist.groups import ShardGroups
 from mlbert.dist.reduce import GradientReducer
-from mlbert.dist.shards import ShardedReducer, ShardLayout
+from mlbert.dist.sharding import ShardedReducer, ShardLayout
 from mlbert.dist.world import World
+from mlbert.feed.budget import MASKED_SHARE, Budget
+from mlbert.feed.dali import DaliSource
+from mlbert.feed.evaluation import EvalSet
+from mlbert.feed.packed import PackedSource
+from mlbert.feed.synthetic import SyntheticEvalSet, SyntheticSource
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlbert.core.config_files import check_exports, parse_config_name
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import write_atomically
+from mlbert.store.manifest import write_atomically
 from mlbert.submission.describe import FIELDS, NOT_THERE
 from mlbert.submission.templates import FOLDER, MARK, template
 

@@ -19,11 +19,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mlbert.data.batch import Batch
-from mlbert.data.budget import Budget
-from mlbert.data.compact import CompactBatch
-from mlbert.dist.graphs import Capture
+from mlbert.dist.capture import Capture
 from mlbert.dist.world import World
+from mlbert.feed.batch import Batch
+from mlbert.feed.budget import Budget
+from mlbert.feed.compact import CompactBatch
 from mlbert.models.bert import BertForPreTraining
 from mlbert.optim.host_copy import HostCopy
 

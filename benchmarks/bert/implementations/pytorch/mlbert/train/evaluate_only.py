@@ -17,10 +17,10 @@ from rich.console import Console
 from mlbert import ops
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
-from mlbert.data.store import describe
 from mlbert.dist.world import World
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.ops.precision import compute_dtype
+from mlbert.store.open import describe
 from mlbert.train.evaluate import EvaluationSet, evaluate
 from mlbert.train.experiment import threads_per_rank
 from mlbert.train.weights import load_weights

@@ -32,22 +32,23 @@ from mlbert.core.config import Resolved
 from mlbert.core.errors import UserError
 from mlbert.core.mllog import MLPerfLogger, Terminated, close_interrupted
 from mlbert.core.settings import TrainConfig
-from mlbert.data.batch import Batch
-from mlbert.data.budget import Budget
-from mlbert.data.compact import CompactBatch
-from mlbert.data.store import StoreInfo, check_same_vocabulary, check_vocabulary, describe
 from mlbert.dist.watch import Watch
 from mlbert.dist.world import World
+from mlbert.feed.batch import Batch
+from mlbert.feed.budget import Budget
+from mlbert.feed.compact import CompactBatch
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.ops.precision import compute_dtype, fp8_products
+from mlbert.store.base import StoreInfo
+from mlbert.store.open import check_same_vocabulary, check_vocabulary, describe
 from mlbert.train import artifacts
 from mlbert.train.checkpoint import CheckpointFolder
 from mlbert.train.evaluate import EvaluationSet, Evaluator
 from mlbert.train.graphs import check_graph_mode, evaluation_capture, graphed_step
 from mlbert.train.loop import FlatBuffers, Optimizer, Reducer, Run, Source, load_checkpoint, train
 from mlbert.train.monitor import Monitor
-from mlbert.train.state import ABORTED, Limits, Outcome, Schedule, TrainState
+from mlbert.train.progress import ABORTED, Limits, Outcome, Schedule, TrainState
 from mlbert.train.weights import load_weights
 
 

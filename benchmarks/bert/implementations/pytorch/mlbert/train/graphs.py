@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mlbert.core.errors import UserError
-from mlbert.data.budget import Budget
-from mlbert.dist.graphs import Capture, CudaCapture
+from mlbert.dist.capture import Capture, CudaCapture
 from mlbert.dist.world import World
+from mlbert.feed.budget import Budget
 from mlbert.models import BertForPreTraining, GraphedStep, GraphMode
 
 SETTING = "CUDA_GRAPH_MODE"

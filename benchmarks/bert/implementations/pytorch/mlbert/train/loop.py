@@ -26,19 +26,19 @@ import torch
 from torch import Tensor
 
 from mlbert.core.mllog import MLPerfLogger, Terminated
-from mlbert.data.batch import Batch
 from mlbert.dist.watch import Stage, Watch
 from mlbert.dist.world import World
+from mlbert.feed.batch import Batch
 from mlbert.models import BertForPreTraining, DropoutState, GraphedStep
 from mlbert.models.flops import Work, training_flops
 from mlbert.train.checkpoint import CheckpointFolder
 from mlbert.train.evaluate import Evaluation, EvaluationSet, Evaluator
 from mlbert.train.monitor import Monitor
-from mlbert.train.state import ABORTED, SUCCESS, Clock, Limits, Outcome, Schedule, TrainState
+from mlbert.train.progress import ABORTED, SUCCESS, Clock, Limits, Outcome, Schedule, TrainState
 
 
 class Source(Protocol):
-    """A stream of optimizer steps; see `mlbert.data.packed`."""
+    """A stream of optimizer steps; see `mlbert.feed.packed`."""
 
     def open(self) -> None:
         """First touch of the data."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mlbert.core.errors import UserError
-from mlbert.train.state import Limits, TrainState
+from mlbert.train.progress import Limits, TrainState
 
 PLAIN_LINE_SECONDS = 5.0
 

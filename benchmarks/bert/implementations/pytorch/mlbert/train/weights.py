@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from mlbert.core.errors import UserError
 from mlbert.models.bert import BertForPreTraining
-from mlbert.models.state import Report, load_state, read_nvidia_pt
+from mlbert.models.renaming import Report, load_state, read_nvidia_pt
 
 
 def load_weights(model: BertForPreTraining, path: Path) -> Report:

@@ -9,8 +9,8 @@ import typer
 
 from mlbert.cli.prepare.options import Out, Workers, counted, num_workers, say
 from mlbert.cli.prepare.progress import console_progress
-from mlbert.data.nvidia_index import Limits
 from mlbert.prepare import export_nvidia, import_store
+from mlbert.store.nvidia_index import Limits
 
 app = typer.Typer()
 

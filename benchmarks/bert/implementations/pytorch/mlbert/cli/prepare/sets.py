@@ -11,12 +11,12 @@ from rich.table import Table
 from mlbert.cli.prepare.options import Out, Workers, console, counted, num_workers, say
 from mlbert.cli.prepare.progress import console_progress
 from mlbert.core.errors import UserError
-from mlbert.data.manifest import Manifest
 from mlbert.prepare import verify
-from mlbert.prepare.bins import EDGES, make_bins
 from mlbert.prepare.eval_set import make_eval_set
 from mlbert.prepare.instance_set import tool_version
 from mlbert.prepare.shuffle import Packing, shuffle_set
+from mlbert.prepare.split_bins import EDGES, make_bins
+from mlbert.store.manifest import Manifest
 
 app = typer.Typer()
 _LISTED = 30  # problems on the console

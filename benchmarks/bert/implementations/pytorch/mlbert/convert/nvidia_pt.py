@@ -1,0 +1,34 @@
+"""Between our form and NVIDIA's ``.pt`` file: ``{'model': state_dict}`` in float32.
+
+Their state dict has the vocabulary padded to a multiple of 8 (30528 rows) and holds the decoder a second time under
+``cls.predictions.decoder.weight``. Files that a training program saved have segmented and fused names; these are read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlbert.convert.common import Checkpoint, check_target, find_shape, read_own, write_own, write_pt
+from mlbert.core.checkpoint_names import WORD_EMBEDDINGS, nvidia_names
+from mlbert.models.renaming import Report, own_state, padded, read_nvidia_pt
+
+
+def nvidia_to_torch(source: Path, target: Path, config: Path | None = None) -> Report:
+    """Reads a ``.pt`` file, tensors only; writes our folder. Raises UserError as `read_nvidia_pt` and `own_state`."""
+    check_target(target)
+    shape = find_shape(config, source.parent)
+    state, report = own_state(read_nvidia_pt(source), shape, str(source))
+    write_own(Checkpoint(shape, state, report, source.parent), target)
+    return report
+
+
+def torch_to_nvidia(source: Path, target: Path) -> Report:
+    """Reads our folder, writes a ``.pt`` file that NVIDIA's program loads with ``torch.load(path)['model']``."""
+    check_target(target)
+    checkpoint = read_own(source)
+    state = padded(checkpoint.state, checkpoint.shape)
+    names = nvidia_names(checkpoint.shape.num_hidden_layers)
+    content = {names[name]: state[name] for name in names}
+    content["cls.predictions.decoder.weight"] = content[WORD_EMBEDDINGS]
+    write_pt(target, {"model": content})
+    return checkpoint.report

@@ -1,1 +1,0 @@
-"""Sources of `Batch`: shard store, packed and synthetic sources, evaluation set."""

@@ -1,0 +1,1 @@
+"""From stored sequences to batches on a device."""

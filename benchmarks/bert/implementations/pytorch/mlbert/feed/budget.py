@@ -1,0 +1,143 @@
+"""Fills a batch up to fixed sizes, so that every step has the same shapes: what a CUDA graph needs.
+
+What is added takes no part in loss, gradient and accuracy: tokens behind the last sequence, sequences of no token
+(`cu_seqlens` repeats its last value) and masked positions whose label is ignored.
+
+Legend as in `mlbert.feed.batch`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mlbert.feed.batch import IGNORED_LABEL, Batch
+from mlbert.feed.compact import CompactBatch
+
+TOKEN_MULTIPLE = 128  # tiles of a GPU's matrix products
+MASKED_MULTIPLE = 16  # inner dimension of an FP8 product
+MASKED_SHARE = 0.15  # of a sequence's tokens, in the benchmark's rule
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The sizes of a filled batch.
+
+    Attributes:
+        tokens: T; a multiple of 16 suits FP8, one of 128 the tiles of a GPU's matrix products.
+        sequences: S.
+        masked: M.
+        max_seqlen: longest sequence that may occur.
+    """
+
+    tokens: int
+    sequences: int
+    masked: int
+    max_seqlen: int
+
+    @classmethod
+    def of_packs(cls, packs: int, max_tokens: int, max_sequences: int, max_seqlen: int, max_predictions: int) -> Budget:
+        """What so many packs hold at most.
+
+        Args:
+            packs: of the micro-batch.
+            max_tokens: slots of a pack.
+            max_sequences: most sequences of a pack.
+            max_seqlen: longest sequence, tokens.
+            max_predictions: most masked tokens of a sequence.
+
+        The bound of masked tokens follows from the rule that data is made by: a sequence of L tokens has
+        min(max_predictions, max(1, round(share L))), so less than share L + 1, and `max_predictions` tells the share
+        where it is above the benchmark's. Data that was masked otherwise can exceed it: see `holds`.
+        """
+        share = max(MASKED_SHARE, max_predictions / max_seqlen)
+        masked = min(math.floor(share * max_tokens) + max_sequences, max_sequences * max_predictions)
+        return cls(
+            tokens=_rounded_up(packs * max_tokens, TOKEN_MULTIPLE),
+            sequences=packs * max_sequences,
+            masked=_rounded_up(packs * masked, MASKED_MULTIPLE),
+            max_seqlen=max_seqlen,
+        )
+
+    @classmethod
+    def of_batch(cls, batch: Batch) -> Budget:
+        """The sizes of this batch, with tokens and masked tokens rounded up as `of_packs` does."""
+        return cls(
+            tokens=_rounded_up(batch.num_tokens, TOKEN_MULTIPLE),
+            sequences=batch.num_samples,
+            masked=_rounded_up(batch.num_masked, MASKED_MULTIPLE),
+            max_seqlen=batch.max_seqlen,
+        )
+
+    @classmethod
+    def over(cls, batches: Iterable[Batch | CompactBatch]) -> Budget:
+        """The least that holds each of some batches, with tokens and masked tokens rounded up as `of_packs` does."""
+        sizes = ((batch.num_tokens, batch.num_samples, batch.num_masked, batch.max_seqlen) for batch in batches)
+        tokens, sequences, masked, max_seqlen = (max(column) for column in zip(*sizes, strict=True))
+        return cls(_rounded_up(tokens, TOKEN_MULTIPLE), sequences, _rounded_up(masked, MASKED_MULTIPLE), max_seqlen)
+
+    def holds(self, batch: Batch | CompactBatch) -> bool:
+        """Whether the batch is within all four sizes."""
+        sizes = (batch.num_tokens, batch.num_samples, batch.num_masked, batch.max_seqlen)
+        limits = (self.tokens, self.sequences, self.masked, self.max_seqlen)
+        return all(size <= limit for size, limit in zip(sizes, limits, strict=True))
+
+    def allocate(self, device: torch.device | str) -> Batch:
+        """A batch of these sizes with one sequence of one token, in memory of its own: what `write` fills."""
+
+        def full(length: int, value: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.full((length,), value, dtype=dtype, device=device)
+
+        bounds = full(self.sequences + 1, 1, torch.int32)
+        bounds[:1].zero_()
+        labels = full(self.sequences, IGNORED_LABEL)
+        labels[:1].zero_()
+        return Batch(
+            input_ids=full(self.tokens, 0),
+            segment_ids=full(self.tokens, 0),
+            position_ids=full(self.tokens, 0),
+            cu_seqlens=bounds,
+            max_seqlen=self.max_seqlen,
+            masked_positions=full(self.masked, 0),
+            masked_labels=full(self.masked, IGNORED_LABEL),
+            next_sentence_labels=labels,
+            dropout_rows=full(self.tokens, 0, torch.int32),
+        )
+
+    def write(self, batch: Batch | CompactBatch, target: Batch) -> None:
+        """Makes `target`, which `allocate` gave, hold the batch, which must be held and may be on another device.
+
+        The loss still divides by the numbers of masked tokens and sequences of the batch that was given.
+        """
+        assert self.holds(batch), "the batch is larger than the budget"
+        if isinstance(batch, CompactBatch):
+            batch.to(target.input_ids.device, out=target)
+            return
+        # Ignored labels look at a real token: position 0 exists in every batch.
+        for name, value in (
+            ("input_ids", 0),
+            ("segment_ids", 0),
+            ("position_ids", 0),
+            ("dropout_rows", 0),
+            ("cu_seqlens", batch.num_tokens),
+            ("masked_positions", 0),
+            ("masked_labels", IGNORED_LABEL),
+            ("next_sentence_labels", IGNORED_LABEL),
+        ):
+            given, filled = getattr(batch, name), getattr(target, name)
+            filled[: given.numel()].copy_(given, non_blocking=True)
+            filled[given.numel() :].fill_(value)
+
+    def fill(self, batch: Batch) -> Batch:
+        """The batch in exactly these sizes; it must be held. The given one is left as it is."""
+        filled = self.allocate(batch.input_ids.device)
+        self.write(batch, filled)
+        return filled
+
+
+def _rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

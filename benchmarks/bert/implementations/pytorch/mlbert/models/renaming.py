@@ -1,0 +1,206 @@
+"""From a checkpoint's tensors under other programs' names to the parameters of our `BertForPreTraining`.
+
+Every tensor's fate is kept in a `Report`. A tensor is [out, in] for a matrix, [out] for a vector; the vocabulary's
+rows may be padded or not.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from torch import Tensor
+
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.checkpoint_names import TIED, VOCABULARY, WORD_EMBEDDINGS, own_torch_names
+from mlbert.core.errors import UserError
+from mlbert.models.bert import BertForPreTraining
+
+ANOTHER = "Choose a complete BERT checkpoint"
+OTHER_CONFIG = "Use the bert_config.json of the checkpoint"
+
+
+@dataclass
+class Report:
+    """What became of each tensor.
+
+    Attributes:
+        taken: their name -> our name (names, where one tensor holds query, key and value).
+        dropped: their name -> why.
+        missing: the name that was looked for -> what stands in its place.
+    """
+
+    taken: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """One line a tensor, sorted by name, then the counts."""
+        fates = {name: "taken" if own == name else f"taken as {own}" for name, own in self.taken.items()}
+        fates |= {name: f"dropped ({why})" for name, why in self.dropped.items()}
+        fates |= {name: f"missing ({instead})" for name, instead in self.missing.items()}
+        counts = f"{len(self.taken)} taken, {len(self.dropped)} dropped, {len(self.missing)} missing"
+        return [*(f"{name}: {fate}" for name, fate in sorted(fates.items())), counts]
+
+
+def empty_parameters(shape: BertConfig) -> dict[str, Tensor]:
+    """The parameters of this shape by our names, without memory: for their sizes (vocabulary rows padded)."""
+    with torch.device("meta"):
+        return dict(BertForPreTraining(shape).named_parameters())
+
+
+def own_state(tensors: Mapping[str, Tensor], shape: BertConfig, source: str) -> tuple[dict[str, Tensor], Report]:
+    """Renames, splits and checks the tensors of a Hugging Face, NVIDIA or Composer checkpoint.
+
+    Returns float32 tensors by our names, vocabulary rows unpadded, and the report. Raises UserError when a tensor has
+    another shape, the encoder is incomplete, two copies of a tensor differ, or a matrix of the encoder is no BERT's.
+    """
+    for name in tensors:
+        refuse_other_architecture(name, source)
+    known = empty_parameters(shape)
+    report = Report()
+    state: dict[str, Tensor] = {}
+    came_from: dict[str, str] = {}
+    for name in sorted(tensors, key=lambda name: own_torch_names(name)[0] in TIED):
+        names = own_torch_names(name)
+        own = tuple(TIED.get(part, part) for part in names)
+        if not all(part in known for part in own):
+            if own[0].startswith("bert.encoder.") and not name.endswith("_extra_state"):
+                raise UserError(source, f"{name} has no place in a BERT of this shape", OTHER_CONFIG)
+            report.dropped[name] = "no such parameter"
+            continue
+        tensor = tensors[name]
+        if len(own) > 1:
+            check_shape(name, tensor, [len(own) * known[own[0]].shape[0], *known[own[0]].shape[1:]], source)
+        for part, piece in zip(own, tensor.chunk(len(own)) if len(own) > 1 else (tensor,), strict=True):
+            piece = fitted(part, name, piece, known[part], shape, source)
+            if part not in state:
+                state[part], came_from[part] = piece, name
+                report.taken[name] = ", ".join(own)
+            elif torch.equal(state[part], piece):
+                why = f"tied to {part}" if names[0] in TIED else f"the same as {came_from[part]}"
+                report.dropped[name] = why
+            else:
+                raise UserError(source, f"{name} and {came_from[part]} differ", "The model has one tensor for both")
+    return complete(state, known, report, source), report
+
+
+def refuse_other_architecture(name: str, source: str) -> None:
+    """Raises UserError for a tensor that says that the checkpoint's encoder is not a plain BERT's."""
+    if ".mlp.gated_layers." in name or ".mlp.wo." in name or ".mlp.layernorm." in name:
+        raise UserError(
+            source,
+            f"is a MosaicBERT ({name}: gated feed-forward layers, ALiBi in place of position embeddings)",
+            "Plain BERT cannot hold it; choose a checkpoint of the hf_bert model or of MLPerf v2.1",
+        )
+
+
+def fitted(own: str, name: str, tensor: Tensor, parameter: Tensor, shape: BertConfig, source: str) -> Tensor:
+    """The tensor as float32 in the parameter's shape, vocabulary padding cut off; ``name`` is for the message."""
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        raise UserError(source, f"{name} holds no floating-point numbers", ANOTHER)
+    wanted = list(parameter.shape)
+    if own in VOCABULARY:
+        if list(tensor.shape) not in (wanted, [shape.vocab_size, *wanted[1:]]):
+            check_shape(name, tensor, [shape.vocab_size, *wanted[1:]], source)
+        return tensor[: shape.vocab_size].float()
+    check_shape(name, tensor, wanted, source)
+    return tensor.float()
+
+
+def check_shape(name: str, tensor: Tensor, wanted: list[int], source: str) -> None:
+    """Raises UserError that names both shapes when they differ."""
+    if list(tensor.shape) != wanted:
+        raise UserError(
+            source,
+            f"{name} has shape {list(tensor.shape)}, the model wants {wanted}",
+            OTHER_CONFIG,
+        )
+
+
+def complete(
+    state: dict[str, Tensor],
+    known: Mapping[str, Tensor],
+    report: Report,
+    source: str,
+    names: Mapping[str, str] | None = None,
+) -> dict[str, Tensor]:
+    """Reports absent heads as missing; raises UserError for an absent part of embeddings or encoder.
+
+    ``names`` gives the checkpoint's own spelling of our names for the messages.
+    """
+    for own in known:
+        if own not in state:
+            name = (names or {}).get(own, own)
+            if own.startswith("bert.e"):
+                raise UserError(source, f"tensor {name} is missing", ANOTHER)
+            report.missing[name] = "initialised"
+    return state
+
+
+@torch.no_grad()
+def load_state(model: BertForPreTraining, tensors: Mapping[str, Tensor], source: str) -> Report:
+    """Copies a checkpoint's tensors into ``model``; padding rows become zero, missing heads stay as they are.
+
+    Raises UserError as `own_state` does, before anything is changed.
+    """
+    state, report = own_state(tensors, model.config, source)
+    for name, parameter in model.named_parameters():
+        if name in state:
+            parameter.zero_()
+            parameter[: state[name].shape[0]].copy_(state[name])
+    return report
+
+
+def padded(state: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Tensor]:
+    """The same state with zero rows up to the padded vocabulary."""
+    result = dict(state)
+    for name in VOCABULARY:
+        rows = state[name].new_zeros(shape.padded_vocab_size - shape.vocab_size, *state[name].shape[1:])
+        result[name] = torch.cat([state[name], rows])
+    return result
+
+
+def read_nvidia_pt(path: Path) -> dict[str, Tensor]:
+    """The state dict of a ``.pt`` file of the form ``{'model': state_dict}``; only tensors and containers are loaded.
+
+    Raises UserError for a file that is missing, damaged, of another form, or that holds any other object.
+    """
+    remedy = "Give a .pt file of the form {'model': state_dict}"
+    try:
+        is_zip = zipfile.is_zipfile(path)
+        if is_zip:
+            _check_sums(path)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror or error})", remedy) from None
+    except UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"holds more than tensors ({found[1]}), it is not loaded" if found else "is damaged or no PyTorch file"
+        raise UserError(path, reason, remedy) from None
+    except UserError:
+        raise
+    except Exception as error:
+        # A damaged file can fail in any way; only tensors and containers have been made.
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(path, f"is damaged or no PyTorch file ({reason})", remedy) from None
+    state = content.get("model") if isinstance(content, dict) else None
+    if not isinstance(state, dict):
+        raise UserError(path, "has no 'model'", remedy)
+    tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
+    if not any(WORD_EMBEDDINGS in own_torch_names(name) for name in tensors):
+        raise UserError(path, f"holds no {WORD_EMBEDDINGS}", remedy)
+    return tensors
+
+
+def _check_sums(path: Path) -> None:
+    """Compares every record of the zip file with its checksum, which torch.load does not."""
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise UserError(path, f"is damaged at record {damaged}", "Fetch or convert it again")

@@ -1,0 +1,1 @@
+"""Every format that data lies in, behind one `Store`; numpy only."""

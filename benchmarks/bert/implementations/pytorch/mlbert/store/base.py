@@ -1,0 +1,66 @@
+"""What every stored data set looks like to its readers: sequences by index, in any order.
+
+A `Store` may be our prepared set, TFRecords, or the HDF5 shards of other pipelines; `mlbert.store.open` recognises
+which. Looking at `StoreInfo` uses no sample, so it is allowed before ``run_start``: it takes a manifest, or names,
+sizes and the head of the first file.
+
+Legend: N sequences, S sequences asked for, P packs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from mlbert.store.ragged import Ragged
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """What is known of a set without reading a sample.
+
+    Attributes:
+        folder: where it lies.
+        kind: "mlbert", "bins", "tfrecord", "nvidia-fixed", "nvidia-variable" or "nvidia-packed".
+        identity: sha256 that names the data: of our manifest, or over the sorted file names and sizes of other kinds.
+        max_seq_length, max_predictions: limits of one sequence, tokens.
+        num_sequences: sequences in all; None when it takes reading to know.
+        vocab_size, vocabulary_sha256: the vocabulary it was made with; None when the format does not say.
+        max_pack_tokens: slots of a pack, when packs are stored; None for a set of single sequences.
+    """
+
+    folder: Path
+    kind: str
+    identity: str
+    max_seq_length: int
+    max_predictions: int
+    num_sequences: int | None
+    vocab_size: int | None
+    vocabulary_sha256: str | None
+    max_pack_tokens: int | None = None
+
+
+class Store(Protocol):
+    """An opened set. Reading is thread-safe and leaves no state."""
+
+    info: StoreInfo
+
+    def __len__(self) -> int:
+        """Number of sequences (N)."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int32 [N], tokens of every sequence."""
+
+    def gather(self, indices: np.ndarray) -> Ragged:
+        """The sequences ``indices`` (int64 [S]), in that order. Raises UserError naming file and record."""
+
+    @property
+    def num_packs(self) -> int:
+        """Number of stored packs (P); 0 for a set of single sequences."""
+
+    def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
+        """The packs ``indices`` (int64): their sequences pack by pack, and int64 [packs] sequences of each."""

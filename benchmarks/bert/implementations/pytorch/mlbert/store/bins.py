@@ -1,0 +1,128 @@
+"""Several stores seen as one, cut by the length of their sequences.
+
+A folder of bins holds one prepared set per bin and ``bins.json``, written last: the bins' upper edges, their folders
+and the sha256 of each one's manifest. Training takes from all bins in proportion at every step, so that every rank's
+micro-batches hold the same mix of lengths (`mlbert.feed.packed`).
+
+Legend: N sequences, S sequences asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlbert.core.errors import UserError
+from mlbert.store.base import Store, StoreInfo
+from mlbert.store.manifest import REMAKE, read_manifest
+from mlbert.store.prepared import ShardSet, info_of
+from mlbert.store.ragged import Ragged, offsets_of
+
+BINS = "bins.json"
+BINS_FORMAT = "mlbert-bins"
+BINS_VERSION = 1
+
+
+class BinnedStore:
+    """The sequences of several stores, bin after bin; a `mlbert.store.base.Store` without packs.
+
+    Args:
+        info: what is known of the whole.
+        bins: opened stores.
+    """
+
+    num_packs = 0
+
+    def __init__(self, info: StoreInfo, bins: Sequence[Store]) -> None:
+        self.info = info
+        self.bins = list(bins)
+        self.first: np.ndarray = offsets_of([len(store) for store in bins])  # int64 [bins+1]
+
+    def __len__(self) -> int:
+        return int(self.first[-1])
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int32 [N], tokens of every sequence, bin after bin."""
+        return np.concatenate([np.empty(0, np.int32), *(store.lengths for store in self.bins)])
+
+    def gather(self, indices: np.ndarray) -> Ragged:
+        """The sequences ``indices`` (int64 [S], bin after bin as in `lengths`), in that order."""
+        indices = np.asarray(indices, np.int64)
+        bin_of = np.searchsorted(self.first, indices, side="right") - 1
+        by_bin = np.argsort(bin_of, kind="stable")
+        parts = []
+        for number in np.unique(bin_of):
+            wanted = by_bin[bin_of[by_bin] == number]
+            parts.append(self.bins[number].gather(indices[wanted] - self.first[number]))
+        return Ragged.concatenate(parts).take(np.argsort(by_bin, kind="stable"))
+
+    def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
+        """Bins hold single sequences."""
+        raise AssertionError("bins hold no packs")
+
+
+def read_bins(folder: Path) -> dict[str, Any]:
+    """What ``bins.json`` says: edges, bins (folder, manifest_sha256), provenance.
+
+    Raises:
+        UserError: unreadable, or another format.
+    """
+    path = folder / BINS
+    try:
+        document = json.loads(path.read_bytes())
+        if document["format"] != BINS_FORMAT or document["version"] != BINS_VERSION:
+            found = f"{document['format']} version {document['version']}"
+            raise UserError(path, f"is {found}, this program reads {BINS_FORMAT} version {BINS_VERSION}", REMAKE)
+        bins = [
+            {"folder": str(entry["folder"]), "manifest_sha256": str(entry["manifest_sha256"])}
+            for entry in document["bins"]
+        ]
+        edges = [int(edge) for edge in document["edges"]]
+        result = {"edges": edges, "bins": bins, "provenance": dict(document["provenance"])}
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(path, f"is not the index of a folder of bins ({error!r})", REMAKE) from None
+    if not bins or len(bins) != len(edges):
+        raise UserError(path, f"names {len(bins)} bins and {len(edges)} edges", REMAKE)
+    return result
+
+
+def describe_bins(folder: Path) -> StoreInfo:
+    """What is known of a folder of bins from its manifests alone.
+
+    Raises:
+        UserError: a bin is missing or not the one that ``bins.json`` names, or bins do not fit each other.
+    """
+    index = read_bins(folder)
+    manifests = [read_manifest(folder / entry["folder"]) for entry in index["bins"]]
+    for manifest, entry in zip(manifests, index["bins"], strict=True):
+        if manifest.sha256 != entry["manifest_sha256"]:
+            raise UserError(manifest.path, f"is not the manifest that {folder / BINS} names", REMAKE)
+        if manifest.vocabulary_sha256 != manifests[0].vocabulary_sha256:
+            raise UserError(manifest.path, f"names another vocabulary than {manifests[0].path}", REMAKE)
+    return replace(
+        info_of(manifests[0]),
+        folder=folder,
+        kind="bins",
+        identity=hashlib.sha256((folder / BINS).read_bytes()).hexdigest(),
+        max_seq_length=max(manifest.max_seq_length for manifest in manifests),
+        max_predictions=max(manifest.max_predictions for manifest in manifests),
+        num_sequences=sum(manifest.num_sequences for manifest in manifests),
+    )
+
+
+def open_bins(folder: Path, verify: bool | None = None) -> BinnedStore:
+    """Open and check a folder of bins; see `mlbert.store.prepared.ShardSet.open` for ``verify``."""
+    info = describe_bins(folder)
+    entries = read_bins(folder)["bins"]
+    return BinnedStore(info, [ShardSet.open(folder / entry["folder"], verify) for entry in entries])

@@ -1,0 +1,82 @@
+"""Are the values of a set what they must be? Each rule gives the sequences that break it.
+
+Legend: S sequences, T tokens, M masked tokens, P packs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlbert.store.base import StoreInfo
+from mlbert.store.ragged import Ragged
+
+
+def row_problems(rows: Ragged, info: StoreInfo) -> dict[str, np.ndarray]:
+    """Rules that reading relies on.
+
+    Args:
+        rows: sequences.
+        info: limits; without a vocabulary size, token ids are not judged.
+
+    Returns:
+        {what is wrong: int64, numbers of the sequences, ascending; a sequence may come several times}.
+    """
+    lengths, masked = rows.lengths, np.diff(rows.masked_offsets)
+    after_end = rows.masked_positions >= np.repeat(lengths, np.maximum(masked, 0))
+    problems = {
+        "is empty or longer than max_seq_length": np.flatnonzero((lengths < 1) | (lengths > info.max_seq_length)),
+        "has more masked tokens than max_predictions": np.flatnonzero(masked > info.max_predictions),
+        "has a first segment longer than itself": np.flatnonzero(rows.first_lengths > lengths),
+        "has a next-sentence label other than 0 or 1": np.flatnonzero(rows.next_sentence > 1),
+        "has a masked position after its end": _sequence_of(rows.masked_offsets, after_end),
+    }
+    if info.vocab_size is not None:
+        problems["has a token outside the vocabulary"] = _sequence_of(rows.offsets, rows.tokens >= info.vocab_size)
+        labels = rows.masked_labels >= info.vocab_size
+        problems["has a label outside the vocabulary"] = _sequence_of(rows.masked_offsets, labels)
+    return problems
+
+
+def mask_problems(rows: Ragged) -> dict[str, np.ndarray]:
+    """Rules of masking that training does not need to hold; as `row_problems`."""
+    falling = np.zeros(len(rows.masked_positions), bool)
+    falling[1:] = rows.masked_positions[1:] <= rows.masked_positions[:-1]
+    starts = rows.masked_offsets[:-1]
+    falling[starts[starts < len(falling)]] = False
+    return {
+        "has no masked token": np.flatnonzero(np.diff(rows.masked_offsets) < 1),
+        "has masked positions that do not ascend": _sequence_of(rows.masked_offsets, falling),
+        "has its first token masked": _sequence_of(rows.masked_offsets, rows.masked_positions == 0),
+    }
+
+
+def pack_problems(rows: Ragged, pack_offsets: np.ndarray, max_tokens: int) -> dict[str, np.ndarray]:
+    """Packs (int64 [P+1] offsets into ``rows``) that are empty, do not follow each other or hold too much."""
+    borders = np.clip(pack_offsets, 0, len(rows))
+    tokens = np.diff(rows.offsets[borders])
+    wrong = np.diff(pack_offsets) < 1
+    if len(pack_offsets) == 0 or pack_offsets[0] != 0 or pack_offsets[-1] != len(rows):
+        wrong[:] = True
+    return {
+        "is empty or does not follow the pack before it": np.flatnonzero(wrong),
+        f"holds more than {max_tokens} tokens": np.flatnonzero(tokens > max_tokens),
+    }
+
+
+def first_problem(rows: Ragged, info: StoreInfo, pack_offsets: np.ndarray | None = None) -> str | None:
+    """The first rule broken, as words that follow a file's name; None when all is well."""
+    if (rows.lengths < 0).any() or (np.diff(rows.masked_offsets) < 0).any():
+        return "has offsets that fall"
+    for problem, where in row_problems(rows, info).items():
+        if len(where):
+            return f"sequence {int(where[0])} {problem}"
+    if pack_offsets is not None and info.max_pack_tokens is not None:
+        for problem, where in pack_problems(rows, pack_offsets, info.max_pack_tokens).items():
+            if len(where):
+                return f"pack {int(where[0])} {problem}"
+    return None
+
+
+def _sequence_of(offsets: np.ndarray, wrong: np.ndarray) -> np.ndarray:
+    """Numbers of the sequences that the elements marked in ``wrong`` (bool) belong to."""
+    return np.searchsorted(offsets, np.flatnonzero(wrong), side="right") - 1

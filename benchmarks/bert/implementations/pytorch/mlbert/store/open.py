@@ -1,0 +1,87 @@
+"""Recognises a data set by its files, describes and opens it; stands above all formats."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from mlbert.core.errors import UserError
+from mlbert.store.base import Store, StoreInfo
+from mlbert.store.bins import BINS, describe_bins, open_bins
+from mlbert.store.manifest import MANIFEST, file_sha256, no_folder, read_manifest
+from mlbert.store.prepared import ShardSet, info_of
+
+ACCEPTED = (
+    "a prepared set (manifest.json), bins (bins.json), TFRecord files, or HDF5 shards in NVIDIA's fixed-length, "
+    "variable-length or packed form"
+)
+
+
+def describe(folder: Path | str) -> StoreInfo:
+    """What is known of the set in ``folder`` without reading a sample (allowed before ``run_start``).
+
+    Raises:
+        UserError: no such folder, nothing in it that is a set, or a set that contradicts itself.
+    """
+    folder = Path(folder)
+    if (folder / MANIFEST).exists():
+        return info_of(read_manifest(folder))
+    if (folder / BINS).exists():
+        return describe_bins(folder)
+    return _foreign(folder).describe(folder)
+
+
+def open_store(folder: Path | str, verify: bool | None = None) -> Store:
+    """Open the set in ``folder``, whatever its kind.
+
+    Args:
+        folder: see `describe`.
+        verify: re-read prepared sets and check every value; None: when they are small.
+
+    Raises:
+        UserError: as `describe`, and where a file is missing or damaged.
+    """
+    folder = Path(folder)
+    if (folder / MANIFEST).exists():
+        return ShardSet.open(folder, verify)
+    if (folder / BINS).exists():
+        return open_bins(folder, verify)
+    return _foreign(folder).open_folder(folder)
+
+
+def _foreign(folder: Path) -> ModuleType:
+    """The module that reads this folder's files; imported only now, each brings libraries of its own."""
+    if not folder.is_dir():
+        raise UserError(folder, no_folder(folder), f"Give {ACCEPTED}")
+    if inside := sorted(path.parent.name for name in (MANIFEST, BINS) for path in folder.glob(f"*/{name}")):
+        reason = f"is no data set, or not a finished one, but holds {', '.join(inside)}"
+        raise UserError(folder, reason, "Give one of these folders")
+    for name in ("tfrecord_store", "nvidia"):
+        module = import_module(f"mlbert.store.{name}")
+        if module.accepts(folder):
+            return module
+    raise UserError(folder, "holds no data set", f"Accepted: {ACCEPTED}")
+
+
+def check_vocabulary(info: StoreInfo, vocab_file: Path) -> None:
+    """Make sure that a set was made with this vocabulary file; a set that does not know its own passes.
+
+    Raises:
+        UserError: the file cannot be read, or it is another vocabulary.
+    """
+    found = file_sha256(vocab_file)
+    if info.vocabulary_sha256 not in (None, found):
+        reason = f"is not the vocabulary that {info.folder} was prepared with (sha256 {found[:12]}...)"
+        raise UserError(vocab_file, reason, f"Use the one with sha256 {info.vocabulary_sha256[:12]}...")
+
+
+def check_same_vocabulary(train: StoreInfo, evaluation: StoreInfo) -> None:
+    """Make sure that two sets share one vocabulary, where both know theirs.
+
+    Raises:
+        UserError: they do not.
+    """
+    if None not in (known := {train.vocabulary_sha256, evaluation.vocabulary_sha256}) and len(known) > 1:
+        reason = f"was prepared with another vocabulary than {train.folder}"
+        raise UserError(evaluation.folder, reason, "Prepare both with the same vocab.txt")

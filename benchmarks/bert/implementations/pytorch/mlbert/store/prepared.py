@@ -1,0 +1,371 @@
+"""The prepared set: ragged HDF5 shards and one manifest.
+
+A folder holds ``manifest.json`` and ``shard-00000-of-00004.h5`` and so on (`mlbert.store.shard_file`). Files are
+written under a temporary name, flushed to disk and renamed, the manifest last: a folder with a manifest is complete,
+whatever happened while it was made. A packed set also says which consecutive sequences share a pack.
+
+Legend: N sequences of the set, S sequences asked for, P packs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlbert.core.errors import UserError
+from mlbert.store.base import StoreInfo
+from mlbert.store.checks import first_problem
+from mlbert.store.manifest import (
+    FORMAT,
+    FORMAT_VERSION,
+    MANIFEST,
+    REMAKE,
+    Manifest,
+    file_sha256,
+    read_manifest,
+    write_atomically,
+)
+from mlbert.store.ragged import DTYPES, Ragged, offsets_of
+from mlbert.store.shard_file import PACK_OFFSETS, Shard, is_written, map_file, write_shard_file
+
+VERIFY_BYTES = 2 << 30  # sets up to this size are hashed when opened; larger ones by `mlbert prepare verify`
+_MANY_OF_A_SHARD = 32  # sequences above which it pays to gather a shard's share by index arrays
+_SHARD_NAME = re.compile(r"shard-(\d{5})-of-(\d{5})\.h5")
+
+
+def shard_name(index: int, count: int) -> str:
+    """File name of shard ``index`` of ``count``."""
+    return f"shard-{index:05d}-of-{count:05d}.h5"
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One shard as the manifest lists it.
+
+    Attributes:
+        values: JSON-able: file, sha256, bytes, counts.
+        histogram: int64 [longest sequence + 1], number of sequences of each length.
+    """
+
+    values: dict[str, Any]
+    histogram: np.ndarray
+
+
+class ShardWriter:
+    """Writes one prepared set, shard by shard; `finish` writes the manifest. Several processes may each write shards
+    of their own with `write_shard`; one of them then calls `finish`.
+
+    Args:
+        folder: made when missing.
+        num_shards: how many shards the set will have.
+        fingerprint: names input and options; a shard already there with the same fingerprint is kept on a rerun.
+    """
+
+    def __init__(self, folder: Path, num_shards: int, fingerprint: str) -> None:
+        self.folder = Path(folder)
+        self.num_shards = num_shards
+        self.fingerprint = fingerprint
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(folder, f"cannot be made ({error.strerror})", "Choose another output folder") from None
+
+    def path(self, index: int) -> Path:
+        """Final path of shard ``index``."""
+        return self.folder / shard_name(index, self.num_shards)
+
+    def clear_leftovers(self) -> None:
+        """Remove what an earlier run left: its manifest (the set is unfinished from now on), temporary files, and
+        shards of another count."""
+        for path in self.folder.iterdir():
+            match = _SHARD_NAME.fullmatch(path.name)
+            of_another_count = match is not None and int(match.group(2)) != self.num_shards
+            if path.name == MANIFEST or of_another_count or path.name.endswith(".tmp"):
+                path.unlink()
+
+    def is_written(self, index: int) -> bool:
+        """Whether shard ``index`` of the same fingerprint is there from an earlier, interrupted run."""
+        return is_written(self.path(index), self.fingerprint)
+
+    def write_shard(self, index: int, rows: Ragged, pack_offsets: np.ndarray | None = None) -> None:
+        """Write shard ``index`` as a whole.
+
+        Args:
+            rows: its sequences.
+            pack_offsets: int64 [P+1] for a packed set: pack p is rows pack_offsets[p] to pack_offsets[p+1].
+
+        Raises:
+            UserError: the disk is full or the folder not writable; nothing under the final name then.
+        """
+        extra = {} if pack_offsets is None else {PACK_OFFSETS: pack_offsets}
+        write_shard_file(self.path(index), rows, self.fingerprint, extra)
+
+    def entry(self, index: int) -> ShardEntry:
+        """Read shard ``index`` back for the manifest; reads the whole file."""
+        path = self.path(index)
+        shard = map_file(path)
+        values: dict[str, Any] = {
+            "file": path.name,
+            "sha256": file_sha256(path),
+            "content_sha256": shard.content_sha256,
+            "bytes": path.stat().st_size,
+            "num_sequences": len(shard.rows),
+            "num_tokens": len(shard.rows.tokens),
+            "num_masked": len(shard.rows.masked_labels),
+        }
+        if shard.pack_offsets is not None:
+            values["num_packs"] = len(shard.pack_offsets) - 1
+        return ShardEntry(values, np.bincount(shard.rows.lengths))
+
+    def finish(
+        self,
+        *,
+        vocabulary: Mapping[str, Any],
+        max_seq_length: int,
+        max_predictions: int,
+        provenance: Mapping[str, Any],
+        packs: Mapping[str, int] | None = None,
+        entries: Sequence[ShardEntry] | None = None,
+    ) -> Manifest:
+        """Write the manifest.
+
+        Args:
+            vocabulary: {"sha256": of vocab.txt, "size": entries}.
+            max_seq_length, max_predictions: limits of one sequence, tokens.
+            provenance: JSON-able: options, seed, tool version.
+            packs: of a packed set: {"max_tokens": slots of a pack, "max_sequences": most sequences of one}.
+            entries: what `entry` gave for every shard; None: read them back now.
+        """
+        entries = entries or [self.entry(index) for index in range(self.num_shards)]
+        histogram = np.zeros(max_seq_length + 1, np.int64)
+        for entry in entries:
+            histogram[: len(entry.histogram)] += entry.histogram
+        shards = [entry.values for entry in entries]
+        totals = {key: sum(shard[key] for shard in shards) for key in ("num_sequences", "num_tokens", "num_masked")}
+        document = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "vocabulary": dict(vocabulary),
+            "max_seq_length": max_seq_length,
+            "max_predictions": max_predictions,
+            **totals,
+            "shards": shards,
+            "provenance": dict(provenance),
+            "length_histogram": histogram.tolist(),
+        }
+        if packs is not None:
+            num_packs = sum(shard["num_packs"] for shard in shards)
+            slots = num_packs * packs["max_tokens"]
+            fill = round(totals["num_tokens"] / slots, 6) if slots else 1.0
+            document["packs"] = {**packs, "num_packs": num_packs, "fill": fill}
+        write_atomically(self.folder / MANIFEST, (json.dumps(document, indent=1) + "\n").encode())
+        return read_manifest(self.folder)
+
+
+def map_shard(path: Path) -> Ragged:
+    """The sequences of one shard, mapped into memory; see `mlbert.store.shard_file.map_file`."""
+    return map_file(path).rows
+
+
+class ShardSet:
+    """A prepared set opened for reading; a `mlbert.store.base.Store`. Shards are mapped when they are first touched.
+
+    Attributes:
+        manifest: its manifest.
+        info: the same as every kind of data tells it.
+    """
+
+    def __init__(self, manifest: Manifest, shards: Sequence[Shard | None], one_piece: bool = False) -> None:
+        self.manifest = manifest
+        self.info = info_of(manifest)
+        self._shards = list(shards)
+        counts = [manifest.num_sequences] if one_piece else [int(entry["num_sequences"]) for entry in manifest.shards]
+        packs = [manifest.num_packs] if one_piece else [int(entry.get("num_packs", 0)) for entry in manifest.shards]
+        self._first, self._first_pack = offsets_of(counts), offsets_of(packs)
+        self._lengths: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self.manifest.num_sequences
+
+    @property
+    def num_packs(self) -> int:
+        """Stored packs (P); 0 for a set of single sequences."""
+        return self.manifest.num_packs
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int32 [N], tokens of every sequence, shard by shard; read at first use (4 bytes a sequence)."""
+        if self._lengths is None:
+            parts = [rows.lengths.astype(np.int32) for rows in self]
+            self._lengths = np.concatenate(parts) if parts else np.empty(0, np.int32)
+        return self._lengths
+
+    @classmethod
+    def open(cls, folder: Path | str, verify: bool | None = None) -> ShardSet:
+        """Open a prepared set and check it.
+
+        Always: every shard of the manifest is there, no other shard lies beside them, sizes agree; counts and content
+        name when a shard is first touched. With ``verify`` (None: when the set has at most 2 GiB), now and for all
+        shards: checksums, and every value in its range.
+
+        Raises:
+            UserError: names the first bad file.
+        """
+        manifest = read_manifest(folder)
+        folder = Path(folder)
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir() if _SHARD_NAME.fullmatch(path.name)}
+        for name in sorted(set(sizes) - {str(entry["file"]) for entry in manifest.shards}):
+            raise UserError(folder / name, "is not in the manifest beside it", "Remove it or prepare the data again")
+        for entry in manifest.shards:
+            path = folder / str(entry["file"])
+            if path.name not in sizes:
+                raise UserError(path, "the shard is missing", REMAKE)
+            if sizes[path.name] != int(entry["bytes"]):
+                raise UserError(path, f"has {sizes[path.name]} bytes, the manifest says {entry['bytes']}", REMAKE)
+        if verify is None:
+            verify = manifest.num_bytes <= VERIFY_BYTES
+        shards = [verified_shard(manifest, index) if verify else None for index in range(len(manifest.shards))]
+        return cls(manifest, shards)
+
+    def shard(self, index: int) -> Shard:
+        """Shard ``index`` of the set, mapped."""
+        shard = self._shards[index]
+        if shard is None:  # two threads may both map it: no harm
+            shard = self._shards[index] = matching_shard(self.manifest, index)
+        return shard
+
+    def gather(self, indices: np.ndarray) -> Ragged:
+        """Copy the sequences ``indices`` (int64 [S], shard by shard as in `lengths`), in that order."""
+        indices = np.asarray(indices, np.int64)
+        if len(self._shards) == 1:
+            return self.shard(0).rows.take(indices)
+        shard_of = np.searchsorted(self._first, indices, side="right") - 1
+        within = indices - self._first[shard_of]
+        touched = np.unique(shard_of)
+        if len(indices) <= _MANY_OF_A_SHARD * len(touched):
+            return self._ranges(shard_of, within, within + 1)
+        by_shard = np.argsort(shard_of, kind="stable")
+        ends = np.searchsorted(shard_of[by_shard], touched, side="right")
+        groups = np.split(by_shard, ends[:-1])
+        parts = [self.shard(s).rows.take(within[group]) for s, group in zip(touched.tolist(), groups, strict=True)]
+        if len(parts) == 1:  # the stable sort kept the order
+            return parts[0]
+        return Ragged.concatenate(parts).take(np.argsort(by_shard, kind="stable"))
+
+    def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
+        """The packs ``indices`` (int64): their sequences pack by pack, and int64 [packs] sequences of each."""
+        indices = np.asarray(indices, np.int64)
+        shard_of = np.searchsorted(self._first_pack, indices, side="right") - 1
+        within = indices - self._first_pack[shard_of]
+        first, end = np.empty_like(within), np.empty_like(within)
+        if len(self._shards) == 1:
+            offsets = self._pack_offsets(0)
+            first, end = offsets[within], offsets[within + 1]
+            counts = end - first
+            shift = np.repeat(first - offsets_of(counts)[:-1], counts)
+            return self.shard(0).rows.take(np.arange(len(shift)) + shift), counts
+        for number, (shard, pack) in enumerate(zip(shard_of.tolist(), within.tolist(), strict=True)):
+            first[number], end[number] = self._pack_offsets(shard)[pack : pack + 2]
+        return self._ranges(shard_of, first, end), end - first
+
+    def _pack_offsets(self, index: int) -> np.ndarray:
+        offsets = self.shard(index).pack_offsets
+        assert offsets is not None, "a set without packs"
+        return offsets
+
+    def _ranges(self, shard_of: np.ndarray, first: np.ndarray, end: np.ndarray) -> Ragged:
+        """Sequences first[i] to end[i] of shard shard_of[i], one range after the other; each is one copy."""
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in DTYPES}
+        for index, low, high in zip(shard_of.tolist(), first.tolist(), end.tolist(), strict=True):
+            rows = self.shard(index).rows
+            offsets, masked = rows.offsets[low : high + 1], rows.masked_offsets[low : high + 1]
+            parts["offsets"].append(offsets)
+            parts["masked_offsets"].append(masked)
+            parts["tokens"].append(rows.tokens[offsets[0] : offsets[-1]])
+            parts["masked_positions"].append(rows.masked_positions[masked[0] : masked[-1]])
+            parts["masked_labels"].append(rows.masked_labels[masked[0] : masked[-1]])
+            parts["first_lengths"].append(rows.first_lengths[low:high])
+            parts["next_sentence"].append(rows.next_sentence[low:high])
+        if not len(first):
+            return Ragged.concatenate([])
+        arrays = {name: np.concatenate(pieces) for name, pieces in parts.items()}
+        borders = np.cumsum(end - first + 1)[:-1] - 1  # between the last offset of a range and the next one's first
+        for name in ("offsets", "masked_offsets"):
+            arrays[name] = offsets_of(np.delete(np.diff(arrays[name]), borders))
+        return Ragged(**arrays)
+
+    def load(self) -> ShardSet:
+        """The same set held in memory as one piece: faster to gather from."""
+        rows, extra = Ragged.concatenate(list(self)), {}
+        if self.num_packs:
+            counts = [np.diff(self._pack_offsets(index)) for index in range(len(self._shards))]
+            extra = {PACK_OFFSETS: offsets_of(np.concatenate(counts))}
+        return ShardSet(self.manifest, [Shard(rows, extra)], one_piece=True)
+
+    def __iter__(self) -> Iterator[Ragged]:
+        """The sequences of each shard, in order."""
+        return (self.shard(index).rows for index in range(len(self._shards)))
+
+
+def info_of(manifest: Manifest) -> StoreInfo:
+    """What the manifest says, in the terms of every kind of data."""
+    return StoreInfo(
+        folder=manifest.path.parent,
+        kind="mlbert",
+        identity=manifest.sha256,
+        max_seq_length=manifest.max_seq_length,
+        max_predictions=manifest.max_predictions,
+        num_sequences=manifest.num_sequences,
+        vocab_size=manifest.vocab_size,
+        vocabulary_sha256=manifest.vocabulary_sha256,
+        max_pack_tokens=manifest.max_pack_tokens,
+    )
+
+
+def matching_shard(manifest: Manifest, index: int) -> Shard:
+    """Map shard ``index`` and make sure that it is the one the manifest lists; reads only its header.
+
+    Raises:
+        UserError: it is missing, damaged, or belongs to another set.
+    """
+    entry = manifest.shards[index]
+    path = manifest.path.parent / str(entry["file"])
+    shard = map_file(path)
+    if entry.get("content_sha256", shard.content_sha256) != shard.content_sha256:
+        raise UserError(path, "is a shard of another set than the manifest beside it", REMAKE)
+    counts = {
+        "num_sequences": len(shard.rows),
+        "num_tokens": len(shard.rows.tokens),
+        "num_masked": len(shard.rows.masked_labels),
+    }
+    if manifest.max_pack_tokens is not None:
+        if shard.pack_offsets is None:
+            raise UserError(path, "has no packs, the manifest says it has", REMAKE)
+        counts["num_packs"] = len(shard.pack_offsets) - 1
+    for key, count in counts.items():
+        if count != int(entry[key]):
+            raise UserError(path, f"{key} is {count}, the manifest says {entry[key]}", REMAKE)
+    return shard
+
+
+def verified_shard(manifest: Manifest, index: int) -> Shard:
+    """`matching_shard`, with its checksum and every value checked; reads all of it.
+
+    Raises:
+        UserError: names the file and the first bad sequence.
+    """
+    entry = manifest.shards[index]
+    path = manifest.path.parent / str(entry["file"])
+    if path.exists() and file_sha256(path) != entry["sha256"]:
+        raise UserError(path, "its checksum differs from the manifest's", REMAKE)
+    shard = matching_shard(manifest, index)
+    problem = first_problem(shard.rows, info_of(manifest), shard.pack_offsets)
+    if problem is not None:
+        raise UserError(path, problem, "Prepare the data again")
+    return shard

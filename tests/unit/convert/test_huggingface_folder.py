@@ -1,0 +1,94 @@
+"""Folders to and from Hugging Face's form, loaded by transformers itself; damaged ones."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig as PeerConfig
+from transformers import BertForPreTraining as PeerModel
+
+from mlbert.convert.huggingface_folder import huggingface_to_torch, torch_to_huggingface
+from mlbert.core.errors import UserError
+
+PEER = PeerConfig(
+    vocab_size=101,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    hidden_act="gelu_pytorch_tanh",
+)
+
+
+@pytest.fixture
+def peer_folder(tmp_path):
+    torch.manual_seed(0)
+    PeerModel(PEER).save_pretrained(tmp_path / "peer")
+    return tmp_path / "peer"
+
+
+def test_round_trip_is_exact_and_transformers_loads_it(tmp_path, peer_folder):
+    report = huggingface_to_torch(peer_folder, tmp_path / "ours")
+    assert len(report.taken) == 46
+    assert report.missing == {}
+    torch_to_huggingface(tmp_path / "ours", tmp_path / "back")
+    model, loading = PeerModel.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+    for name, value in PeerModel.from_pretrained(peer_folder).state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_prefixless_extras_are_reported(tmp_path, peer_folder):
+    file = peer_folder / "model.safetensors"
+    save_file({**load_file(file), "somebody.elses": torch.zeros(2)}, file)
+    report = huggingface_to_torch(peer_folder, tmp_path / "ours")
+    assert report.dropped["somebody.elses"] == "no such parameter"
+
+
+def break_truncate(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+def break_config(folder):
+    (folder / "config.json").write_text("{")
+
+
+def break_architecture(folder):
+    (folder / "config.json").write_text(json.dumps({"model_type": "roberta"}))
+
+
+def break_shape(folder):
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "intermediate_size": 128}))
+
+
+def break_missing_tensor(folder):
+    file = folder / "model.safetensors"
+    state = load_file(file)
+    del state["bert.encoder.layer.1.output.dense.weight"]
+    save_file(state, file)
+
+
+def break_gone(folder):
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [break_truncate, break_config, break_architecture, break_shape, break_missing_tensor, break_gone],
+)
+def test_damage_is_one_error_and_nothing_is_written(tmp_path, peer_folder, damage):
+    damage(peer_folder)
+    with pytest.raises(UserError, match="peer"):
+        huggingface_to_torch(peer_folder, tmp_path / "ours")
+    assert [p.name for p in tmp_path.iterdir() if "ours" in p.name] == []
+
+
+def test_existing_target_is_not_overwritten(tmp_path, peer_folder):
+    (tmp_path / "ours").mkdir()
+    with pytest.raises(UserError, match="exists already"):
+        huggingface_to_torch(peer_folder, tmp_path / "ours")

@@ -1,0 +1,53 @@
+"""The evaluation set: every example exactly once over the ranks, always the same batches."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlbert.core.errors import UserError
+from mlbert.feed.batch import Batch
+from mlbert.feed.evaluation import EvalSet
+
+
+def numbers(evaluation: EvalSet) -> list[int]:
+    return [n for batch in evaluation for n in batch.input_ids[batch.cu_seqlens[:-1].long() + 1].tolist()]
+
+
+def packs_of(batch: Batch) -> int:
+    return int(batch.dropout_rows.max() // 32 - batch.dropout_rows.min() // 32 + 1)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize(("num_examples", "packs_per_batch"), [(300, 16), (123, 5), (1, 4)])
+def test_every_example_once(make_set, world_size, num_examples, packs_per_batch):
+    folder = make_set(300)
+    seen = []
+    for rank in range(world_size):
+        evaluation = EvalSet(folder, num_examples, packs_per_batch, rank, world_size)
+        evaluation.open()
+        mine = numbers(evaluation)
+        assert mine == numbers(evaluation)
+        assert sum(batch.num_samples for batch in evaluation) == len(mine)
+        seen += mine
+    assert sorted(seen) == list(range(num_examples))
+
+
+def test_batches_are_as_few_as_can_be_and_of_one_size(make_set):
+    folder = make_set(300)
+    whole = EvalSet(folder, 300, 10_000)
+    whole.open()
+    (batch,) = whole
+    num_packs = packs_of(batch)
+    evaluation = EvalSet(folder, 300, 16)
+    evaluation.open()
+    packs = [packs_of(batch) for batch in evaluation]
+    assert sum(packs) == num_packs
+    assert len(packs) == -(-num_packs // 16)
+    assert max(packs) <= 16
+    assert max(packs) - min(packs) <= 1
+
+
+@pytest.mark.parametrize(("num_examples", "packs_per_batch"), [(0, 4), (301, 4), (10, 0)])
+def test_numbers_that_cannot_work(make_set, num_examples, packs_per_batch):
+    with pytest.raises(UserError, match=r"NUM_EVAL_EXAMPLES|EVAL_BATCH_SIZE"):
+        EvalSet(make_set(300), num_examples, packs_per_batch)

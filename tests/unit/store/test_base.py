@@ -1,0 +1,93 @@
+"""One way to open and to describe whatever lies in a folder."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mlbert.core.errors import UserError
+from mlbert.feed.evaluation import EvalSet
+from mlbert.feed.packed import PackedSource
+from mlbert.store.open import check_same_vocabulary, describe, open_store
+from mlbert.store.prepared import ShardSet
+from mlbert.store.tfrecord import write_examples
+from random_set import VOCAB_SIZE, random_rows
+from stored_sets import names
+
+
+@pytest.fixture
+def records(tmp_path):
+    folder = tmp_path / "records"
+    folder.mkdir()
+    write_examples(folder / "part-0.tfrecord", random_rows(90), 32, 5)
+    return folder
+
+
+def test_a_prepared_set(make_set):
+    folder = make_set(50)
+    info, store = describe(folder), open_store(folder)
+    assert isinstance(store, ShardSet)
+    assert store.info == info
+    assert (info.kind, info.num_sequences, info.vocab_size, info.max_pack_tokens) == ("mlbert", 50, VOCAB_SIZE, None)
+    assert info.identity == hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    assert names(store.gather(np.arange(50))) == names(random_rows(50))
+
+
+def test_records_train_and_evaluate(records):
+    info = describe(records)
+    assert (info.kind, info.vocab_size) == ("tfrecord", None)
+    source = PackedSource(records, packs_per_step=1, seed=0, vocab_size=VOCAB_SIZE, max_tokens=512)
+    source.open()
+    seen = [n for step in range(source.steps_per_epoch) for batch in source.batches_of(step) for n in numbers(batch)]
+    assert sorted(seen) == list(range(90))
+    evaluation = EvalSet(records, 60, 4, vocab_size=VOCAB_SIZE)
+    evaluation.open()
+    assert sorted(n for batch in evaluation for n in numbers(batch)) == list(range(60))
+
+
+def numbers(batch):
+    return batch.input_ids[batch.cu_seqlens[:-1].long() + 1].tolist()
+
+
+def test_token_ids_beyond_the_models_vocabulary_are_refused(records):
+    source = PackedSource(records, packs_per_step=5, seed=0, vocab_size=100, max_tokens=512)
+    source.open()
+    with pytest.raises(UserError, match=r"holds token id \d+, the model's vocabulary has 100 entries"):
+        source.batches_of(0)
+    with pytest.raises(UserError, match="vocabulary has 100 entries"):
+        EvalSet(records, 90, 4, vocab_size=100).open()
+
+
+def test_an_evaluation_set_that_is_too_small_is_noticed_when_it_is_opened(records):
+    with pytest.raises(UserError, match="holds 90 examples, 91 are asked for"):
+        EvalSet(records, 91, 4).open()
+
+
+def test_a_folder_of_nothing_known(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    for look in (describe, open_store):
+        with pytest.raises(UserError, match=r"holds no data set. Accepted: a prepared set .*TFRecord.*NVIDIA"):
+            look(tmp_path)
+        with pytest.raises(UserError, match="there is no such folder"):
+            look(tmp_path / "absent")
+
+
+def test_the_folder_above_data_sets_names_them(make_set):
+    above = make_set(5, name="instances").parent
+    make_set(5, name="packed")
+    (above / "text").mkdir()
+    for look in (describe, open_store):
+        with pytest.raises(UserError, match=r"is no data set, .* but holds instances, packed\. Give one"):
+            look(above)
+
+
+def test_unknown_vocabularies_agree_with_any(make_set):
+    known = describe(make_set(5))
+    unknown = replace(known, vocabulary_sha256=None)
+    check_same_vocabulary(known, unknown)
+    check_same_vocabulary(unknown, known)
+    with pytest.raises(UserError, match="another vocabulary"):
+        check_same_vocabulary(known, replace(known, vocabulary_sha256="0" * 64))

@@ -1,0 +1,79 @@
+"""The manifest says what is wrong with itself, and sets know their vocabulary."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mlbert.core.errors import UserError
+from mlbert.store.manifest import file_sha256, read_manifest, whole_file, write_atomically
+from mlbert.store.open import check_same_vocabulary, check_vocabulary, describe
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is not a manifest"),
+        (b"{", "is not a manifest"),
+        (b"[]", "is not a manifest"),
+        (b"[" * 100_000, "is not a manifest"),
+        (b"\xff\xfe", "is not a manifest"),
+        (b'{"format": "mlbert-ragged", "version": 1}', "is not a manifest"),
+        (b'{"format": "other", "version": 3}', "is other version 3, this program reads mlbert-ragged version 1"),
+    ],
+)
+def test_bad_manifest(tmp_path, content, words):
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        read_manifest(tmp_path)
+
+
+def test_no_manifest_and_no_folder(tmp_path):
+    with pytest.raises(UserError, match=r"has no manifest.json.*finished"):
+        read_manifest(tmp_path)
+    with pytest.raises(UserError, match="there is no such folder"):
+        read_manifest(tmp_path / "absent")
+
+
+def test_totals_must_be_the_sums(make_set):
+    folder = make_set()
+    document = json.loads((folder / "manifest.json").read_text())
+    document["num_sequences"] += 1
+    (folder / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(UserError, match="totals differ"):
+        read_manifest(folder)
+
+
+def test_vocabulary_must_be_the_one_prepared_with(make_set, tmp_path):
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text("[PAD]\n")
+    check_vocabulary(describe(make_set(vocabulary=file_sha256(vocab), name="good")), vocab)
+    with pytest.raises(UserError, match=r"vocab.txt: is not the vocabulary that .*bad was prepared with"):
+        check_vocabulary(describe(make_set(name="bad")), vocab)
+    with pytest.raises(UserError, match=r"absent.txt: cannot be read"):
+        check_vocabulary(describe(tmp_path / "bad"), tmp_path / "absent.txt")
+
+
+def test_training_and_evaluation_share_a_vocabulary(make_set):
+    one, two = (describe(make_set(name=name, vocabulary=name * 64)) for name in "ab")
+    check_same_vocabulary(one, one)
+    with pytest.raises(UserError, match="another vocabulary"):
+        check_same_vocabulary(one, two)
+
+
+def test_writing_into_no_folder(tmp_path):
+    with pytest.raises(UserError, match="cannot be written"):
+        write_atomically(tmp_path / "absent" / "file", b"")
+
+
+def test_a_file_whose_writing_fails_is_not_there(tmp_path):
+    def write_half():
+        with whole_file(tmp_path / "file") as file:
+            file.write(b"half")
+            raise ZeroDivisionError
+
+    (tmp_path / "file").write_text("before")
+    with pytest.raises(ZeroDivisionError):
+        write_half()
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]

@@ -1,0 +1,75 @@
+"""Ragged arrays keep every row."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlbert.store import ragged as module
+from mlbert.store.ragged import DTYPES, Ragged
+
+tokens = st.lists(st.integers(0, 65_535), min_size=1, max_size=12)
+masked = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 65_535)), max_size=4)
+row = st.builds(
+    lambda t, first, random_next, m: (t, first, random_next, [p for p, _ in m], [label for _, label in m]),
+    tokens,
+    st.integers(0, 12),
+    st.booleans(),
+    masked,
+)
+
+
+def unpacked(rows: Ragged) -> list[tuple]:
+    result = []
+    for s in range(len(rows)):
+        part = slice(rows.offsets[s], rows.offsets[s + 1])
+        mask = slice(rows.masked_offsets[s], rows.masked_offsets[s + 1])
+        result.append(
+            (
+                rows.tokens[part].tolist(),
+                int(rows.first_lengths[s]),
+                bool(rows.next_sentence[s]),
+                rows.masked_positions[mask].tolist(),
+                rows.masked_labels[mask].tolist(),
+            )
+        )
+    return result
+
+
+@given(st.lists(row, max_size=20))
+@settings(deadline=None)
+def test_rows_come_back(rows):
+    ragged = Ragged.from_rows(rows)
+    assert unpacked(ragged) == rows
+    assert {name: getattr(ragged, name).dtype for name in DTYPES} == DTYPES
+
+
+@given(st.lists(row, min_size=1, max_size=20), st.data())
+@settings(deadline=None)
+def test_take_gives_the_chosen_rows_in_order(rows, data):
+    chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=30))
+    ragged = Ragged.from_rows(rows).take(np.asarray(chosen, np.int64))
+    assert unpacked(ragged) == [rows[index] for index in chosen]
+
+
+@given(st.lists(st.lists(row, max_size=6), max_size=5))
+@settings(deadline=None)
+def test_concatenate_keeps_order(parts):
+    joined = Ragged.concatenate([Ragged.from_rows(rows) for rows in parts])
+    assert unpacked(joined) == [each for rows in parts for each in rows]
+
+
+@given(st.lists(row, min_size=1, max_size=20), st.data(), st.integers(1, 9))
+@settings(deadline=None)
+def test_taking_in_blocks_and_slicing_are_plain_taking(rows, data, block):
+    ragged = Ragged.from_rows(rows)
+    first = data.draw(st.integers(0, len(rows)))
+    end = data.draw(st.integers(first, len(rows)))
+    assert unpacked(ragged.slice(first, end)) == rows[first:end]
+    chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=30))
+    before, module.BLOCK = module.BLOCK, block
+    try:
+        assert unpacked(ragged.take(np.asarray(chosen, np.int64))) == [rows[i] for i in chosen]
+    finally:
+        module.BLOCK = before
