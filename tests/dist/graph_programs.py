@@ -12,14 +12,16 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from capturable import SHAPE, TensorLamb, select_capturable
+from host_batches import made_up_batches
 from mlbert.feed.budget import Budget
-from mlbert.feed.synthetic import SyntheticSource
 from mlbert.dist.capture import NoCapture
 from mlbert.dist.reduce import GradientReducer
 from mlbert.dist.world import World
-from mlbert.models import BertForPreTraining, GraphedStep, GraphMode
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.objectives import PreTraining
 from mlbert.ops.fp8 import Products
 from mlbert.optim.flat import FlatParameters
+from mlbert.train.step import GraphMode, Graphs, Step
 from recorded_graph import RecordedGraph
 
 SEED, STEPS, BUCKET_BYTES = 4, 3, 8000
@@ -41,26 +43,21 @@ def train_once(world: World, mode: GraphMode, recorded: bool) -> dict[str, Any]:
     reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, BUCKET_BYTES)
     budget = Budget.of_packs(2, MAX_TOKENS, 3, MAX_TOKENS, 5)
     capture = RecordedGraph() if recorded else NoCapture()
-    step = GraphedStep(
-        *(model, flat, optimizer, budget, 2, mode, capture), reducer=reducer, over_ranks=world.all_reduce_max
-    )
+    objective = PreTraining(scope="step")
+    graphs = Graphs(mode, budget, 2, lambda: capture)
+    step = Step(model, objective, flat, reducer, optimizer, world.all_reduce_max, say=print, graphs=graphs)
     step.record()
-    source = SyntheticSource(
-        packs_per_step=4,
-        accumulation=2,
-        seed=SEED,
-        vocab_size=SHAPE.vocab_size,
-        max_tokens=MAX_TOKENS,
-        rank=world.rank,
-        world_size=world.world_size,
-    )
     norms = []
     for i in range(STEPS):
-        batches = source.batches_of(i)
-        counts = torch.tensor([sum(getattr(b, n) for b in batches) for n in ("num_masked", "num_samples")])
-        masked, samples = world.all_reduce_sum(counts).tolist()
-        _, result = step(batches, SEED, i, masked, samples, 0.01)
-        norms.append(result.grad_norm)
+        batches = made_up_batches(
+            *(4, SEED, SHAPE.vocab_size, MAX_TOKENS, i),
+            accumulation=2,
+            rank=world.rank,
+            world_size=world.world_size,
+        )
+        own = [sum(column) for column in zip(*map(objective.counts, batches), strict=True)]
+        counts = world.all_reduce_sum(torch.tensor(own)).tolist()
+        norms.append(step(batches, SEED, i, objective.divisors(counts), 0.01).grad_norm)
     changed = hashlib.sha256()
     for tensor in (flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *model.buffers()):
         changed.update(tensor.numpy().tobytes())

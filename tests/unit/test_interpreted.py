@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 SUITES = (
-    "data/test_compact.py",
+    "feed/test_host_batch.py",
     "ops/triton",
     "ops/test_fp8.py",
     "models/test_fp8.py::test_kernels_equal_their_plain_twins",
     "optim/test_triton_lamb.py",
-    "models/test_graphed_triton.py",
+    "train/test_step_triton.py",
 )
 
 

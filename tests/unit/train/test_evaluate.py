@@ -6,19 +6,21 @@ import pytest
 import torch
 
 from capturable import SHAPE, select_capturable
+from host_batches import made_up_batches
 from mlbert import ops
 from mlbert.cli.main import main
 from mlbert.dist.world import World
-from mlbert.feed.batch import Batch
-from mlbert.feed.compact import CompactBatch
-from mlbert.feed.packed import Prefetcher
-from mlbert.feed.synthetic import SyntheticSource
-from mlbert.models import BertForPreTraining
+from mlbert.feed.host_batch import HostBatch
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.objectives import PreTraining
 from mlbert.ops.fp8 import Products
-from mlbert.train import loop
-from mlbert.train.evaluate import Evaluator, evaluate
+from mlbert.train.evaluate import Evaluation, Evaluator, evaluate
+from mlbert.train.reader import Reader
+from mlbert.train.snapshots import Snapshots
 from recorded_graph import RecordedGraph
-from training_settings import read_metrics, train_arguments
+from training_settings import train_arguments
+
+OBJECTIVE = PreTraining(scope="step")
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +31,8 @@ def same_ops():
 
 
 @pytest.fixture
-def batches() -> list[Batch]:
-    source = SyntheticSource(packs_per_step=11, seed=4, vocab_size=SHAPE.vocab_size, max_tokens=32)
-    parts = [SyntheticSource(packs_per_step=n, seed=n, vocab_size=120, max_tokens=32).batches_of(0)[0] for n in (5, 1)]
-    return [*source.batches_of(0), *parts]
+def batches() -> list[HostBatch]:
+    return [made_up_batches(packs, seed, SHAPE.vocab_size, 32)[0] for packs, seed in ((11, 4), (5, 5), (1, 1))]
 
 
 def model_of(seed: int, products: Products | None = None) -> BertForPreTraining:
@@ -41,60 +41,64 @@ def model_of(seed: int, products: Products | None = None) -> BertForPreTraining:
     return model
 
 
-def by_hand(model: BertForPreTraining, batches: list[Batch]) -> tuple[float, float]:
-    with torch.no_grad():
-        outputs = [model(batch) for batch in batches]
-    masked = sum(batch.num_masked for batch in batches)
-    return (
-        sum(int(output.num_correct) for output in outputs) / masked,
-        sum(float(output.mlm_loss_sum) for output in outputs) / masked,
-    )
+def metrics(model: BertForPreTraining, batches: list[HostBatch]) -> dict[str, float]:
+    return evaluate(model, OBJECTIVE, batches, World())
+
+
+def by_hand(model: BertForPreTraining, batches: list[HostBatch]) -> dict[str, float]:
+    correct, loss, masked = 0, 0.0, 0
+    for batch in (batch.to("cpu") for batch in batches):
+        with torch.no_grad():
+            logits = model(batch, None).masked[:, : SHAPE.vocab_size].double()
+        correct += int((logits.argmax(-1) == batch.masked_labels).sum())
+        loss += float(torch.nn.functional.cross_entropy(logits, batch.masked_labels, reduction="sum"))
+        masked += batch.num_masked
+    return {"mlm_accuracy": correct / masked, "loss": loss / masked}
 
 
 def test_each_masked_token_counts_once(batches):
     model = model_of(1)
     torch.nn.init.normal_(model.cls.predictions.bias, std=3.0)
-    assert evaluate(model, batches, World()) == pytest.approx(by_hand(model, batches), rel=1e-6)
+    assert metrics(model, batches) == pytest.approx(by_hand(model, batches), rel=1e-6)
     assert model.training
 
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_kept_batches_of_one_shape_give_the_same(batches, graph):
     model = model_of(1)
-    kept = Evaluator(model, batches, World(), RecordedGraph() if graph else None, resident=True)
+    kept = Evaluator(model, OBJECTIVE, batches, World(), RecordedGraph() if graph else None, resident=True)
     for seed in (1, 2, 3):
         model.initialize(seed)
-        accuracy, loss = kept.begin().result()
-        expected = evaluate(model, batches, World())
-        assert accuracy == expected[0]
-        assert loss == pytest.approx(expected[1], rel=1e-6)
+        found, expected = kept.begin().result(), metrics(model, batches)
+        assert found["mlm_accuracy"] == expected["mlm_accuracy"]
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
 
 def test_a_graph_reads_the_fp8_copies_of_the_present_weights(batches):
     def calibrated() -> BertForPreTraining:
         model = model_of(1, Products())
-        model(batches[0]).loss(1, 1).backward()
-        model.bert.scaling.update(lambda amax: amax)
+        divisors = [torch.tensor(1.0), torch.tensor(1.0)]
+        OBJECTIVE.loss(model, batches[0].to("cpu"), None, divisors).backward()
+        model.end_step(lambda amax: amax)
         return model
 
     graphed, plain = calibrated(), calibrated()
-    evaluator = Evaluator(graphed, batches, World(), RecordedGraph())
+    evaluator = Evaluator(graphed, OBJECTIVE, batches, World(), RecordedGraph())
     for seed in (1, 2):
         for model in (graphed, plain):
             model.initialize(seed)
-            model.bert.scaling.weights_changed()
-        found, expected = evaluator.begin().result(), evaluate(plain, batches, World())
-        assert found == pytest.approx(expected, rel=1e-6)
+            model.weights_changed()
+        assert evaluator.begin().result() == pytest.approx(metrics(plain, batches), rel=1e-6)
 
 
 def test_the_result_is_of_the_weights_at_the_beginning(batches):
     model = model_of(1)
-    evaluator = Evaluator(model, batches, World())
+    evaluator = Evaluator(model, OBJECTIVE, batches, World())
     first = evaluator.begin()
     model.initialize(2)
     second = evaluator.begin()
     model.initialize(1)
-    assert first.result() == evaluate(model, batches, World()) != second.result()
+    assert first.result() == metrics(model, batches) != second.result()
 
 
 def test_kept_batches_are_read_once(batches):
@@ -105,48 +109,33 @@ def test_kept_batches_are_read_once(batches):
             reads.append(1)
             return iter(batches)
 
-    evaluator = Evaluator(model_of(1), Samples(), World(), resident=True)
+    evaluator = Evaluator(model_of(1), OBJECTIVE, Samples(), World(), resident=True)
     assert evaluator.begin().result() == evaluator.begin().result()
     assert len(reads) == 1
 
 
 def test_a_rank_without_batches_adds_nothing():
-    evaluator = Evaluator(model_of(1), [], World(), resident=True)
+    evaluator = Evaluator(model_of(1), OBJECTIVE, [], World(), resident=True)
     with pytest.raises(AssertionError, match="no masked token"):
         evaluator.begin().result()
 
 
-def test_the_next_step_is_made_ready_before_the_accuracy_is_read(tmp_path, monkeypatch):
+def test_the_next_step_is_made_ready_before_the_result_is_read(tmp_path, monkeypatch):
     """Not before a checkpoint, whose position is that of the steps which were taken."""
     events = []
 
-    def told(name):
-        original = getattr(loop, name)
+    def told(owner: type, name: str) -> None:
+        original = getattr(owner, name)
 
         def call(*args):
             events.append(name)
             return original(*args)
 
-        monkeypatch.setattr(loop, name, call)
+        monkeypatch.setattr(owner, name, call)
 
-    for name in ("_make_ready", "_begin_evaluation", "_finish_evaluation", "save_checkpoint"):
-        told(name)
+    for owner, name in ((Reader, "read_ahead"), (Evaluator, "begin"), (Evaluation, "result"), (Snapshots, "save")):
+        told(owner, name)
     settings = {"max_steps": 3, "eval_iter_start_samples": 1, "eval_iter_samples": 1, "save_checkpoint_steps": 2}
     with pytest.raises(SystemExit):
         main(train_arguments(tmp_path, ops="plain", **settings))
-    read, begin, finish = "_make_ready", "_begin_evaluation", "_finish_evaluation"
-    assert events == [read, begin, read, finish, begin, finish, "save_checkpoint", read, begin, finish]
-
-
-def test_a_run_on_compact_batches_is_the_same_run(tmp_path, monkeypatch):
-    """What a GPU's source gives passes through the loop: counts, transfer, and an evaluation in between."""
-
-    def losses(name: str) -> list[tuple[float, float]]:
-        with pytest.raises(SystemExit):
-            main(train_arguments(tmp_path, name, ops="plain", max_steps=5, eval_iter_start_samples=9))
-        return [(line["loss"], line["samples"]) for line in read_metrics(tmp_path / name)]
-
-    expected = losses("host")
-    fetch = Prefetcher.next
-    monkeypatch.setattr(Prefetcher, "next", lambda self: [CompactBatch.of(batch) for batch in fetch(self)])
-    assert losses("compact") == expected
+    assert events == ["begin", "read_ahead", "result", "begin", "result", "save", "begin", "result"]

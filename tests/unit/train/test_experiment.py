@@ -1,5 +1,6 @@
 """Whole runs on generated tokens: the log, the run folder, determinism, exact resume, aborted runs, bad input."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -18,7 +19,7 @@ from safetensors.torch import load_file
 from mlbert.cli.main import main
 from mlbert.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.store.manifest import read_manifest
-from mlbert.train.loop import train_one_step
+from mlbert.train import experiment, loop
 from training_settings import read_metrics, train_arguments
 
 
@@ -172,23 +173,29 @@ def test_termination_is_logged_as_aborted(tmp_path):
     assert [stop["metadata"]["status"] for stop in stops] == ["aborted"]
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_non_finite_gradients_are_skipped_counted_and_end_the_run(tmp_path, monkeypatch, late):
-    taken = []
+def with_bad_gradients(monkeypatch, late, steps):
+    """Makes the gradients of some steps infinite; ``late``: results are asked for as on a GPU. Returns what steps ran."""
+    taken, train, one_step = [], loop.train, loop.train_one_step
 
     def poisoned(run):
-        run.settle_late = late
-        if len(taken) in (1, 2, 3):
-            hook = run.model.bert.pooler.dense.bias.register_hook(lambda grad: grad + float("inf"))
-            before = run.flat.data.clone()
-            train_one_step(run)
+        pooler, step = run.method.model.bert.pooler.dense.bias, run.state.step
+        hook = pooler.register_hook(lambda grad: grad + float("inf")) if step in steps else None
+        before = run.method.flat.data.clone()
+        leaving = one_step(run)
+        if hook:
             hook.remove()
-            assert torch.equal(run.flat.data, before)
-        else:
-            train_one_step(run)
-        taken.append(run.state.step)
+            assert torch.equal(run.method.flat.data, before)
+        taken.append(step)
+        return leaving
 
-    monkeypatch.setattr("mlbert.train.loop.train_one_step", poisoned)
+    monkeypatch.setattr(loop, "train_one_step", poisoned)
+    monkeypatch.setattr(experiment, "train", lambda run: train(dataclasses.replace(run, settle_late=late)))
+    return taken
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_non_finite_gradients_are_skipped_counted_and_end_the_run(tmp_path, monkeypatch, late):
+    taken = with_bad_gradients(monkeypatch, late, {1, 2, 3})
     assert run(tmp_path, max_skipped_steps=2, log_freq=0) == 1
     summary = json.loads((tmp_path / "out/run_0/summary.json").read_text())
     assert summary["skipped_steps"] == 3
@@ -202,19 +209,10 @@ def test_asking_late_for_results_changes_no_number(tmp_path, monkeypatch):
     """The second and the last step are skipped; samples decide when evaluation and the end are due."""
     summaries = []
     for late in (False, True):
-
-        def poisoned(run, late=late):
-            run.settle_late = late
-            if run.state.step in (1, 7):
-                hook = run.model.bert.pooler.dense.bias.register_hook(lambda grad: grad + float("inf"))
-                train_one_step(run)
-                hook.remove()
-            else:
-                train_one_step(run)
-
-        monkeypatch.setattr("mlbert.train.loop.train_one_step", poisoned)
-        name = f"late{late}"
-        assert run(tmp_path, name, max_steps=8, log_freq=0, eval_iter_start_samples=12, eval_iter_samples=12) == 1
+        with monkeypatch.context() as patch:
+            with_bad_gradients(patch, late, {1, 7})
+            name = f"late{late}"
+            assert run(tmp_path, name, max_steps=8, log_freq=0, eval_iter_start_samples=12, eval_iter_samples=12) == 1
         summary = json.loads((tmp_path / name / "run_0/summary.json").read_text())
         lines = [json.loads(line) for line in (tmp_path / name / "run_0/metrics.jsonl").read_text().splitlines()]
         evaluations = [(e["samples"], e["eval_loss"]) for e in lines if e["kind"] == "evaluation"]

@@ -9,21 +9,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from capturable import TensorLamb, select_capturable
+from capturable import SHAPE, TensorLamb, select_capturable
 from mlbert import ops
 from mlbert.cli.main import main
 from mlbert.core.errors import UserError
 from mlbert.dist.capture import NoCapture
-from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
+from mlbert.models.bert import BertForPreTraining
 from mlbert.recipes import packed_lamb
-from mlbert.train import experiment, graphs
+from mlbert.train import experiment
+from mlbert.train.step import GraphMode, Graphs, choose_graphs
 from recorded_graph import RecordedGraph
 from training_settings import read_metrics, train_arguments
 
 CUDA = torch.device("cuda")
-BUDGET = Budget(128, 3, 16, 64)
-FAST = {"attention": "flash"}
+BUDGET = Budget(128, 3, 16, 64, has_labels=False)
 MODES = ("segmented", "full_iteration")
 
 
@@ -38,9 +38,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A run on the CPU with ops and an optimizer that can be recorded; returns its folder."""
 
     def start(name: str, mode: str, capture: type = RecordedGraph) -> Path:
-        monkeypatch.setattr(experiment, "check_graph_mode", lambda *_: select_capturable())
-        monkeypatch.setattr(graphs, "CudaCapture", lambda device: capture())
-        monkeypatch.setattr(packed_lamb, "Lamb", TensorLamb)
+        def choose(mode: str, method: object, micro_batches: int, device: torch.device) -> Graphs | None:
+            select_capturable()
+            return Graphs(GraphMode(mode), method.budget, micro_batches, capture) if mode != "none" else None
+
+        monkeypatch.setattr(experiment, "choose_graphs", choose)
+        monkeypatch.setattr(packed_lamb.methods, "make", lambda config, flat, layout: TensorLamb(flat))
         with pytest.raises(SystemExit) as end:
             main(train_arguments(tmp_path, name, ops="plain", precision="fp32", cuda_graph_mode=mode, max_steps=4))
         assert end.value.code == 1  # the target is out of reach
@@ -90,35 +93,24 @@ def test_a_cpu_is_refused(tmp_path: Path, mode: str, capsys) -> None:
     assert "CUDA_GRAPH_MODE=none" in line
 
 
-def test_plain_attention_is_refused() -> None:
-    graphs.check_graph_mode("none", CUDA, {"attention": "plain"}, 64)
-    graphs.check_graph_mode("segmented", CUDA, FAST, 64)
-    with pytest.raises(UserError, match="OPS=auto"):
-        graphs.check_graph_mode("segmented", CUDA, {"attention": "plain"}, 64)
+def method(obstacle: str | None = None, budget: Budget | None = BUDGET, can_capture: bool = True) -> SimpleNamespace:
+    model = SimpleNamespace(capture_obstacle=lambda device: obstacle)
+    optimizer = SimpleNamespace(can_capture=can_capture, implementation="plain")
+    return SimpleNamespace(model=model, budget=budget, optimizer=optimizer)
 
 
-def test_heads_that_run_plain_are_refused() -> None:
-    pytest.importorskip("triton", reason="Triton is not installed")
-    graphs.check_graph_mode("segmented", CUDA, {"attention": "triton"}, 64)
-    with pytest.raises(UserError, match="heads of 48"):
-        graphs.check_graph_mode("segmented", CUDA, {"attention": "triton"}, 48)
+def test_what_graphs_need() -> None:
+    assert choose_graphs("none", method("anything", None, False), 1, CUDA) is None
+    assert choose_graphs("segmented", method(can_capture=False), 2, CUDA).micro_batches == 2
+    for mode, wanting, words in (
+        ("segmented", method("attention reads on the host"), "attention reads on the host"),
+        ("segmented", method(budget=None), "no fixed sizes"),
+        ("full_iteration", method(can_capture=False), "'plain' decides on the host"),
+    ):
+        with pytest.raises(UserError, match=words):
+            choose_graphs(mode, wanting, 1, CUDA)
 
 
-def test_what_a_whole_iteration_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An optimizer that decides on the host, and a recipe without a budget, are refused."""
-    monkeypatch.setattr(graphs, "CudaCapture", lambda device: NoCapture())
-    model = SimpleNamespace(config=SimpleNamespace(num_hidden_layers=2))
-    flat = SimpleNamespace(grad=torch.zeros(3))
-    host = SimpleNamespace(device_update=None, implementation="plain")
-    device = SimpleNamespace(device_update=object(), implementation="triton")
-
-    def make(mode: str, optimizer: SimpleNamespace, budget: Budget | None = BUDGET) -> object:
-        return graphs.graphed_step(mode, model, flat, optimizer, None, budget, 1, World())
-
-    assert make("none", host) is None
-    assert make("segmented", host) is not None
-    assert make("full_iteration", device) is not None
-    with pytest.raises(UserError, match="'plain' decides on the host"):
-        make("full_iteration", host)
-    with pytest.raises(UserError, match="no fixed sizes"):
-        make("segmented", device, None)
+def test_plain_attention_is_an_obstacle() -> None:
+    ops.select("plain")
+    assert "on the host" in BertForPreTraining(SHAPE).capture_obstacle(torch.device("cpu"))

@@ -30,13 +30,13 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
     monkeypatch.setattr(module, "PLAIN_LINE_SECONDS", 0.0)
     monitor, out = watch(tmp_path / "metrics.jsonl", terminal)
     state = TrainState()
-    monitor.start(state)
+    monitor.open(state)
     state.step, state.samples, state.train_seconds, state.accuracy = 50, 500, 2.0, 0.125
     monitor.step(state, 6.25, 0.01, 1.5)
-    monitor.evaluation(state, 5.5, 3.0)
-    monitor.stop()
+    monitor.evaluation(state, {"mlm_accuracy": 0.125, "loss": 5.5}, 3.0)
+    monitor.close()
     text = out.getvalue()
-    for piece in ("step 50", "250 samples/s", "loss 6.250", "accuracy 0.1250", "left", "evaluation at 500 samples"):
+    for piece in ("step 50", "250 samples/s", "loss 6.250", "accuracy 0.1250", "loss 5.5000", "left", "evaluation at 500 samples"):
         assert piece in text
     assert ("\x1b" in text) == terminal
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -45,10 +45,10 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
 
 def test_other_ranks_are_silent(tmp_path):
     monitor, out = watch(None, False)
-    monitor.start(TrainState())
+    monitor.open(TrainState())
     monitor.step(TrainState(step=1), 1.0, 0.1, 1.0)
     monitor.say("something")
-    monitor.stop()
+    monitor.close()
     assert out.getvalue() == ""
 
 
@@ -62,30 +62,30 @@ def test_continuing_drops_what_lies_behind_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"kind": "step", "step": 1}\n{"kind": "step", "step": 2}\n{"kind": "st')
     monitor, _ = watch(path, False, append=True)
-    monitor.start(TrainState(step=1))
-    monitor.stop()
+    monitor.open(TrainState(step=1))
+    monitor.close()
     assert path.read_text() == '{"kind": "step", "step": 1}\n'
 
 
 def test_unwritable_folder_is_one_error(tmp_path):
     monitor, _ = watch(tmp_path / "no" / "metrics.jsonl", False)
     with pytest.raises(UserError, match=r"metrics.jsonl: cannot be written"):
-        monitor.start(TrainState())
+        monitor.open(TrainState())
 
 
 def test_seconds_do_not_count_a_checkpoints_time_twice(tmp_path):
     monitor, _ = watch(tmp_path / "metrics.jsonl", False, every=1)
     state = TrainState(elapsed_seconds=100.0)
-    monitor.start(state)
+    monitor.open(state)
     state.elapsed_seconds = 150.0  # a checkpoint writes the time so far into the state
     monitor.step(state, 1.0, 0.1, 1.0)
-    monitor.stop()
+    monitor.close()
     assert 100.0 <= json.loads((tmp_path / "metrics.jsonl").read_text())["seconds"] < 120.0
 
 
 def test_full_disk_is_one_error_that_names_the_file():
     monitor, _ = watch(Path("/dev/full"), False, every=1)
-    monitor.start(TrainState())
+    monitor.open(TrainState())
     with pytest.raises(UserError, match=r"/dev/full: cannot be written \(No space left on device\)"):
         monitor.step(TrainState(step=1), 1.0, 0.1, 1.0)
 
@@ -103,7 +103,7 @@ def test_the_first_steps_rate_counts_its_time(tmp_path, monkeypatch):
 
 def test_no_time_is_no_rate(tmp_path):
     monitor, _ = watch(tmp_path / "metrics.jsonl", False, every=1)
-    monitor.start(TrainState())
+    monitor.open(TrainState())
     monitor.step(TrainState(step=1, samples=5), 1.0, 0.1, 1.0)
-    monitor.stop()
+    monitor.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["samples_per_second"] == 0.0

@@ -47,13 +47,13 @@ def app(args: list[str], **_: object) -> int:
         _print_lines(console, ["plan:", *plan.lines, *(f"warning: {warning}" for warning in plan.warnings)])
         return 0
     if "--evaluate-only" in words:
-        evaluate_only(resolved.config, recipes.load(resolved.config.recipe).evaluation_set, world, console)
+        evaluate_only(resolved.config, recipes.load(resolved.config.recipe), world, console)
         return 0
     return _train(resolved, world, console)
 
 
 def _train(resolved: Resolved, world: World, console: Console) -> int:
-    outcome = run_experiment(resolved, recipes.load(resolved.config.recipe).build, world, console)
+    outcome = run_experiment(resolved, recipes.load(resolved.config.recipe), world, console)
     state = outcome.state
     console.print(
         f"{outcome.status}: {outcome.reason}; accuracy {state.accuracy:.4f} after {state.samples} samples, "

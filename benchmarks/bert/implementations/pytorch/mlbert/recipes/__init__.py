@@ -1,4 +1,4 @@
-"""Methods by name: one module a method, with ``DEFAULTS``, ``build`` and ``evaluation_set``."""
+"""Methods by name: one module a method; `mlbert.train.protocols.Recipe` says what it holds."""
 
 from __future__ import annotations
 

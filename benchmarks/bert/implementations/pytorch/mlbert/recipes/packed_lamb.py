@@ -14,11 +14,12 @@ reference reaches after about 2.4 million samples at batch 448. On the text that
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from mlbert.core import schedules
+from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.groups import ShardGroups
@@ -28,13 +29,20 @@ from mlbert.dist.world import World
 from mlbert.feed.budget import MASKED_SHARE, Budget
 from mlbert.feed.dali import DaliSource
 from mlbert.feed.evaluation import EvalSet
+from mlbert.feed.inputs import PreTrainingInputs, check_shape, inspect
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.synthetic import SyntheticEvalSet, SyntheticSource
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.export import write_weights
+from mlbert.models.objectives import PreTraining
+from mlbert.models.start import choose_compute, start_weights
+from mlbert.optim import methods
+from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
-from mlbert.optim.lamb import Lamb
-from mlbert.optim.sharded_lamb import ShardedLamb
-from mlbert.train.experiment import Method
+from mlbert.store.order import contiguous
+from mlbert.train.protocols import Method
+
+__all__ = ["DEFAULTS", "build", "build_evaluation", "inspect"]
 
 REDUCTION_BUCKET_BYTES = 25 * 2**20
 
@@ -48,7 +56,15 @@ DEFAULTS: Mapping[str, object] = {
     "warmup_steps": 0,
     "warmup_proportion": None,
     "start_warmup_step": 0,
+    "schedule": "polynomial",
     "poly_power": 1.0,
+    "end_lr": None,
+    "lr_decay_end": None,
+    "lr_decay_steps": None,
+    "lr_milestones": None,
+    "lr_gamma": None,
+    "lr_first_step": 0,
+    "optimizer": "lamb",
     "opt_epsilon": 1e-6,
     "max_grad_norm": 1.0,
     "clip_after_allreduce": True,
@@ -74,70 +90,82 @@ DEFAULTS: Mapping[str, object] = {
 }
 
 
-def build(config: TrainConfig, shape: BertConfig, model: BertForPreTraining, world: World, seed: int) -> Method:
-    """The method's objects; nothing of the data set is touched before their ``open``."""
-    flat, optimizer, reducer = _update(config, model, world)
-    source, samples = _source(config, shape, world, seed), evaluation_set(config, shape, world, seed)
+def build(
+    config: TrainConfig, inputs: PreTrainingInputs, world: World, seed: int, warn: Callable[[str], None]
+) -> Method:
+    """The method's objects; nothing of the data sets is touched before their ``open``."""
+    compute = choose_compute(config, world.device, warn)
+    model = BertForPreTraining(inputs.shape, compute.dtype, fp8_products=compute.products)
+    start_weights(model, config, seed, world.device, warn)
+    flat, optimizer, sync = _update(config, model, world)
+    source = _source(config, inputs.shape, world, seed)
+    return Method(
+        model=model,
+        objective=PreTraining(scope="step"),
+        source=source,
+        evaluation=_evaluation_set(config, inputs.shape, world, seed),
+        flat=flat,
+        sync=sync,
+        optimizer=optimizer,
+        schedule=schedules.make(config),
+        budget=_budget(config, source),
+        precision=compute.precision,
+        ops=compute.ops,
+        identity={
+            "model": inputs.shape.to_json(),
+            "optimizer": optimizer.name,
+            "train_batch_size": config.train_batch_size,
+            "train_data": inputs.train_data,
+            "eval_data": inputs.eval_data,
+        },
+        export=functools.partial(write_weights, model, vocabulary=inputs.vocabulary),
+    )
 
-    def schedule(step: int) -> float:
-        return schedules.polynomial_with_warmup(
-            step,
-            config.learning_rate,
-            config.num_warmup_steps,
-            config.start_warmup_step,
-            config.max_steps,
-            config.poly_power,
-        )
 
-    return Method(flat, source, samples, reducer, optimizer, schedule, opt_name="lamb", budget=_budget(config, source))
+def build_evaluation(
+    config: TrainConfig, world: World, seed: int, warn: Callable[[str], None]
+) -> tuple[BertForPreTraining, PreTraining, EvalSet | SyntheticEvalSet]:
+    """What evaluating the starting weights needs; the training set is not looked at."""
+    shape = BertConfig.from_json(config.bert_config_file)
+    samples = _evaluation_set(config, shape, world, seed)
+    if isinstance(samples, EvalSet):
+        check_shape(samples.info, shape, config.bert_config_file)
+    compute = choose_compute(config, world.device, warn)
+    model = BertForPreTraining(shape, compute.dtype, fp8_products=compute.products)
+    return start_weights(model, config, seed, world.device, warn), PreTraining(scope="step"), samples
 
 
 def _update(
     config: TrainConfig, model: BertForPreTraining, world: World
-) -> tuple[FlatParameters, Lamb | ShardedLamb, GradientReducer]:
+) -> tuple[FlatParameters, FlatOptimizer, GradientReducer]:
     """Flat buffers, the optimizer on them and the reduction of their gradients over the ranks."""
     clip_before = None if config.clip_after_allreduce else config.max_grad_norm
-    settings: dict[str, Any] = {
-        "betas": (config.opt_lamb_beta_1, config.opt_lamb_beta_2),
-        "eps": config.opt_epsilon,
-        "weight_decay": config.weight_decay_rate,
-        "max_grad_norm": None if clip_before else config.max_grad_norm,
-        "implementation": optimizer_implementation(config),
-    }
-    if config.sharded_optimizer != "off":
-        in_nodes = config.sharded_optimizer == "node"
-        groups = ShardGroups.inside_nodes(world) if in_nodes else ShardGroups.all_ranks(world)
-        flat = FlatParameters(model.ordered_parameters(), ShardLayout.multiple(groups))
-        layout = ShardLayout(flat.padded_data.numel(), groups, REDUCTION_BUCKET_BYTES // flat.data.element_size())
-        sharded = ShardedLamb(flat, layout, **settings, gathered=config.weights_allgather)
-        grad = flat.padded_grad
-        return flat, sharded, ShardedReducer(flat.parameters, grad, flat.offsets, world, layout, clip_before)
-    if config.weights_allgather != "fp32":
+    if config.sharded_optimizer == "off" and config.weights_allgather != "fp32":
         setting = f"WEIGHTS_ALLGATHER={config.weights_allgather}"
         raise UserError(setting, "weights travel only where the optimizer is sharded", "Set SHARDED_OPTIMIZER=node")
-    flat = FlatParameters(model.ordered_parameters())
-    optimizer = Lamb(flat, **settings)
-    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, REDUCTION_BUCKET_BYTES, clip_before)
-    return flat, optimizer, reducer
+    groups = ShardGroups.of(config.sharded_optimizer, world)
+    flat = FlatParameters(model.ordered_parameters(), ShardLayout.multiple(groups))
+    numel, grad = flat.padded_data.numel(), flat.padded_grad
+    if config.sharded_optimizer == "off":
+        layout = ShardLayout.whole(numel)
+        reducer = GradientReducer(flat.parameters, grad, flat.offsets, world, REDUCTION_BUCKET_BYTES, clip_before)
+    else:
+        layout = ShardLayout(numel, groups, REDUCTION_BUCKET_BYTES // grad.element_size())
+        reducer = ShardedReducer(flat.parameters, grad, flat.offsets, world, layout, clip_before)
+    return flat, methods.make(config, flat, layout), reducer
 
 
-def optimizer_implementation(config: TrainConfig) -> str:
-    """The form of the optimizer: what OPTIMIZER_IMPLEMENTATION names, or the one that goes with OPS."""
-    if config.optimizer_implementation != "ops":
-        return config.optimizer_implementation
-    return config.ops if config.ops in ("auto", "plain", "native") else "triton"  # the others name parts of the model
-
-
-def evaluation_set(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> EvalSet | SyntheticEvalSet:
-    """This rank's share of the evaluation samples; the training set is not needed."""
+def _evaluation_set(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> EvalSet | SyntheticEvalSet:
+    """This rank's share of the evaluation samples."""
     if config.synthetic_data:
         return SyntheticEvalSet(_synthetic_source(config, shape, world, seed))
     return EvalSet(
         config.eval_dir,
         config.num_eval_examples,
         config.eval_batch_size,
-        world.rank,
-        world.world_size,
+        max_sequences_per_pack=config.max_sequences_per_pack,
+        rank=world.rank,
+        world_size=world.world_size,
         vocab_size=shape.vocab_size,
     )
 
@@ -154,6 +182,7 @@ def _source(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> 
         seed=seed,
         rank=world.rank,
         world_size=world.world_size,
+        deal=contiguous,
         vocab_size=shape.vocab_size,
     )
 

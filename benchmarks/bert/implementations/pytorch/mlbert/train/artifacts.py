@@ -1,17 +1,48 @@
-"""What a finished run leaves behind: curve, weights with a model card, a Hugging Face copy, the summary."""
+"""What a finished run leaves behind: the summary, the curve, and the weights as the recipe writes them."""
 
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors.torch import save_file
+from mlbert.core.settings import TrainConfig
+from mlbert.dist.world import World
+from mlbert.ops.peak import gemm_peak_flops
+from mlbert.train.progress import Outcome
+from mlbert.train.protocols import Method
 
-from mlbert.core.errors import UserError
-from mlbert.core.rules import UNVERIFIED
-from mlbert.models.bert import BertForPreTraining
-from mlbert.models.huggingface import huggingface_config, to_huggingface
+
+def summarize(outcome: Outcome, config: TrainConfig, method: Method, seed: int, world: World) -> dict[str, object]:
+    """The numbers that ``mlbert report`` prints; rates per second, of training without evaluation."""
+    state = outcome.state
+    seconds = max(state.train_seconds, 1e-9)
+    peak = gemm_peak_flops(method.model.dtype, world.device.type)
+    rate = state.flops / seconds / world.world_size
+    return {
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "seconds_to_train": round(outcome.seconds, 3),
+        "accuracy": state.accuracy,
+        "target_accuracy": config.target_mlm_accuracy,
+        "samples": state.samples,
+        "steps": state.step,
+        "skipped_steps": state.skipped_steps,
+        "samples_per_second": round(state.samples / seconds, 1),
+        "tokens_per_second": round(state.tokens / seconds),
+        "model_flops_per_second_per_rank": round(rate),
+        "gemm_peak_flops_per_second_per_rank": round(peak),
+        "share_of_gemm_peak": round(rate / peak, 4),
+        "seed": seed,
+        "ranks": world.world_size,
+    }
+
+
+def leave_behind(folder: Path, summary: Mapping[str, object], facts: Mapping[str, object], method: Method) -> None:
+    """Writes weights, curve and, last of all, the summary: a run folder with one is finished."""
+    method.export(folder, {**summary, **facts})
+    write_curve(folder / "metrics.jsonl", folder / "curve.png")
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
 
 
 def write_curve(metrics: Path, target: Path) -> None:
@@ -35,55 +66,7 @@ def write_curve(metrics: Path, target: Path) -> None:
             [p[x] for p in evaluations], [p["eval_accuracy"] for p in evaluations], color="tab:orange", marker="."
         )
         accuracy.set_ylim(bottom=0)
-        accuracy.set_ylabel("masked-LM accuracy, evaluation set", color="tab:orange")
-    axes[0].set_ylabel("training loss (masked LM + next sentence)", color="tab:blue")
+        accuracy.set_ylabel("accuracy, evaluation set", color="tab:orange")
+    axes[0].set_ylabel("training loss", color="tab:blue")
     figure.savefig(target, dpi=110)
     pyplot.close(figure)
-
-
-def write_weights(model: BertForPreTraining, folder: Path, vocabulary: Path | None, card: dict[str, object]) -> None:
-    """Writes ``weights/`` (safetensors, bert_config.json, README.md) and ``huggingface/`` into ``folder``.
-
-    Both hold float32 parameters under Hugging Face's names; ``huggingface/`` loads with
-    ``transformers.BertForPreTraining.from_pretrained``.
-    """
-    state = to_huggingface(model)
-    own, peer = folder / "weights", folder / "huggingface"
-    try:
-        for target in (own, peer):
-            target.mkdir(parents=True, exist_ok=True)
-            save_file(state, target / "model.safetensors", metadata={"format": "pt"})
-            if vocabulary is not None:
-                shutil.copyfile(vocabulary, target / "vocab.txt")
-        (own / "bert_config.json").write_text(model.config.to_json(), encoding="utf-8")
-        text = json.dumps(huggingface_config(model.config), indent=2) + "\n"
-        (peer / "config.json").write_text(text, encoding="utf-8")
-        (peer / "tokenizer_config.json").write_text(
-            json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": True}, indent=2) + "\n", encoding="utf-8"
-        )
-        for target in (own, peer):
-            (target / "README.md").write_text(_model_card(card), encoding="utf-8")
-    except OSError as error:
-        raise UserError(folder, f"cannot be written ({error.strerror})", "Free space or change LOGDIR") from None
-
-
-def _model_card(card: dict[str, object]) -> str:
-    lines = [
-        "---",
-        "library_name: transformers",
-        "tags: [bert, masked-lm]",
-        "---",
-        "",
-        "# BERT pre-trained by this run",
-        "",
-        "| what | value |",
-        "|---|---|",
-        *(f"| {name} | {value} |" for name, value in card.items()),
-        "",
-        "Input: uncased WordPiece tokens of `vocab.txt`. Heads: masked LM (decoder tied to the embeddings) and next",
-        "sentence. The weights carry the biases of the text that they were trained on.",
-        "",
-        UNVERIFIED,
-        "",
-    ]
-    return "\n".join(lines)

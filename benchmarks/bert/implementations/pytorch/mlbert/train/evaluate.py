@@ -1,20 +1,19 @@
-"""Masked-LM accuracy on the whole evaluation set, sharded over ranks.
+"""An objective's metrics on the whole evaluation set, sharded over ranks.
 
 On a CUDA device an evaluation costs the host next to nothing: the samples stay on the device in compact form, every
 batch is filled up to one shape, so that one graph serves all of them, and nothing is read before the end.
 
 `Evaluator.begin` returns when all is queued, and `Evaluation.result` waits. In between the host makes the next training
 step ready: it takes the micro-batches and agrees on their numbers with the other ranks. No training step is queued
-before the accuracy is known, though the rules would allow it: the clock runs until the target is known to be reached,
+before the result is known, though the rules would allow it: the clock runs until the target is known to be reached,
 so a step behind the last evaluation delays `run_stop`, and it changes the weights that are written, unless a copy of
 them is taken at every evaluation. All that it could save is the device's wait for one answer of the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,51 +22,30 @@ from mlbert.dist.capture import Capture
 from mlbert.dist.world import World
 from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
-from mlbert.feed.compact import CompactBatch
-from mlbert.models.bert import BertForPreTraining
-from mlbert.optim.host_copy import HostCopy
-
-Passing = Callable[[Iterable[Any]], Iterable[Any]]
-
-
-class EvaluationSet(Protocol):
-    """This rank's share of the evaluation samples."""
-
-    num_examples: int
-
-    def open(self) -> None:
-        """First touch of the data."""
-
-    def __iter__(self) -> Iterator[Batch]:
-        """This rank's batches, the same at each pass."""
-
-
-def evaluate(model: BertForPreTraining, batches: Iterable[Batch], world: World) -> tuple[float, float]:
-    """Accuracy and mean loss over every masked token of the set; see `Evaluation.result`."""
-    return Evaluator(model, batches, world).begin().result()
+from mlbert.feed.host_batch import HostBatch
+from mlbert.train.host_copy import HostCopy
+from mlbert.train.protocols import Model, Objective
+from mlbert.train.step import Passing
 
 
 class Evaluation:
     """The result of an evaluation that is queued.
 
     Args:
-        sums: float64 [3] on the device: right predictions, summed loss, masked tokens, over all ranks. Their values are
-            taken now, in stream order.
+        objective: makes metrics of the sums.
+        sums: float64 [names] on the device, over all ranks. Their values are taken now, in stream order.
+        rows: float64 [samples, columns] of all ranks, or None.
     """
 
-    def __init__(self, sums: Tensor) -> None:
-        self._sums = HostCopy(sums)
+    def __init__(self, objective: Objective, sums: Tensor, rows: Tensor | None) -> None:
+        self._objective, self._sums, self._rows = objective, HostCopy(sums), rows
 
-    def result(self) -> tuple[float, float]:
-        """Accuracy and mean loss over every masked token of the set, the same on all ranks; waits for them.
+    def result(self) -> dict[str, float]:
+        """The objective's metrics over the whole set, the same on all ranks; waits for them.
 
-        The accuracy is the benchmark's: hits divided by masked tokens, each token counting once. The tokens are summed
-        before the division, so sharding does not change the accuracy.
+        Sums are added up before they are divided, so sharding does not change a metric.
         """
-        num_correct, loss_sum, num_masked = self._sums.read().tolist()
-        if num_masked == 0:
-            raise AssertionError("the evaluation set holds no masked token")
-        return num_correct / num_masked, loss_sum / num_masked
+        return self._objective.metrics(self._sums.read().tolist(), self._rows)
 
 
 class Evaluator:
@@ -75,6 +53,7 @@ class Evaluator:
 
     Args:
         model: on its device.
+        objective: what is summed.
         batches: this rank's; read at the first evaluation, and at every one unless they stay on the device.
         world: the ranks.
         capture: makes the graph of one batch; None: no graph.
@@ -83,61 +62,64 @@ class Evaluator:
 
     def __init__(
         self,
-        model: BertForPreTraining,
-        batches: Iterable[Batch],
+        model: Model,
+        objective: Objective,
+        batches: Iterable[HostBatch],
         world: World,
         capture: Capture | None = None,
         resident: bool | None = None,
     ) -> None:
-        self._model, self._batches, self._world, self._capture = model, batches, world, capture
+        self._model, self._objective, self._batches, self._world = model, objective, batches, world
+        self._capture = capture
         self._device = next(model.parameters()).device
-        self._sums = torch.zeros(3, dtype=torch.float64, device=self._device)
-        is_cuda = self._device.type == "cuda"
-        self._resident = is_cuda or capture is not None if resident is None else resident
-        self._kept: list[CompactBatch] | None = None
+        self._sums = torch.zeros(len(objective.sum_names), dtype=torch.float64, device=self._device)
+        self._resident = self._device.type == "cuda" or capture is not None if resident is None else resident
+        self._kept: list[HostBatch] | None = None
         self._target: Batch | None = None  # the one batch of the graph; its shape holds every kept one
         self._replay: Callable[[], None] | None = None
 
     @torch.no_grad()
-    def begin(self, each: Passing = iter) -> Evaluation:
-        """Queues an evaluation of the weights as they are; on a GPU nothing waits for it.
+    def begin(self, passing: Passing = iter) -> Evaluation:
+        """Queues an evaluation of the weights as they are; on a GPU nothing waits for it, unless rows are asked for.
 
         Args:
-            each: passes the batches on, one when it is asked for.
+            passing: passes the batches on, one when it is asked for.
         """
-        self._model.eval()
+        self._model.train(False)
         self._sums.zero_()
-        self._model.bert.quantise_weights()  # once for all batches: a graph only reads the copies
-        num_masked = self._over_kept(each) if self._resident else self._over_given(each)
-        self._sums[2].fill_(num_masked)
+        self._model.refresh()  # once for all batches: a graph only reads the copies
+        rows = None
+        if self._objective.num_columns:
+            rows = self._with_rows(passing)
+        elif self._resident:
+            self._over_kept(passing)
+        else:
+            for batch in passing(self._batches):
+                self._add(batch.to(self._device))
         self._model.train()
         self._world.all_reduce_sum(self._sums)
-        return Evaluation(self._sums)
+        return Evaluation(self._objective, self._sums, rows)
 
-    def _over_given(self, each: Passing) -> int:
-        num_masked = 0
-        for batch in each(self._batches):
-            self._add(batch.to(self._device))
-            num_masked += batch.num_masked
-        return num_masked
+    def _with_rows(self, passing: Passing) -> Tensor:
+        """Every rank's rows, for metrics that no sums give, such as a rank correlation."""
+        rows = [torch.empty(0, self._objective.num_columns, dtype=torch.float64)]
+        for batch in passing(self._batches):
+            moved = batch.to(self._device)
+            self._add(moved)
+            rows.append(self._objective.rows(self._model, moved).cpu())
+        return self._world.gather_rows(torch.cat(rows))
 
-    def _over_kept(self, each: Passing) -> int:
+    def _over_kept(self, passing: Passing) -> None:
         if self._kept is None:
-            self._kept = [self._keep(batch) for batch in self._batches]
+            self._kept = [replace(batch, data=batch.data.to(self._device)) for batch in self._batches]
             self._target = Budget.over(self._kept).allocate(self._device) if self._kept else None
-        scaling = self._model.bert.scaling
-        for batch in each(self._kept):
+        for batch in passing(self._kept):
             batch.to(self._device, out=self._target)
-            if self._capture is None or (scaling and not scaling.calibrated):
+            if self._capture is None or not self._model.is_calibrated:
                 self._add_target()
             else:
                 self._replay = self._replay or self._record(self._capture)
                 self._replay()
-        return sum(batch.num_masked for batch in self._kept)
-
-    def _keep(self, batch: Batch) -> CompactBatch:
-        compact = CompactBatch.of(batch)
-        return replace(compact, data=compact.data.to(self._device))
 
     def _record(self, capture: Capture) -> Callable[[], None]:
         """The graph of one batch; leaves the sums as they are."""
@@ -152,5 +134,9 @@ class Evaluator:
         self._add(self._target)
 
     def _add(self, batch: Batch) -> None:
-        output = self._model(batch)
-        self._sums[:2] += torch.stack([output.num_correct.double(), output.mlm_loss_sum.double()])
+        self._sums += self._objective.sums(self._model, batch)
+
+
+def evaluate(model: Model, objective: Objective, batches: Iterable[HostBatch], world: World) -> dict[str, float]:
+    """The objective's metrics over every sample of the set; see `Evaluation.result`."""
+    return Evaluator(model, objective, batches, world).begin().result()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -15,11 +16,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mlbert.core.errors import UserError
 from mlbert.train.progress import Limits, TrainState
+from mlbert.train.protocols import Events
 
 PLAIN_LINE_SECONDS = 5.0
 
 
-class Monitor:
+class Monitor(Events):
     """Progress display and ``metrics.jsonl``.
 
     Args:
@@ -41,8 +43,8 @@ class Monitor:
         self._started = self._last_line = time.monotonic()
         self._fraction_at_start = self._seconds_before = 0.0
 
-    def start(self, state: TrainState) -> None:
-        """Opens the metrics file and the display."""
+    def open(self, state: TrainState) -> None:
+        """Opens the metrics file and the display, before the clock starts."""
         if self.path is not None:
             self._file = self._open(self.path, state.step)
         self._started = self._last_line = time.monotonic()
@@ -80,19 +82,18 @@ class Monitor:
         )
         self._show(state, f"{loss:.3f}", rate, seconds)
 
-    def evaluation(self, state: TrainState, loss: float, seconds: float) -> None:
+    def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
         """An evaluation's result."""
         self._write(
             kind="evaluation",
             step=state.step,
             samples=state.samples,
             seconds=round(seconds, 3),
-            eval_loss=loss,
             eval_accuracy=state.accuracy,
+            **{f"eval_{name}": value for name, value in metrics.items()},
         )
-        self.say(
-            f"evaluation at {state.samples} samples, {seconds:.1f} s: accuracy {state.accuracy:.4f}, loss {loss:.3f}"
-        )
+        told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        self.say(f"evaluation at {state.samples} samples, {seconds:.1f} s: {told}")
 
     def skipped(self, state: TrainState) -> None:
         """A step whose gradient was not finite."""
@@ -104,7 +105,7 @@ class Monitor:
         if self.active:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Closes display and file."""
         if self._progress is not None:
             self._progress.stop()

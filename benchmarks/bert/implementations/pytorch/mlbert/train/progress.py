@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 
 SUCCESS, ABORTED = "success", "aborted"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a step holds over all ranks: sequences, real tokens, model FLOPs."""
+
+    samples: int
+    tokens: int
+    flops: int
 
 
 @dataclass
@@ -20,7 +28,7 @@ class TrainState:
         flops: model FLOPs of the training steps, over all ranks.
         skipped_steps: steps left out because the gradient was not finite.
         next_eval_samples: the evaluation that is due next.
-        accuracy: the last evaluation's masked-LM accuracy (0 before the first).
+        accuracy: the last evaluation's metric, the one that the target is compared with (0 before the first).
         train_seconds: time in training steps, evaluation left out.
         elapsed_seconds: time since run_start, over all continuations.
     """
@@ -34,6 +42,12 @@ class TrainState:
     accuracy: float = 0.0
     train_seconds: float = 0.0
     elapsed_seconds: float = 0.0
+
+    def add(self, counts: Counts, sign: int = 1) -> None:
+        """Counts a step in, or, with sign -1, out again."""
+        self.samples += sign * counts.samples
+        self.tokens += sign * counts.tokens
+        self.flops += sign * counts.flops
 
     def to_json(self) -> dict[str, float]:
         """The fields as plain numbers."""
@@ -88,6 +102,3 @@ class Outcome:
     reason: str
     seconds: float
     state: TrainState
-
-
-Schedule = Callable[[int], float]

@@ -11,14 +11,19 @@ from torch import Tensor
 
 from capturable import SETTINGS
 from capturable import SHAPE as SMALL
+from host_batches import made_up_batches
 from mlbert import ops
 from mlbert.dist.capture import Capture, NoCapture
+from mlbert.dist.reduce import GradientReducer
+from mlbert.dist.sharding import ShardLayout
+from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
-from mlbert.feed.synthetic import SyntheticSource
-from mlbert.models import BertForPreTraining, GraphedStep, GraphMode
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.objectives import PreTraining
 from mlbert.ops.fp8 import Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from mlbert.train.step import GraphMode, Graphs, Step
 from recorded_graph import RecordedGraph
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -44,19 +49,21 @@ def history(capture: Capture) -> list[list[Tensor]]:
     """Loss, norm, weights and moments after each step."""
     model = BertForPreTraining(SHAPE, torch.bfloat16, fp8_products=Products())
     model.initialize(SEED)
+    objective = PreTraining(scope="step")
     flat = FlatParameters(model.ordered_parameters())
-    optimizer = Lamb(flat, implementation="triton", **SETTINGS)
-    budget = Budget(tokens=MAX_TOKENS, sequences=3, masked=16, max_seqlen=MAX_TOKENS)
-    step = GraphedStep(model, flat, optimizer, budget, 1, GraphMode.FULL_ITERATION, capture)
+    optimizer = Lamb(flat, ShardLayout.whole(flat.padded_data.numel()), implementation="triton", **SETTINGS)
+    sync = GradientReducer(flat.parameters, flat.grad, flat.offsets, World())
+    budget = Budget(tokens=MAX_TOKENS, sequences=3, masked=16, max_seqlen=MAX_TOKENS, has_labels=False)
+    graphs = Graphs(GraphMode.FULL_ITERATION, budget, 1, lambda: capture)
+    step = Step(model, objective, flat, sync, optimizer, over_ranks=lambda amax: amax, say=print, graphs=graphs)
     start = flat.data.clone()
     step.record()
     assert torch.equal(flat.data, start), "recording changed the weights"
-    source = SyntheticSource(packs_per_step=1, seed=SEED, vocab_size=SHAPE.vocab_size, max_tokens=MAX_TOKENS)
     found = []
     for i, lr in enumerate(RATES):
-        (batch,) = source.batches_of(i)
-        loss, result = step([batch], SEED, i, batch.num_masked, batch.num_samples, lr)
-        tensors = (loss, flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *model.buffers())
+        (batch,) = made_up_batches(1, SEED, SHAPE.vocab_size, MAX_TOKENS, step=i)
+        result = step([batch], SEED, i, objective.divisors(objective.counts(batch)), lr)
+        tensors = (result.loss_sum, flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *model.buffers())
         found.append([torch.tensor(result.grad_norm), *(x.clone() for x in tensors)])
     assert not torch.equal(flat.data, start)
     return found

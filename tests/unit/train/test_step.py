@@ -1,4 +1,4 @@
-"""A step that is replayed gives the bits of the step that is not; a number left on the host is found."""
+"""One step, called and replayed, gives the same bits; a number left on the host is found."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ import torch
 from torch import Tensor
 
 from capturable import SHAPE, TensorLamb, select_capturable, static_attention
+from host_batches import made_up_batches
 from mlbert import ops
 from mlbert.dist.capture import Capture, NoCapture
-from mlbert.feed.batch import Batch
+from mlbert.dist.reduce import GradientReducer
+from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
-from mlbert.feed.synthetic import SyntheticSource
-from mlbert.models import BertForPreTraining, DropoutState, GraphedStep, GraphMode, graphed_step
+from mlbert.feed.host_batch import HostBatch
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.objectives import PreTraining
 from mlbert.ops import registry
 from mlbert.ops.fp8 import Products
 from mlbert.optim.flat import FlatParameters
+from mlbert.train.step import GraphMode, Graphs, Step
 from recorded_graph import HostAccess, RecordedGraph
 
 PACKS, SEED = 3, 5
@@ -35,21 +39,19 @@ def static_ops() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def steps(accumulation: int) -> list[list[Batch]]:
+def steps(accumulation: int) -> list[list[HostBatch]]:
     """Micro-batches of four steps, of different sizes."""
-    source = SyntheticSource(
-        packs_per_step=PACKS * accumulation,
-        accumulation=accumulation,
-        seed=SEED,
-        vocab_size=SHAPE.vocab_size,
-        max_tokens=SHAPE.max_position_embeddings,
-    )
-    return [source.batches_of(step) for step in range(len(RATES))]
+    return [
+        made_up_batches(PACKS * accumulation, SEED, SHAPE.vocab_size, LONGEST, accumulation=accumulation, step=step)
+        for step in range(len(RATES))
+    ]
+
+
+LONGEST = SHAPE.max_position_embeddings
 
 
 def budget() -> Budget:
-    longest = SHAPE.max_position_embeddings
-    return Budget.of_packs(PACKS, longest, 3, longest, 5)
+    return Budget.of_packs(PACKS, LONGEST, 3, LONGEST, 5)
 
 
 class Trainer:
@@ -58,26 +60,35 @@ class Trainer:
     def __init__(self, dtype: torch.dtype = torch.float32, products: Products | None = None) -> None:
         self.model = BertForPreTraining(SHAPE, dtype, fp8_products=products)
         self.model.initialize(SEED)
+        self.objective = PreTraining(scope="step")
         self.flat = FlatParameters(self.model.ordered_parameters())
         self.optimizer = TensorLamb(self.flat)
+        self.sync = GradientReducer(self.flat.parameters, self.flat.grad, self.flat.offsets, World())
 
     def state(self) -> list[Tensor]:
         """All that a step changes."""
         tensors = (self.flat.data, self.flat.grad, self.optimizer.exp_avg, self.optimizer.exp_avg_sq)
         return [x.clone() for x in (*tensors, self.optimizer.updates, *self.model.buffers())]
 
-    def graphed(self, mode: GraphMode, accumulation: int, capture: Capture) -> GraphedStep:
-        step = GraphedStep(self.model, self.flat, self.optimizer, budget(), accumulation, mode, capture)
+    def called(self) -> Step:
+        return self._step(None)
+
+    def graphed(self, mode: GraphMode, accumulation: int, capture: Capture) -> Step:
+        step = self._step(Graphs(mode, budget(), accumulation, lambda: capture))
         step.record()
         return step
 
-    def run(self, step: GraphedStep, accumulation: int, first_step: int = 0) -> list[list[Tensor]]:
+    def _step(self, graphs: Graphs | None) -> Step:
+        objects = (self.model, self.objective, self.flat, self.sync, self.optimizer)
+        return Step(*objects, over_ranks=lambda amax: amax, say=print, graphs=graphs)
+
+    def run(self, step: Step, accumulation: int) -> list[list[Tensor]]:
         """Loss, norm and state after each of the four steps."""
         history = []
         for i, (batches, lr) in enumerate(zip(steps(accumulation), RATES, strict=True)):
-            masked, samples = (sum(getattr(b, n) for b in batches) for n in ("num_masked", "num_samples"))
-            loss, result = step(batches, SEED, first_step + i, masked, samples, lr)
-            history.append([loss.clone(), torch.tensor(result.grad_norm), *self.state()])
+            counts = [sum(column) for column in zip(*map(self.objective.counts, batches), strict=True)]
+            result = step(batches, SEED, i, self.objective.divisors(counts), lr)
+            history.append([result.loss_sum.clone(), torch.tensor(result.grad_norm), *self.state()])
         return history
 
 
@@ -106,20 +117,31 @@ def test_replayed_steps_are_the_steps(products: Products | None, mode: GraphMode
 
 @pytest.mark.parametrize("mode", list(GraphMode))
 def test_a_filled_step_is_the_step_without_graphs(mode: GraphMode) -> None:
-    """The step as the loop makes it, on batches that are not filled up, up to rounding."""
+    """Up to rounding: batches that are filled up are summed in other pieces."""
     filled, plain = Trainer(), Trainer()
     found = filled.run(filled.graphed(mode, 2, NoCapture()), 2)
-    for i, (batches, lr) in enumerate(zip(steps(2), RATES, strict=True)):
-        masked, samples = (sum(getattr(b, n) for b in batches) for n in ("num_masked", "num_samples"))
-        plain.flat.zero_grad()
-        losses = []
-        for batch in batches:
-            loss = plain.model(batch, DropoutState(SEED, i)).loss(masked, samples)
-            loss.backward()
-            losses.append(float(loss.detach()))
-        plain.optimizer.step(lr)
-        assert float(found[i][0]) == pytest.approx(sum(losses), rel=1e-5)
-        torch.testing.assert_close(found[i][2], plain.flat.data, rtol=1e-3, atol=1e-4)
+    for values, expected in zip(found, plain.run(plain.called(), 2), strict=True):
+        assert float(values[0]) == pytest.approx(float(expected[0]), rel=1e-5)
+        torch.testing.assert_close(values[2], expected[2], rtol=1e-3, atol=1e-4)
+
+
+def test_a_step_is_the_loss_the_gradient_and_the_update() -> None:
+    """By hand, over two micro-batches: keys as numbers on the host, one divisor for both."""
+    trainer, plain = Trainer(), Trainer()
+    (found, *_) = trainer.run(trainer.called(), 2)
+    batches = steps(2)[0]
+    masked, samples = sum(b.num_masked for b in batches), sum(b.num_samples for b in batches)
+    divisors = [torch.tensor(masked + 1e-5), torch.tensor(float(samples))]
+    keys = [[key & 0xFFFFFFFF for key in row] for row in plain.model.dropout_keys(SEED, 0).tolist()]
+    total = 0.0
+    for batch in batches:
+        loss = plain.objective.loss(plain.model, batch.to("cpu"), keys, divisors)
+        loss.backward()
+        total += float(loss.detach())
+    norm = plain.optimizer.step(RATES[0])
+    assert float(found[0]) == pytest.approx(total, rel=1e-12)
+    assert float(found[1]) == float(norm)
+    assert torch.equal(found[2], plain.flat.data)
 
 
 def test_skipped_step_changes_nothing() -> None:
@@ -128,32 +150,43 @@ def test_skipped_step_changes_nothing() -> None:
     step = trainer.graphed(GraphMode.FULL_ITERATION, 1, RecordedGraph())
     (batches, *_) = steps(1)
     before = [x.clone() for x in (trainer.flat.data, trainer.optimizer.exp_avg, trainer.optimizer.exp_avg_sq)]
-    _, result = step(batches, SEED, 0, 0, 0, 0.1)  # no sequences: the loss is infinite
-    assert result.skipped
+    assert step(batches, SEED, 0, (0.0, 0.0), 0.1).skipped  # the loss is infinite
     after = (trainer.flat.data, trainer.optimizer.exp_avg, trainer.optimizer.exp_avg_sq)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     expected = Trainer()
     assert same(trainer.run(step, 1), expected.run(expected.graphed(GraphMode.FULL_ITERATION, 1, NoCapture()), 1))
 
 
+def test_warming_up_leaves_no_trace() -> None:
+    trainer = Trainer(torch.bfloat16, Products())
+    start = trainer.state()
+    trainer.called().warm_up()
+    assert same([trainer.state()], [start])
+
+
 @pytest.mark.parametrize("mode", list(GraphMode))
-def test_a_number_that_is_baked_in_is_found(mode: GraphMode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_is_baked_in_is_found(mode: GraphMode) -> None:
     """Dropout keys from the host would repeat the first step's masks: the comparison above would fail."""
 
     class HostKeys:
         def __init__(self, table: Tensor) -> None:
             self._table = table
 
-        def key(self, layer: int, site: int) -> int:
+        def __getitem__(self, layer: int) -> list[int]:
             with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
-                return int(self._table[layer, site].clone())
+                return [key & 0xFFFFFFFF for key in self._table[layer].clone().tolist()]
+
+    def with_host_keys(capture: Capture) -> list[list[Tensor]]:
+        trainer = Trainer()
+        step = trainer._step(Graphs(mode, budget(), 1, lambda: capture))
+        step._keys = HostKeys(step._keys)
+        step.record()
+        return trainer.run(step, 1)
 
     called = Trainer()
     expected = called.run(called.graphed(mode, 1, NoCapture()), 1)
-    monkeypatch.setattr(graphed_step, "DropoutKeys", HostKeys)
-    called, replayed = Trainer(), Trainer()
-    assert same(called.run(called.graphed(mode, 1, NoCapture()), 1), expected), "the same keys"
-    assert not same(replayed.run(replayed.graphed(mode, 1, RecordedGraph()), 1), expected)
+    assert same(with_host_keys(NoCapture()), expected), "the same keys"
+    assert not same(with_host_keys(RecordedGraph()), expected)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +222,7 @@ def test_steps_that_do_not_fit_are_told() -> None:
     batches = steps(2)[0]
     assert step.holds(batches)
     assert not step.holds(batches[:1])
-    (large,) = SyntheticSource(packs_per_step=2 * PACKS, seed=1, vocab_size=120, max_tokens=32).batches_of(0)
+    (large,) = made_up_batches(2 * PACKS, seed=1, vocab_size=SHAPE.vocab_size, max_tokens=LONGEST)
     assert not step.holds([batches[0], large])
 
 

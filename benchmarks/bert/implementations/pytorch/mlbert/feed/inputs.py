@@ -1,0 +1,66 @@
+"""What a pre-training run reads, looked at before a sample is read: model shape, data sets, vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.errors import UserError
+from mlbert.core.settings import TrainConfig
+from mlbert.store.base import StoreInfo
+from mlbert.store.open import check_same_vocabulary, check_vocabulary, describe
+
+SYNTHETIC = "synthetic"
+
+
+@dataclass(frozen=True)
+class PreTrainingInputs:
+    """Inputs that fit each other.
+
+    Attributes:
+        shape: of the model.
+        train_data, eval_data: "sha256:..." of the data sets, or "synthetic".
+        vocabulary: the file that `mlbert prepare` leaves beside the training set; None where there is none.
+    """
+
+    shape: BertConfig
+    train_data: str
+    eval_data: str
+    vocabulary: Path | None
+
+
+def inspect(config: TrainConfig) -> PreTrainingInputs:
+    """Looks at what BERT_CONFIG, DATADIR_PHASE2 and EVALDIR name; reads no sample.
+
+    Raises:
+        UserError: something is missing, or model, data sets and vocabulary do not fit each other.
+    """
+    shape = BertConfig.from_json(config.bert_config_file)
+    if config.synthetic_data:
+        return PreTrainingInputs(shape, SYNTHETIC, SYNTHETIC, None)
+    train_set, eval_set = describe(config.input_dir), describe(config.eval_dir)
+    check_same_vocabulary(train_set, eval_set)
+    vocabulary = config.input_dir.parent / "vocab.txt"
+    found = vocabulary if vocabulary.exists() else None
+    if found:
+        check_vocabulary(train_set, found)
+    for data in (train_set, eval_set):
+        check_shape(data, shape, config.bert_config_file)
+    return PreTrainingInputs(shape, f"sha256:{train_set.identity}", f"sha256:{eval_set.identity}", found)
+
+
+def check_shape(data: StoreInfo, shape: BertConfig, shape_file: Path) -> None:
+    """Compares a data set with the model's vocabulary and positions. Raises UserError where they differ."""
+    if data.vocab_size not in (None, shape.vocab_size):
+        raise UserError(
+            data.folder,
+            f"has a vocabulary of {data.vocab_size}, {shape_file} says {shape.vocab_size}",
+            "Set BERT_CONFIG to the configuration of this vocabulary, or prepare with --vocab-size",
+        )
+    if data.max_seq_length > shape.max_position_embeddings:
+        raise UserError(
+            data.folder,
+            f"has sequences of {data.max_seq_length} tokens, the model has {shape.max_position_embeddings} positions",
+            "Raise max_position_embeddings or prepare with a smaller --max-seq-length",
+        )

@@ -1,0 +1,61 @@
+"""A model ready to train: what computes is chosen, weights are drawn or loaded, on the rank's device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from mlbert import ops
+from mlbert.core.settings import TrainConfig
+from mlbert.models.bert import BertBase
+from mlbert.models.load import load_weights
+from mlbert.ops.fp8 import Products
+from mlbert.ops.precision import compute_dtype, fp8_products
+
+AnyModel = TypeVar("AnyModel", bound=BertBase)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What computes, as PRECISION and OPS ask for.
+
+    Attributes:
+        dtype: of matrix products and activations.
+        products: which of the encoder's products run in FP8; None: none.
+        precision: for the log, "torch.float32", "torch.bfloat16", "fp8" or "fp8-forward".
+        ops: for the log, JSON of op -> implementation.
+    """
+
+    dtype: torch.dtype
+    products: Products | None
+    precision: str
+    ops: str
+
+
+def choose_compute(config: TrainConfig, device: torch.device, warn: Callable[[str], None]) -> Compute:
+    """Selects the ops for this process. Raises UserError for what the device does not have."""
+    dtype, products = compute_dtype(config.precision, device), fp8_products(config.precision, device)
+    chosen = ops.select(config.ops, device)
+    if products and device.type == "cpu":
+        warn(f"PRECISION={config.precision} on a CPU is for tests: slower than bf16")
+    return Compute(dtype, products, config.precision if products else str(dtype), json.dumps(chosen))
+
+
+def start_weights(
+    model: AnyModel, config: TrainConfig, seed: int, device: torch.device, warn: Callable[[str], None]
+) -> AnyModel:
+    """Draws the weights, loads those of INIT_CHECKPOINT over them, and moves the model to the device.
+
+    Raises:
+        UserError: the checkpoint is missing, damaged, or of another shape.
+    """
+    model.initialize(seed)
+    model.to(device)
+    if config.init_checkpoint is not None:
+        for name in load_weights(model, config.init_checkpoint).missing:
+            warn(f"warning: {config.init_checkpoint} has no {name}")
+    return model

@@ -1,0 +1,307 @@
+"""What the loop is handed: each object a small protocol, the implementations elsewhere, the choice a recipe's.
+
+    Source          this rank's batches of each step        mlbert.feed
+    EvaluationSet   this rank's evaluation batches           mlbert.feed
+    Model           logits of a batch                        mlbert.models
+    Objective       loss and metrics made of them            mlbert.models.objectives
+    GradientSync    gradients between backward and update    mlbert.dist.reduce, mlbert.dist.sharding
+    Optimizer       the update                               mlbert.optim
+    Schedule        the learning rate of a step              mlbert.core.schedules
+    Events          what is told, to whom                    mlbert.train.mlperf_events, mlbert.train.monitor
+
+Legend: S sequences of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mlbert.core.settings import TrainConfig
+from mlbert.dist.world import World
+from mlbert.feed.batch import Batch
+from mlbert.feed.budget import Budget
+from mlbert.feed.host_batch import HostBatch
+from mlbert.train.progress import Outcome, TrainState
+
+# Dropout keys as keys[layer][site]: a table on the device, or 32-bit numbers on the host.
+Keys = Tensor | Sequence[Sequence[int]]
+Event = Callable[[str, int | float | str], None]
+
+
+class Source(Protocol):
+    """A stream of optimizer steps."""
+
+    def open(self) -> None:
+        """First touch of the data. Raises UserError for a damaged file or too little data."""
+
+    def next_step(self) -> Sequence[HostBatch]:
+        """This rank's micro-batches of the next step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, JSON-able."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues at a position. Raises UserError where it belongs to other data or settings."""
+
+    def close(self) -> None:
+        """Ends background work."""
+
+
+class EvaluationSet(Protocol):
+    """This rank's share of the evaluation samples."""
+
+    num_examples: int
+
+    def open(self) -> None:
+        """First touch of the data. Raises UserError for a damaged file or too few samples."""
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        """This rank's batches, the same at each pass."""
+
+
+class Model(Protocol):
+    """An `nn.Module`; what it derives from its weights (FP8 copies, scales) is its own affair."""
+
+    dtype: torch.dtype
+
+    def __call__(self, batch: Batch, keys: Keys | None) -> Any:
+        """What the objective reads; without keys there is no dropout."""
+
+    def train(self, mode: bool = True) -> Any:
+        """As of `nn.Module`."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """As of `nn.Module`."""
+
+    def dropout_keys(self, seed: int, step: int) -> Tensor:
+        """int32 [layers + 1, sites] on the host: names the step's masks."""
+
+    def training_flops(self, batch: HostBatch) -> int:
+        """Model FLOPs of forward and backward."""
+
+    def capture_obstacle(self, device: torch.device) -> str | None:
+        """Why forward and backward cannot be a CUDA graph, in words; None: they can."""
+
+    def weights_changed(self) -> None:
+        """What is derived from the weights is made anew when it is next needed; touches the host's notes only."""
+
+    def refresh(self) -> None:
+        """Makes it now, before a graph that only reads it."""
+
+    def end_step(self, over_ranks: Callable[[Tensor], Any]) -> None:
+        """After each update, on all ranks together; ``over_ranks`` raises a tensor to the ranks' largest values."""
+
+    def forget_step(self) -> None:
+        """Drops what a pass that was no step left behind."""
+
+    @property
+    def is_calibrated(self) -> bool:
+        """False: the next step must be called, not replayed, so that the model learns its scales."""
+
+    def recording(self) -> AbstractContextManager[object]:
+        """Within it the model counts as calibrated; afterwards it is as before."""
+
+    def derived_state(self) -> dict[str, Tensor]:
+        """What a checkpoint needs besides the weights; valid between `end_step` and the next step."""
+
+    def load_derived_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over `derived_state`."""
+
+
+class Objective(Protocol):
+    """What a model is trained for.
+
+    Attributes:
+        scope: "step": the loss divides by counts of all ranks and micro-batches; "rank": by this rank's own, and the
+            ranks' gradients are averaged.
+        metric: the entry of `metrics` that the target is compared with.
+        sum_names: names of what `sums` adds up.
+        num_columns: columns of `rows`; 0: no metric needs single samples.
+    """
+
+    scope: str
+    metric: str
+    sum_names: tuple[str, ...]
+    num_columns: int
+
+    def counts(self, batch: HostBatch) -> tuple[int, ...]:
+        """Host numbers that add up over micro-batches and ranks, for `divisors`."""
+
+    def divisors(self, counts: Sequence[int]) -> tuple[float, ...]:
+        """What the parts of the loss are divided by."""
+
+    def loss(self, model: Any, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
+        """float32 scalar; ``divisors`` are float32 scalars on the device."""
+
+    def sums(self, model: Any, batch: Batch) -> Tensor:
+        """float64 [len(sum_names)] of one evaluation batch."""
+
+    def rows(self, model: Any, batch: Batch) -> Tensor:
+        """float64 [S, num_columns] of one evaluation batch."""
+
+    def metrics(self, sums: Sequence[float], rows: Tensor | None) -> dict[str, float]:
+        """Metrics, the mean "loss" among them, from sums over all batches and ranks, and everybody's rows."""
+
+
+class FlatBuffers(Protocol):
+    """Parameters and gradients as one float32 buffer each."""
+
+    data: Tensor
+    grad: Tensor
+
+    def zero_grad(self) -> None:
+        """Clears the gradients."""
+
+
+class GradientSync(Protocol):
+    """What happens to gradients between backward and update."""
+
+    def prepare(self, last: bool) -> None:
+        """Announces a backward pass; the last one of a step may start reducing."""
+
+    def finish(self) -> None:
+        """Returns when every gradient that this rank updates with is the sum over ranks."""
+
+
+class Optimizer(Protocol):
+    """An update of the flat buffers.
+
+    Attributes:
+        implementation: which form of it runs.
+        can_capture: `launch` decides nothing on the host, so a graph can hold it.
+        grad_norm: float64 scalar, of the last `launch`.
+    """
+
+    implementation: str
+    can_capture: bool
+    grad_norm: Tensor
+
+    @property
+    def num_updates(self) -> int:
+        """Updates made so far; may wait for the device."""
+
+    def hyperparameters(self, event: Event) -> None:
+        """Calls ``event(key, value)`` for each, in MLPerf's words."""
+
+    def step(self, lr: float) -> Tensor:
+        """One update. Returns the gradient's norm before clipping, a float64 scalar on the device; where it is not
+        finite, nothing has changed."""
+
+    def set_learning_rate(self, lr: float) -> None:
+        """The rate of the next `launch`."""
+
+    def launch(self) -> None:
+        """Queues one update."""
+
+    def exact_weights(self) -> AbstractContextManager[object]:
+        """Makes the flat weights exact on all ranks, within a context; training may use rounded ones."""
+
+    def state_dict(self) -> dict[str, int | Tensor]:
+        """Tensors and plain numbers."""
+
+    def load_state_dict(self, state: Mapping[str, int | Tensor]) -> None:
+        """Takes over `state_dict`."""
+
+
+class Schedule(Protocol):
+    """Learning rates."""
+
+    def __call__(self, step: int) -> float:
+        """Of the step that follows ``step`` done ones."""
+
+    def hyperparameters(self, event: Event) -> None:
+        """Calls ``event(key, value)`` for each, in MLPerf's words."""
+
+
+class Events:
+    """What a run tells. Nothing here does anything: who listens overrides what it wants to hear."""
+
+    def start(self, state: TrainState) -> None:
+        """The clock starts; no sample has been touched."""
+
+    def opened(self, state: TrainState) -> None:
+        """The data is open."""
+
+    def wants(self, step: int) -> bool:
+        """Whether `step` is to be told of this one: the same answer on every rank."""
+        return False
+
+    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
+        """A step that somebody wanted. ``state`` includes it."""
+
+    def skipped(self, state: TrainState) -> None:
+        """A step was left out because its gradient was not finite."""
+
+    def evaluation_start(self, state: TrainState) -> None:
+        """An evaluation is queued."""
+
+    def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
+        """Its result is known, ``seconds`` after `start`."""
+
+    def stop(self, outcome: Outcome) -> None:
+        """The clock stops."""
+
+    def say(self, text: str) -> None:
+        """One line for a person."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a recipe builds.
+
+    Attributes:
+        flat: the model's parameters and gradients.
+        budget: what a micro-batch holds at most; None: unknown, so no step can be a graph.
+        precision, ops: what computes, for the log.
+        identity: what a checkpoint must agree on to be continued here, JSON-able.
+        export: writes weights into a folder, with facts for the model card.
+    """
+
+    model: Model
+    objective: Objective
+    source: Source
+    evaluation: EvaluationSet
+    flat: FlatBuffers
+    sync: GradientSync
+    optimizer: Optimizer
+    schedule: Schedule
+    budget: Budget | None
+    precision: str
+    ops: str
+    identity: Mapping[str, object]
+    export: Callable[[Path, Mapping[str, object]], None]
+
+
+class Inputs(Protocol):
+    """What is known of a run's inputs before a sample is read.
+
+    Attributes:
+        train_data, eval_data: identities of the data sets.
+    """
+
+    train_data: str
+    eval_data: str
+
+
+class Recipe(Protocol):
+    """A module of `mlbert.recipes`."""
+
+    DEFAULTS: Mapping[str, object]
+
+    def inspect(self, config: TrainConfig) -> Inputs:
+        """Looks at the inputs and whether they fit each other; reads no sample. Raises UserError."""
+
+    def build(self, config: TrainConfig, inputs: Any, world: World, seed: int, warn: Callable[[str], None]) -> Method:
+        """The method's objects; nothing of the data sets is touched before their ``open``."""
+
+    def build_evaluation(
+        self, config: TrainConfig, world: World, seed: int, warn: Callable[[str], None]
+    ) -> tuple[Model, Objective, EvaluationSet]:
+        """What evaluating the starting weights needs; the training set is not looked at."""

@@ -1,0 +1,63 @@
+"""The whole state of a run in checkpoints: weights, optimizer, what the model derives, data position, progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from mlbert.dist.world import World
+from mlbert.train.checkpoint import CheckpointFolder
+from mlbert.train.progress import TrainState
+from mlbert.train.protocols import Method
+
+WEIGHTS, OPTIMIZER, DERIVED = "weights", "optimizer.", "derived."
+
+
+class Snapshots:
+    """Saves and continues one run.
+
+    Args:
+        folder: where checkpoints lie.
+        method: of the run.
+        state: of the run; changed by `load`.
+        seed: of the run.
+        world: the ranks, which call each method together.
+    """
+
+    def __init__(self, folder: CheckpointFolder, method: Method, state: TrainState, seed: int, world: World) -> None:
+        self._folder, self._method, self._state, self._seed, self._world = folder, method, state, seed, world
+
+    def save(self) -> None:
+        """Writes a checkpoint from rank 0; the other ranks wait. Raises UserError for a full disk."""
+        method = self._method
+        optimizer = method.optimizer.state_dict()
+        tensors = {OPTIMIZER + name: value for name, value in optimizer.items() if isinstance(value, Tensor)}
+        tensors |= {DERIVED + name: value for name, value in method.model.derived_state().items()}
+        numbers = {name: value for name, value in optimizer.items() if not isinstance(value, Tensor)}
+        position = method.source.state_dict()
+        state = {"train": self._state.to_json(), "optimizer": numbers, "source": position, "seed": self._seed}
+        with method.optimizer.exact_weights():
+            if self._world.rank == 0:
+                self._folder.save(self._state.step, {WEIGHTS: method.flat.data, **tensors}, state)
+            self._world.barrier()
+
+    def load(self, warn: Callable[[str], None]) -> bool:
+        """Continues from the newest good checkpoint, if there is one; says with ``warn`` what was passed over."""
+        checkpoint, warnings = self._folder.load_newest()
+        for warning in warnings:
+            warn(warning)
+        if checkpoint is None:
+            return False
+        method = self._method
+        method.flat.data.copy_(checkpoint.tensors[WEIGHTS])
+        numbers = checkpoint.state["optimizer"]
+        method.optimizer.load_state_dict({**_part(checkpoint.tensors, OPTIMIZER), **numbers})
+        method.model.load_derived_state(_part(checkpoint.tensors, DERIVED))
+        method.source.load_state_dict(checkpoint.state["source"])
+        self._state.restore(checkpoint.state["train"])
+        return True
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
