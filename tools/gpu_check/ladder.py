@@ -260,8 +260,8 @@ class Ladder:
 
     def _free_memory(self) -> None:
         """Gives back what the rung before left, so that pieces of other sizes are no hindrance."""
-        gc.collect()
         if self.device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()
 
     def _timed(self, step: Callable[[], Tensor], batch: Batch, rung: Rung | None) -> dict[str, Any]:
