@@ -94,8 +94,8 @@ def test_nesting_is_shallow(syntax_trees: Trees) -> None:
     assert {place: levels for place, levels in found.items() if levels > MOST_NESTING} == {}
 
 
-def test_modules_say_what_they_are_for(syntax_trees: Trees) -> None:
-    package_and_tools = [path for path in syntax_trees if {"mlbert", "tools"} & set(path.parts)]
+def test_modules_say_what_they_are_for(syntax_trees: Trees, tree_root: Path) -> None:
+    package_and_tools = [p for p in syntax_trees if short(p, tree_root).startswith(("mlbert/", "tools/"))]
     assert [path for path in package_and_tools if not ast.get_docstring(syntax_trees[path])] == []
 
 
@@ -103,7 +103,7 @@ def test_environment_is_read_in_two_places(syntax_trees: Trees, tree_root: Path)
     readers = set()
     for path, tree in syntax_trees.items():
         reads = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv")]
-        if reads and "mlbert" in path.parts:
+        if reads and short(path, tree_root).startswith("mlbert/"):
             readers.add(short(path, tree_root))
     assert readers == ENVIRONMENT_READERS
 
