@@ -19,6 +19,7 @@ import pytest
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^```(\w*)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)")
+NAMED = re.compile(r"`((?:mlbert|tests|tools|docs|launch|csrc|configs|systems|results|records|benchmarks)/[\w./-]+)`")
 # Blocks that hold one of these words are not executed here.
 NOT_EXECUTED = {
     "./run_tests.sh": "is the suite that this test is part of",
@@ -131,6 +132,16 @@ def test_ten_runs_make_a_submission_tree(stage: Stage) -> None:
 def test_links_lead_somewhere(readme: Path) -> None:
     targets = [target for target in LINK.findall(readme.read_text(encoding="utf-8")) if "://" not in target]
     assert [target for target in targets if not (readme.parent / target).exists()] == []
+
+
+def test_named_paths_exist(readme: Path, tree_root: Path) -> None:
+    """`mlbert/train/loop.py`, `tools/gpu_check.sh` and their like; acme_x1_n1 is the system of an example."""
+    pytorch = tree_root / PACKAGE_HOME
+    homes = (tree_root, pytorch, pytorch.parent, readme.parent)
+    named = [path for path in NAMED.findall(readme.read_text(encoding="utf-8")) if "acme_x1_n1" not in path]
+    # A record tells of the tree as it was.
+    if tree_root / "records" not in readme.parents:
+        assert [path for path in named if not any((home / path).exists() for home in homes)] == []
 
 
 def test_command_blocks_are_marked(readme: Path) -> None:
