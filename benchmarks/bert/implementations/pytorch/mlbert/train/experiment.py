@@ -15,12 +15,9 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -30,9 +27,9 @@ from mlbert import ops
 from mlbert.core import provenance, rules
 from mlbert.core.config import Resolved
 from mlbert.core.errors import UserError
-from mlbert.core.mllog import MLPerfLogger, Terminated, close_interrupted
+from mlbert.core.mllog import MLPerfLogger, close_interrupted
 from mlbert.core.settings import TrainConfig
-from mlbert.dist.watch import Watch
+from mlbert.dist.lifecycle import Lifecycle
 from mlbert.dist.world import World
 from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
@@ -48,7 +45,7 @@ from mlbert.train.evaluate import EvaluationSet, Evaluator
 from mlbert.train.graphs import check_graph_mode, evaluation_capture, graphed_step
 from mlbert.train.loop import FlatBuffers, Optimizer, Reducer, Run, Source, load_checkpoint, train
 from mlbert.train.monitor import Monitor
-from mlbert.train.progress import ABORTED, Limits, Outcome, Schedule, TrainState
+from mlbert.train.progress import Limits, Outcome, Schedule, TrainState
 from mlbert.train.weights import load_weights
 
 
@@ -136,8 +133,8 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
         (paths.folder / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
     logger = MLPerfLogger(paths.log if world.rank == 0 else None, rank=world.rank, root=provenance.tree_root())
-    watch = Watch(world, lambda sentence: _close_log(logger, paths.log, sentence))
-    with _warning() as warning, logger.aborting(), watch.guard():
+    lifecycle = Lifecycle(world, lambda status, reason: _close_log(logger, paths.log, status, reason))
+    with lifecycle.guard():
         logger.event("cache_clear", config.caches_cleared)
         logger.start("init_start")
         logger.log_submission(config)
@@ -154,8 +151,8 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
         logger.event("opt_name", method.opt_name)
         logger.event("opt_implementation", method.optimizer.implementation)
         logger.log_hyperparameters(config, global_batch_size(config, world), config.num_warmup_steps)
-        run = _assemble(config, paths, model, method, world, logger, console, seed, facts, watch)
-        warning.run = run
+        run = _assemble(config, paths, model, method, world, logger, console, seed, facts, lifecycle)
+        lifecycle.accept_warnings()
         if config.resume and load_checkpoint(run, run.monitor.say):
             logger.event("resumed_from_step", run.state.step)
             run.monitor.say(f"resumed at step {run.state.step}, {run.state.samples} samples")
@@ -279,7 +276,7 @@ def _assemble(
     console: Console,
     seed: int,
     facts: dict[str, Any],
-    watch: Watch,
+    lifecycle: Lifecycle,
 ) -> Run:
     limits = Limits(
         config.target_mlm_accuracy,
@@ -314,7 +311,7 @@ def _assemble(
         seed=seed,
         eval_every_samples=config.eval_iter_samples,
         save_every_steps=config.save_checkpoint_steps,
-        watch=watch,
+        lifecycle=lifecycle,
         settle_late=world.device.type == "cuda",
         graphs=graphed_step(
             config.cuda_graph_mode,
@@ -329,35 +326,12 @@ def _assemble(
     )
 
 
-@dataclass
-class _Warning:
-    """Passes SIGUSR1 on to the run, as soon as there is one."""
-
-    run: Run | None = None
-
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
-        if self.run is None:
-            raise Terminated(signum)  # nothing to save yet
-        self.run.warned = True
-
-
-@contextmanager
-def _warning() -> Iterator[_Warning]:
-    """Within the block SIGUSR1 means: the job is about to end; write a checkpoint after this step and leave."""
-    warning = _Warning()
-    before = signal.signal(signal.SIGUSR1, warning)
-    try:
-        yield warning
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
-def _close_log(logger: MLPerfLogger, log: Path, sentence: str) -> None:
-    """The last line of a run that ends because a rank is lost; another rank writes it when rank 0 is the lost one."""
+def _close_log(logger: MLPerfLogger, log: Path, status: str, reason: str | None) -> None:
+    """The last line of a run; another rank writes it when rank 0 is lost."""
     if logger.rank == 0:
-        logger.run_stop(ABORTED, {"reason": sentence})
-    elif log.exists():
-        close_interrupted(log, provenance.tree_root(), sentence)
+        logger.run_stop(status, {"reason": reason} if reason else {})
+    elif reason and log.exists():
+        close_interrupted(log, provenance.tree_root(), reason)
 
 
 def _set_aside(log: Path) -> None:

@@ -2,7 +2,7 @@
 
 init_stop, run_start
 source.open                              first touch of the data set
-|-- take the step's micro-batches        source.next_step; run.watch.mark tells where this rank is
+|-- take the step's micro-batches        source.next_step; run.lifecycle.watch.mark tells where this rank is
 |   for each: forward, backward          gradients add up; reduction overlaps the last backward
 |   finish the reduction                 reducer.finish
 |   clip and update                      optimizer.step(schedule(step))
@@ -15,7 +15,6 @@ run_stop
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -25,8 +24,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mlbert.core.mllog import MLPerfLogger, Terminated
-from mlbert.dist.watch import Stage, Watch
+from mlbert.core.mllog import MLPerfLogger
+from mlbert.dist.lifecycle import ABORTED, SUCCESS, Lifecycle
+from mlbert.dist.watch import Stage
 from mlbert.dist.world import World
 from mlbert.feed.batch import Batch
 from mlbert.models import BertForPreTraining, DropoutState, GraphedStep
@@ -34,7 +34,7 @@ from mlbert.models.flops import Work, training_flops
 from mlbert.train.checkpoint import CheckpointFolder
 from mlbert.train.evaluate import Evaluation, EvaluationSet, Evaluator
 from mlbert.train.monitor import Monitor
-from mlbert.train.progress import ABORTED, SUCCESS, Clock, Limits, Outcome, Schedule, TrainState
+from mlbert.train.progress import Clock, Limits, Outcome, Schedule, TrainState
 
 
 class Source(Protocol):
@@ -148,9 +148,8 @@ class Run:
     seed: int
     eval_every_samples: int
     save_every_steps: int
-    watch: Watch
-    warned: bool = False  # this rank was told that the job is about to end
-    leaving: bool = False  # some rank was: all agree on it in the same step
+    lifecycle: Lifecycle
+    leaving: bool = False  # some rank was warned of the end: all agree on it in the same step
     settle_late: bool = False  # ask for a step's result when the next one is queued: the GPU never waits for the host
     unsettled: Counted | None = None
     ahead: Upcoming | None = None  # made ready while the device evaluated
@@ -189,13 +188,13 @@ def train(run: Run) -> Outcome:
         if reason is None and (save or run.leaving):
             save_checkpoint(run, clock.seconds())
         if reason is None and run.leaving:
-            raise Terminated(signal.SIGUSR1)
+            run.lifecycle.leave()
 
     log.end("block_stop", metadata={"first_epoch_num": 1})
     log.end("epoch_stop", metadata={"epoch_num": state.samples})
     log.event("train_samples", state.samples)
     log.event("eval_samples", run.evaluation_set.num_examples)
-    log.run_stop(status)
+    run.lifecycle.finish(status)
     seconds = clock.seconds()
     state.elapsed_seconds = seconds
     return Outcome(status, reason, seconds, state)
@@ -210,7 +209,7 @@ def train_one_step(run: Run) -> None:
     lr = run.schedule(state.step)
     run.leaving = bool(counts[4])
     if graphs := _graphs_for(run, micro_batches):
-        batches = run.watch.each(micro_batches, state.step, Stage.COMPUTE, Stage.REDUCE)
+        batches = run.lifecycle.watch.each(micro_batches, state.step, Stage.COMPUTE, Stage.REDUCE)
         loss_sum, result = graphs(batches, run.seed, state.step, num_masked, num_samples, lr)
     else:
         loss_sum, result = update_weights(run, micro_batches, num_masked, num_samples, lr)
@@ -233,9 +232,9 @@ def train_one_step(run: Run) -> None:
 
 def _make_ready(run: Run, reading: Stage, counting: Stage) -> Upcoming:
     """Takes the next step's micro-batches and agrees on their numbers; nothing of it waits for the device."""
-    run.watch.mark(run.state.step, reading)
+    run.lifecycle.watch.mark(run.state.step, reading)
     micro_batches = run.source.next_step()
-    run.watch.mark(run.state.step, counting)
+    run.lifecycle.watch.mark(run.state.step, counting)
     return Upcoming(micro_batches, _global_counts(micro_batches, run))
 
 
@@ -257,13 +256,13 @@ def update_weights(
     dropout = DropoutState(run.seed, step)
     run.flat.zero_grad()
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-    for i, batch in enumerate(run.watch.each(micro_batches, step, Stage.COMPUTE, Stage.REDUCE)):
+    for i, batch in enumerate(run.lifecycle.watch.each(micro_batches, step, Stage.COMPUTE, Stage.REDUCE)):
         run.reducer.prepare(last=i == len(micro_batches) - 1)
         loss = run.model(batch.to(device), dropout).loss(num_masked, num_samples)
         loss.backward()
         loss_sum += loss.detach()
     run.reducer.finish()
-    run.watch.mark(step, Stage.UPDATE)
+    run.lifecycle.watch.mark(step, Stage.UPDATE)
     result = run.optimizer.step(lr)
     if scaling := run.model.bert.scaling:
         scaling.update(run.world.all_reduce_max)
@@ -295,7 +294,7 @@ def _settle(run: Run) -> None:
 
 def save_checkpoint(run: Run, elapsed_seconds: float) -> None:
     """Writes the whole state of the run from rank 0; the other ranks wait."""
-    run.watch.mark(run.state.step, Stage.CHECKPOINT)
+    run.lifecycle.watch.mark(run.state.step, Stage.CHECKPOINT)
     _settle(run)
     run.state.elapsed_seconds = elapsed_seconds
     optimizer = run.optimizer.state_dict()
@@ -334,7 +333,7 @@ def _global_counts(micro_batches: Iterable[Batch], run: Run) -> list[int]:
 
     The loss divides by the first two; the last rides along because an all-reduce of its own would cost a round trip.
     """
-    counts = torch.tensor([0, 0, 0, 0, run.warned])
+    counts = torch.tensor([0, 0, 0, 0, run.lifecycle.warned])
     for batch in micro_batches:
         flops = training_flops(run.model.config, Work.of(batch))
         counts += torch.tensor([batch.num_samples, batch.num_masked, batch.num_tokens, flops, 0])
@@ -356,7 +355,7 @@ def _begin_evaluation(run: Run) -> Evaluation:
     with run.optimizer.exact_weights():
         _weights_changed(run)
         evaluation = run.evaluator.begin(
-            lambda batches: run.watch.each(batches, run.state.step, Stage.EVALUATE, Stage.SUM)
+            lambda batches: run.lifecycle.watch.each(batches, run.state.step, Stage.EVALUATE, Stage.SUM)
         )
     _weights_changed(run)  # what training reads may be rounded
     return evaluation

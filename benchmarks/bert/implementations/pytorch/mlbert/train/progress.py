@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 
-SUCCESS, ABORTED = "success", "aborted"
-
 
 @dataclass
 class TrainState:
