@@ -15,14 +15,14 @@ from capturable import SHAPE, TensorLamb, select_capturable
 from mlbert.feed.budget import Budget
 from mlbert.feed.synthetic import SyntheticSource
 from mlbert.dist.capture import NoCapture
-from mlbert.dist.reduce import GradientReducer
+from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.world import World
 from mlbert.models import BertForPreTraining, GraphedStep, GraphMode
 from mlbert.ops.fp8 import Products
 from mlbert.optim.flat import FlatParameters
 from recorded_graph import RecordedGraph
 
-SEED, STEPS, BUCKET_BYTES = 4, 3, 8000
+SEED, STEPS, BUCKET_ELEMENTS = 4, 3, 2000
 MAX_TOKENS = SHAPE.max_position_embeddings
 
 
@@ -38,7 +38,8 @@ def train_once(world: World, mode: GraphMode, recorded: bool) -> dict[str, Any]:
     model.initialize(SEED)
     flat = FlatParameters(model.ordered_parameters())
     optimizer = TensorLamb(flat)
-    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, BUCKET_BYTES)
+    buckets = cut_buckets(flat.offsets, flat.numel, BUCKET_ELEMENTS)
+    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, None)
     budget = Budget.of_packs(2, MAX_TOKENS, 3, MAX_TOKENS, 5)
     capture = RecordedGraph() if recorded else NoCapture()
     step = GraphedStep(

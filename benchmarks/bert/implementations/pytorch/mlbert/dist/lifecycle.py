@@ -1,22 +1,26 @@
 """How a run ends: who notices, who writes the last line of its log, and with which status a process leaves.
 
-| cause                      | noticed by                  | last line, written by                 | this process | others   |
-|----------------------------|-----------------------------|---------------------------------------|--------------|----------|
-| target reached             | the loop, on all ranks      | success; rank 0                       | 0            | 0        |
-| limit reached              | the loop, on all ranks      | aborted; rank 0                       | 1            | 0        |
-| exception                  | the rank that raises it     | aborted, its name; rank 0             | 1            | 3        |
-| bad input (`UserError`)    | the rank that raises it     | aborted, UserError; rank 0            | 2            | 2 or 3   |
-| SIGTERM, SIGINT, SIGHUP    | the rank that gets it       | aborted, the signal's name; rank 0    | 128 + number | 3        |
-| SIGUSR1, a checkpoint kept | all ranks, in the same step | aborted, SIGUSR1; rank 0              | 138          | 138      |
-| SIGUSR1 before that        | the rank that gets it       | none: nothing has begun               | 138          | 3        |
-| a rank dies or hangs       | `dist.watch` on rank 0      | aborted, that rank; rank 0            | the signal's | 3        |
-| rank 0 dies or hangs       | `dist.watch` on the others  | aborted, rank 0; rank 1, or the first | the signal's | 3        |
-|                            |                             | of another machine                    |              |          |
-| main thread ignores SIGTERM| a helper thread, after 20 s | there already                         | 128 + number | 3        |
+| cause                       | noticed by                     | last line: status, reason   | rank 0    | others   |
+|-----------------------------|--------------------------------|-----------------------------|-----------|----------|
+| target reached              | the loop, on all ranks         | success                     | 0         | 0        |
+| limit reached               | the loop, on all ranks         | aborted                     | 1         | 0        |
+| exception, one process      | `guard`                        | aborted, its name           | 1 or 2 *  |          |
+| exception on rank 0         | `guard`, which tells the watch | aborted, rank and exception | 1 or 2 *  | 3        |
+| exception on another rank   | the same                       | aborted, rank and exception | 3         | 3        |
+| SIGTERM, SIGINT, SIGHUP     | a thread of each rank that     | aborted, the signal         | 128 + n   | the same |
+|   to all ranks              | gets it; the main thread       |                             |           | or 3     |
+| the same to another rank    | `guard`, which tells the watch | aborted, rank and signal    | 3         | 3        |
+| SIGUSR1, a checkpoint saved | the loop, all in the same step | aborted, SIGUSR1            | 138       | 138      |
+| SIGUSR1 before that         | `guard`                        | none: nothing has begun     | 138       | 138 or 3 |
+| a rank dies, stops, hangs   | `dist.watch` on rank 0         | aborted, rank and how       | 3         | 3        |
+| rank 0 dies or stops        | `dist.watch` on the others     | aborted, rank 0 and how     | lost      | 3        |
 
-The first last line counts. There is none where the run has not begun (no run_start). A rank other than 0 that fails is
-named in rank 0's line: it says so over the watch before it ends. docs/how_a_run_ends.md is the same for operators, with
-what the launchers make of each status.
+* 2 for a `UserError`, by the command line.
+
+Rank 0 writes the last line; where it is lost, rank 1 or the first rank of another machine does, on the file that it has
+left. Whichever comes first counts, and none does where the run has not begun (no run_start). A main thread that has not
+left 20 s after a signal, because it hangs in a collective, is ended with the signal's status. docs/how_a_run_ends.md
+says the same to operators, and what the launchers make of each status.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from mlbert.core import schedules
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.groups import ShardGroups
-from mlbert.dist.reduce import GradientReducer
+from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardedReducer, ShardLayout
 from mlbert.dist.world import World
 from mlbert.feed.budget import MASKED_SHARE, Budget
@@ -117,7 +117,8 @@ def _update(
         raise UserError(setting, "weights travel only where the optimizer is sharded", "Set SHARDED_OPTIMIZER=node")
     flat = FlatParameters(model.ordered_parameters())
     optimizer = Lamb(flat, **settings)
-    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, REDUCTION_BUCKET_BYTES, clip_before)
+    buckets = cut_buckets(flat.offsets, flat.numel, REDUCTION_BUCKET_BYTES // flat.grad.element_size())
+    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before)
     return flat, optimizer, reducer
 
 
