@@ -15,7 +15,7 @@ from capturable import SHAPE, TensorLamb, select_capturable
 from host_batches import made_up_batches
 from mlbert.feed.budget import Budget
 from mlbert.dist.capture import NoCapture
-from mlbert.dist.reduce import GradientReducer
+from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.world import World
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
@@ -24,7 +24,7 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.train.step import GraphMode, Graphs, Step
 from recorded_graph import RecordedGraph
 
-SEED, STEPS, BUCKET_BYTES = 4, 3, 8000
+SEED, STEPS, BUCKET_ELEMENTS = 4, 3, 2000
 MAX_TOKENS = SHAPE.max_position_embeddings
 
 
@@ -40,7 +40,8 @@ def train_once(world: World, mode: GraphMode, recorded: bool) -> dict[str, Any]:
     model.initialize(SEED)
     flat = FlatParameters(model.ordered_parameters())
     optimizer = TensorLamb(flat)
-    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, BUCKET_BYTES)
+    buckets = cut_buckets(flat.offsets, flat.numel, BUCKET_ELEMENTS)
+    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, None)
     budget = Budget.of_packs(2, MAX_TOKENS, 3, MAX_TOKENS, 5)
     capture = RecordedGraph() if recorded else NoCapture()
     objective = PreTraining(scope="step")

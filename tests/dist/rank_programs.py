@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlbert.dist.reduce import GradientReducer
+from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.world import World
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
@@ -45,13 +45,18 @@ def loss_sum(model: TinyModel, tokens: Tensor, use_optional: bool) -> Tensor:
     return nn.functional.cross_entropy(logits, (tokens * 3 + 1) % VOCABULARY, reduction="sum") / SAMPLES
 
 
-def train(world: World, accumulation: int = 1, updates: int = 3, bucket_bytes: int = 200) -> dict[str, Any]:
+def summed_in_buckets(flat: FlatParameters, world: World, bucket_elements: int) -> GradientReducer:
+    buckets = cut_buckets(flat.offsets, flat.numel, bucket_elements)
+    return GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before=None)
+
+
+def train(world: World, accumulation: int = 1, updates: int = 3, bucket_elements: int = 50) -> dict[str, Any]:
     """LAMB on the tiny model with a global batch of 8; the optional layer is used on even ranks in odd updates only."""
     torch.manual_seed(5)
     model = TinyModel()
     flat = FlatParameters(model.named_parameters())
     optimizer = Lamb(flat, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, max_grad_norm=1.0)
-    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, bucket_bytes)
+    reducer = summed_in_buckets(flat, world, bucket_elements)
     generator = torch.Generator().manual_seed(9)
     grads, losses, norms = [], [], []
     for update in range(updates):
@@ -83,7 +88,7 @@ def uneven_use(world: World) -> dict[str, Any]:
     torch.manual_seed(5)
     model = TinyModel()
     flat = FlatParameters(model.named_parameters())
-    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, bucket_bytes=4)
+    reducer = summed_in_buckets(flat, world, 1)
     own: list[float] = []
     for last in (False, True):
         flat.zero_grad()
@@ -98,7 +103,7 @@ def no_backward(world: World) -> list[float]:
     """A rank without any micro-batch takes part in the sums all the same."""
     parameter = nn.Parameter(torch.zeros(3))
     flat = FlatParameters([("w", parameter)])
-    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world)
+    reducer = summed_in_buckets(flat, world, flat.numel)
     if world.rank == 0:
         reducer.prepare(last=True)
         (parameter * torch.arange(3.0)).sum().backward()
@@ -124,7 +129,7 @@ def overlap(world: World) -> dict[str, Any]:
     """Counts the buckets under way when backward reaches the first of four layers, with and without accumulation."""
     layers = [nn.Linear(64, 64) for _ in range(4)]
     flat = FlatParameters(nn.Sequential(*layers).named_parameters())
-    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, bucket_bytes=64 * 64 * 4)
+    reducer = summed_in_buckets(flat, world, 64 * 64)
     seen = []
     for last in (False, True):
         reducer.prepare(last)
@@ -141,7 +146,7 @@ def second_backward(world: World) -> str:
     """A gradient that changes after its bucket has started must not pass unnoticed."""
     parameter = nn.Parameter(torch.ones(3))
     flat = FlatParameters([("w", parameter)])
-    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world)
+    reducer = summed_in_buckets(flat, world, flat.numel)
     reducer.prepare(last=True)
     parameter.sum().backward()
     message = ""
@@ -177,7 +182,7 @@ def lose_a_rank(world: World, how: str) -> str:
     """Rank 1 kills or stops itself in the middle of a step; the others tell what they got from finish()."""
     parameter = nn.Parameter(torch.ones(1 << 16))
     flat = FlatParameters([("w", parameter)])
-    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world)
+    reducer = summed_in_buckets(flat, world, flat.numel)
     world.barrier()
     if world.rank == 1:
         os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlbert.core.errors import UserError
 from mlbert.dist.groups import ShardGroups
-from mlbert.dist.reduce import GradientReducer
+from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardedReducer, ShardLayout
 from mlbert.dist.world import World
 from mlbert.optim.flat import FlatParameters
@@ -117,7 +117,7 @@ def sharded_overlap(world: World, nodes: bool = False) -> dict[str, Any]:
     groups = ShardGroups.inside_nodes(world) if nodes else ShardGroups.all_ranks(world)
     flat = FlatParameters(model.named_parameters(), ShardLayout.multiple(groups))
     layout = ShardLayout(flat.padded_data.numel(), groups, 1)
-    reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout)
+    reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, None)
     own = torch.zeros(flat.numel)
     for last in (False, True):
         reducer.prepare(last)
@@ -205,7 +205,8 @@ def sharded_in_nodes(world: World, folder: str) -> dict[str, Any]:
 def clipped_before(world: World) -> dict[str, Any]:
     """`Lamb` on every rank, the gradient clipped before the sum; then with nothing to clip."""
     flat = FlatParameters(random_parameters())
-    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, 2000, clip_before=1.0)
+    buckets = cut_buckets(flat.offsets, flat.numel, 500)
+    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before=1.0)
     optimizer = Lamb(flat, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, max_grad_norm=None, implementation="plain")
     results = []
     for update in range(5):

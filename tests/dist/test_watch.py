@@ -2,50 +2,68 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from harness import run_ranks
-from mlbert.dist.watch import EXIT_CODE, Stage, Watch
-from mlbert.dist.world import World
-from watch_programs import BAD_STEP, HANG_SECONDS
+from mlbert.dist.lifecycle import LOST_RANK
+from watch_programs import BAD_STEP
 
 
-def stories(folder):
-    return {path.stem: path.read_text() for path in folder.glob("story_*.txt")}
+def end_of(tmp_path, what, victim, check=False):
+    """What was told, by the rank that told it, and how each rank ended."""
+    results = run_ranks(
+        "watch_programs:train", 3, tmp_path, check=check, folder=str(tmp_path), what=what, victim=victim
+    )
+    return {path.stem: path.read_text() for path in tmp_path.glob("story_*.txt")}, results
 
 
 @pytest.mark.parametrize(
     ("what", "victim"), [("dies", 2), ("dies", 0), ("hangs", 1), ("hangs", 0), ("fails", 1), ("fails", 0)]
 )
 def test_the_lost_rank_is_named_and_the_others_end(tmp_path, what, victim):
-    results = run_ranks(
-        "watch_programs:train", 3, tmp_path, check=False, folder=str(tmp_path), what=what, victim=victim
-    )
+    told, results = end_of(tmp_path, what, victim)
     assert all(result.returncode != 0 for result in results)
-    told = stories(tmp_path)
     teller = 1 if (what, victim) == ("dies", 0) else 0
     assert set(told) == {f"story_{teller}"}
-    story = told[f"story_{teller}"]
+    status, _, story = told[f"story_{teller}"].partition(": ")
+    assert status == "aborted"
     assert story.startswith(f"rank {victim} on ")
     assert f"after step {BAD_STEP}" in story
     assert {"dies": "died", "hangs": "hangs", "fails": "ValueError: record 17 is damaged"}[what] in story
     if what == "hangs":
         assert "READ" in story
-    assert results[teller].returncode == (1 if (what, victim) == ("fails", 0) else EXIT_CODE)
+    assert results[teller].returncode == (1 if (what, victim) == ("fails", 0) else LOST_RANK)
     assert story in results[teller].output
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_was_stopped_and_goes_on_accuses_nobody(tmp_path, victim):
+    told, results = end_of(tmp_path, "stops", victim)
+    assert [result.returncode for result in results] == [LOST_RANK] * 3
+    (story,) = told.values()
+    assert story.startswith(f"aborted: rank {victim} on ")
+    assert "is silent" in story
+    accused = [line for result in results for line in result.output.splitlines() if "mlbert: error: rank" in line]
+    assert accused
+    assert all(f"error: rank {victim} on " in line for line in accused)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_warning_of_one_rank_ends_all_in_the_same_step(tmp_path, victim):
+    told, results = end_of(tmp_path, "warned", victim)
+    assert [result.returncode for result in results] == [128 + signal.SIGUSR1] * 3
+    assert told == {"story_0": "aborted: SIGUSR1"}
+
+
+def test_a_signal_to_one_rank_ends_all(tmp_path):
+    told, results = end_of(tmp_path, "ended", 2)
+    assert [result.returncode for result in results] == [LOST_RANK] * 3
+    assert f"failed after step {BAD_STEP}: Terminated: SIGTERM" in told["story_0"]
+
+
 def test_a_run_that_ends_well_is_left_alone(tmp_path):
-    results = run_ranks("watch_programs:train", 3, tmp_path, folder=str(tmp_path), what="nothing", victim=0)
+    told, results = end_of(tmp_path, "nothing", 0, check=True)
     assert [result.value for result in results] == [6, 6, 6]
-    assert stories(tmp_path) == {}
-
-
-def test_one_process_needs_no_watch():
-    told = []
-    watch = Watch(World(), told.append, hang_seconds=HANG_SECONDS)
-    with watch.guard():
-        assert list(watch.each([1, 2], 0, Stage.COMPUTE, Stage.REDUCE)) == [1, 2]
-    with pytest.raises(RuntimeError, match="own"), watch.guard():
-        raise RuntimeError("own")
-    assert told == []
+    assert told == {"story_0": "success: None"}

@@ -4,32 +4,42 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import torch
 
-from mlbert.dist.watch import Stage, Watch
+from mlbert.dist.lifecycle import Lifecycle
+from mlbert.dist.watch import Stage
 from mlbert.dist.world import World
 
 HANG_SECONDS = 3.0
 BAD_STEP = 4
+STOPPED_SECONDS = 11.0  # HANG_SECONDS, the other ranks' patience and then some
 
 
 def train(world: World, folder: str, what: str, victim: int) -> int:
-    """Six steps; at the fifth one rank dies, hangs, fails or is told to end. The number of steps done."""
-    watch = Watch(
-        world, lambda story: Path(folder, f"story_{world.rank}.txt").write_text(story), hang_seconds=HANG_SECONDS
-    )
+    """Six steps; at the fifth one rank dies, hangs, stops, fails or is warned. The number of steps done."""
+    story = Path(folder, f"story_{world.rank}.txt")
+
+    def close_log(status: str, reason: str | None) -> None:
+        if not list(story.parent.glob("story_*")):  # the first call of any rank counts, as with the log
+            story.write_text(f"{status}: {reason}")
+
+    lifecycle = Lifecycle(world, close_log, hang_seconds=HANG_SECONDS)
     step = 0
-    with watch.guard():
+    with lifecycle.guard():
+        lifecycle.accept_warnings()
         for step in range(6):
-            watch.mark(step, Stage.READ)
+            lifecycle.watch.mark(step, Stage.READ)
             if step == BAD_STEP and world.rank == victim:
                 come_to_grief(what)
-            watch.mark(step, Stage.COUNT)
-            world.all_reduce_sum(torch.ones(8))
-            watch.mark(step, Stage.UPDATE)
+            lifecycle.watch.mark(step, Stage.COUNT)
+            if float(world.all_reduce_sum(torch.tensor(float(lifecycle.warned)))):
+                lifecycle.leave()
+            lifecycle.watch.mark(step, Stage.UPDATE)
+        lifecycle.finish("success")
     return step + 1
 
 
@@ -38,6 +48,14 @@ def come_to_grief(what: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "hangs":
         time.sleep(1000)
+    if what == "stops":
+        wake_up = f"sleep {STOPPED_SECONDS}; kill -CONT {os.getpid()}"
+        subprocess.Popen(["sh", "-c", wake_up], start_new_session=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(1000)
     if what == "fails":
         raise ValueError("record 17 is damaged")
-    assert what == "nothing"
+    if what == "warned":
+        os.kill(os.getpid(), signal.SIGUSR1)
+    if what == "ended":
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -34,7 +34,7 @@ def test_a_single_process_keeps_its_gradient() -> None:
     parameter = nn.Parameter(torch.ones(3))
     grad = torch.zeros(3)
     parameter.grad = grad
-    reducer = GradientReducer([parameter], grad, [0], World())
+    reducer = GradientReducer([parameter], grad, [0], World(), cut_buckets([0], 3, 1), None)
     reducer.prepare(last=True)
     (parameter * 2.0).sum().backward()
     reducer.finish()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 import torch
 
@@ -186,3 +188,12 @@ def test_collectives_of_a_single_process_do_nothing() -> None:
     assert world.begin_all_reduce_sum(tensor) is None
     assert world.broadcast_int(2**60) == 2**60
     world.stop()
+
+
+def test_a_rank_that_never_comes_is_named() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    world = World(0, 0, 3, 3, "variables", "127.0.0.1", port)
+    with pytest.raises(UserError, match=r"rank 0 of 3 could not join: rank 1, 2 did not come within 1 s"):
+        world.start(timeout_s=1.0)

@@ -77,9 +77,11 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 import conftest
 from mlbert.core.mllog import MLPerfLogger, constants
+from mlbert.dist.lifecycle import Lifecycle
+from mlbert.dist.world import World
 config = conftest.make_config("open")
 log = MLPerfLogger(Path(sys.argv[1]), 0, conftest.ROOT)
-with log.aborting():
+with Lifecycle(World(), lambda status, reason: log.run_stop(status, {{"reason": reason}})).guard():
     log.event("cache_clear", False)
     log.start("init_start")
     log.log_submission(config)

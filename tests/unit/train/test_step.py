@@ -12,7 +12,7 @@ from capturable import SHAPE, TensorLamb, select_capturable, static_attention
 from host_batches import made_up_batches
 from mlbert import ops
 from mlbert.dist.capture import Capture, NoCapture
-from mlbert.dist.reduce import GradientReducer
+from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
@@ -63,7 +63,8 @@ class Trainer:
         self.objective = PreTraining(scope="step")
         self.flat = FlatParameters(self.model.ordered_parameters())
         self.optimizer = TensorLamb(self.flat)
-        self.sync = GradientReducer(self.flat.parameters, self.flat.grad, self.flat.offsets, World())
+        buckets = cut_buckets(self.flat.offsets, self.flat.numel, self.flat.numel)
+        self.sync = GradientReducer(self.flat.parameters, self.flat.grad, self.flat.offsets, World(), buckets, None)
 
     def state(self) -> list[Tensor]:
         """All that a step changes."""

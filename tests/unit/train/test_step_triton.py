@@ -14,7 +14,7 @@ from capturable import SHAPE as SMALL
 from host_batches import made_up_batches
 from mlbert import ops
 from mlbert.dist.capture import Capture, NoCapture
-from mlbert.dist.reduce import GradientReducer
+from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardLayout
 from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
@@ -52,7 +52,8 @@ def history(capture: Capture) -> list[list[Tensor]]:
     objective = PreTraining(scope="step")
     flat = FlatParameters(model.ordered_parameters())
     optimizer = Lamb(flat, ShardLayout.whole(flat.padded_data.numel()), implementation="triton", **SETTINGS)
-    sync = GradientReducer(flat.parameters, flat.grad, flat.offsets, World())
+    buckets = cut_buckets(flat.offsets, flat.numel, flat.numel)
+    sync = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), buckets, None)
     budget = Budget(tokens=MAX_TOKENS, sequences=3, masked=16, max_seqlen=MAX_TOKENS, has_labels=False)
     graphs = Graphs(GraphMode.FULL_ITERATION, budget, 1, lambda: capture)
     step = Step(model, objective, flat, sync, optimizer, over_ranks=lambda amax: amax, say=print, graphs=graphs)

@@ -117,11 +117,12 @@ identify_image() {
     export MLBERT_IMAGE_DIGEST="${digest:+sha256:${digest}}"
 }
 
+# Run i has reached its target or a limit.
 is_finished() {
     [[ -e "${LOGDIR}/run_$1/summary.json" ]]
 }
 
-# Runs a command, which trains run i on $2, to its end: no further run where it did not write its results.
+# Runs a command, which trains run i on $2, to its end (docs/how_a_run_ends.md).
 train_on() {
     local i="$1" where="$2" status=0
     shift 2

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 from mlbert.core.errors import UserError
+from mlbert.dist.lifecycle import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
 
 # name -> (module with a Typer `app`, line for the help)
 COMMANDS = {
@@ -24,8 +25,6 @@ COMMANDS = {
     "bench": ("mlbert.cli.bench", "Speed as ratios measured in one run."),
 }
 
-INTERRUPTED = 130  # 128 + SIGINT; Typer catches KeyboardInterrupt and returns the same number
-
 HELP = """Usage: mlbert [--debug] COMMAND [ARGS]
 
 BERT pre-training as an MLPerf-style benchmark.
@@ -33,7 +32,8 @@ BERT pre-training as an MLPerf-style benchmark.
 Commands (mlbert COMMAND --help says more):
 {commands}
 
---debug prints the traceback of an error. Exit codes: 0 done, 1 a run or check failed, 2 wrong input.
+--debug prints the traceback of an error. Exit codes: 0 done, 1 a run or check failed, 2 wrong input;
+more in docs/how_a_run_ends.md.
 """
 
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("mlbert: interrupted", file=sys.stderr)
         code = INTERRUPTED
     except BrokenPipeError:
-        code = 1
+        code = FAILED
     except PermissionError as error:
         code = _tell(f"{error.filename or 'a file'}: {error.strerror}. Check its permissions.", debug)
     except OSError as error:
@@ -72,19 +72,19 @@ def _tell(text: str, debug: bool) -> int:
     if debug:
         traceback.print_exc()
     print(f"mlbert: error: {' '.join(text.split())}", file=sys.stderr)
-    return 2
+    return WRONG_INPUT
 
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         commands = "\n".join(f"  {name:<11} {line}" for name, (_, line) in COMMANDS.items())
         print(HELP.format(commands=commands))
-        return 0 if arguments else 2
+        return SUCCEEDED if arguments else WRONG_INPUT
     if arguments[0] == "--version":
         from mlbert.core.provenance import version
 
         print(version())
-        return 0
+        return SUCCEEDED
     if arguments[0] not in COMMANDS:
         from mlbert.core.config_files import nearest
 
@@ -92,9 +92,9 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(f"mlbert {arguments[0]}", "no such command", f"Did you mean mlbert {guess}? See mlbert --help")
     module = importlib.import_module(COMMANDS[arguments[0]][0])
     result = module.app(args=arguments[1:], prog_name=f"mlbert {arguments[0]}", standalone_mode=False)
-    if result == INTERRUPTED:
+    if result == INTERRUPTED:  # Typer catches KeyboardInterrupt and returns this
         raise KeyboardInterrupt
-    return result if isinstance(result, int) else 0
+    return result if isinstance(result, int) else SUCCEEDED
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from mlbert.core.config import CommandLine, Resolved, check_exports, environment
 from mlbert.core.errors import UserError
 from mlbert.core.plan import make_plan, planned_world_size
 from mlbert.core.settings import train_settings
+from mlbert.dist.lifecycle import exit_status
 from mlbert.dist.world import World
 from mlbert.train.evaluate_only import BENCHMARK_INITIAL_ACCURACY, evaluate_only
 from mlbert.train.experiment import run_experiment
@@ -62,9 +63,7 @@ def _train(resolved: Resolved, world: World, console: Console) -> int:
         highlight=False,
         soft_wrap=True,
     )
-    # Rank 0 still writes the results when the others leave; a launcher that ends all at the first failure must not
-    # take a missed target for one, so rank 0 alone tells it.
-    return 0 if outcome.status == "success" or world.rank else 1
+    return exit_status(outcome.status, world.rank)
 
 
 def resolve_run(line: CommandLine) -> Resolved:

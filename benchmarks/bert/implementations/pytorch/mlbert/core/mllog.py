@@ -17,15 +17,12 @@ import json
 import logging
 import math
 import os
-import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
@@ -34,24 +31,14 @@ from mlbert.core.errors import UserError
 from mlbert.core.rules import BENCHMARK
 from mlbert.core.settings import TrainConfig
 
-__all__ = ["MLPerfLogger", "Terminated", "close_interrupted", "constants"]
+__all__ = ["MLPerfLogger", "close_interrupted", "constants"]
 
 Value = int | float | str | bool | dict | list | None
 
 _PACKAGE_DIR = Path(__file__).resolve().parents[1]
 _PACKAGE_HOME = "benchmarks/bert/implementations/pytorch/mlbert"
-_TERMINATING_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
-_UNWIND_SECONDS = 20.0
 # The official convergence checker takes any line that contains one of these texts for the line of that key.
 _MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size")
-
-
-class Terminated(SystemExit):
-    """A signal asked the process to end; exits with 128 + the signal's number."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(128 + signum)
-        self.signum = signum
 
 
 class _Writer(MLLogger):
@@ -188,23 +175,6 @@ class MLPerfLogger:
             return False
         return f'"{constants.RUN_STOP}"' in self.path.read_text(encoding="utf-8", errors="replace")
 
-    @contextmanager
-    def aborting(self) -> Iterator[None]:
-        """Whatever leaves the block before `run_stop` is logged as an aborted run, exactly once.
-
-        Exceptions are passed on. SIGTERM, and SIGHUP and SIGUSR1 where nobody else handles them, raise `Terminated`
-        (exit code 128 + n); SIGINT raises KeyboardInterrupt as usual. The line is written by a helper thread the moment
-        a signal arrives, so it is there even when the main thread hangs in a collective; a process that has not left
-        the block 20 seconds later ends by itself. Must be entered in the main thread.
-        """
-        call_site = _caller(depth=3)
-        with _watch_signals(lambda name: self._stop_run(constants.ABORTED, {"reason": name}, call_site)):
-            try:
-                yield
-            except BaseException as error:
-                self._stop_run(constants.ABORTED, {"reason": _reason(error)}, call_site)
-                raise
-
     def close(self) -> None:
         """Close the file; later lines are lost, so this comes last."""
         if self._handler is not None:
@@ -276,16 +246,10 @@ def _open_handler(path: Path, append: bool) -> logging.FileHandler:
         raise UserError(path, f"cannot be written ({error.strerror})", "Choose a LOGDIR that is writable") from error
 
 
-def _caller(depth: int = 2) -> tuple[str, int]:
+def _caller() -> tuple[str, int]:
     """File and line of the code that called the calling function."""
-    frame = sys._getframe(depth)
+    frame = sys._getframe(2)
     return frame.f_code.co_filename, frame.f_lineno
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, Terminated):
-        return signal.Signals(error.signum).name
-    return "SIGINT" if isinstance(error, KeyboardInterrupt) else type(error).__name__
 
 
 def _check_plain(key: str, value: Any) -> None:
@@ -313,53 +277,3 @@ def _check_texts(key: str, value: Value, metadata: dict[str, Value]) -> None:
     for text in _MISREAD_TEXTS:
         if text in line and key != text:
             raise ValueError(f"{key}: the official checker misreads a line that contains {text!r}")
-
-
-@contextmanager
-def _watch_signals(on_signal: Any) -> Iterator[None]:
-    """Raise in the main thread on a terminating signal, after ``on_signal(name)`` ran in a helper thread."""
-    receiver, sender = socket.socketpair()
-    sender.setblocking(False)
-    left = threading.Event()
-    handlers = _install_handlers()
-
-    def watch() -> None:
-        while data := receiver.recv(1):
-            if data[0] in handlers:
-                on_signal(signal.Signals(data[0]).name)
-                if not left.wait(_UNWIND_SECONDS):
-                    os._exit(128 + data[0])
-
-    watcher = threading.Thread(target=watch, name="signal-watch", daemon=True)
-    previous_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    watcher.start()
-    try:
-        yield
-    finally:
-        left.set()
-        signal.set_wakeup_fd(previous_fd)
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
-        sender.close()
-        watcher.join()
-        receiver.close()
-
-
-def _install_handlers() -> dict[int, Any]:
-    """Make terminating signals raise; returns the handlers to restore. Ignored or otherwise used ones are left."""
-    replaced: dict[int, Any] = {}
-    for name in _TERMINATING_SIGNALS:
-        signum = getattr(signal, name, None)
-        if signum is None:
-            continue
-        current = signal.getsignal(signum)
-        if current is signal.SIG_DFL:
-            signal.signal(signum, _raise_terminated)
-            replaced[signum] = current
-        elif signum == signal.SIGINT and current is signal.default_int_handler:
-            replaced[signum] = current
-    return replaced
-
-
-def _raise_terminated(signum: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated(signum)

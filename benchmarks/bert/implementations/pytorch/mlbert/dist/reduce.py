@@ -61,7 +61,7 @@ class GradientReducer:
         flat_grad: [elements], any device that the world's backend serves.
         offsets: first element of each parameter, ascending.
         world: started.
-        bucket_bytes: least size of a bucket.
+        buckets: of the buffer, in the order in which they are summed; see `cut_buckets`.
         clip_before: norm to which each rank clips its own share of the gradient before the sum; then nothing may be
             clipped after it, and buckets start after backward only. None: no clipping here. See `clip_share`.
 
@@ -77,17 +77,17 @@ class GradientReducer:
         flat_grad: Tensor,
         offsets: Sequence[int],
         world: World,
-        bucket_bytes: int = 25 << 20,
-        clip_before: float | None = None,
+        buckets: Sequence[Bucket],
+        clip_before: float | None,
     ) -> None:
         assert len(params) == len(offsets), "one offset for each parameter"
         self._params = list(params)
         self._world = world
         self._flat_grad = flat_grad
         self._clip_before = clip_before
-        elements = max(1, bucket_bytes // flat_grad.element_size())
-        self._buckets = self._cut(offsets, flat_grad.numel(), elements)
+        self._buckets = list(buckets)
         self._slices = [flat_grad[bucket.start : bucket.stop] for bucket in self._buckets]
+        # Where backward must leave each gradient: summing the buffer is wrong once autograd has put a tensor of its own.
         self._addresses = [flat_grad.data_ptr() + offset * flat_grad.element_size() for offset in offsets]
         self._buckets_of = [[n for n, b in enumerate(self._buckets) if i in b.parameters] for i in range(len(params))]
         self._armed = False
@@ -133,9 +133,6 @@ class GradientReducer:
             hook.remove()
         self._hooks.clear()
 
-    def _cut(self, offsets: Sequence[int], numel: int, elements: int) -> list[Bucket]:
-        return cut_buckets(offsets, numel, elements)
-
     def _hook(self, index: int) -> Callable[[Tensor], None]:
         buckets = self._buckets_of[index]
 
@@ -149,6 +146,7 @@ class GradientReducer:
             )
             for bucket in buckets:
                 self._missing[bucket].discard(index)
+            # In order, however early a later one is ready: collectives pair up by the order of their start.
             while self.num_started < len(self._buckets) and not self._missing[self.num_started]:
                 self._begin_next()
 

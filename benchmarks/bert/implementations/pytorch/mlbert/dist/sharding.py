@@ -114,15 +114,12 @@ class ShardedReducer(GradientReducer):
         offsets: Sequence[int],
         world: World,
         layout: ShardLayout,
-        clip_before: float | None = None,
+        clip_before: float | None,
     ) -> None:
         self._layout = layout
         self._sums_twice = layout.groups.inside.size > 1 and layout.groups.between.size > 1
         self._second_stream = torch.cuda.Stream(flat_grad.device) if self._sums_twice and flat_grad.is_cuda else None
-        super().__init__(params, flat_grad, offsets, world, clip_before=clip_before)
-
-    def _cut(self, offsets: Sequence[int], numel: int, elements: int) -> list[Bucket]:
-        return self._layout.buckets(offsets)
+        super().__init__(params, flat_grad, offsets, world, layout.buckets(offsets), clip_before)
 
     def _begin(self, part: Tensor) -> dist.Work | None:
         groups = self._layout.groups

@@ -166,13 +166,17 @@ def _check_contradiction(chosen: Identity, other: Identity) -> None:
         )
 
 
+def _has_agent(environ: Mapping[str, str]) -> bool:
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def _check_restarts(environ: Mapping[str, str]) -> None:
     """Refuses a torchrun that would restart ranks among the addresses of dead ones.
 
     By default all rounds of its c10d rendezvous share one store, where the new ranks find the addresses of
     the round before, and wait for nobody.
     """
-    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+    if _has_agent(environ) and environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         raise UserError(
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
             "is not 1, so that ranks which torchrun starts again would wait for the dead ones",
@@ -224,6 +228,10 @@ def _slurm_port(environ: Mapping[str, str]) -> int:
     return first + (job * 31 + step) % count
 
 
+def _key(rank: int) -> str:
+    return f"mlbert/rank_{rank}"
+
+
 @dataclass(frozen=True)
 class World:
     """The ranks that train together, and this process's place among them.
@@ -234,6 +242,7 @@ class World:
         launcher: "torchrun", "slurm", "mpirun", "variables" or "single".
         master_addr, master_port: where rank 0 listens.
         host: this machine's name: Slurm's name of the node, elsewhere the host name.
+        has_agent: torchrun's agent, not rank 0, listens at master_addr:master_port.
     """
 
     rank: int = 0
@@ -244,6 +253,7 @@ class World:
     master_addr: str = LOOPBACK
     master_port: int = DEFAULT_PORT
     host: str = field(default="", compare=False)
+    has_agent: bool = field(default=False, compare=False)
 
     @classmethod
     def identify(cls, environ: Mapping[str, str] | None = None) -> World:
@@ -277,7 +287,17 @@ class World:
             reason = f"is not set, and the {chosen.world_size} ranks are on several machines"
             raise UserError("MASTER_ADDR", reason, "Export the address of the machine of rank 0")
         port = _integer(environ, "MASTER_PORT") or (_slurm_port(environ) if in_step else DEFAULT_PORT)
-        return cls(chosen.rank, local_rank, chosen.world_size, local_world_size, chosen.launcher, address, port, host)
+        return cls(
+            chosen.rank,
+            local_rank,
+            chosen.world_size,
+            local_world_size,
+            chosen.launcher,
+            address,
+            port,
+            host,
+            has_agent=_has_agent(environ),
+        )
 
     @property
     def device(self) -> torch.device:
@@ -296,20 +316,21 @@ class World:
                 a checkpoint) while the others wait.
 
         Raises:
-            UserError: not all ranks came together in time, or the port is taken.
+            UserError: not all ranks came together in time (it names those that did not), or the port is taken.
         """
         if self.world_size == 1:
             return
         on_gpu = torch.cuda.is_available()
         if on_gpu:
             torch.cuda.set_device(self.device)
+        timeout = timedelta(seconds=timeout_s)
         try:
             dist.init_process_group(
                 backend or ("cpu:gloo,cuda:nccl" if on_gpu else "gloo"),
-                init_method=f"tcp://{self.master_addr}:{self.master_port}",
+                store=self._meet(timeout),
                 rank=self.rank,
                 world_size=self.world_size,
-                timeout=timedelta(seconds=timeout_s),
+                timeout=timeout,
             )
         except dist.DistError as error:
             where = f"{self.master_addr}:{self.master_port}"
@@ -318,6 +339,32 @@ class World:
                 "See that every rank runs, and that MASTER_ADDR and MASTER_PORT name a free port of rank 0's machine"
             )
             raise UserError(where, reason, remedy) from error
+
+    def _meet(self, timeout: timedelta) -> dist.Store:
+        """The store over which the ranks find each other, once all are there.
+
+        torch's own rendezvous makes the same store, but only counts who has come: a rank that hangs before would never
+        be named.
+        """
+        store = dist.TCPStore(
+            self.master_addr,
+            self.master_port,
+            self.world_size,
+            is_master=self.rank == 0 and not self.has_agent,
+            timeout=timeout,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+        store.set(_key(self.rank), self.host)
+        if store.add("mlbert/arrivals", 1) == self.world_size:
+            store.set("mlbert/all", "")  # so that each rank waits for one key, not for as many as there are ranks
+        try:
+            store.wait(["mlbert/all"], timeout)
+        except dist.DistStoreError as error:
+            missing = [str(rank) for rank in range(self.world_size) if not store.check([_key(rank)])]
+            words = f"rank {', '.join(missing)} did not come within {timeout.total_seconds():.0f} s"
+            raise dist.DistStoreError(words) from error
+        return store
 
     def barrier(self) -> None:
         """Returns once every rank is here."""

@@ -23,7 +23,7 @@ from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.groups import ShardGroups
-from mlbert.dist.reduce import GradientReducer
+from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardedReducer, ShardLayout
 from mlbert.dist.world import World
 from mlbert.feed.budget import MASKED_SHARE, Budget
@@ -146,11 +146,13 @@ def _update(
     groups = ShardGroups.of(config.sharded_optimizer, world)
     flat = FlatParameters(model.ordered_parameters(), ShardLayout.multiple(groups))
     numel, grad = flat.padded_data.numel(), flat.padded_grad
+    bucket_elements = REDUCTION_BUCKET_BYTES // grad.element_size()
     if config.sharded_optimizer == "off":
         layout = ShardLayout.whole(numel)
-        reducer = GradientReducer(flat.parameters, grad, flat.offsets, world, REDUCTION_BUCKET_BYTES, clip_before)
+        buckets = cut_buckets(flat.offsets, numel, bucket_elements)
+        reducer = GradientReducer(flat.parameters, grad, flat.offsets, world, buckets, clip_before)
     else:
-        layout = ShardLayout(numel, groups, REDUCTION_BUCKET_BYTES // grad.element_size())
+        layout = ShardLayout(numel, groups, bucket_elements)
         reducer = ShardedReducer(flat.parameters, grad, flat.offsets, world, layout, clip_before)
     return flat, methods.make(config, flat, layout), reducer
 

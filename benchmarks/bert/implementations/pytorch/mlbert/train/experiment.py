@@ -122,8 +122,8 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
     def close_log(status: str, reason: str | None) -> None:
         if world.rank == 0:
             log.run_stop(status, {"reason": reason} if reason else None)
-        elif paths.log.exists():  # rank 0 is lost
-            close_interrupted(paths.log, tree_root(), reason or status)
+        elif reason and paths.log.exists():  # rank 0 is lost: this one closes the file that it left
+            close_interrupted(paths.log, tree_root(), reason)
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass, fields
 
-SUCCESS, ABORTED = "success", "aborted"
-
 
 @dataclass(frozen=True)
 class Counts:
