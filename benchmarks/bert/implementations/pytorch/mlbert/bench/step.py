@@ -21,6 +21,7 @@ from torch.profiler import record_function
 from mlbert import ops
 from mlbert.bench.hardware import device_name
 from mlbert.core.errors import UserError
+from mlbert.dist.sharding import ShardLayout
 from mlbert.feed.batch import Batch
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.packed import make_batch as pack_into_batch
@@ -111,7 +112,7 @@ class Trainer:
         scaling = Scaling(LINEARS_PER_LAYER * config.num_hidden_layers, products) if products else None
         self.model.bert.scaling = scaling.to(self.flat.data.device) if scaling else None
         numbers = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
-        self.optimizer = Lamb(self.flat, **numbers, implementation=lamb)
+        self.optimizer = Lamb(self.flat, ShardLayout.whole(self.flat.numel), **numbers, implementation=lamb)
         self._steps = iter(range(10**9))
 
     def step(self) -> Tensor:

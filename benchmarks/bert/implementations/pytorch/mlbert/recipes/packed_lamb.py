@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from mlbert.core import schedules
 from mlbert.core.errors import UserError
@@ -31,9 +30,9 @@ from mlbert.feed.evaluation import EvalSet
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.synthetic import SyntheticEvalSet, SyntheticSource
 from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.optim import methods
+from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
-from mlbert.optim.lamb import Lamb
-from mlbert.optim.sharded_lamb import ShardedLamb
 from mlbert.train.experiment import Method
 
 REDUCTION_BUCKET_BYTES = 25 * 2**20
@@ -48,7 +47,10 @@ DEFAULTS: Mapping[str, object] = {
     "warmup_steps": 0,
     "warmup_proportion": None,
     "start_warmup_step": 0,
+    "schedule": "polynomial",
     "poly_power": 1.0,
+    "lr_first_step": 0,
+    "optimizer": "lamb",
     "opt_epsilon": 1e-6,
     "max_grad_norm": 1.0,
     "clip_after_allreduce": True,
@@ -78,54 +80,28 @@ def build(config: TrainConfig, shape: BertConfig, model: BertForPreTraining, wor
     """The method's objects; nothing of the data set is touched before their ``open``."""
     flat, optimizer, reducer = _update(config, model, world)
     source, samples = _source(config, shape, world, seed), evaluation_set(config, shape, world, seed)
-
-    def schedule(step: int) -> float:
-        return schedules.polynomial_with_warmup(
-            step,
-            config.learning_rate,
-            config.num_warmup_steps,
-            config.start_warmup_step,
-            config.max_steps,
-            config.poly_power,
-        )
-
-    return Method(flat, source, samples, reducer, optimizer, schedule, opt_name="lamb", budget=_budget(config, source))
+    schedule, budget = schedules.make(config), _budget(config, source)
+    return Method(flat, source, samples, reducer, optimizer, schedule, opt_name=optimizer.name, budget=budget)
 
 
 def _update(
     config: TrainConfig, model: BertForPreTraining, world: World
-) -> tuple[FlatParameters, Lamb | ShardedLamb, GradientReducer]:
+) -> tuple[FlatParameters, FlatOptimizer, GradientReducer]:
     """Flat buffers, the optimizer on them and the reduction of their gradients over the ranks."""
     clip_before = None if config.clip_after_allreduce else config.max_grad_norm
-    settings: dict[str, Any] = {
-        "betas": (config.opt_lamb_beta_1, config.opt_lamb_beta_2),
-        "eps": config.opt_epsilon,
-        "weight_decay": config.weight_decay_rate,
-        "max_grad_norm": None if clip_before else config.max_grad_norm,
-        "implementation": optimizer_implementation(config),
-    }
-    if config.sharded_optimizer != "off":
-        in_nodes = config.sharded_optimizer == "node"
-        groups = ShardGroups.inside_nodes(world) if in_nodes else ShardGroups.all_ranks(world)
-        flat = FlatParameters(model.ordered_parameters(), ShardLayout.multiple(groups))
-        layout = ShardLayout(flat.padded_data.numel(), groups, REDUCTION_BUCKET_BYTES // flat.data.element_size())
-        sharded = ShardedLamb(flat, layout, **settings, gathered=config.weights_allgather)
-        grad = flat.padded_grad
-        return flat, sharded, ShardedReducer(flat.parameters, grad, flat.offsets, world, layout, clip_before)
-    if config.weights_allgather != "fp32":
+    if config.sharded_optimizer == "off" and config.weights_allgather != "fp32":
         setting = f"WEIGHTS_ALLGATHER={config.weights_allgather}"
         raise UserError(setting, "weights travel only where the optimizer is sharded", "Set SHARDED_OPTIMIZER=node")
-    flat = FlatParameters(model.ordered_parameters())
-    optimizer = Lamb(flat, **settings)
-    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, REDUCTION_BUCKET_BYTES, clip_before)
-    return flat, optimizer, reducer
-
-
-def optimizer_implementation(config: TrainConfig) -> str:
-    """The form of the optimizer: what OPTIMIZER_IMPLEMENTATION names, or the one that goes with OPS."""
-    if config.optimizer_implementation != "ops":
-        return config.optimizer_implementation
-    return config.ops if config.ops in ("auto", "plain", "native") else "triton"  # the others name parts of the model
+    groups = ShardGroups.of(config.sharded_optimizer, world)
+    flat = FlatParameters(model.ordered_parameters(), ShardLayout.multiple(groups))
+    numel, grad = flat.padded_data.numel(), flat.padded_grad
+    if config.sharded_optimizer == "off":
+        layout = ShardLayout.whole(numel)
+        reducer = GradientReducer(flat.parameters, grad, flat.offsets, world, REDUCTION_BUCKET_BYTES, clip_before)
+    else:
+        layout = ShardLayout(numel, groups, REDUCTION_BUCKET_BYTES // grad.element_size())
+        reducer = ShardedReducer(flat.parameters, grad, flat.offsets, world, layout, clip_before)
+    return flat, methods.make(config, flat, layout), reducer
 
 
 def evaluation_set(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> EvalSet | SyntheticEvalSet:

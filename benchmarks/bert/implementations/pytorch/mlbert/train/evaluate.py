@@ -25,7 +25,7 @@ from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
 from mlbert.feed.compact import CompactBatch
 from mlbert.models.bert import BertForPreTraining
-from mlbert.optim.host_copy import HostCopy
+from mlbert.train.host_copy import HostCopy
 
 Passing = Callable[[Iterable[Any]], Iterable[Any]]
 

@@ -72,7 +72,7 @@ def graphed_step(
     if budget is None:
         raise UserError(f"{SETTING}={mode}", "this recipe's batches have no fixed sizes", f"Set {SETTING}=none")
     wanted = GraphMode(mode)
-    if wanted is GraphMode.FULL_ITERATION and getattr(optimizer, "device_update", None) is None:
+    if wanted is GraphMode.FULL_ITERATION and not optimizer.can_capture:
         reason = f"the optimizer in form {optimizer.implementation!r} decides on the host whether to update"
         raise UserError(f"{SETTING}={mode}", reason, f"Set OPS=auto with Triton installed, or {SETTING}=segmented")
 

@@ -33,6 +33,7 @@ from mlbert.models import BertForPreTraining, DropoutState, GraphedStep
 from mlbert.models.flops import Work, training_flops
 from mlbert.train.checkpoint import CheckpointFolder
 from mlbert.train.evaluate import Evaluation, EvaluationSet, Evaluator
+from mlbert.train.host_copy import HostCopy
 from mlbert.train.monitor import Monitor
 from mlbert.train.progress import ABORTED, SUCCESS, Clock, Limits, Outcome, Schedule, TrainState
 
@@ -63,8 +64,8 @@ class Optimizer(Protocol):
     def implementation(self) -> str:
         """Which form of it runs."""
 
-    def step(self, lr: float) -> StepResult:
-        """Starts one update; on a GPU it may still run on return."""
+    def step(self, lr: float) -> Tensor:
+        """Starts one update; float64 scalar on the device, the gradient's norm; not finite: nothing is changed."""
 
     def state_dict(self) -> dict:
         """Tensors and plain numbers."""
@@ -74,18 +75,6 @@ class Optimizer(Protocol):
 
     def exact_weights(self) -> AbstractContextManager[object]:
         """Makes the flat weights exact on all ranks, within a context; training may use rounded ones."""
-
-
-class StepResult(Protocol):
-    """What an update reports: the gradient's norm, and whether it was left out as not finite."""
-
-    @property
-    def grad_norm(self) -> float:
-        """The gradient's norm; may wait for the device, as `skipped` may."""
-
-    @property
-    def skipped(self) -> bool:
-        """Whether nothing was changed."""
 
 
 class Reducer(Protocol):
@@ -112,7 +101,7 @@ class FlatBuffers(Protocol):
 class Counted:
     """A step that was counted as if its update had changed the weights, before that was known."""
 
-    result: StepResult
+    norm: HostCopy
     step: int
     samples: int
     tokens: int
@@ -211,16 +200,17 @@ def train_one_step(run: Run) -> None:
     run.leaving = bool(counts[4])
     if graphs := _graphs_for(run, micro_batches):
         batches = run.watch.each(micro_batches, state.step, Stage.COMPUTE, Stage.REDUCE)
-        loss_sum, result = graphs(batches, run.seed, state.step, num_masked, num_samples, lr)
+        loss_sum, norm = graphs(batches, run.seed, state.step, num_masked, num_samples, lr)
     else:
-        loss_sum, result = update_weights(run, micro_batches, num_masked, num_samples, lr)
+        loss_sum, norm = update_weights(run, micro_batches, num_masked, num_samples, lr)
 
+    grad_norm = HostCopy(norm)
     _settle(run)
     state.step += 1
     state.samples += num_samples
     state.tokens += int(counts[2])
     state.flops += int(counts[3])
-    run.unsettled = Counted(result, state.step, num_samples, int(counts[2]), int(counts[3]))
+    run.unsettled = Counted(grad_norm, state.step, num_samples, int(counts[2]), int(counts[3]))
     if not run.settle_late or run.monitor.wants(state.step):
         _settle(run)
     logged = run.monitor.wants(state.step)
@@ -228,7 +218,7 @@ def train_one_step(run: Run) -> None:
     loss = float(run.world.all_reduce_sum(loss_sum)) if logged else 0.0
     state.train_seconds += time.monotonic() - started
     if logged:
-        run.monitor.step(state, loss, lr, result.grad_norm)
+        run.monitor.step(state, loss, lr, float(grad_norm.read()))
 
 
 def _make_ready(run: Run, reading: Stage, counting: Stage) -> Upcoming:
@@ -241,7 +231,7 @@ def _make_ready(run: Run, reading: Stage, counting: Stage) -> Upcoming:
 
 def update_weights(
     run: Run, micro_batches: list[Batch], num_masked: int, num_samples: int, lr: float
-) -> tuple[Tensor, StepResult]:
+) -> tuple[Tensor, Tensor]:
     """The step's computation, whatever the batches' sizes.
 
     Args:
@@ -251,7 +241,7 @@ def update_weights(
         lr: learning rate.
 
     Returns:
-        (float64 scalar on the device, this rank's part of the step's loss; the optimizer's result).
+        (float64 scalar on the device, this rank's part of the step's loss; the same, the gradient's norm).
     """
     step, device = run.state.step, run.flat.data.device
     dropout = DropoutState(run.seed, step)
@@ -264,10 +254,10 @@ def update_weights(
         loss_sum += loss.detach()
     run.reducer.finish()
     run.watch.mark(step, Stage.UPDATE)
-    result = run.optimizer.step(lr)
+    norm = run.optimizer.step(lr)
     if scaling := run.model.bert.scaling:
         scaling.update(run.world.all_reduce_max)
-    return loss_sum, result
+    return loss_sum, norm
 
 
 def _graphs_for(run: Run, micro_batches: list[Batch]) -> GraphedStep | None:
@@ -283,7 +273,7 @@ def _graphs_for(run: Run, micro_batches: list[Batch]) -> GraphedStep | None:
 def _settle(run: Run) -> None:
     """Takes the last counted step's samples back if its update was left out."""
     counted, run.unsettled = run.unsettled, None
-    if counted is None or not counted.result.skipped:
+    if counted is None or bool(counted.norm.read().isfinite()):
         return
     state = run.state
     state.skipped_steps += 1
