@@ -4,7 +4,6 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
-package=benchmarks/bert/implementations/pytorch/mlbert
 source benchmarks/bert/implementations/pytorch/launch/setup_venv.sh
 setup_venv "${PWD}" test || exit 2
 
@@ -14,7 +13,7 @@ export HF_HUB_OFFLINE=1
 failed=()
 check() {
     echo "== $*"
-    "$@" || failed+=("$1 $2")
+    "$@" || failed+=("${*:1:4}")
 }
 
 shell_files=(.ci/run)
@@ -25,7 +24,7 @@ done < <(find . -name '.?*' -prune -o -path ./runs -prune -o \( -name '*.sh' -o 
 check ruff check .
 check ruff format --check .
 check lint-imports --config=.importlinter
-check mypy "${package}/core" "${package}/store" "${package}/feed" "${package}/optim"
+check mypy
 check shellcheck --external-sources --source-path=SCRIPTDIR "${shell_files[@]}"
 check shfmt -i 4 -d "${shell_files[@]}"
 if (($#)); then

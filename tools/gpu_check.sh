@@ -13,6 +13,6 @@ if [[ -z "${python}" ]]; then
 fi
 arguments=()
 [[ -n "${OUT:-}" ]] && arguments=(--out "${OUT}")
-export PYTHONPATH="${root}/benchmarks/bert/implementations/pytorch${PYTHONPATH:+:${PYTHONPATH}}"
+export PYTHONPATH="${root}/benchmarks/bert/implementations/pytorch:${root}/tools${PYTHONPATH:+:${PYTHONPATH}}"
 export PYTHONUNBUFFERED=1
-exec "${python}" "${root}/tools/gpu_check.py" "${arguments[@]}" "$@"
+exec "${python}" -m gpu_check.main "${arguments[@]}" "$@"

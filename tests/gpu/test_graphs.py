@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlbert.bench.step import Trainer
+from gpu_check.trainer import Trainer
 from mlbert.dist.capture import Capture, CudaCapture, NoCapture
 from mlbert.feed.budget import Budget
 from mlbert.feed.compact import CompactBatch

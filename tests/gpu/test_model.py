@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from gpu_check.profile import profile_step
+from gpu_check.trainer import Trainer
 from mlbert import ops
-from mlbert.bench.profile import profile_step
-from mlbert.bench.step import Trainer, make_batch
+from mlbert.bench.step import make_batch
 from mlbert.feed.batch import Batch
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.ops.fp8 import Products

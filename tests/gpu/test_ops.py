@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from mlbert.bench.op_cases import Case, OpCases
-from mlbert.bench.op_checks import check_case, check_cast, check_dropout_rate, check_lamb, ugly_batches
+from gpu_check.op_cases import Case, OpCases
+from gpu_check.op_checks import check_case, check_cast, check_dropout_rate, check_lamb, ugly_batches
 from mlbert.bench.step import make_batch
 from mlbert.dist.capture import CudaCapture
 from mlbert.models import BertConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 from pathlib import Path
 
@@ -43,7 +44,6 @@ def relative(path: Path) -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Gives a test that names one of these arguments every such file, one test each."""
     kinds = {
-        "python_file": PYTHON_FILES,
         "shell_file": SHELL_FILES,
         "config_file": CONFIG_FILES,
         "system_folder": SYSTEM_FOLDERS,
@@ -58,3 +58,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def tracked() -> list[Path]:
     """Every file of the tree."""
     return FILES
+
+
+@pytest.fixture(scope="session")
+def syntax_trees() -> dict[Path, ast.Module]:
+    """Every Python file of the tree, parsed."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in PYTHON_FILES}

@@ -5,18 +5,38 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
-MOST_FILE_LINES = 600
-MOST_FUNCTION_LINES = 120
+import pytest
+
+MOST_LINES = {"file": 400, "function": 60}
+HARD_LINES = {"file": 600, "function": 120}
 # The training loop reads as one piece.
-MOST_LOOP_LINES = 180
+LOOP, LOOP_LINES = "mlbert/train/loop.py", {"file": 200, "function": 80}
+# File, or file and function -> lines that it may have though they are too many. The list only ever gets shorter.
+EXCEPTIONS = {
+    "mlbert/bench/step.py run": 70,
+    "mlbert/feed/triton_expand.py expand_kernel": 70,
+    "mlbert/ops/cublaslt_library.py product": 70,
+    "mlbert/ops/triton/attention.py": 550,
+    "mlbert/ops/triton/attention.py attention_query_gradient_kernel": 70,
+    "mlbert/ops/triton/norm.py norm_backward_kernel": 70,
+    "mlbert/ops/triton/norm.py norm_forward_kernel": 70,
+    "mlbert/prepare/split_bins.py make_bins": 80,
+    "mlbert/prepare/tfrecords.py tfrecords_to_hdf5": 70,
+    "mlbert/train/experiment.py": 410,
+    "mlbert/train/experiment.py run_experiment": 70,
+    "mlbert/train/loop.py": 400,
+    "tests/unit/store/test_nvidia.py": 520,
+}
 MOST_NESTING = 4
 ENVIRONMENT_READERS = {"mlbert/core/config.py", "mlbert/dist/world.py"}
 BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 C_SUFFIXES = {".c", ".h", ".cpp", ".cu", ".cuh"}
 HOME_PATH = re.compile(r"/(?:home|root|Users|work|mnt|raid|lustre|scratch)/[\w.-]+/[\w./-]*")
+Trees = dict[Path, ast.Module]
 BUILT = {".so", ".o", ".a", ".pyc", ".pt", ".ckpt", ".safetensors"}
 
 
@@ -33,8 +53,8 @@ def depth(node: ast.AST) -> int:
     return deepest
 
 
-def functions(python_file: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(python_file.read_text(encoding="utf-8"))):
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
         if isinstance(node, FUNCTIONS):
             yield node
 
@@ -43,38 +63,54 @@ def code(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def test_file_is_short(python_file: Path) -> None:
-    assert len(code(python_file).splitlines()) <= MOST_FILE_LINES
+def short(path: Path, tree_root: Path) -> str:
+    """A path as the lists here name it."""
+    return path.relative_to(tree_root).as_posix().removeprefix("benchmarks/bert/implementations/pytorch/")
 
 
-def test_functions_are_short(python_file: Path) -> None:
-    is_loop = python_file.as_posix().endswith("mlbert/train/loop.py")
-    most = MOST_LOOP_LINES if is_loop else MOST_FUNCTION_LINES
-    lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions(python_file)}
-    assert {name: lines for name, lines in lengths.items() if lines > most} == {}
+def lengths(path: Path, tree: ast.Module, tree_root: Path) -> Iterator[tuple[str, str, int]]:
+    """(kind, name, lines) of a file and of its functions."""
+    name = short(path, tree_root)
+    yield "file", name, len(code(path).splitlines())
+    for node in functions(tree):
+        yield "function", f"{name} {node.name}", node.end_lineno - node.lineno + 1
 
 
-def test_nesting_is_shallow(python_file: Path) -> None:
-    deep = {node.name: depth(node) for node in functions(python_file)}
-    assert {name: levels for name, levels in deep.items() if levels > MOST_NESTING} == {}
+def test_files_and_functions_are_short(syntax_trees: Trees, tree_root: Path) -> None:
+    too_long, needed = {}, set()
+    for path, tree in syntax_trees.items():
+        most = LOOP_LINES if short(path, tree_root) == LOOP else MOST_LINES
+        for kind, name, lines in lengths(path, tree, tree_root):
+            if lines > most[kind]:
+                needed.add(name)
+                if lines > min(EXCEPTIONS.get(name, 0), HARD_LINES[kind]):
+                    too_long[name] = lines
+    assert too_long == {}
+    assert set(EXCEPTIONS) - needed == set(), "these are short now: take them out of EXCEPTIONS"
 
 
-def test_package_modules_say_what_they_are_for(python_file: Path) -> None:
-    if "mlbert" in python_file.parts or "tools" in python_file.parts:
-        assert ast.get_docstring(ast.parse(code(python_file)))
+def test_nesting_is_shallow(syntax_trees: Trees) -> None:
+    found = {(path, node.name): depth(node) for path, tree in syntax_trees.items() for node in functions(tree)}
+    assert {place: levels for place, levels in found.items() if levels > MOST_NESTING} == {}
 
 
-def test_environment_is_read_in_two_places(python_file: Path) -> None:
-    if any(python_file.as_posix().endswith(name) for name in ENVIRONMENT_READERS) or "mlbert" not in python_file.parts:
-        return
-    tree = ast.parse(code(python_file))
-    reads = [n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv")]
-    assert reads == []
+def test_modules_say_what_they_are_for(syntax_trees: Trees) -> None:
+    package_and_tools = [path for path in syntax_trees if {"mlbert", "tools"} & set(path.parts)]
+    assert [path for path in package_and_tools if not ast.get_docstring(syntax_trees[path])] == []
+
+
+def test_environment_is_read_in_two_places(syntax_trees: Trees, tree_root: Path) -> None:
+    readers = set()
+    for path, tree in syntax_trees.items():
+        reads = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv")]
+        if reads and "mlbert" in path.parts:
+            readers.add(short(path, tree_root))
+    assert readers == ENVIRONMENT_READERS
 
 
 def test_c_files_are_short(tracked: list[Path]) -> None:
-    lengths = {path.name: len(code(path).splitlines()) for path in tracked if path.suffix in C_SUFFIXES}
-    assert {name: lines for name, lines in lengths.items() if lines > MOST_FILE_LINES} == {}
+    found = {path.name: len(code(path).splitlines()) for path in tracked if path.suffix in C_SUFFIXES}
+    assert {name: lines for name, lines in found.items() if lines > HARD_LINES["file"]} == {}
 
 
 def test_no_path_of_a_machine(tracked: list[Path]) -> None:
@@ -99,3 +135,12 @@ def test_names_pass_the_official_repository_check(tracked: list[Path], tree_root
     assert [str(name) for name in names if " " in str(name)] == []
     assert [str(path) for path in tracked if path.stat().st_size > 50_000_000] == []
     assert [str(path) for path in tracked if path.is_symlink()] == []
+
+
+def test_every_folder_of_tests_is_collected(tree_root: Path, pytestconfig: pytest.Config) -> None:
+    """Pytest passes over folders named dist, build and others unless told not to."""
+    hidden = pytestconfig.getini("norecursedirs")
+    folders = {path.parent for path in (tree_root / "tests").rglob("test_*.py")}
+    names = {part for folder in folders for part in folder.relative_to(tree_root).parts}
+    assert {"dist", "gpu", "slurm", "tools", "tree", "unit"} <= names
+    assert [name for name in sorted(names) if any(fnmatch(name, pattern) for pattern in hidden)] == []

@@ -8,7 +8,7 @@ import torch
 
 from mlbert.bench import step
 from mlbert.core.errors import UserError
-from mlbert.models import BertConfig
+from mlbert.models import BertConfig, BertForPreTraining
 
 SHAPE = BertConfig(
     vocab_size=1200,
@@ -24,9 +24,10 @@ SHAPE = BertConfig(
 
 def test_both_sides_compute_the_same_first_loss():
     batch = step.make_batch(SHAPE, 4, None, seed=1)
-    trainer = step.Trainer(SHAPE, batch, torch.float32, seed=1)
-    theirs = step.their_side(SHAPE, batch, torch.float32, trainer.model)
-    assert theirs.step() == pytest.approx(trainer.side().step(), abs=1e-5)
+    model = BertForPreTraining(SHAPE, torch.float32)
+    model.initialize(seed=1)
+    theirs = step.their_side(SHAPE, batch, torch.float32, model)
+    assert theirs.step() == pytest.approx(step.our_side(batch, model, seed=1).step(), abs=1e-5)
 
 
 def test_record_is_complete_and_consistent():

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpu_check.error_rule import ErrorRule, draws_for
+from gpu_check.op_checks import pytorchs_own
 from mlbert import ops
-from mlbert.bench.error_rule import ErrorRule, draws_for
-from mlbert.bench.op_checks import pytorchs_own
 from mlbert.ops import dropout, reference
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
@@ -118,7 +118,7 @@ def check(
     probability: float,
     slopes: Tensor | None = None,
 ) -> None:
-    """The rule of `bench.error_rule`, one draw where that holds enough numbers."""
+    """The rule of `gpu_check.error_rule`, one draw where that holds enough numbers."""
     rule, draw, draws = ErrorRule(torch.finfo(dtype).eps), 0, 1
     while draw < draws:
         qkv, bounds, longest, rows = stream(lengths, num_heads, head_size, draw=draw)

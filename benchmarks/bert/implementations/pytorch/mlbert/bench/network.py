@@ -73,9 +73,9 @@ def _all_reduce_speed(world: World, size: int) -> float:
         _finish(tensor)
         best = min(best, time.monotonic() - started)
         tensor.fill_(1)
-    slowest = -float(_agree(world, torch.tensor([-best], dtype=torch.float64), dist.ReduceOp.MIN))
+    slowest = world.all_reduce_max(torch.tensor(best, dtype=torch.float64))
     # Each rank sends and receives 2 (n - 1) / n of the message: the usual "bus bandwidth" of an all-reduce.
-    return size * 2 * (world.world_size - 1) / world.world_size / slowest / 1e9
+    return size * 2 * (world.world_size - 1) / world.world_size / float(slowest) / 1e9
 
 
 def _link_speeds(world: World, heads: list[int], size: int) -> list[float]:
@@ -107,12 +107,6 @@ def _swap_speed(world: World, other: int, size: int) -> float:
         _finish(received)
         best = min(best, time.monotonic() - started)
     return size / best / 1e9
-
-
-def _agree(world: World, tensor: torch.Tensor, operation: dist.ReduceOp) -> torch.Tensor:
-    if world.world_size > 1:
-        dist.all_reduce(tensor, op=operation)
-    return tensor
 
 
 def _finish(tensor: torch.Tensor) -> None:

@@ -7,21 +7,20 @@ precision that it supports on this processor. Steps alternate, so that a machine
 
 from __future__ import annotations
 
+import itertools
+import platform
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.profiler import record_function
 
 from mlbert import ops
-from mlbert.bench.hardware import device_name
 from mlbert.core.errors import UserError
-from mlbert.dist.sharding import ShardLayout
 from mlbert.feed.batch import Batch
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.packed import make_batch as pack_into_batch
@@ -29,16 +28,15 @@ from mlbert.feed.synthetic import SyntheticSource, lengths_at
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.models.flops import Work, training_flops
 from mlbert.models.huggingface import huggingface_config, padded_inputs, to_huggingface
-from mlbert.ops.fp8 import Products, Scaling
 from mlbert.ops.peak import gemm_peak_flops
+from mlbert.dist.sharding import ShardLayout
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 
 LEARNING_RATE = 1e-4
+LAMB: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
 MIN_PAIRS = 5
 MAX_SEQUENCES_PER_PACK = 3
-OPTIMIZER_RANGE = "mlbert::optimizer"
-LINEARS_PER_LAYER = 4
 
 
 @dataclass(frozen=True)
@@ -70,67 +68,24 @@ def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> 
     if packed.vocab_size != config.vocab_size or packed.max_tokens > config.max_position_embeddings:
         raise UserError(data, "does not fit the model's vocabulary or length", "Choose another --config or --data")
     packed.open()
-    batch = packed.next_step()[0]
+    batch = packed.next_step()[0].to("cpu")
     packed.close()
     return batch
 
 
-class Trainer:
-    """Our model with LAMB on flat buffers, on one batch that lies on the device.
+def our_side(batch: Batch, model: BertForPreTraining, seed: int) -> Side:
+    """Our model with LAMB on flat buffers; moves the model's weights into one."""
+    flat, steps = FlatParameters(model.ordered_parameters()), itertools.count()
+    optimizer = Lamb(flat, ShardLayout.whole(flat.numel), **LAMB)
 
-    Args:
-        config: shape of the model.
-        batch: what every step trains on.
-        dtype: precision of the matrix products.
-        seed: of weights and dropout.
-        start: a model to take over in place of a new one; its parameters already lie in flat buffers.
-        lamb: implementation of LAMB.
-        products: the encoder's products that run in FP8; None: none.
-        counts: masked tokens and sequences that the loss divides by; None: all that the batch holds.
-    """
-
-    def __init__(
-        self,
-        config: BertConfig,
-        batch: Batch,
-        dtype: torch.dtype,
-        seed: int,
-        start: Trainer | None = None,
-        lamb: str = "auto",
-        products: Products | None = None,
-        counts: tuple[int, int] | None = None,
-    ) -> None:
-        self.batch, self.seed = batch, seed
-        self._counts = counts or (batch.num_masked, batch.num_samples)
-        if start is None:
-            model = BertForPreTraining(config, dtype)
-            model.initialize(seed)
-            self.model = model.to(batch.input_ids.device)
-            self.flat = FlatParameters(self.model.ordered_parameters())
-        else:
-            self.model, self.flat = start.model, start.flat
-        scaling = Scaling(LINEARS_PER_LAYER * config.num_hidden_layers, products) if products else None
-        self.model.bert.scaling = scaling.to(self.flat.data.device) if scaling else None
-        numbers = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
-        self.optimizer = Lamb(self.flat, ShardLayout.whole(self.flat.numel), **numbers, implementation=lamb)
-        self._steps = iter(range(10**9))
-
-    def step(self) -> Tensor:
-        """One step; returns its loss without waiting for it."""
-        batch = self.batch
-        with record_function(OPTIMIZER_RANGE):
-            self.flat.zero_grad()
-        loss = self.model(batch, DropoutState(self.seed, next(self._steps))).loss(*self._counts)
+    def step() -> float:
+        flat.zero_grad()
+        loss = model(batch, DropoutState(seed, next(steps))).loss(batch.num_masked, batch.num_samples)
         loss.backward()
-        with record_function(OPTIMIZER_RANGE):
-            self.optimizer.step(LEARNING_RATE)
-            if scaling := self.model.bert.scaling:
-                scaling.update(lambda magnitudes: magnitudes)
-        return loss.detach()
+        optimizer.step(LEARNING_RATE)
+        return float(loss.detach())
 
-    def side(self) -> Side:
-        """As a contestant, which waits for its loss."""
-        return Side("mlbert", lambda: float(self.step()))
+    return Side("mlbert", step)
 
 
 def their_side(
@@ -151,10 +106,12 @@ def their_side(
         raise UserError(
             "transformers", "is not installed", "Install it: pip install -c constraints.txt -e .[huggingface]"
         ) from None
-    values = {k: v for k, v in huggingface_config(config).items() if k not in ("architectures", "model_type")}
-    choice = {"attn_implementation": attention} if attention else {}
+    values: dict[str, Any] = {**huggingface_config(config)}
+    del values["architectures"], values["model_type"]
+    if attention:
+        values["attn_implementation"] = attention
     with device:
-        model = transformers.BertForPreTraining(transformers.BertConfig(**values, **choice))
+        model = transformers.BertForPreTraining(transformers.BertConfig(**values))
     model.load_state_dict(to_huggingface(start), strict=False)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
@@ -198,7 +155,6 @@ def run(
     data: Path | None = None,
     seed: int = 1,
     device: torch.device | None = None,
-    profile: bool = False,
 ) -> dict[str, object]:
     """Measures and returns a JSON-able record; times in seconds, rates per second.
 
@@ -211,15 +167,16 @@ def run(
         data: a prepared set to take the sequences from.
         seed: of weights, data and dropout.
         device: where to compute; None: the CPU.
-        profile: also find where our step's time goes, after the measurement.
     """
     device = device or torch.device("cpu")
     if pairs < MIN_PAIRS:
         raise UserError("--pairs", f"{pairs} is too few for a median", f"Give at least {MIN_PAIRS}")
     implementations = ops.select("auto", device)
     batch = make_batch(config, packs, data, seed).to(device)
-    trainer = Trainer(config, batch, dtype, seed)
-    sides = [trainer.side()] + ([their_side(config, batch, dtype, trainer.model)] if versus else [])
+    model = BertForPreTraining(config, dtype)
+    model.initialize(seed)
+    model = model.to(device)
+    sides = [our_side(batch, model, seed), *([their_side(config, batch, dtype, model)] if versus else [])]
     peak_before = gemm_peak_flops(dtype, device)
     seconds = alternate(sides, pairs)
     peak = max(peak_before, gemm_peak_flops(dtype, device))
@@ -229,7 +186,7 @@ def run(
         "config": {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")},
         "max_seq_length": config.max_position_embeddings,
         "precision": str(dtype).removeprefix("torch."),
-        "device": device_name(device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "ops": implementations,
@@ -250,10 +207,6 @@ def run(
             for name, times in seconds.items()
         },
     }
-    if profile:
-        from mlbert.bench.profile import profile_step
-
-        record["profile"] = profile_step(trainer, config, dtype)
     if versus:
         ratios = [b / a for a, b in zip(seconds["mlbert"], seconds["huggingface"], strict=True)]
         record["pair_ratios"] = ratios

@@ -152,13 +152,13 @@ class TrainConfig:
     )
     schedule: str = setting(
         env="SCHEDULE",
-        meaning="How the learning rate changes after the warm-up; polynomial is the benchmark's and counts from step 0.",
+        meaning="The learning rate after the warm-up; polynomial is the benchmark's, its decay counts from step 0.",
         choices=("polynomial", "linear", "cosine", "wsd", "multistep", "constant"),
     )
     poly_power: float = setting(env="LR_POLY_POWER", meaning="Exponent of the polynomial decay.", above=0)
     end_lr: float | None = setting(
         env="END_LR",
-        meaning="Learning rate at the end of the decay (all but multistep, constant); none for 0.",
+        meaning="Rate at the end of the decay (all but multistep, constant); none for 0.",
         at_least=0,
     )
     lr_decay_end: int | None = setting(

@@ -8,8 +8,8 @@ With g the clipped gradient and t the number of the update, from 1:
 
 LayerNorm and bias tensors take no decay. The scale s is 1, or one number a parameter from two sums over its elements:
 
-    trust ratio   sqrt(sum w^2 / sum u^2)                                                decayed parameters; 1 if a sum is 0
-    rms           sqrt(n / max(n, sum g^2 / max(v / (1 - beta_2^t), eps^2)))             all parameters, of n elements
+    trust ratio   sqrt(sum w^2 / sum u^2)                                      decayed parameters; 1 if a sum is 0
+    rms           sqrt(n / max(n, sum g^2 / max(v / (1 - beta_2^t), eps^2)))   all parameters, of n elements
 """
 
 from __future__ import annotations

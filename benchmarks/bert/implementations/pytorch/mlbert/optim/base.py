@@ -185,8 +185,9 @@ class FlatOptimizer:
         # No piece lies in two blocks.
         blocks = [[p for p in self._pieces if first <= p.start < last] for first, last in spans]
         for block, (first, last) in enumerate(spans):
-            for piece in blocks[block] if scales is not None else ():
-                update[piece.start : piece.stop].mul_(scales[piece.owner])
+            if scales is not None:
+                for piece in blocks[block]:
+                    update[piece.start : piece.stop].mul_(scales[piece.owner])
             weight[first:last].sub_(update[first:last], alpha=lr)
             self.weights.begin_sharing(block)
 

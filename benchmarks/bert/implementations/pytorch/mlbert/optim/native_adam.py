@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -120,7 +121,7 @@ class NativeAdam:
         weight, grad, *moments = self._addresses(buffers)
         table = (ctypes.byref(self._table), ctypes.byref(scalars))
         sums, threads = [row.ctypes.data for row in self._sums], self._threads()
-        borders = list(zip(self._borders, self._borders[1:], strict=False))
+        borders = itertools.pairwise(self._borders)
         alone = self._layout.size == 1
         if alone:
             self._library.optim_update(weight, grad, *moments, *table, *sums, threads)
@@ -144,7 +145,7 @@ class NativeAdam:
 
 def _group_starts(cut: Blocks) -> np.ndarray:
     starts, elements = [0], 0
-    for first, last in zip(cut.first, cut.first[1:], strict=False):
+    for first, last in itertools.pairwise(cut.first):
         elements += int(cut.lengths[first:last].sum())
         if elements >= GROUP_ELEMENTS:
             starts.append(int(last))

@@ -19,6 +19,7 @@ Legend: B blocks, each within one parameter; G parameters; n elements of the sha
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -94,7 +95,7 @@ class TritonAdam:
         # Each block of the layout has tables of its own: a slice's address may be less aligned than a tensor's, and
         # Triton would compile again.
         borders = [0, *np.searchsorted(cut.offsets, [stop for _, stop in self._layout.spans]).tolist()]
-        self._by_block = [tables(first, last) for first, last in zip(borders, borders[1:], strict=False)]
+        self._by_block = [tables(first, last) for first, last in itertools.pairwise(borders)]
         self._all = self._by_block[0] if len(self._by_block) == 1 else tables(0, len(cut.offsets))
         self._first_blocks = table(cut.first, torch.int32)
         num_owners = len(cut.first) - 1

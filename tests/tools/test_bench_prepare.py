@@ -7,14 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from mlbert.bench import prepare
-from mlbert.cli.bench import app
-from mlbert.core.errors import UserError
+import bench_prepare as prepare
 from mlbert.prepare.wordpiece import load_vocabulary
 
-ASSETS = Path(__file__).resolve().parents[2] / "assets" / "instances"
+ASSETS = Path(__file__).resolve().parents[1] / "assets" / "instances"
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH: nothing to compare with")
 
 
@@ -48,12 +45,11 @@ def test_other_steps(record):
     assert 0.9 < packing["filled"] <= 1
 
 
-def test_command(monkeypatch, record, tmp_path):
+def test_command(monkeypatch, record, tmp_path, capsys):
     monkeypatch.setattr(prepare, "run", lambda *_: record)
-    done = CliRunner().invoke(app, ["prepare", "--json", str(tmp_path / "record.json")], catch_exceptions=False)
-    assert "ratio (median of 2 pairs)" in done.output
+    assert prepare.main(["--json", str(tmp_path / "record.json")]) == 0
+    assert "ratio (median of 2 pairs)" in capsys.readouterr().out
     assert json.loads((tmp_path / "record.json").read_text()) == json.loads(json.dumps(record))
-    assert json.loads(CliRunner().invoke(app, ["prepare", "--json", "-"]).output) == json.loads(json.dumps(record))
 
 
 def test_text_of_its_own(tmp_path):
@@ -63,6 +59,6 @@ def test_text_of_its_own(tmp_path):
     assert len(load_vocabulary(vocab)) <= 400
 
 
-def test_input_without_vocabulary():
-    with pytest.raises(UserError, match="only one of them is given"):
-        prepare.run(ASSETS / "text.txt", None, 1, 1000)
+def test_input_without_vocabulary(capsys):
+    assert prepare.main(["--input", str(ASSETS / "text.txt")]) == 2
+    assert "only one of them is given" in capsys.readouterr().err

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_check import profile
+from gpu_check.trainer import Trainer
 from mlbert import ops
-from mlbert.bench import profile
-from mlbert.bench.step import Trainer, make_batch
+from mlbert.bench.step import make_batch
 from mlbert.models import BertConfig
 from mlbert.ops import registry
 

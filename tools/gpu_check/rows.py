@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mlbert.bench.hardware import synchronize
+from gpu_check.hardware import synchronize
 from mlbert.store.manifest import write_atomically
 
 LOST = "the process ended in this row"

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.bench.hardware import Peaks, device_name, median_seconds, peaks_of
-from mlbert.bench.op_cases import Case, OpCases
-from mlbert.dist.sharding import ShardLayout
+from gpu_check.hardware import Peaks, device_name, median_seconds, peaks_of
+from gpu_check.op_cases import Case, OpCases
+from mlbert.bench.step import LAMB
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.ops import registry
 from mlbert.ops.peak import gemm_peak_flops
+from mlbert.dist.sharding import ShardLayout
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 
@@ -65,8 +66,7 @@ def lamb_implementations(device: torch.device) -> tuple[str, ...]:
 
 
 def _lamb_of(flat: FlatParameters, implementation: str) -> Lamb:
-    numbers = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
-    return Lamb(flat, ShardLayout.whole(flat.numel), **numbers, implementation=implementation)
+    return Lamb(flat, ShardLayout.whole(flat.numel), **LAMB, implementation=implementation)
 
 
 def _rated(rate: float, unit: str, peaks: Peaks | None, fp8: bool = False) -> dict[str, Any]:

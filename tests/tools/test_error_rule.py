@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlbert.bench import op_checks
-from mlbert.bench.error_rule import MAX_DRAWS, MIN_DRAWS, ErrorRule, draws_for
-from mlbert.bench.op_cases import OpCases
+from gpu_check import op_checks
+from gpu_check.error_rule import MAX_DRAWS, MIN_DRAWS, ErrorRule, draws_for
+from gpu_check.op_cases import OpCases
 from mlbert.models import BertConfig
 from mlbert.ops import registry
 

@@ -1,5 +1,7 @@
 """Speed of preparing and loading data: text to instances, TFRecords to HDF5, loading, packing.
 
+python tools/bench_prepare.py [--input PART --vocab vocab.txt] [--rounds 3] [--lengths 10000000] [--json FILE]
+
 The compiled generator and its plain twin make the instances of the same text part in turn, in this process, on one
 core; each begins a round without remembered words. What is made once for many parts (library, vocabulary) is timed
 apart. All seconds are CPU seconds of this process unless they are named otherwise, so other work on the machine counts
@@ -8,8 +10,11 @@ less.
 
 from __future__ import annotations
 
+import argparse
+import json
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -171,7 +176,7 @@ def measure_loader(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) ->
         vocabulary={"sha256": file_sha256(vocab_file), "size": len(load_vocabulary(vocab_file))},
         max_seq_length=LIMITS.max_seq_length,
         max_predictions=LIMITS.max_predictions_per_seq,
-        provenance={"tool": "mlbert bench prepare"},
+        provenance={"tool": "tools/bench_prepare.py"},
     )
     packed = shuffle_set(folder / "plain", folder / "packed", packing=Packing(), num_shards=PACKED_SHARDS)
     source = PackedSource(folder / "packed", packs_per_step=PACKS_PER_STEP, seed=1)
@@ -215,3 +220,47 @@ def measure_packing(num_lengths: int) -> dict[str, Any]:
 def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def lines(record: dict[str, Any]) -> list[str]:
+    """A record for the eye."""
+    generator, loader, packing = record["generator"], record["loader"], record["packing"]
+    found = [f"{generator['instances']:,} instances of {record['input']['name']}, one core, CPU seconds:"]
+    for name in ("native", "plain"):
+        side = generator[name]
+        found.append(
+            f"  {name}: {side['median_seconds']:.3f} s (tokenizer {side['median_tokenizer_seconds']:.3f} s; start"
+            f" {side['median_start_seconds']:.3f} s more), {side['instances_per_second']:,.0f} instances/s,"
+            f" {side['tokens_per_second']:,.0f} tokens/s, {side['text_megabytes_per_second']:.2f} MB/s of text"
+        )
+    return [
+        *found,
+        f"ratio (median of {generator['rounds']} pairs): {generator['ratio']:.1f}",
+        f"TFRecords to HDF5: {record['tfrecord_to_hdf5']['megabytes_per_second']:.0f} MB/s",
+        f"batches from packed shards: {loader['sequences_per_second']:,.0f} sequences/s",
+        f"packing {packing['lengths']:,} lengths: {packing['seconds']:.1f} s, {100 * packing['filled']:.2f} % filled",
+    ]
+
+
+def main(words: list[str]) -> int:
+    """Runs what the command line says; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Times preparing and loading data on one core.")
+    parser.add_argument("--input", type=Path, help="text part; default: text of this Python's own")
+    parser.add_argument("--vocab", type=Path, help="its vocabulary, vocab.txt")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each side")
+    parser.add_argument("--lengths", type=int, default=10_000_000, help="sequences to pack")
+    parser.add_argument("--json", type=Path, help="write the record there")
+    options = parser.parse_args(words)
+    try:
+        record = run(options.input, options.vocab, options.rounds, options.lengths)
+    except UserError as error:
+        print(f"bench_prepare: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        options.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    print("\n".join(lines(record)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

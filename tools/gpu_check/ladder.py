@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.bench.hardware import device_name, peaks_of, synchronize
-from mlbert.bench.op_speed import lamb_implementations
-from mlbert.bench.step import LEARNING_RATE, Trainer, make_batch, their_side
+from gpu_check.hardware import device_name, peaks_of, synchronize
+from gpu_check.op_speed import lamb_implementations
+from gpu_check.trainer import Trainer
+from mlbert.bench.step import LEARNING_RATE, make_batch, their_side
 from mlbert.core.errors import UserError
 from mlbert.dist.capture import Capture, CudaCapture, NoCapture
 from mlbert.feed.batch import Batch

@@ -1,6 +1,6 @@
 """Whether every implementation of every op computes what its plain twin says.
 
-The rule is that of `mlbert.bench.error_rule`. PyTorch's own at a precision is the twin itself in it, and, where the
+The rule is that of `gpu_check.error_rule`. PyTorch's own at a precision is the twin itself in it, and, where the
 twin keeps more between its parts than PyTorch's own models do (attention, the residual sum), the op in such steps too.
 
 Legend: S sequences, T tokens, N heads, H head size, R rows, F columns.
@@ -18,15 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlbert.bench.error_rule import FLOOR_STEPS, MAX_RATIO, ErrorRule, draws_for
-from mlbert.bench.op_cases import Case, OpCases
-from mlbert.dist.sharding import ShardLayout
+from gpu_check.error_rule import FLOOR_STEPS, MAX_RATIO, ErrorRule, draws_for
+from gpu_check.op_cases import Case, OpCases
 from mlbert.feed.batch import Batch
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.ops import dropout_key, reference, registry
 from mlbert.ops.dropout import attention_keep_mask, dropout_scale, dropout_threshold, keep_mask
+from mlbert.dist.sharding import ShardLayout
 from mlbert.optim.flat import FlatParameters
-from mlbert.optim.lamb import Lamb, ReferenceLamb
+from mlbert.optim.lamb import Lamb
+from reference_optimizers import ReferenceLamb
 
 Row = tuple[str, Callable[[], dict[str, Any]]]
 LAMB_STEPS = 2

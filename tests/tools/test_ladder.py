@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
-from mlbert.bench import ladder
-from mlbert.bench.gpu_parts import tiny_scale
-from mlbert.bench.ladder import Ladder, Rung, Sizes, fp8_rungs, rungs, token_budget, variants, without
+from gpu_check import ladder
+from gpu_check.ladder import Ladder, Rung, Sizes, fp8_rungs, rungs, token_budget, variants, without
+from gpu_check.parts import tiny_scale
 from mlbert.bench.step import make_batch
 from mlbert.feed.batch import Batch
 from mlbert.ops import registry

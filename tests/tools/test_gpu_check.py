@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
-from mlbert.bench.hardware import peaks_of
-from mlbert.bench.rows import LOST, Rows
+from gpu_check import main as program
+from gpu_check import tables
+from gpu_check.hardware import peaks_of
+from gpu_check.rows import LOST, Rows
 
 PARTS = ("checks", "ops", "step", "profile", "tests")
-
-
-@pytest.fixture(scope="module")
-def program(request: pytest.FixtureRequest) -> ModuleType:
-    path = request.getfixturevalue("tree_root") / "tools" / "gpu_check.py"
-    spec = importlib.util.spec_from_file_location("gpu_check", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def run(tree_root: Path, *words: str, out: str = "") -> subprocess.CompletedProcess:
@@ -66,7 +57,7 @@ def test_unknown_part_is_refused(tree_root):
     assert "nonsense" in done.stdout
 
 
-def test_a_process_that_hangs_is_ended_at_its_deadline(program, tmp_path):
+def test_a_process_that_hangs_is_ended_at_its_deadline(tmp_path):
     started = time.monotonic()
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     assert program.run_until(command, tmp_path / "log.txt", started + 2, {}) is None
@@ -77,7 +68,7 @@ def test_a_process_that_hangs_is_ended_at_its_deadline(program, tmp_path):
     )
 
 
-def test_a_lost_device_costs_one_row(program, tmp_path, monkeypatch):
+def test_a_lost_device_costs_one_row(tmp_path, monkeypatch):
     """The part is started again, and goes on behind the row that broke the process."""
     codes = iter([program.DEVICE_LOST, -11, 0])
     monkeypatch.setattr(program, "run_until", lambda *_: next(codes))
@@ -108,10 +99,10 @@ def test_rows_survive_failure_and_death(tmp_path):
     assert content["device"] == "test"
 
 
-def test_failures_are_counted_and_named(program, tmp_path):
+def test_failures_are_counted_and_named(tmp_path):
     rows = {"a": {"passed": True}, "b": {"passed": False}, "c": {"error": "Traceback\nRuntimeError: no"}}
     (tmp_path / "checks.json").write_text(json.dumps({"rows": rows, "running": "d"}))
-    found = program.failures(tmp_path, ["checks", "ops"], {"checks": "its time was over", "ops": ""})
+    found = tables.failures(tmp_path, ["checks", "ops"], {"checks": "its time was over", "ops": ""})
     assert found == [
         "checks: b: differs by more than is allowed",
         "checks: c: RuntimeError: no",
@@ -119,7 +110,7 @@ def test_failures_are_counted_and_named(program, tmp_path):
     ]
 
 
-def test_what_is_missing_is_told(program, monkeypatch):
+def test_what_is_missing_is_told(monkeypatch):
     monkeypatch.setattr(program, "PACKAGES", {"no_such_package": "nothing works"})
     monkeypatch.setattr(program.shutil, "which", lambda _: None)
     package, compiler = program.missing_things()
@@ -127,7 +118,7 @@ def test_what_is_missing_is_told(program, monkeypatch):
     assert "gcc" in compiler
 
 
-def test_goals_take_the_fastest_step_of_each_precision(program):
+def test_goals_take_the_fastest_step_of_each_precision():
     def row(speed: float, precision: str) -> dict:
         return {"sequences_per_second": speed, "precision": precision, "forms": {}}
 
@@ -139,16 +130,16 @@ def test_goals_take_the_fastest_step_of_each_precision(program):
         "huggingface eager": {"sequences_per_second": 100.0},
         "broken": {"error": "no"},
     }
-    ((title, (_, bf16, fp8)),) = program.goals_section(rows)
+    ((title, (_, bf16, fp8)),) = tables.goals_section(rows)
     assert title == "goals"
     assert bf16 == ["bf16", "all", "990.0", "1100", "90.0%", "9.90"]
     assert fp8 == ["fp8", "fp8", "1400.0", "1400", "100.0%", "14.00"]
-    assert program.goals_section({"broken": {"error": "no"}}) == []
+    assert tables.goals_section({"broken": {"error": "no"}}) == []
 
 
-def test_a_step_that_did_not_fit_says_so(program):
+def test_a_step_that_did_not_fit_says_so():
     row = {"sequences": 224, "sequences_per_second": 1.0, "seconds": [1.0], "did_not_fit": 448}
-    assert program.step_table({"all": row})[1][-1] == "ok, 448 did not fit"
+    assert tables.step_table({"all": row})[1][-1] == "ok, 448 did not fit"
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from mlbert.bench.hardware import device_name, peaks_of, synchronize
-from mlbert.bench.op_cases import OpCases
-from mlbert.bench.op_speed import LAMB_BYTES
-from mlbert.bench.step import OPTIMIZER_RANGE, Trainer
+from gpu_check.hardware import device_name, peaks_of, synchronize
+from gpu_check.op_cases import OpCases
+from gpu_check.op_speed import LAMB_BYTES
+from gpu_check.trainer import OPTIMIZER_RANGE, Trainer
 from mlbert.models import BertConfig
 from mlbert.models.flops import Work, training_flops
 from mlbert.ops import registry

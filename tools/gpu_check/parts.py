@@ -1,4 +1,4 @@
-"""The parts of tools/gpu_check.py: one compiles kernels, each of the others writes one JSON file, row by row."""
+"""The parts of the GPU check: one compiles kernels, each of the others writes one JSON file, row by row."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from typing import Any
 
 import torch
 
+import mlbert
+from gpu_check.hardware import environment_facts
+from gpu_check.ladder import Ladder, Rung, Sizes, filled, fp8_rungs, rungs, without
+from gpu_check.op_cases import OpCases
+from gpu_check.op_checks import check_rows
+from gpu_check.op_speed import speed_rows
+from gpu_check.profile import profile_step
+from gpu_check.rows import Rows
 from mlbert import ops
-from mlbert.bench.hardware import environment_facts
-from mlbert.bench.ladder import Ladder, Rung, Sizes, filled, fp8_rungs, rungs, without
-from mlbert.bench.op_cases import OpCases
-from mlbert.bench.op_checks import check_rows
-from mlbert.bench.op_speed import speed_rows
-from mlbert.bench.profile import profile_step
-from mlbert.bench.rows import Rows
 from mlbert.bench.step import make_batch
 from mlbert.feed.batch import Batch
 from mlbert.models import BertConfig
 
 SEED = 1
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = Path(mlbert.__file__).resolve().parents[1] / "configs"
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def run_part(part: str, path: Path, device: torch.device) -> None:
     """Measures one part into `path`, going on where it ended before; on a CPU at the rehearsal's sizes.
 
     Raises:
-        mlbert.bench.rows.DeviceLost: this process can measure no more; a new one can go on.
+        gpu_check.rows.DeviceLost: this process can measure no more; a new one can go on.
     """
     scale = _prepare(device)
     PARTS[part](Rows(path, device, environment_facts(device)), scale, device)

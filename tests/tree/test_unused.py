@@ -1,0 +1,72 @@
+"""Nothing in the package is there for tests alone: every definition is named by the package, a tool or a launcher."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+# PyTorch calls these of its modules and autograd functions.
+CALLED_BY_TORCH = {"forward", "backward"}
+# Definition -> who calls it, or why it may stay.
+ALLOWED = {
+    "cli/prepare/progress.py: render": "rich calls it",
+    "convert/inert_pickle.py: find_class": "pickle calls it",
+    "convert/inert_pickle.py: persistent_load": "pickle calls it",
+    "core/mllog.py: _do_log": "mlperf_logging calls it",
+    "core/rules.py: score_factor": "to do: delete or use",
+    "prepare/generator.py: to_lists": "to do: only tests read the compiled parser's result as lists",
+    "prepare/wordpiece.py: tokens_of": "to do: only tests",
+    "store/nvidia.py: nvidia_md5": "to do: only tests",
+    "store/tfrecord.py: read_examples": "to do: only tests",
+}
+
+
+def definitions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    """Functions, classes and their methods, but no function that a decorator with arguments registers."""
+    top = [node for node in tree.body if isinstance(node, DEFINITIONS)]
+    found = top + [n for c in top if isinstance(c, ast.ClassDef) for n in c.body if isinstance(n, DEFINITIONS)]
+    return [n for n in found if isinstance(n, ast.ClassDef) or not has_call(n.decorator_list)]
+
+
+def has_call(decorators: list[ast.expr]) -> bool:
+    return any(isinstance(decorator, ast.Call) for decorator in decorators)
+
+
+def names_used(tree: ast.Module) -> list[tuple[str, int]]:
+    """(name, line) of what is read or called, or written as a string ("module:name"); an import alone is no use."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.append((node.id, node.lineno))
+        elif isinstance(node, ast.Attribute):
+            found.append((node.attr, node.lineno))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[\w.:]+", node.value):
+            found += [(word, node.lineno) for word in re.split(r"[.:]", node.value)]
+    return found
+
+
+def test_every_definition_is_used_outside_of_tests(
+    tracked: list[Path], syntax_trees: dict[Path, ast.Module], tree_root: Path
+) -> None:
+    tests = tree_root / "tests"
+    trees = {path: tree for path, tree in syntax_trees.items() if tests not in path.parents}
+    used: dict[str, list[tuple[Path, int]]] = defaultdict(list)
+    for path, tree in trees.items():
+        for name, line in names_used(tree):
+            used[name].append((path, line))
+    shell = [path.read_text() for path in tracked if path.suffix in (".sh", ".sub") and tests not in path.parents]
+    spoken = set(re.findall(r"\w+", " ".join(shell))) | CALLED_BY_TORCH
+    unused = set()
+    for path, tree in trees.items():
+        for node in definitions(tree) if "mlbert" in path.parts else []:
+            own = range(node.lineno, node.end_lineno + 1)
+            elsewhere = any(place != path or line not in own for place, line in used[node.name])
+            if not elsewhere and node.name not in spoken and not node.name.startswith("__"):
+                unused.add(f"{path.as_posix().rsplit('/mlbert/', 1)[1]}: {node.name}")
+    assert unused - set(ALLOWED) == set(), (
+        "used by tests at most: delete, or say in ALLOWED who calls it"
+    )
+    assert set(ALLOWED) - unused == set(), "these are used or gone: take them out of ALLOWED"
