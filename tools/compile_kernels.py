@@ -27,6 +27,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from mlbert.dist.sharding import ShardLayout
 from mlbert.feed import triton_expand
 from mlbert.feed.budget import Budget
 from mlbert.feed.compact import CompactBatch
@@ -36,7 +37,6 @@ from mlbert.ops.triton import cast, device, embedding, loss, norm
 from mlbert.ops.triton.attention import attention
 from mlbert.optim.adam import Adam
 from mlbert.optim.adamw import AdamW
-from mlbert.dist.sharding import ShardLayout
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.pieces import pieces_of

@@ -42,7 +42,7 @@ class ReferenceAdamW:
         self.v = {name: torch.zeros_like(weight) for name, weight in self.weights.items()}
 
     def step(self, lr: float, grads: Mapping[str, Tensor]) -> float:
-        """One update with gradients like the weights; changes nothing where their global norm, returned, is not finite."""
+        """One update with gradients like the weights; nothing where their global norm, returned, is not finite."""
         norm = math.sqrt(sum(float(grads[name].double().square().sum()) for name in self.weights))
         if not math.isfinite(norm):
             return norm

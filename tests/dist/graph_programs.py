@@ -60,7 +60,7 @@ def train_once(world: World, mode: GraphMode, recorded: bool) -> dict[str, Any]:
         counts = torch.tensor([sum(getattr(b, n) for b in batches) for n in ("num_masked", "num_samples")])
         masked, samples = world.all_reduce_sum(counts).tolist()
         _, result = step(batches, SEED, i, masked, samples, 0.01)
-        norms.append(result.grad_norm)
+        norms.append(float(result))
     changed = hashlib.sha256()
     for tensor in (flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *model.buffers()):
         changed.update(tensor.numpy().tobytes())

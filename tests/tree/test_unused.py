@@ -66,7 +66,5 @@ def test_every_definition_is_used_outside_of_tests(
             elsewhere = any(place != path or line not in own for place, line in used[node.name])
             if not elsewhere and node.name not in spoken and not node.name.startswith("__"):
                 unused.add(f"{path.as_posix().rsplit('/mlbert/', 1)[1]}: {node.name}")
-    assert unused - set(ALLOWED) == set(), (
-        "used by tests at most: delete, or say in ALLOWED who calls it"
-    )
+    assert unused - set(ALLOWED) == set(), "used by tests at most: delete, or say in ALLOWED who calls it"
     assert set(ALLOWED) - unused == set(), "these are used or gone: take them out of ALLOWED"

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from gpu_check.error_rule import FLOOR_STEPS, MAX_RATIO, ErrorRule, draws_for
 from gpu_check.op_cases import Case, OpCases
+from mlbert.dist.sharding import ShardLayout
 from mlbert.feed.batch import Batch
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.ops import dropout_key, reference, registry
 from mlbert.ops.dropout import attention_keep_mask, dropout_scale, dropout_threshold, keep_mask
-from mlbert.dist.sharding import ShardLayout
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from reference_optimizers import ReferenceLamb

@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from mlbert.bench.step import LAMB, LEARNING_RATE
+from mlbert.dist.sharding import ShardLayout
 from mlbert.feed.batch import Batch
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.ops.fp8 import Products, Scaling
-from mlbert.dist.sharding import ShardLayout
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 

@@ -77,7 +77,7 @@ class Trainer:
         for i, (batches, lr) in enumerate(zip(steps(accumulation), RATES, strict=True)):
             masked, samples = (sum(getattr(b, n) for b in batches) for n in ("num_masked", "num_samples"))
             loss, result = step(batches, SEED, first_step + i, masked, samples, lr)
-            history.append([loss.clone(), torch.tensor(result.grad_norm), *self.state()])
+            history.append([loss.clone(), result.clone(), *self.state()])
         return history
 
 

@@ -13,6 +13,7 @@ from capturable import SETTINGS
 from capturable import SHAPE as SMALL
 from mlbert import ops
 from mlbert.dist.capture import Capture, NoCapture
+from mlbert.dist.sharding import ShardLayout
 from mlbert.feed.budget import Budget
 from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertForPreTraining, GraphedStep, GraphMode
@@ -45,7 +46,7 @@ def history(capture: Capture) -> list[list[Tensor]]:
     model = BertForPreTraining(SHAPE, torch.bfloat16, fp8_products=Products())
     model.initialize(SEED)
     flat = FlatParameters(model.ordered_parameters())
-    optimizer = Lamb(flat, implementation="triton", **SETTINGS)
+    optimizer = Lamb(flat, ShardLayout.whole(flat.numel), implementation="triton", **SETTINGS)
     budget = Budget(tokens=MAX_TOKENS, sequences=3, masked=16, max_seqlen=MAX_TOKENS)
     step = GraphedStep(model, flat, optimizer, budget, 1, GraphMode.FULL_ITERATION, capture)
     start = flat.data.clone()
@@ -57,7 +58,7 @@ def history(capture: Capture) -> list[list[Tensor]]:
         (batch,) = source.batches_of(i)
         loss, result = step([batch], SEED, i, batch.num_masked, batch.num_samples, lr)
         tensors = (loss, flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *model.buffers())
-        found.append([torch.tensor(result.grad_norm), *(x.clone() for x in tensors)])
+        found.append([result.clone(), *(x.clone() for x in tensors)])
     assert not torch.equal(flat.data, start)
     return found
 

@@ -109,8 +109,8 @@ def test_what_a_whole_iteration_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "CudaCapture", lambda device: NoCapture())
     model = SimpleNamespace(config=SimpleNamespace(num_hidden_layers=2))
     flat = SimpleNamespace(grad=torch.zeros(3))
-    host = SimpleNamespace(device_update=None, implementation="plain")
-    device = SimpleNamespace(device_update=object(), implementation="triton")
+    host = SimpleNamespace(can_capture=False, implementation="plain")
+    device = SimpleNamespace(can_capture=True, implementation="triton")
 
     def make(mode: str, optimizer: SimpleNamespace, budget: Budget | None = BUDGET) -> object:
         return graphs.graphed_step(mode, model, flat, optimizer, None, budget, 1, World())

@@ -21,6 +21,7 @@ import torch
 
 from mlbert import ops
 from mlbert.core.errors import UserError
+from mlbert.dist.sharding import ShardLayout
 from mlbert.feed.batch import Batch
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.packed import make_batch as pack_into_batch
@@ -29,7 +30,6 @@ from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.models.flops import Work, training_flops
 from mlbert.models.huggingface import huggingface_config, padded_inputs, to_huggingface
 from mlbert.ops.peak import gemm_peak_flops
-from mlbert.dist.sharding import ShardLayout
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 
