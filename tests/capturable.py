@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from mlbert import ops
+from mlbert.dist.sharding import ShardLayout
 from mlbert.models import BertConfig
 from mlbert.ops import registry
 from mlbert.ops.dropout import Key, attention_keep_mask, dropout_scale, dropout_threshold
-from mlbert.optim.base import DeferredStepResult, norm_64
+from mlbert.optim.base import norm_64
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 
@@ -57,39 +58,43 @@ class TensorLamb(Lamb):
     """LAMB whose every decision is a tensor, as in the Triton kernels."""
 
     def __init__(self, flat: FlatParameters, **settings: Any) -> None:
-        super().__init__(flat, **{**SETTINGS, **settings, "implementation": "plain"})
-        self.device_update = self  # with `lr` and `updates`
+        layout = ShardLayout.whole(flat.numel)
+        super().__init__(flat, layout, **{**SETTINGS, **settings, "implementation": "plain"})
+        self.can_capture = True
         self.lr = torch.zeros(())
-        self.norm = torch.zeros((), dtype=torch.float64)
         self.updates = torch.zeros((), dtype=torch.int64)
+
+    @property
+    def num_updates(self) -> int:
+        return int(self.updates)
 
     def set_learning_rate(self, lr: float) -> None:
         self.lr.fill_(lr)
 
+    @torch.no_grad()
     def launch(self) -> None:
-        self.norm.copy_(norm_64(self.flat.grad))
-        finite = self.norm.isfinite()
+        self.grad_norm.copy_(norm_64(self.flat.grad))
+        finite = self.grad_norm.isfinite()
         self.updates += finite
-        scale = self.max_grad_norm / self.norm.clamp(min=self.max_grad_norm)
+        scale = self.max_grad_norm / self.grad_norm.clamp(min=self.max_grad_norm)
         grad = torch.where(finite, self.flat.grad * scale.float(), 0.0)
         corrections = [1.0 / (1.0 - torch.full((), beta, dtype=torch.float64) ** self.updates) for beta in self.betas]
         m = self.exp_avg * self.betas[0] + grad * (1.0 - self.betas[0])
         v = self.exp_avg_sq * self.betas[1] + grad * grad * (1.0 - self.betas[1])
         update = m * corrections[0].float() / ((v * corrections[1].float()).sqrt() + self.eps)
-        with torch.no_grad():
-            for segment in self.flat.segments:
-                if segment.decay:
-                    part = slice(segment.offset, segment.offset + segment.numel)
-                    self._decay_plain(self.flat.data[part], update[part])
-            for buffer, new in (
-                (self.exp_avg, m),
-                (self.exp_avg_sq, v),
-                (self.flat.data, self.flat.data - self.lr * update),
-            ):
-                buffer.copy_(torch.where(finite, new, buffer))
-
-    def result(self) -> DeferredStepResult:
-        return DeferredStepResult(self.norm)
+        for piece in self._pieces:
+            if piece.decay:
+                part = slice(piece.start, piece.stop)
+                update[part].add_(self.flat.data[part], alpha=self.weight_decay)
+        scales = self._scales(self.flat.data, grad, update)
+        for piece in self._pieces:
+            update[piece.start : piece.stop].mul_(scales[piece.owner])
+        for buffer, new in (
+            (self.exp_avg, m),
+            (self.exp_avg_sq, v),
+            (self.flat.data, self.flat.data - self.lr * update),
+        ):
+            buffer.copy_(torch.where(finite, new, buffer))
 
 
 def select_capturable() -> None:

@@ -27,6 +27,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from mlbert.dist.sharding import ShardLayout
 from mlbert.feed import triton_expand
 from mlbert.feed.budget import Budget
 from mlbert.feed.compact import CompactBatch
@@ -34,10 +35,13 @@ from mlbert.feed.synthetic import SyntheticSource
 from mlbert.ops import dropout_key
 from mlbert.ops.triton import cast, device, embedding, loss, norm
 from mlbert.ops.triton.attention import attention
+from mlbert.optim.adam import Adam
 from mlbert.optim.adamw import AdamW
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
-from mlbert.optim.triton_lamb import TritonUpdate
+from mlbert.optim.pieces import pieces_of
+from mlbert.optim.stableadamw import StableAdamW
+from mlbert.optim.triton_adam import TritonAdam
 
 ARCHITECTURES = (80, 90, 100)
 FIRST_FP8_ARCHITECTURE = 89
@@ -205,15 +209,16 @@ def _cast(tokens: int = 4096) -> None:
             cast.gelu_backward_cast_transpose(x, x, bias, exact, scale, amax, dtype)
 
 
-def _update(optimizer: type[Lamb | AdamW], odd: int) -> None:
+def _update(optimizer: type[Adam], odd: int) -> None:
     """`odd` elements more leave the buffers without alignment."""
     sizes = {"a.weight": 1 << 20, "a.bias": 1024 + odd}
     flat = FlatParameters((name, torch.nn.Parameter(_tensor(size))) for name, size in sizes.items())
     settings = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
-    flags = {"bias_correction": True, "trust_ratio": optimizer.HAS_TRUST_RATIO}
-    update = TritonUpdate(flat.segments, _META, **settings, **flags)
-    copy = torch.empty(flat.numel, dtype=torch.bfloat16, device=_META)
-    update.launch((flat.data, flat.grad, torch.empty_like(flat.data), torch.empty_like(flat.data)), copy)
+    layout, flags = ShardLayout.whole(flat.numel), {"bias_correction": True, "scaling": optimizer.SCALING}
+    pieces = pieces_of(layout.parts, flat.segments)
+    update = TritonAdam(pieces, len(flat.segments), layout, _META, **settings, **flags)
+    buffers = (flat.data, flat.grad, torch.empty_like(flat.data), torch.empty_like(flat.data))
+    update.launch(buffers, after_block=lambda block: None)
 
 
 def cases() -> dict[str, Callable[[], None]]:
@@ -247,6 +252,7 @@ def cases() -> dict[str, Callable[[], None]]:
         "LAMB": lambda: _update(Lamb, 0),
         "LAMB unaligned": lambda: _update(Lamb, 1),
         "AdamW": lambda: _update(AdamW, 0),
+        "StableAdamW": lambda: _update(StableAdamW, 0),
     }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.world import World
+from mlbert.dist.sharding import ShardLayout
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 
@@ -55,7 +56,9 @@ def train(world: World, accumulation: int = 1, updates: int = 3, bucket_elements
     torch.manual_seed(5)
     model = TinyModel()
     flat = FlatParameters(model.named_parameters())
-    optimizer = Lamb(flat, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, max_grad_norm=1.0)
+    optimizer = Lamb(
+        flat, ShardLayout.whole(flat.numel), betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, max_grad_norm=1.0
+    )
     reducer = summed_in_buckets(flat, world, bucket_elements)
     generator = torch.Generator().manual_seed(9)
     grads, losses, norms = [], [], []
@@ -72,7 +75,7 @@ def train(world: World, accumulation: int = 1, updates: int = 3, bucket_elements
         reducer.finish()
         grads.append(flat.grad.tolist())
         losses.append(world.all_reduce_sum(loss).item())
-        norms.append(optimizer.step(0.02).grad_norm)
+        norms.append(float(optimizer.step(0.02)))
     return {
         "grads": grads,
         "losses": losses,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +18,12 @@ from mlbert.dist.sharding import ShardedReducer, ShardLayout
 from mlbert.dist.world import World
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
-from mlbert.optim.sharded_lamb import ShardedLamb
+from mlbert.optim.adam import Adam
+from mlbert.optim.adamw import AdamW
+from mlbert.optim.stableadamw import StableAdamW
 from rank_programs import TinyModel, loss_sum
 
+OTHERS: tuple[type[Adam], ...] = (AdamW, StableAdamW)
 SHARD_SHAPES = (
     ("word.weight", (37, 11)),
     ("one.weight", (1,)),
@@ -73,13 +77,14 @@ def sharded_lamb(
     nodes: bool = False,
     gathered: str = "fp32",
     save_as: str | None = None,
+    method: type[Adam] = Lamb,
 ) -> dict[str, Any]:
-    """Sharded LAMB on given gradients; saves the state after update 3, or begins with one that was saved there."""
+    """LAMB, or another method, on given gradients; saves the state after update 3, or begins with one that was saved there."""
     flat, layout = make_layout(world, nodes, block_elements)
     reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, clip_before)
     numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": None if clip_before else 1.0}
-    optimizer = ShardedLamb(flat, layout, **numbers, implementation=implementation, gathered=gathered)
-    first, results = 0, []
+    optimizer = method(flat, layout, **numbers, implementation=implementation, gathered=gathered)
+    first, norms = 0, []
     if load_from is not None:
         first = 3
         state = load_file(f"{folder}/{load_from}.safetensors")
@@ -88,7 +93,7 @@ def sharded_lamb(
     for update in range(first, updates):
         set_gradient(world, flat, update)
         reducer.finish()
-        results.append(optimizer.step(0.02))
+        norms.append(float(optimizer.step(0.02)))
         if update == 2 and save_as:
             state = optimizer.state_dict()
             with optimizer.exact_weights():
@@ -103,8 +108,8 @@ def sharded_lamb(
     return {
         "trained": trained,
         "weights": exact,
-        "norms": [result.grad_norm for result in results if not result.skipped],
-        "skipped": [result.skipped for result in results],
+        "norms": [norm for norm in norms if math.isfinite(norm)],
+        "skipped": [not math.isfinite(norm) for norm in norms],
         "shard": optimizer.exp_avg.numel(),
         "blocks": len(layout.blocks),
     }
@@ -136,6 +141,7 @@ def sharded_triton(world: World, folder: str) -> dict[str, Any]:
         "first": first,
         "continued": sharded_lamb(world, folder, implementation="triton", load_from="triton"),
         "bf16": sharded_lamb(world, folder, implementation="triton", gathered="bf16"),
+        "methods": {m.name: sharded_lamb(world, folder, implementation="triton", method=m) for m in OTHERS},
         "read on the host": host_reads(world),
     }
 
@@ -158,7 +164,7 @@ def host_reads(world: World) -> list[str]:
     flat, layout = make_layout(world, False, 500)
     reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, clip_before=1.0)
     numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": None}
-    optimizer = ShardedLamb(flat, layout, **numbers, implementation="triton", gathered="bf16")
+    optimizer = Lamb(flat, layout, **numbers, implementation="triton", gathered="bf16")
     set_gradient(world, flat, 0)
     with HostReads() as reads:
         reducer.finish()
@@ -175,6 +181,12 @@ def sharded(world: World, folder: str) -> dict[str, Any]:
         "plain": sharded_lamb(world, folder, save_as="saved"),
         "one block": sharded_lamb(world, folder, block_elements=1 << 20),
         "again": sharded_lamb(world, folder),
+        "native": sharded_lamb(world, folder, implementation="native"),
+        "methods": {
+            f"{method.name} {form}": sharded_lamb(world, folder, implementation=form, method=method)
+            for method in OTHERS
+            for form in ("plain", "native")
+        },
         "clipped before": sharded_lamb(world, folder, clip_before=1.0),
         "clipped before, not sharded": clipped_before(world),
         "continued": sharded_lamb(world, folder, load_from="alone"),
@@ -207,20 +219,21 @@ def clipped_before(world: World) -> dict[str, Any]:
     flat = FlatParameters(random_parameters())
     buckets = cut_buckets(flat.offsets, flat.numel, 500)
     reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before=1.0)
-    optimizer = Lamb(flat, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, max_grad_norm=None, implementation="plain")
-    results = []
+    layout, numbers = ShardLayout.whole(flat.numel), {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01}
+    optimizer = Lamb(flat, layout, **numbers, max_grad_norm=None, implementation="plain")
+    norms = []
     for update in range(5):
         set_gradient(world, flat, update)
         reducer.finish()
-        results.append(optimizer.step(0.02))
+        norms.append(float(optimizer.step(0.02)))
     reducer.prepare(last=True)
     sum(parameter.sum() for parameter in flat.parameters).backward()
     started = reducer.num_started
     reducer.finish()
     return {
         "weights": flat.data.tolist(),
-        "norms": [result.grad_norm for result in results if not result.skipped],
-        "skipped": [result.skipped for result in results],
+        "norms": [norm for norm in norms if math.isfinite(norm)],
+        "skipped": [not math.isfinite(norm) for norm in norms],
         "started_in_backward": started,
     }
 

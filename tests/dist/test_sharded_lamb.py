@@ -1,4 +1,4 @@
-"""Sharded LAMB on 1, 2 and 4 ranks against `Lamb` in one process: odd sizes, skipped steps, checkpoints, overlap.
+"""Sharded optimizers on 1, 2 and 4 ranks against one process: odd sizes, skipped steps, checkpoints, overlap.
 
 Shards are cut over all ranks and inside make-believe nodes of two ranks or one; weights travel exact and rounded.
 """
@@ -17,9 +17,11 @@ from safetensors.torch import load_file
 from harness import run_ranks
 from mlbert.core.errors import UserError
 from mlbert.dist.world import World
+from mlbert.optim.adam import Adam
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
-from sharded_programs import gradient_share, random_parameters, set_gradient, sharded_lamb
+from unsharded import unsharded
+from sharded_programs import OTHERS, gradient_share, random_parameters, set_gradient, sharded_lamb
 
 UPDATES = 5
 SKIPPED = [False, False, True, False, False]
@@ -28,22 +30,22 @@ TOLERANCES = {"rtol": 1e-5, "atol": 2e-8}
 OVERLAP_TOLERANCE = 5e-6  # the same of gradients of size 3
 
 
-def reference_lamb(max_grad_norm: float | None) -> tuple[Lamb, FlatParameters]:
+def reference(max_grad_norm: float | None, method: type[Adam] = Lamb) -> tuple[Adam, FlatParameters]:
     flat = FlatParameters(random_parameters())
     numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": max_grad_norm}
-    return Lamb(flat, **numbers, implementation="plain"), flat
+    return unsharded(method, flat, **numbers, implementation="plain"), flat
 
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Any]:
     """`Lamb` on the whole gradient: weights, norms, and the state after three steps."""
-    optimizer, flat = reference_lamb(1.0)
+    optimizer, flat = reference(1.0)
     norms, state = [], {}
     for update in range(UPDATES):
         set_gradient(World(), flat, update)
-        result = optimizer.step(0.02)
-        if not result.skipped:
-            norms.append(result.grad_norm)
+        norm = float(optimizer.step(0.02))
+        if math.isfinite(norm):
+            norms.append(norm)
         if update == 2:
             state = {key: torch.as_tensor(value).clone() for key, value in optimizer.state_dict().items()}
     return {"weights": flat.data, "norms": norms, "state": state}
@@ -78,12 +80,30 @@ def test_a_single_rank_equals_plain_lamb(tmp_path: Path, plain: dict[str, Any]) 
     assert_equals(sharded_lamb(World(), str(tmp_path)), plain)
 
 
-@pytest.mark.parametrize("case", ["plain", "one block"])
+@pytest.mark.parametrize("case", ["plain", "one block", "native"])
 def test_several_ranks_equal_plain_lamb(ranks: tuple[list[dict], Path], plain: dict[str, Any], case: str) -> None:
     found = ranks[0][0][case]
     assert found["blocks"] == (1 if case == "one block" else pytest.approx(14, abs=4)), "shards cut tensors"
     assert found["shard"] < plain["weights"].numel() / len(ranks[0]) + 64, "moments are shared out"
     assert_equals(found, plain)
+
+
+@pytest.mark.parametrize("form", ["plain", "native"])
+@pytest.mark.parametrize("method", OTHERS, ids=lambda cls: cls.name)
+def test_other_methods_on_several_ranks(ranks: tuple[list[dict], Path], method: type[Adam], form: str) -> None:
+    assert_equals_one_process(ranks[0][0]["methods"][f"{method.name} {form}"], method)
+    for result in ranks[0]:
+        assert result["methods"] == ranks[0][0]["methods"]
+
+
+def assert_equals_one_process(found: dict[str, Any], method: type[Adam]) -> None:
+    optimizer, flat = reference(1.0, method)
+    for update in range(UPDATES):
+        set_gradient(World(), flat, update)
+        optimizer.step(0.02)
+    assert found["skipped"] == SKIPPED
+    # An element whose gradients nearly cancel divides two small numbers: bounds are of the update's size, 0.02.
+    torch.testing.assert_close(torch.tensor(found["weights"]), flat.data, rtol=1e-4, atol=2e-6)
 
 
 def test_all_ranks_hold_the_same_bits_each_time(ranks: tuple[list[dict], Path]) -> None:
@@ -109,7 +129,7 @@ def test_state_does_not_tell_the_number_of_ranks(ranks: tuple[list[dict], Path],
 
 def clipped_by_hand(size: int) -> torch.Tensor:
     """Weights when each rank's share, scaled to the mean of its own samples, is clipped, and the sum is not."""
-    optimizer, flat = reference_lamb(None)
+    optimizer, flat = reference(None)
     for update in range(UPDATES):
         flat.zero_grad()
         for shares in torch.arange(4).chunk(size):
@@ -217,6 +237,8 @@ def test_triton_equals_plain_lamb(tmp_path: Path, plain: dict[str, Any], monkeyp
     results = run_ranks("sharded_programs:sharded_triton", 2, tmp_path, folder=str(tmp_path))
     assert_equals(results[0].value["first"], plain)
     assert results[0].value == results[1].value
+    for method in OTHERS:
+        assert_equals_one_process(results[0].value["methods"][method.name], method)
     continued = results[0].value["continued"]
     assert continued["weights"] == results[0].value["first"]["weights"], "the saved state continues bit for bit"
     assert results[0].value["read on the host"] == []

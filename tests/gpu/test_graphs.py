@@ -60,7 +60,7 @@ def history(
         torch.cuda.set_sync_debug_mode("error" if i == len(RATES) - 1 else "default")
         loss, result = step(parts, SEED, i, masked, samples, lr)
         torch.cuda.set_sync_debug_mode("default")
-        found.append([loss.clone(), torch.tensor(result.grad_norm), *(x.clone() for x in tensors)])
+        found.append([loss.clone(), result.clone(), *(x.clone() for x in tensors)])
     return found
 
 

@@ -20,12 +20,14 @@ from torch import Tensor
 
 from gpu_check.error_rule import FLOOR_STEPS, MAX_RATIO, ErrorRule, draws_for
 from gpu_check.op_cases import Case, OpCases
+from mlbert.dist.sharding import ShardLayout
 from mlbert.feed.batch import Batch
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.ops import dropout_key, reference, registry
 from mlbert.ops.dropout import attention_keep_mask, dropout_scale, dropout_threshold, keep_mask
 from mlbert.optim.flat import FlatParameters
-from mlbert.optim.lamb import Lamb, ReferenceLamb
+from mlbert.optim.lamb import Lamb
+from reference_optimizers import ReferenceLamb
 
 Row = tuple[str, Callable[[], dict[str, Any]]]
 LAMB_STEPS = 2
@@ -194,7 +196,7 @@ def check_lamb(config: BertConfig, device: torch.device) -> dict[str, Any]:
     errors, used = {}, {}
     for implementation in ("plain", "auto", "auto"):
         flat = FlatParameters([(name, torch.nn.Parameter(value.clone())) for name, value in weights.items()])
-        optimizer = Lamb(flat, **numbers, implementation=implementation)
+        optimizer = Lamb(flat, ShardLayout.whole(flat.numel), **numbers, implementation=implementation)
         for name, view in flat.views(flat.grad).items():
             view.copy_(grads[name])
         for _ in range(LAMB_STEPS):

@@ -14,6 +14,7 @@ from torch import Tensor
 from gpu_check.hardware import Peaks, device_name, median_seconds, peaks_of
 from gpu_check.op_cases import Case, OpCases
 from mlbert.bench.step import LAMB
+from mlbert.dist.sharding import ShardLayout
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.ops import registry
 from mlbert.ops.peak import gemm_peak_flops
@@ -65,7 +66,7 @@ def lamb_implementations(device: torch.device) -> tuple[str, ...]:
 
 
 def _lamb_of(flat: FlatParameters, implementation: str) -> Lamb:
-    return Lamb(flat, **LAMB, implementation=implementation)
+    return Lamb(flat, ShardLayout.whole(flat.numel), **LAMB, implementation=implementation)
 
 
 def _rated(rate: float, unit: str, peaks: Peaks | None, fp8: bool = False) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from mlbert.bench.step import LAMB, LEARNING_RATE
+from mlbert.dist.sharding import ShardLayout
 from mlbert.feed.batch import Batch
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.ops.fp8 import Products, Scaling
@@ -53,7 +54,7 @@ class Trainer:
             self.model, self.flat = start.model, start.flat
         scaling = Scaling(LINEARS_PER_LAYER * config.num_hidden_layers, products) if products else None
         self.model.bert.scaling = scaling.to(self.flat.data.device) if scaling else None
-        self.optimizer = Lamb(self.flat, **LAMB, implementation=lamb)
+        self.optimizer = Lamb(self.flat, ShardLayout.whole(self.flat.numel), **LAMB, implementation=lamb)
         self._steps = iter(range(10**9))
 
     def step(self) -> Tensor:

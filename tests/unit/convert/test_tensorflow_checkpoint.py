@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mlbert.train.weights import load_weights
 from safetensors.torch import load_file
 
 from mlbert.core.checkpoint_names import tf1_names
 from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.huggingface import padded_inputs
-from mlbert.train.weights import load_weights
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (pip install mlbert[tf])"

@@ -265,6 +265,7 @@ def test_any_legal_configuration_survives_a_round_trip_as_text(data: st.DataObje
     values = {name: data.draw(_legal_values(name), label=name) for name in train_settings()}
     values |= {"gradient_accumulation_steps": 1, "warmup_proportion": None, "keep_checkpoints": 1}
     values |= {"init_checkpoint": None, "average_packing_rate": 1.0}
+    values |= {"warmup_steps": 0, "lr_decay_end": None, "lr_decay_steps": 1, "lr_milestones": "3,9", "lr_gamma": 0.5}
     config = TrainConfig(**values)
     assert resolve({}, {}, {}, [], as_overrides(config)).config == config
     environ = dict(zip((row.env for row in train_settings().values()), _texts(config), strict=True))

@@ -10,6 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlbert.core import schedules
+from mlbert.core.config import resolve
+from mlbert.core.errors import UserError
+from mlbert.core.schedules import SCHEDULES, Cosine, Linear, Polynomial, WarmupStableDecay
+from mlbert.core.settings import train_settings
 
 ASSETS = Path(__file__).parents[2] / "assets" / "schedules"
 BENCHMARK = json.loads((ASSETS / "benchmark.json").read_text())
@@ -19,51 +23,132 @@ FLOAT32_REFERENCE = 1e-9
 
 @pytest.mark.parametrize("name", BENCHMARK)
 def test_polynomial_is_the_benchmarks(name: str) -> None:
-    wanted, settings = BENCHMARK[name]["lr"], BENCHMARK[name]["settings"]
+    wanted, numbers = BENCHMARK[name]["lr"], BENCHMARK[name]["settings"]
     assert len(wanted) == 201
+    schedule = Polynomial(
+        base_lr=numbers["init_lr"],
+        warmup_steps=numbers["num_warmup_steps"],
+        start_warmup_step=numbers["start_warmup_step"],
+        max_steps=numbers["num_train_steps"],
+        decay_end=numbers["num_train_steps"],
+        power=numbers["poly_power"],
+    )
     for step, lr in enumerate(wanted):
-        ours = schedules.polynomial_with_warmup(
-            step,
-            settings["init_lr"],
-            settings["num_warmup_steps"],
-            settings["start_warmup_step"],
-            settings["num_train_steps"],
-            settings["poly_power"],
-        )
-        assert ours == pytest.approx(lr, abs=FLOAT32_REFERENCE), step
+        assert schedule(step) == pytest.approx(lr, abs=FLOAT32_REFERENCE), step
 
 
 @pytest.mark.parametrize("case", MULTIPLIERS["cases"], ids=lambda case: case["name"])
 def test_multipliers(case: dict) -> None:
     # The WSD reference begins its ramp at 1e-10 instead of 0.
     tolerance = 1.01e-10 if case["function"] == "wsd" else 1e-12
-    schedule = getattr(schedules, case["function"])
+    schedule = SCHEDULES[case["function"]](base_lr=1.0, decay_end=case["arguments"]["max_steps"], **case["arguments"])
     for step, factor in zip(MULTIPLIERS["steps"], case["factor"], strict=True):
-        assert schedule(step, 1.0, **case["arguments"]) == pytest.approx(factor, abs=tolerance), step
+        assert schedule(step) == pytest.approx(factor, abs=tolerance), step
+
+
+def polynomial(base_lr: float, warmup: int, start: int, max_steps: int, power: float, **more: float) -> Polynomial:
+    return Polynomial(
+        base_lr=base_lr,
+        warmup_steps=warmup,
+        start_warmup_step=start,
+        max_steps=max_steps,
+        decay_end=max_steps,
+        power=power,
+        **more,
+    )
 
 
 def test_the_benchmarks_rate_drops_where_the_ramp_ends() -> None:
-    rates = [schedules.polynomial_with_warmup(step, 2.88293e-3, 57, -15, 120, 1.0) for step in (41, 42)]
-    assert rates[0] == pytest.approx(2.83e-3, abs=1e-5)
-    assert rates[1] == pytest.approx(1.87e-3, abs=1e-5)
+    schedule = polynomial(2.88293e-3, 57, -15, 120, 1.0)
+    assert schedule(41) == pytest.approx(2.83e-3, abs=1e-5)
+    assert schedule(42) == pytest.approx(1.87e-3, abs=1e-5)
 
 
 @settings(deadline=None)
 @given(st.integers(0, 400), st.integers(0, 100), st.integers(-100, 0), st.integers(1, 200), st.floats(0.1, 3))
 def test_a_legal_polynomial_stays_between_zero_and_base(step, warmup, start, max_steps, power) -> None:
-    rate = schedules.polynomial_with_warmup(step, 1.0, warmup, start, max_steps, power)
-    assert 0.0 <= rate <= 1.0
+    assert 0.0 <= polynomial(1.0, warmup, start, max_steps, power)(step) <= 1.0
 
 
 @settings(deadline=None)
-@given(st.integers(0, 300), st.integers(0, 50), st.integers(0, 50), st.integers(100, 200), st.floats(0, 1))
-def test_wsd_and_linear_end_at_the_final_factor(step, warmup, decay, max_steps, final) -> None:
-    for rate in (
-        schedules.wsd(step, 1.0, warmup, decay, max_steps, final),
-        schedules.linear(step, 1.0, warmup, max_steps, final),
+@given(st.integers(0, 300), st.integers(0, 50), st.integers(1, 50), st.integers(100, 200), st.floats(0, 1))
+def test_every_decay_ends_at_the_end_rate_and_stays_within_bounds(step, warmup, decay, max_steps, end) -> None:
+    common = {"base_lr": 1.0, "warmup_steps": warmup, "max_steps": max_steps, "decay_end": max_steps, "end_lr": end}
+    for schedule in (
+        Linear(**common),
+        Cosine(**common),
+        WarmupStableDecay(**common, decay_steps=decay),
+        Polynomial(**common, power=1.0),
     ):
-        assert -1e-12 <= rate <= 1.0 + 1e-12
-    assert schedules.linear(max_steps, 2.0, warmup, max_steps, final) == pytest.approx(2.0 * final)
-    assert schedules.wsd(max_steps, 2.0, warmup, decay, max_steps, final) == pytest.approx(
-        2.0 * (final if decay else 1)
+        assert -1e-12 <= schedule(step) <= 1.0 + 1e-12
+        assert schedule(max_steps) == schedule(max_steps + 7) == pytest.approx(end, abs=1e-12)
+
+
+def test_a_line_that_counts_from_one_and_begins_before_the_ramp_ends() -> None:
+    """e counts updates from 1: LR (e + 16) / 82 below 82, else the line from LR at e = 82 to the end rate at 179."""
+    base, end = 0.00039299421615882676, 0.0000494549100544884
+    schedule = Linear(
+        base_lr=base, warmup_steps=82, start_warmup_step=-16, max_steps=299, decay_end=179, end_lr=end, first_step=1
     )
+    for e in range(1, 300):
+        line = base + (min(e, 179) - 82) / 97 * (end - base)
+        assert schedule(e - 1) == pytest.approx(base * (e + 16) / 82 if e + 16 < 82 else line, rel=1e-12)
+    assert schedule(65) > base, "above the base rate between the ramp's end and e = 82"
+    assert schedule(81) == pytest.approx(base)
+
+
+def logged(schedule: schedules.Schedule) -> dict[str, int | float | str]:
+    events: list[tuple[str, int | float | str]] = []
+    schedule.hyperparameters(lambda key, value: events.append((key, value)))
+    assert len({key for key, _ in events}) == len(events), "each key once"
+    return dict(events)
+
+
+NUMBERS = {"lr_milestones": "30,60", "lr_gamma": "0.5", "lr_decay_steps": "10", "end_lr": "1e-5", "lr_decay_end": "90"}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_settings_make_each_schedule(name: str, defaults: dict[str, object], environ: dict[str, str]) -> None:
+    """From text to a rate and to the log; what a schedule does not read is a warning."""
+    flags = {key: value for key, value in NUMBERS.items() if key in SCHEDULES[name].SETTINGS}
+    resolved = resolve(defaults, environ, {**flags, "schedule": name, "max_steps": "100"}, (), ())
+    assert not [w for w in resolved.warnings if "does not read" in w]
+    schedule = schedules.make(resolved.config)
+    found = logged(schedule)
+    assert found["opt_learning_rate_decay_schedule"] == name
+    assert found["opt_base_learning_rate"] == resolved.config.learning_rate
+    assert found["opt_learning_rate_training_steps"] == 100
+    assert found.get("opt_end_learning_rate", 1e-5) == 1e-5
+    rates = [schedule(step) for step in range(120)]
+    assert rates[99] == rates[110]
+    assert (rates[110] < rates[40]) == (name != "constant")
+    unread = resolve(defaults, environ, {**flags, **NUMBERS, "schedule": name, "max_steps": "100"}, (), ())
+    named = [w.split()[0] for w in unread.warnings if "does not read" in w]
+    assert sorted(named) == sorted(train_settings()[key].env for key in NUMBERS if key not in SCHEDULES[name].SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"schedule": "multistep", "lr_gamma": "0.5"}, "LR_MILESTONES: is not set, and SCHEDULE=multistep needs it"),
+        (
+            {"schedule": "multistep", "lr_gamma": "0.5", "lr_milestones": "5,3"},
+            "LR_MILESTONES: '5,3' are not ascending",
+        ),
+        (
+            {"schedule": "multistep", "lr_gamma": "0.5", "lr_milestones": "5,x"},
+            "LR_MILESTONES: '5,x' are not ascending",
+        ),
+        ({"schedule": "wsd"}, "LR_DECAY_STEPS: is not set"),
+        ({"schedule": "wsd", "lr_decay_steps": "101"}, "LR_DECAY_STEPS: 101 is more than the 100 steps"),
+        ({"schedule": "linear", "lr_decay_end": "10"}, "SCHEDULE=linear: ends at step 10, the warm-up takes 10"),
+        ({"schedule": "cosin"}, "must be one of"),
+    ],
+)
+def test_what_a_schedule_cannot_do_is_one_line(
+    flags: dict[str, str], reason: str, defaults: dict[str, object], environ: dict[str, str]
+) -> None:
+    with pytest.raises(UserError) as failure:
+        resolve(defaults, environ, {**flags, "max_steps": "100", "warmup_steps": "10"}, (), ())
+    assert reason in str(failure.value)
+    assert "\n" not in str(failure.value)

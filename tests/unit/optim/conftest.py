@@ -1,9 +1,10 @@
-"""Shared by the optimizer tests: the published trajectories and parameters of ugly shapes."""
+"""Shared by the optimizer tests: the published trajectories, parameters of ugly shapes, methods and forms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 from mlbert.core import native
 from mlbert.optim.flat import FlatParameters
 
-ASSET = Path(__file__).resolve().parents[2] / "assets" / "lamb" / "trajectories.npz"
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
 # Around the kernels' block (8192 elements) and vector lengths; with and without decay next to each other.
 UGLY_SHAPES = (
     ("one.weight", (1,)),
@@ -25,13 +26,39 @@ UGLY_SHAPES = (
     ("zero.weight", (33,)),
     ("last.bias", (5,)),
 )
+Arrays = Mapping[str, np.ndarray]
 
 
 @pytest.fixture(scope="session")
-def trajectories() -> dict[str, np.ndarray]:
-    """The arrays of tests/assets/lamb, by key."""
-    with np.load(ASSET, allow_pickle=False) as archive:
-        return {key: archive[key] for key in archive.files}
+def trajectories() -> Arrays:
+    """The arrays of tests/assets/lamb and tests/assets/adamw, by key."""
+    arrays: dict[str, np.ndarray] = {}
+    for folder in ("lamb", "adamw"):
+        with np.load(ASSETS / folder / "trajectories.npz", allow_pickle=False) as archive:
+            arrays |= {key: archive[key] for key in archive.files}
+    return arrays
+
+
+@pytest.fixture(scope="session")
+def follows_trajectory(trajectories: Arrays) -> Callable[..., None]:
+    """Runs ten updates on the published gradients and compares the weights after updates 1, 2, 5 and 10."""
+
+    def check(make: Callable[[FlatParameters], Any], config: str, rates: list[float], decay_all: bool = False) -> None:
+        names = [key.removeprefix("w0/") for key in trajectories if key.startswith("w0/")]
+        pairs = [(name, nn.Parameter(torch.from_numpy(trajectories[f"w0/{name}"]))) for name in names]
+        flat = FlatParameters(pairs, decayed=lambda name: True) if decay_all else FlatParameters(pairs)
+        optimizer, saved = make(flat), [1, 2, 5, 10]
+        for update, lr in enumerate(rates, start=1):
+            for name, grad in flat.views(flat.grad).items():
+                grad.copy_(torch.from_numpy(trajectories[f"grad/{name}"][update - 1]))
+            optimizer.step(lr)
+            if update in saved:
+                for name, weight in flat.views(flat.data).items():
+                    expected = trajectories[f"{config}/w/{name}"][saved.index(update)]
+                    # Against float64 the published float32 programs themselves are off by 5.6e-7.
+                    np.testing.assert_allclose(weight.numpy(), expected, rtol=0, atol=1e-6, err_msg=name)
+
+    return check
 
 
 @pytest.fixture

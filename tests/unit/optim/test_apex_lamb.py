@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from mlbert.core.errors import UserError
 from mlbert.core.native import NativeUnavailable
 from mlbert.optim.adamw import AdamW
-from mlbert.optim.apex_lamb import ApexUpdate, find_fused_lamb
+from mlbert.optim.apex_lamb import ApexLamb, find_fused_lamb
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from unsharded import unsharded
 
 SETTINGS: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.05, "max_grad_norm": 1.0}
 
@@ -52,14 +53,14 @@ class StandIn(torch.optim.Optimizer):
         parameter.sub_(group["lr"] * ratio * update)
 
 
-def apex_update(flat: FlatParameters) -> tuple[ApexUpdate, tuple[Tensor, Tensor]]:
+def apex_lamb(flat: FlatParameters) -> tuple[ApexLamb, tuple[Tensor, Tensor]]:
     moments = (torch.zeros_like(flat.data), torch.zeros_like(flat.data))
-    return ApexUpdate(StandIn, flat, moments, **SETTINGS, bias_correction=True), moments
+    return ApexLamb(StandIn, flat, moments, **SETTINGS, bias_correction=True), moments
 
 
 def test_decay_goes_to_the_segments_that_have_it(make_flat: Callable[[], FlatParameters]) -> None:
     flat = make_flat()
-    fused = apex_update(flat)[0]._fused
+    fused = apex_lamb(flat)[0]._fused
     found = {id(p): group["weight_decay"] for group in fused.param_groups for p in group["params"]}
     for parameter, segment in zip(flat.parameters, flat.segments, strict=True):
         assert found.pop(id(parameter)) == (0.05 if segment.decay else 0.0)
@@ -69,7 +70,7 @@ def test_decay_goes_to_the_segments_that_have_it(make_flat: Callable[[], FlatPar
 def test_updates_are_those_of_lamb_on_the_same_buffers(make_flat: Callable[[], FlatParameters]) -> None:
     """Rate and number of the update change from step to step; the stand-in keeps nothing but the flat moments."""
     flat, plain_flat = make_flat(), make_flat()
-    (apex, moments), plain = apex_update(flat), Lamb(plain_flat, **SETTINGS, implementation="plain")
+    (apex, moments), plain = apex_lamb(flat), unsharded(Lamb, plain_flat, **SETTINGS, implementation="plain")
     for update in range(1, 5):
         apex.step(0.01 / update, update)
         plain.step(0.01 / update)
@@ -80,8 +81,8 @@ def test_updates_are_those_of_lamb_on_the_same_buffers(make_flat: Callable[[], F
 
 @pytest.mark.parametrize("optimizer", [Lamb, AdamW])
 def test_it_is_refused_in_one_line(make_flat: Callable[[], FlatParameters], optimizer: type) -> None:
-    with pytest.raises(UserError, match=r"apex optimizer.*LAMB on CUDA") as failure:
-        optimizer(make_flat(), **SETTINGS, implementation="apex")
+    with pytest.raises(UserError, match=r"apex optimizer.*(for CUDA|no such form)") as failure:
+        unsharded(optimizer, make_flat(), **SETTINGS, implementation="apex")
     assert "\n" not in str(failure.value)
 
 
@@ -98,4 +99,4 @@ def test_an_apex_without_kernels_is_named(make_flat: Callable[[], FlatParameters
 
     flat = make_flat()
     with pytest.raises(NativeUnavailable, match="requires cuda extensions"):
-        ApexUpdate(without_kernels, flat, (flat.data, flat.grad), **SETTINGS, bias_correction=True)
+        ApexLamb(without_kernels, flat, (flat.data, flat.grad), **SETTINGS, bias_correction=True)

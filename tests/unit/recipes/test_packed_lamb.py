@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from mlbert.cli.main import main
-from mlbert.recipes.packed_lamb import optimizer_implementation
+from mlbert.optim.methods import implementation
 from training_settings import read_metrics, train_arguments
 
 
@@ -24,14 +24,14 @@ from training_settings import read_metrics, train_arguments
     ],
 )
 def test_the_form_of_the_optimizer(ops: str, asked: str, expected: str) -> None:
-    assert optimizer_implementation(SimpleNamespace(ops=ops, optimizer_implementation=asked)) == expected
+    assert implementation(SimpleNamespace(ops=ops, optimizer_implementation=asked)) == expected
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"weights_allgather": "bf16"}, "WEIGHTS_ALLGATHER=bf16"),
-        ({"optimizer_implementation": "apex", "sharded_optimizer": "all"}, "apex optimizer: does not shard"),
+        ({"optimizer_implementation": "apex", "sharded_optimizer": "all"}, "apex optimizer: it does not shard"),
         ({"sharded_optimizer": "yes"}, "off, node, all"),
     ],
 )

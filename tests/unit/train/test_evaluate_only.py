@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from mlbert.train.weights import load_weights
 from safetensors.torch import load_file, save_file
 
 from mlbert.cli.main import main
@@ -17,7 +18,6 @@ from mlbert.models.huggingface import to_huggingface
 from mlbert.models.renaming import padded
 from mlbert.store.open import describe
 from mlbert.train.evaluate import evaluate
-from mlbert.train.weights import load_weights
 from training_settings import SHAPE, train_arguments
 
 

@@ -36,7 +36,15 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
     monitor.evaluation(state, {"mlm_accuracy": 0.125, "loss": 5.5}, 3.0)
     monitor.close()
     text = out.getvalue()
-    for piece in ("step 50", "250 samples/s", "loss 6.250", "accuracy 0.1250", "loss 5.5000", "left", "evaluation at 500 samples"):
+    for piece in (
+        "step 50",
+        "250 samples/s",
+        "loss 6.250",
+        "accuracy 0.1250",
+        "loss 5.5000",
+        "left",
+        "evaluation at 500 samples",
+    ):
         assert piece in text
     assert ("\x1b" in text) == terminal
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from host_batches import made_up_batches
+from mlbert.models.objectives import PreTraining
 from torch import Tensor
 
 from capturable import SETTINGS
 from capturable import SHAPE as SMALL
-from host_batches import made_up_batches
 from mlbert import ops
 from mlbert.dist.capture import Capture, NoCapture
 from mlbert.dist.reduce import GradientReducer, cut_buckets
@@ -19,7 +20,6 @@ from mlbert.dist.sharding import ShardLayout
 from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
 from mlbert.models.bert import BertForPreTraining
-from mlbert.models.objectives import PreTraining
 from mlbert.ops.fp8 import Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb

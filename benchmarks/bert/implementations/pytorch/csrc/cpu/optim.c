@@ -1,26 +1,29 @@
 /*
- * LAMB and AdamW on flat float32 buffers, for CPUs. Called through ctypes from mlbert/optim/kernels.py; the formulas
- * are in mlbert/optim/lamb.py and adamw.py.
+ * Optimizers with Adam's direction on flat float32 buffers, for CPUs. Called through ctypes from
+ * mlbert/optim/native_adam.py; the formulas are in mlbert/optim/adam.py.
  *
- * The buffers are walked in blocks that never cross a segment (one parameter tensor). Each block's sums are stored and
- * later added in block order, so results do not depend on how many threads there are.
+ * The buffers are walked in blocks that never cross a parameter ("owner"). Each block's sums are stored and later added
+ * in block order, so results do not depend on how many threads there are.
  */
 #include <math.h>
 #include <stdint.h>
 
+enum { SCALE_NONE, SCALE_TRUST_RATIO, SCALE_RMS }; /* mlbert.optim.adam.Scaling */
+
 struct scalars {
     double beta_1, beta_2; /* double: 1 - 0.999f is off by 1.3e-5 of its value */
     float lr, grad_scale, correction_1, correction_2, eps, weight_decay;
+    int64_t scaling;
 };
 
 struct blocks {
-    const int64_t *offset;              /* [num_blocks] first element */
-    const int64_t *length;              /* [num_blocks] elements */
-    const int64_t *segment;             /* [num_blocks] owner */
-    const int64_t *segment_first_block; /* [num_segments + 1] */
-    const int64_t *segment_decay;       /* [num_segments] 0: neither decay nor trust ratio */
-    const int64_t *group_first_block;   /* [num_groups + 1] */
-    int64_t num_blocks, num_groups;
+    const int64_t *offset;            /* [num_blocks] first element */
+    const int64_t *length;            /* [num_blocks] elements */
+    const int64_t *owner;             /* [num_blocks] ascending */
+    const int64_t *decay;             /* [num_blocks] 0: no decay and no trust ratio */
+    const int64_t *owner_first_block; /* [num_owners + 1] */
+    const int64_t *group_first_block; /* [num_groups + 1] */
+    int64_t num_groups;
 };
 
 /* Sum of squares of x[n], in double; sums[ceil(n / block)] is scratch. */
@@ -90,65 +93,120 @@ static void moments_and_norms(const float *restrict w, const float *restrict g, 
     *update_sum = sum_u;
 }
 
-/* Second half of LAMB: rate is learning rate times trust ratio. */
+/* First half of StableAdamW: moments, and the sum of g^2 / max(corrected v, eps^2). */
+static double moments_and_rms(const float *restrict g, float *restrict m, float *restrict v, int64_t n,
+                              const struct scalars *s)
+{
+    const struct scalars k = *s;
+    const float beta_1 = (float)k.beta_1, beta_2 = (float)k.beta_2;
+    const float alpha_1 = (float)(1.0 - k.beta_1), alpha_2 = (float)(1.0 - k.beta_2);
+    const float least = k.eps * k.eps;
+    double sum = 0.0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; ++i) {
+        const float grad = g[i] * k.grad_scale;
+        const float v_new = beta_2 * v[i] + alpha_2 * grad * grad;
+        const float corrected = v_new * k.correction_2;
+        m[i] = beta_1 * m[i] + alpha_1 * grad;
+        v[i] = v_new;
+        sum += (double)(grad * grad / (corrected > least ? corrected : least));
+    }
+    return sum;
+}
+
+/* Second half: rate is learning rate times the parameter's scale; decay is the weight decay or 0. */
 static void apply_block(float *restrict w, const float *restrict m, const float *restrict v, int64_t n,
-                        const struct scalars *s, float rate)
+                        const struct scalars *s, float rate, float decay)
 {
     const struct scalars k = *s;
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i)
-        w[i] -= rate * (direction(m[i], v[i], &k) + k.weight_decay * w[i]);
+        w[i] -= rate * (direction(m[i], v[i], &k) + decay * w[i]);
 }
 
-static float trust_ratio(const struct blocks *t, int64_t segment, const double *weight_sums, const double *update_sums)
+static inline int is_scaled(const struct scalars *s, int64_t decay)
 {
-    double weight = 0.0, update = 0.0;
-    for (int64_t b = t->segment_first_block[segment]; b < t->segment_first_block[segment + 1]; ++b) {
-        weight += weight_sums[b];
-        update += update_sums[b];
-    }
-    return weight > 0.0 && update > 0.0 ? (float)(sqrt(weight) / sqrt(update)) : 1.0f;
+    return s->scaling == SCALE_RMS || (s->scaling == SCALE_TRUST_RATIO && decay);
 }
 
-/* One LAMB update of w, m, v [sum of lengths]; weight_sums and update_sums [num_blocks] are scratch. */
-void optim_lamb(float *w, const float *g, float *m, float *v, const struct blocks *t, const struct scalars *s,
-                double *weight_sums, double *update_sums, int threads)
+/* Everything for a block that is not scaled; for one that is, moments and sums. */
+static void first_pass(float *w, const float *g, float *m, float *v, const struct blocks *t, const struct scalars *s,
+                       int64_t b, double *sums_1, double *sums_2)
+{
+    const int64_t o = t->offset[b], n = t->length[b];
+    if (!is_scaled(s, t->decay[b])) {
+        update_block(w + o, g + o, m + o, v + o, n, s, t->decay[b] ? s->weight_decay : 0.0f);
+    } else if (s->scaling == SCALE_RMS) {
+        sums_1[b] = (double)n;
+        sums_2[b] = moments_and_rms(g + o, m + o, v + o, n, s);
+    } else {
+        moments_and_norms(w + o, g + o, m + o, v + o, n, s, &sums_1[b], &sums_2[b]);
+    }
+}
+
+/* What a parameter's update is scaled by, from both of its sums. */
+static float scale_of(const struct scalars *s, double sum_1, double sum_2)
+{
+    if (s->scaling == SCALE_RMS && sum_2 < sum_1)
+        return 1.0f;
+    return sum_1 > 0.0 && sum_2 > 0.0 ? (float)(sqrt(sum_1) / sqrt(sum_2)) : 1.0f;
+}
+
+static void second_pass(float *w, const float *m, const float *v, const struct blocks *t, const struct scalars *s,
+                        int64_t b, float scale)
+{
+    const int64_t o = t->offset[b];
+    apply_block(w + o, m + o, v + o, t->length[b], s, s->lr * scale, t->decay[b] ? s->weight_decay : 0.0f);
+}
+
+/* One update of w, m, v [sum of lengths], all of each parameter being here; sums_1 and sums_2 [num_blocks] are
+ * scratch. */
+void optim_update(float *w, const float *g, float *m, float *v, const struct blocks *t, const struct scalars *s,
+                  double *sums_1, double *sums_2, int threads)
 {
 #pragma omp parallel num_threads(threads)
     for (int64_t group = 0; group < t->num_groups; ++group) {
         const int64_t first = t->group_first_block[group], end = t->group_first_block[group + 1];
 #pragma omp for schedule(static) /* waits at its end: the sums of the group are complete */
-        for (int64_t b = first; b < end; ++b) {
-            const int64_t o = t->offset[b];
-            if (t->segment_decay[t->segment[b]])
-                moments_and_norms(w + o, g + o, m + o, v + o, t->length[b], s, &weight_sums[b], &update_sums[b]);
-            else
-                update_block(w + o, g + o, m + o, v + o, t->length[b], s, 0.0f);
-        }
+        for (int64_t b = first; b < end; ++b)
+            first_pass(w, g, m, v, t, s, b, sums_1, sums_2);
         int64_t known = -1;
-        float rate = 0.0f;
+        float scale = 1.0f;
 #pragma omp for schedule(static) nowait /* the next group touches other elements */
         for (int64_t b = first; b < end; ++b) {
-            const int64_t segment = t->segment[b], o = t->offset[b];
-            if (!t->segment_decay[segment])
+            if (!is_scaled(s, t->decay[b]))
                 continue;
-            if (segment != known) {
-                rate = s->lr * trust_ratio(t, segment, weight_sums, update_sums);
-                known = segment;
+            if (t->owner[b] != known) { /* a thread's blocks follow each other: once a parameter, not once a block */
+                known = t->owner[b];
+                double sum_1 = 0.0, sum_2 = 0.0;
+                for (int64_t i = t->owner_first_block[known]; i < t->owner_first_block[known + 1]; ++i) {
+                    sum_1 += sums_1[i];
+                    sum_2 += sums_2[i];
+                }
+                scale = scale_of(s, sum_1, sum_2);
             }
-            apply_block(w + o, m + o, v + o, t->length[b], s, rate);
+            second_pass(w, m, v, t, s, b, scale);
         }
     }
 }
 
-/* One AdamW update of w, m, v [sum of lengths]. */
-void optim_adamw(float *w, const float *g, float *m, float *v, const struct blocks *t, const struct scalars *s,
-                 int threads)
+/* The two halves of an update of a shard, between which the sums of each parameter are added over the ranks; each for
+ * blocks first to end. */
+void optim_first_pass(float *w, const float *g, float *m, float *v, const struct blocks *t, const struct scalars *s,
+                      int64_t first, int64_t end, double *sums_1, double *sums_2, int threads)
 {
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t b = 0; b < t->num_blocks; ++b) {
-        const int64_t o = t->offset[b];
-        const float decay = t->segment_decay[t->segment[b]] ? s->weight_decay : 0.0f;
-        update_block(w + o, g + o, m + o, v + o, t->length[b], s, decay);
+    for (int64_t b = first; b < end; ++b)
+        first_pass(w, g, m, v, t, s, b, sums_1, sums_2);
+}
+
+/* totals [2][num_owners]: the sums over all ranks. */
+void optim_second_pass(float *w, const float *m, const float *v, const struct blocks *t, const struct scalars *s,
+                       int64_t first, int64_t end, const double *totals, int64_t num_owners, int threads)
+{
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t b = first; b < end; ++b) {
+        if (is_scaled(s, t->decay[b]))
+            second_pass(w, m, v, t, s, b, scale_of(s, totals[t->owner[b]], totals[num_owners + t->owner[b]]));
     }
 }

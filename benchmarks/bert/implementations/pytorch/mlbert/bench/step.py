@@ -21,6 +21,7 @@ import torch
 
 from mlbert import ops
 from mlbert.core.errors import UserError
+from mlbert.dist.sharding import ShardLayout
 from mlbert.feed.batch import Batch
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.packed import make_batch as pack_into_batch
@@ -75,7 +76,7 @@ def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> 
 def our_side(batch: Batch, model: BertForPreTraining, seed: int) -> Side:
     """Our model with LAMB on flat buffers; moves the model's weights into one."""
     flat, steps = FlatParameters(model.ordered_parameters()), itertools.count()
-    optimizer = Lamb(flat, **LAMB)
+    optimizer = Lamb(flat, ShardLayout.whole(flat.numel), **LAMB)
 
     def step() -> float:
         flat.zero_grad()

@@ -20,6 +20,7 @@ from typing import Any
 
 from mlbert.core.config_files import check_exports, name_shape, read_yaml, unknown_name
 from mlbert.core.errors import UserError
+from mlbert.core.schedules import SCHEDULES, Linear, parse_milestones
 from mlbert.core.settings import LAUNCH_SETTINGS, Setting, TrainConfig, settings_by_env, train_settings
 
 __all__ = [
@@ -177,7 +178,7 @@ def resolve(
     origins = {name: origin for name, (_, origin) in chosen.items()}
     config = TrainConfig(**values)
     validate(config)
-    return Resolved(config, origins, [*_near_misses(environ), *_oddities(config)])
+    return Resolved(config, origins, [*_near_misses(environ), *_oddities(config), *_unread(config, origins)])
 
 
 def convert(row: Setting, value: object, origin: str) -> object:
@@ -234,6 +235,29 @@ def validate(config: TrainConfig) -> None:
         )
     if config.init_checkpoint is not None and config.init_checkpoint == config.output_dir:
         raise UserError("INIT_CHECKPOINT", "is the run folder LOGDIR itself", "Name the checkpoint to start from")
+    _validate_schedule(config)
+
+
+def _validate_schedule(config: TrainConfig) -> None:
+    reads = SCHEDULES[config.schedule].SETTINGS
+    rows = train_settings()
+    for name in ("lr_decay_steps", "lr_milestones", "lr_gamma"):
+        if name in reads and getattr(config, name) is None:
+            reason = f"is not set, and SCHEDULE={config.schedule} needs it"
+            raise UserError(rows[name].env, reason, f"Export {rows[name].env}, or give {rows[name].flag}")
+    end = config.lr_decay_end or config.max_steps
+    if issubclass(SCHEDULES[config.schedule], Linear) and config.num_warmup_steps >= end:
+        reason = f"ends at step {end}, the warm-up takes {config.num_warmup_steps}"
+        raise UserError(f"SCHEDULE={config.schedule}", reason, "Set a shorter warm-up, or a later LR_DECAY_END")
+    if "lr_decay_steps" in reads and config.lr_decay_steps is not None and config.lr_decay_steps > end:
+        reason = f"{config.lr_decay_steps} is more than the {end} steps until the decay ends"
+        raise UserError("LR_DECAY_STEPS", reason, "Set fewer, or more MAX_STEPS")
+    if "lr_milestones" in reads and config.lr_milestones is not None:
+        try:
+            parse_milestones(config.lr_milestones)
+        except ValueError:
+            reason = f"{config.lr_milestones!r} are not ascending steps with commas between"
+            raise UserError("LR_MILESTONES", reason, "Give for example 800,1200") from None
 
 
 def markdown_table() -> str:
@@ -360,7 +384,23 @@ def _oddities(config: TrainConfig) -> list[str]:
         )
     if config.submission_division == "closed" and config.target_mlm_accuracy != 0.720:
         sentences.append(f"the closed division wants 0.72, TARGET_MLM_ACCURACY is {config.target_mlm_accuracy:g}")
+    if config.submission_division == "closed" and (config.optimizer, config.schedule) != ("lamb", "polynomial"):
+        sentences.append(
+            f"the closed division wants LAMB with polynomial decay, not {config.optimizer} with {config.schedule}"
+        )
     return sentences
+
+
+def _unread(config: TrainConfig, origins: Mapping[str, str]) -> list[str]:
+    """Sentences about settings that were given but that the schedule does not read."""
+    rows = train_settings()
+    readers = {name for schedule in SCHEDULES.values() for name in schedule.SETTINGS}
+    unread = readers - set(SCHEDULES[config.schedule].SETTINGS)
+    return [
+        f"{row.env} is set, but SCHEDULE={config.schedule} does not read it"
+        for name, row in rows.items()
+        if name in unread and getattr(config, name) is not None and origins[name] not in ("recipe default", "not set")
+    ]
 
 
 def _article(row: Setting) -> str:

@@ -1,84 +1,235 @@
-"""Learning rate schedules as pure functions of the step.
+"""Learning rate schedules: small objects that give the rate of a step and name their numbers for the log.
 
-``step`` counts the updates done before this one: the first update has step 0. All arithmetic is in double precision.
+    rate = schedule(step)     step counts the updates done before this one, from 0
+
+A schedule counts in t = step + first_step. All but the constant one decay after a ramp:
+
+    t - start_warmup_step < warmup_steps:   base_lr (t - start_warmup_step) / warmup_steps
+    after that:                             `decayed(t)`, until `decay_end` and beyond
+
+All arithmetic is in double precision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from mlbert.core.settings import TrainConfig
 
 
-def polynomial_with_warmup(
-    step: int, base_lr: float, warmup_steps: int, start_warmup_step: int, max_steps: int, power: float
-) -> float:
-    """The benchmark's schedule: a warm-up ramp, then polynomial decay to zero.
-
-    The ramp runs over the ``warmup_steps`` updates from ``start_warmup_step`` on. The decay counts from step 0
-    whatever the ramp, so that the rate can drop at the ramp's end. With ``start_warmup_step`` above 0 the rate is
-    negative before that step, as in the benchmark's reference; configurations that ask for it are refused.
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A ramp, then a constant rate; the others replace what comes after the ramp.
 
     Args:
-        step: updates done so far.
         base_lr: learning rate at the end of the ramp.
         warmup_steps: length of the ramp, steps; 0 for none.
-        start_warmup_step: where the ramp begins, steps; at most 0 in a legal configuration.
-        max_steps: where the decay reaches zero, steps.
+        start_warmup_step: where the ramp begins, steps; at most 0 in a legal configuration. With one above 0 the rate
+            is negative before that step, as in the benchmark's reference.
+        max_steps: length of the training, steps; for the log.
+        decay_end: where the decay ends, steps; the rate stays as it is from there on.
+        first_step: the number of the first update, 0 or 1.
+    """
+
+    name: ClassVar[str] = "constant"
+    SETTINGS: ClassVar[tuple[str, ...]] = ()  # fields of `TrainConfig` that only some schedules read
+
+    base_lr: float
+    warmup_steps: int = 0
+    start_warmup_step: int = 0
+    max_steps: int
+    decay_end: int
+    first_step: int = 0
+
+    def __call__(self, step: int) -> float:
+        """The rate of the update before which `step` were done."""
+        t = step + self.first_step
+        if t - self.start_warmup_step < self.warmup_steps:
+            return self.base_lr * (t - self.start_warmup_step) / self.warmup_steps
+        return self.decayed(t)
+
+    def decayed(self, t: int) -> float:
+        """The rate after the ramp."""
+        return self.base_lr
+
+    def hyperparameters(self, event: Callable[[str, int | float | str], None]) -> None:
+        """Names each number once, as the benchmark's log calls it: ``event(key, value)``."""
+        event("opt_base_learning_rate", self.base_lr)
+        event("opt_learning_rate_decay_schedule", self.name)
+        event("opt_learning_rate_training_steps", self.max_steps)
+        event("opt_learning_rate_warmup_steps", self.warmup_steps)
+        event("num_warmup_steps", self.warmup_steps)
+        event("start_warmup_step", self.start_warmup_step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Polynomial(Schedule):
+    """The benchmark's schedule: polynomial decay, which counts from step 0 whatever the ramp.
+
+    So the rate can drop at the ramp's end.
+
+    Args:
         power: exponent of the decay.
+        end_lr: rate at the decay's end; the reference has 0.
     """
-    if step - start_warmup_step < warmup_steps:
-        return base_lr * (step - start_warmup_step) / warmup_steps
-    return base_lr * (1.0 - min(step, max_steps) / max_steps) ** power
+
+    name = "polynomial"
+    SETTINGS = ("poly_power", "end_lr", "lr_decay_end")
+
+    power: float
+    end_lr: float = 0.0
+
+    def decayed(self, t: int) -> float:
+        """From `base_lr` at step 0 to `end_lr` at the decay's end."""
+        left = (1.0 - min(t, self.decay_end) / self.decay_end) ** self.power
+        return self.end_lr + (self.base_lr - self.end_lr) * left
+
+    def hyperparameters(self, event: Callable[[str, int | float | str], None]) -> None:
+        """As in `Schedule`, with power and end."""
+        super().hyperparameters(event)
+        event("opt_lamb_learning_rate_decay_poly_power", self.power)
+        event("opt_end_learning_rate", self.end_lr)
 
 
-def linear(step: int, base_lr: float, warmup_steps: int, max_steps: int, final_factor: float = 0.0) -> float:
-    """A warm-up ramp from zero, then a straight line to ``final_factor * base_lr`` at ``max_steps``.
+@dataclass(frozen=True, kw_only=True)
+class Linear(Schedule):
+    """A straight line from `base_lr` at step `warmup_steps` to `end_lr`.
+
+    The line is that of a ramp that begins at step 0. With a negative `start_warmup_step` the ramp ends earlier, and
+    until step `warmup_steps` the rate is above `base_lr`.
 
     Args:
-        step: updates done so far.
-        base_lr: learning rate at the end of the ramp.
-        warmup_steps: length of the ramp, steps.
-        max_steps: where the line ends, steps; constant after it.
-        final_factor: share of ``base_lr`` at the end.
+        end_lr: rate at the decay's end.
     """
-    if step < warmup_steps:
-        return base_lr * step / warmup_steps
-    if step >= max_steps:
-        return base_lr * final_factor
-    done = (step - warmup_steps) / (max_steps - warmup_steps)
-    return base_lr * (1.0 + done * (final_factor - 1.0))
+
+    name = "linear"
+    SETTINGS = ("end_lr", "lr_decay_end")
+
+    end_lr: float = 0.0
+
+    def share_done(self, t: int) -> float:
+        """How much of the decay is done, 1 at its end."""
+        if t >= self.decay_end:
+            return 1.0
+        return (t - self.warmup_steps) / (self.decay_end - self.warmup_steps)
+
+    def decayed(self, t: int) -> float:
+        """On the line."""
+        return self.base_lr + self.share_done(t) * (self.end_lr - self.base_lr)
+
+    def hyperparameters(self, event: Callable[[str, int | float | str], None]) -> None:
+        """As in `Schedule`, with the end."""
+        super().hyperparameters(event)
+        event("opt_end_learning_rate", self.end_lr)
 
 
-def multistep(step: int, base_lr: float, warmup_steps: int, milestones: Sequence[int], gamma: float) -> float:
-    """A warm-up ramp from zero, then ``base_lr`` times ``gamma`` for each milestone reached.
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Linear):
+    """Half a cosine from `base_lr` at step `warmup_steps` to `end_lr`; arguments as in `Linear`."""
+
+    name = "cosine"
+
+    def decayed(self, t: int) -> float:
+        """On the cosine, which has its top where a ramp from step 0 would end."""
+        done = max(self.share_done(t), 0.0)
+        return self.end_lr + (self.base_lr - self.end_lr) * 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupStableDecay(Schedule):
+    """A plateau, and a straight line over the last `decay_steps` before `decay_end`.
 
     Args:
-        step: updates done so far.
-        base_lr: learning rate at the end of the ramp.
-        warmup_steps: length of the ramp, steps; milestones inside it act when it ends.
-        milestones: steps at which the rate is multiplied.
+        decay_steps: length of the line, steps.
+        end_lr: rate at its end.
+    """
+
+    name = "wsd"
+    SETTINGS = ("lr_decay_steps", "end_lr", "lr_decay_end")
+
+    decay_steps: int
+    end_lr: float = 0.0
+
+    def decayed(self, t: int) -> float:
+        """On the plateau or the line."""
+        done = min(t, self.decay_end) - (self.decay_end - self.decay_steps)
+        return self.base_lr + max(done, 0) / self.decay_steps * (self.end_lr - self.base_lr)
+
+    def hyperparameters(self, event: Callable[[str, int | float | str], None]) -> None:
+        """As in `Schedule`, with the line's length and end."""
+        super().hyperparameters(event)
+        event("opt_learning_rate_decay_steps", self.decay_steps)
+        event("opt_end_learning_rate", self.end_lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiStep(Schedule):
+    """`base_lr` times `gamma` for each milestone reached.
+
+    Args:
+        milestones: steps at which the rate is multiplied; those inside the ramp act when it ends.
         gamma: the multiplier.
     """
-    if step < warmup_steps:
-        return base_lr * step / warmup_steps
-    return base_lr * gamma ** sum(step >= milestone for milestone in milestones)
+
+    name = "multistep"
+    SETTINGS = ("lr_milestones", "lr_gamma")
+
+    milestones: Sequence[int]
+    gamma: float
+
+    def decayed(self, t: int) -> float:
+        """After the milestones so far."""
+        return self.base_lr * self.gamma ** sum(t >= milestone for milestone in self.milestones)
+
+    def hyperparameters(self, event: Callable[[str, int | float | str], None]) -> None:
+        """As in `Schedule`, with milestones and multiplier."""
+        super().hyperparameters(event)
+        event("opt_learning_rate_decay_boundary_steps", ",".join(map(str, self.milestones)))
+        event("opt_learning_rate_decay_factor", self.gamma)
 
 
-def wsd(
-    step: int, base_lr: float, warmup_steps: int, decay_steps: int, max_steps: int, final_factor: float = 0.0
-) -> float:
-    """Warm-up, stable, decay: a ramp from zero, a plateau, and a straight line over the last ``decay_steps``.
+SCHEDULES: Mapping[str, type[Schedule]] = {
+    cls.name: cls for cls in (Polynomial, Linear, MultiStep, WarmupStableDecay, Cosine, Schedule)
+}
+# Which argument each of these settings is.
+_ARGUMENTS = {
+    "poly_power": "power",
+    "end_lr": "end_lr",
+    "lr_decay_end": "decay_end",
+    "lr_decay_steps": "decay_steps",
+    "lr_milestones": "milestones",
+    "lr_gamma": "gamma",
+}
 
-    Args:
-        step: updates done so far.
-        base_lr: learning rate of the plateau.
-        warmup_steps: length of the ramp, steps.
-        decay_steps: length of the line, steps; 0 for none.
-        max_steps: where the line ends, steps; constant after it.
-        final_factor: share of ``base_lr`` at the end of the line.
+
+def parse_milestones(text: str) -> tuple[int, ...]:
+    """Steps from text such as ``800,1200``.
+
+    Raises:
+        ValueError: they are not whole numbers above 0 that ascend.
     """
-    if step < warmup_steps:
-        return base_lr * step / warmup_steps
-    decay_done = min(step, max_steps) - (max_steps - decay_steps)
-    if decay_done <= 0 or decay_steps == 0:
-        return base_lr
-    return base_lr * (1.0 + decay_done / decay_steps * (final_factor - 1.0))
+    steps = tuple(int(word) for word in text.split(","))
+    if list(steps) != sorted(set(steps)) or steps[0] <= 0:
+        raise ValueError(text)
+    return steps
+
+
+def make(config: TrainConfig) -> Schedule:
+    """The schedule that SCHEDULE names, with the numbers of the settings, which `core.config.validate` has seen."""
+    cls = SCHEDULES[config.schedule]
+    given = {_ARGUMENTS[name]: getattr(config, name) for name in cls.SETTINGS}
+    given = {name: value for name, value in given.items() if value is not None}
+    if "milestones" in given:
+        given["milestones"] = parse_milestones(given["milestones"])
+    return cls(
+        base_lr=config.learning_rate,
+        warmup_steps=config.num_warmup_steps,
+        start_warmup_step=config.start_warmup_step,
+        max_steps=config.max_steps,
+        first_step=config.lr_first_step,
+        **{"decay_end": config.max_steps, **given},
+    )

@@ -150,14 +150,53 @@ class TrainConfig:
         meaning="Where the warm-up ramp begins; negative to start part of the way up.",
         at_most=0,
     )
+    schedule: str = setting(
+        env="SCHEDULE",
+        meaning="The learning rate after the warm-up; polynomial is the benchmark's, its decay counts from step 0.",
+        choices=("polynomial", "linear", "cosine", "wsd", "multistep", "constant"),
+    )
     poly_power: float = setting(env="LR_POLY_POWER", meaning="Exponent of the polynomial decay.", above=0)
-    opt_lamb_beta_1: float = setting(env="OPT_LAMB_BETA_1", meaning="Decay of the first moment.", above=0, below=1)
-    opt_lamb_beta_2: float = setting(env="OPT_LAMB_BETA_2", meaning="Decay of the second moment.", above=0, below=1)
+    end_lr: float | None = setting(
+        env="END_LR",
+        meaning="Rate at the end of the decay (all but multistep, constant); none for 0.",
+        at_least=0,
+    )
+    lr_decay_end: int | None = setting(
+        env="LR_DECAY_END",
+        unit="steps",
+        meaning="Where the decay ends (all but multistep, constant); none for MAX_STEPS.",
+        at_least=1,
+    )
+    lr_decay_steps: int | None = setting(
+        env="LR_DECAY_STEPS", unit="steps", meaning="Length of the decay after the plateau of wsd.", at_least=1
+    )
+    lr_milestones: str | None = setting(
+        env="LR_MILESTONES", unit="steps", meaning="Where multistep multiplies the rate, with commas between."
+    )
+    lr_gamma: float | None = setting(
+        env="LR_GAMMA", meaning="What multistep multiplies the rate by.", above=0, at_most=1
+    )
+    lr_first_step: int = setting(
+        env="LR_FIRST_STEP", meaning="Number of the first update in the schedule, 0 or 1.", at_least=0, at_most=1
+    )
+    optimizer: str = setting(
+        env="OPTIMIZER",
+        meaning="Method of the update; decoupled: the decay does not depend on the size of LR.",
+        choices=("lamb", "adamw", "decoupled_adamw", "stableadamw", "decoupled_stableadamw"),
+    )
+    opt_lamb_beta_1: float = setting(
+        env="OPT_LAMB_BETA_1", meaning="Decay of the first moment, whichever the optimizer.", above=0, below=1
+    )
+    opt_lamb_beta_2: float = setting(
+        env="OPT_LAMB_BETA_2", meaning="Decay of the second moment, whichever the optimizer.", above=0, below=1
+    )
     opt_epsilon: float = setting(env="OPT_EPSILON", meaning="Added to the root of the second moment.", above=0)
     weight_decay_rate: float = setting(
         env="WEIGHT_DECAY_RATE", meaning="Weight decay; none on biases and LayerNorm.", at_least=0
     )
-    max_grad_norm: float = setting(env="MAX_GRAD_NORM", meaning="Limit of the global gradient norm.", above=0)
+    max_grad_norm: float | None = setting(
+        env="MAX_GRAD_NORM", meaning="Limit of the global gradient norm; none for no clipping.", above=0
+    )
     clip_after_allreduce: bool = setting(
         env="CLIP_AFTER_ALLREDUCE",
         meaning="Clip the gradient's sum over the ranks; 0 clips each rank's own gradient before it is added.",

@@ -80,6 +80,16 @@ class ShardGroups:
     between: RankGroup = RankGroup()
 
     @classmethod
+    def of(cls, sharing: str, world: World) -> ShardGroups:
+        """The groups that SHARDED_OPTIMIZER names: "off" (this rank alone), "node" or "all".
+
+        All ranks call it together; arguments and errors as in `inside_nodes`.
+        """
+        if sharing == "node":
+            return cls.inside_nodes(world)
+        return cls.all_ranks(world) if sharing == "all" else cls()
+
+    @classmethod
     def all_ranks(cls, world: World) -> ShardGroups:
         """A shard for each rank."""
         return cls(inside=RankGroup(world.rank, world.world_size))

@@ -4,7 +4,7 @@
 
 The buffer is cut into blocks of equal parts, one part a rank of the group that shares it. A rank's shard is its parts
 of all blocks, in ascending order. Block borders fall anywhere, inside parameters too, so that the ranks' shards are of
-one size.
+one size. A rank alone holds one shard, which is the buffer.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class ShardLayout:
 
     Attributes:
         groups: as given.
+        size: ranks that share the buffer out.
         blocks: (start, stop) of each block, ascending.
         parts: (start, stop) of this rank's part of each block.
         spans: (start, stop) of each part within the shard.
@@ -45,7 +46,7 @@ class ShardLayout:
         # Cut from the end, where backward finishes first; the first block takes the remainder.
         starts = [0, *sorted(range(numel - length, 0, -length))] if numel > length else [0]
         self.blocks = list(zip(starts, [*starts[1:], numel], strict=True))
-        self.groups = groups
+        self.groups, self.size = groups, groups.inside.size
         self.parts, self.spans = [], []
         rank, size = groups.inside.rank, groups.inside.size
         for start, stop in self.blocks:
@@ -54,19 +55,29 @@ class ShardLayout:
             self.spans.append((start // size, stop // size))
         self.shard_numel = numel // size
 
+    @classmethod
+    def whole(cls, numel: int) -> ShardLayout:
+        """Everything belongs to this rank, in one block."""
+        return cls(numel, ShardGroups(), numel)
+
     @staticmethod
     def multiple(groups: ShardGroups) -> int:
         """What the length of a buffer has to be a multiple of."""
-        return groups.inside.size * PART_MULTIPLE
+        return groups.inside.size * PART_MULTIPLE if groups.inside.size > 1 else 1
 
     def take(self, buffer: Tensor) -> Tensor:
-        """This rank's shard of a buffer [numel] -> [shard_numel], a copy."""
-        return torch.cat([buffer[start:stop] for start, stop in self.parts])
+        """This rank's shard of a buffer [numel] -> [shard_numel]: a copy, or for a rank alone the buffer itself."""
+        return buffer if self.size == 1 else torch.cat([buffer[start:stop] for start, stop in self.parts])
 
-    def put(self, shard: Tensor, buffer: Tensor) -> None:
-        """Writes this rank's shard [shard_numel] to its places in a buffer [numel]."""
+    def gather(self, shard: Tensor) -> Tensor:
+        """All ranks' shards [shard_numel] -> [numel], a new buffer; for a rank alone its shard itself."""
+        if self.size == 1:
+            return shard
+        buffer = shard.new_empty(self.blocks[-1][1])
         for (start, stop), (first, last) in zip(self.parts, self.spans, strict=True):
             buffer[start:stop].copy_(shard[first:last])
+        self.all_gather(buffer)
+        return buffer
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sums a tensor over the ranks whose shards make the buffer, in place on each; returns it."""

@@ -48,23 +48,22 @@ class Gradients(Protocol):
 
 
 class Optimizer(Protocol):
-    """An optimizer; see `mlbert.optim.base`. A whole iteration needs the three methods that follow `step`."""
+    """An optimizer; see `mlbert.optim.base`. A whole iteration needs both methods that follow `step`."""
 
     @property
     def num_updates(self) -> int:
         """Updates made so far."""
 
-    def step(self, lr: float) -> Any:
-        """One update and its result."""
+    grad_norm: Tensor
+
+    def step(self, lr: float) -> Tensor:
+        """One update; the gradient's norm."""
 
     def set_learning_rate(self, lr: float) -> None:
         """The rate of the next `launch`."""
 
     def launch(self) -> None:
         """Queues one update."""
-
-    def result(self) -> Any:
-        """What the last `launch` did."""
 
 
 class Reducer(Protocol):
@@ -156,7 +155,7 @@ class GraphedStep:
         num_masked: int,
         num_samples: int,
         lr: float,
-    ) -> tuple[Tensor, Any]:
+    ) -> tuple[Tensor, Tensor]:
         """One optimizer step; nothing waits for the device.
 
         Args:
@@ -166,25 +165,25 @@ class GraphedStep:
             lr: learning rate.
 
         Returns:
-            (float64 scalar on the device, this rank's part of the step's loss, valid until the next step; the
-            optimizer's result).
+            (float64 scalar on the device, this rank's part of the step's loss, and the gradient's norm
+            likewise; both valid until the next step).
         """
         self._write_numbers(seed, step, loss_divisors(num_masked, num_samples))
         if self.mode is GraphMode.FULL_ITERATION:
-            result = self._whole_step(batches, lr)
+            norm = self._whole_step(batches, lr)
         else:
-            result = self._segmented_step(batches, lr)
-        return self._loss_sum, result
+            norm = self._segmented_step(batches, lr)
+        return self._loss_sum, norm
 
-    def _whole_step(self, batches: Iterable[Batch | CompactBatch], lr: float) -> Any:
+    def _whole_step(self, batches: Iterable[Batch | CompactBatch], lr: float) -> Tensor:
         for batch, target in zip(batches, self._batches, strict=True):
             self.budget.write(batch, target)
         self._optimizer.set_learning_rate(lr)
         self._run(self._iteration)
         self._forget_copies()  # a replay changes the weights behind the host's back
-        return self._optimizer.result()
+        return self._optimizer.grad_norm
 
-    def _segmented_step(self, batches: Iterable[Batch | CompactBatch], lr: float) -> Any:
+    def _segmented_step(self, batches: Iterable[Batch | CompactBatch], lr: float) -> Tensor:
         self._clear()
         self._model.bert.quantise_weights()  # once for all micro-batches: their graph only reads the copies
         for batch in batches:
@@ -192,9 +191,9 @@ class GraphedStep:
             self._run(self._micro_batch)
         if self._reducer:
             self._reducer.finish()
-        result = self._optimizer.step(lr)
+        norm = self._optimizer.step(lr)
         self._update_scales()
-        return result
+        return norm
 
     def _run(self, function: Callable[[], None]) -> None:
         """Replays the function, or calls it where FP8 scales are not known yet: then each tensor finds its own."""

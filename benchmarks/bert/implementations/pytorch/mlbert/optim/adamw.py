@@ -1,37 +1,63 @@
-"""AdamW: Adam with weight decay taken from the weights directly.
+"""AdamW: Adam with weight decay taken from the weights directly, in its common form and decoupled from the rate.
 
-Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, algorithm 2, with the learning
-rate on the decay term as in `torch.optim.AdamW`. LayerNorm and bias tensors take no decay; the gradient is clipped to a
-global norm first. With g the clipped gradient and t the number of the update, from 1:
+Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, algorithm 2. `AdamW` has the
+learning rate on the decay term, as `torch.optim.AdamW` has; `DecoupledAdamW` has the schedule's multiplier alone, as
+the paper and Composer's optimizer of that name have:
 
-    m = beta_1 m + (1 - beta_1) g                     v = beta_2 v + (1 - beta_2) g^2
-    w = w - lr ((m / (1 - beta_1^t)) / (sqrt(v / (1 - beta_2^t)) + eps) + weight_decay w)
+    w = w - lr u - (lr / base_lr) weight_decay w
 
-Without bias correction this is the `AdamWeightDecayOptimizer` of the published BERT code.
+which is AdamW with a weight decay of weight_decay / base_lr. Without bias correction AdamW is the
+`AdamWeightDecayOptimizer` of the published BERT code. The formulas are in `mlbert.optim.adam`.
 """
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import Any
 
-from mlbert.optim.base import FlatOptimizer
-from mlbert.optim.kernels import OptimizerKernels, Scalars
-from mlbert.optim.lamb import ReferenceLamb
-
-
-class ReferenceAdamW(ReferenceLamb):
-    """The specification: the reference LAMB with every trust ratio 1."""
-
-    def trust_ratio(self, weight: Tensor, update: Tensor) -> float:
-        """1: AdamW does not look at norms."""
-        return 1.0
+from mlbert.optim.adam import Adam
+from mlbert.optim.base import Event
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.shared_weights import Layout
 
 
-class AdamW(FlatOptimizer):
-    """AdamW on flat buffers; arguments, attributes and state as in `FlatOptimizer`.
+class AdamW(Adam):
+    """AdamW; arguments, attributes and state as in `Adam`.
 
     The native form touches 32 bytes a parameter and step: the gradient for its norm, then everything once.
     """
 
-    def _update_native(self, native: OptimizerKernels, buffers: tuple[Tensor, ...], scalars: Scalars) -> None:
-        native.adamw(buffers, scalars)
+    name = "adamw"
+
+    def hyperparameters(self, event: Event) -> None:
+        """Adam's keys of the benchmark's log; the weight decay as it was set."""
+        event("opt_name", self.name)
+        event("opt_adamw_epsilon", self.eps)
+        event("opt_adamw_beta_1", self.betas[0])
+        event("opt_adamw_beta_2", self.betas[1])
+        event("opt_adamw_weight_decay", self._set_weight_decay)
+        event("opt_gradient_clip_norm", self.max_grad_norm or 0.0)
+
+    @property
+    def _set_weight_decay(self) -> float:
+        return self.weight_decay
+
+
+class DecoupledAdamW(AdamW):
+    """AdamW whose decay follows the schedule but not the size of the learning rate.
+
+    Args:
+        base_lr: the schedule's base rate, at which a step takes `weight_decay` of the weights away.
+        flat, layout, **settings: as in `Adam`.
+    """
+
+    name = "decoupled_adamw"
+
+    def __init__(
+        self, flat: FlatParameters, layout: Layout, *, base_lr: float, weight_decay: float, **settings: Any
+    ) -> None:
+        super().__init__(flat, layout, weight_decay=weight_decay / base_lr, **settings)
+        self._decay_at_base_lr = weight_decay
+
+    @property
+    def _set_weight_decay(self) -> float:
+        return self._decay_at_base_lr

@@ -35,14 +35,14 @@ def find_fused_lamb() -> Any:
         raise NativeUnavailable(f"NVIDIA apex cannot be imported ({error})") from None
 
 
-class ApexUpdate:
+class ApexLamb:
     """One FusedLAMB over all segments.
 
     Args:
         fused_lamb: apex's class.
         flat: the parameters.
         moments: float32 [numel] each, first and second; used in place.
-        betas, eps, weight_decay, max_grad_norm, bias_correction: as in `mlbert.optim.base.FlatOptimizer`.
+        betas, eps, weight_decay, max_grad_norm, bias_correction: as in `mlbert.optim.adam.Adam`.
 
     Raises:
         NativeUnavailable: apex was built without its CUDA extensions.

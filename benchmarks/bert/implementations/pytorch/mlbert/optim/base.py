@@ -1,73 +1,49 @@
-"""What LAMB and AdamW share: clipping, refusal of non-finite gradients, moments, state, choice of kernels."""
+"""What all optimizers on flat buffers share: shards, clipping, refusal of non-finite gradients, state, choice of form.
+
+A rank updates its shard of the weights, then the ranks exchange them; a rank alone owns everything, in place. With
+"ranks" meaning those that share the buffers out (all, or those of a node, whose twins on other nodes compute the same):
+
+    sum over ranks: gradient's sum of squares -> norm, clip factor; not finite: nothing is changed
+    the method's direction for the shard, from the clipped gradient
+    sum over ranks: what the method scales each parameter's update by, where it does (LAMB's trust ratio)
+    block by block: weights of the shard, all-gather (while the next block is computed)
+
+Shards cut through parameters, so sums that belong to one are added over the ranks, one number a parameter; every rank
+gets the same bits and computes the same factors. Runs with equally many ranks are bit-equal.
+
+Source of the scheme: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+arXiv 1910.02054, section 5.1 (optimizer state partitioning).
+
+A method is a subclass that gives its name, the names of its state, `_direction` and `hyperparameters`, in plain form;
+faster forms are added by `_load`, `_norm` and `_update`, as `mlbert.optim.adam` does.
+
+Legend: N elements of the padded flat buffers, n of the shard; G parameters.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mlbert.core.errors import UserError
 from mlbert.core.native import NativeUnavailable
-from mlbert.optim import kernels
 from mlbert.optim.flat import FlatParameters
-from mlbert.optim.host_copy import HostCopy
-
-if TYPE_CHECKING:
-    from mlbert.optim.apex_lamb import ApexUpdate
-    from mlbert.optim.triton_lamb import TritonUpdate
+from mlbert.optim.pieces import Piece, pieces_of
+from mlbert.optim.shared_weights import Layout, SharedWeights
 
 NORM_CHUNK = 1 << 20  # elements squared in float64 at a time; bounds the temporary
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one optimizer step did.
-
-    Attributes:
-        grad_norm: global L2 norm of the gradient before clipping.
-        skipped: True when the norm was not finite and nothing was changed.
-    """
-
-    grad_norm: float
-    skipped: bool
-
-
-class DeferredStepResult:
-    """`StepResult` of an update that the host did not wait for; reading an attribute waits for that update alone.
-
-    Args:
-        grad_norm: float64 scalar on the device. Its value is taken now, in stream order.
-    """
-
-    def __init__(self, grad_norm: Tensor) -> None:
-        self._norm = HostCopy(grad_norm)
-
-    @property
-    def grad_norm(self) -> float:
-        """Global L2 norm of the gradient before clipping."""
-        return float(self._norm.read())
-
-    @property
-    def skipped(self) -> bool:
-        """True when the norm was not finite and nothing was changed."""
-        return not math.isfinite(self.grad_norm)
+Event = Callable[[str, int | float | str], None]
 
 
 def clip_scale(grad_norm: float, max_grad_norm: float | None) -> float:
     """Factor that brings a gradient of this global norm down to `max_grad_norm` (1 where it is shorter already)."""
     return max_grad_norm / max(grad_norm, max_grad_norm) if max_grad_norm else 1.0
-
-
-def bias_corrections(betas: tuple[float, float], step: int, enabled: bool) -> tuple[float, float]:
-    """Factors for the first and the second moment at update `step`, counted from 1: 1 / (1 - beta^step)."""
-    if not enabled:
-        return 1.0, 1.0
-    return 1.0 / (1.0 - betas[0] ** step), 1.0 / (1.0 - betas[1] ** step)
 
 
 def norm_64(x: Tensor) -> Tensor:
@@ -76,136 +52,64 @@ def norm_64(x: Tensor) -> Tensor:
     return chunks[0] if len(chunks) == 1 else torch.linalg.vector_norm(torch.stack(chunks))
 
 
-class DeviceSteps:
-    """What optimizers on flat buffers share whose update the device may do without the host, and their state.
-
-    Attributes:
-        flat: the parameters.
-        device_update: the kernels of "triton", else None. `launch` can be captured in a graph with them.
-    """
-
-    flat: FlatParameters
-    device_update: TritonUpdate | None = None
-    _num_updates = 0
-
-    @property
-    def num_updates(self) -> int:
-        """Updates made so far; a skipped step does not count. With triton, reading it waits for the device."""
-        return self._num_updates if self.device_update is None else int(self.device_update.updates)
-
-    def set_learning_rate(self, lr: float) -> None:
-        """The rate of the next `launch`; with triton only."""
-        assert self.device_update is not None, "triton only"
-        self.device_update.lr.fill_(lr)
-
-    def launch(self) -> None:
-        """Queues one update and decides nothing on the host, so a graph can hold it; with triton only."""
-        raise NotImplementedError
-
-    def result(self) -> DeferredStepResult:
-        """What the last `launch`, or its last replay, did; with triton only."""
-        assert self.device_update is not None, "triton only"
-        return DeferredStepResult(self.device_update.grad_norm)
-
-    def _step_on_device(self, lr: float) -> DeferredStepResult:
-        self.set_learning_rate(lr)
-        self.launch()
-        return self.result()
-
-    def _take_over(self, state: Mapping[str, int | Tensor]) -> dict[str, Tensor]:
-        """Checks a state, takes its number of updates and gives the moments of the whole model, to be copied.
-
-        Raises:
-            UserError: the state is incomplete or belongs to a model of another size.
-        """
-        moments = {}
-        for key in ("exp_avg", "exp_avg_sq"):
-            value = state.get(key)
-            if not isinstance(value, Tensor) or value.shape != self.flat.data.shape:
-                found = f"has {value.numel()} elements" if isinstance(value, Tensor) else "is missing"
-                reason = f"{key} {found}, the model has {self.flat.numel} parameters"
-                raise UserError("optimizer state", reason, "Use a checkpoint of this model")
-            moments[key] = value
-        num_updates = state.get("num_updates")
-        if not isinstance(num_updates, int):
-            raise UserError("optimizer state", "num_updates is missing", "Use a complete checkpoint")
-        self._num_updates = num_updates
-        if self.device_update is not None:
-            self.device_update.updates.fill_(num_updates)
-        return moments
-
-
-class FlatOptimizer(DeviceSteps):
-    """An Adam-type optimizer on flat buffers: two moments, decoupled weight decay, clipping to a global norm.
+class FlatOptimizer:
+    """An optimizer on this rank's shard of flat buffers.
 
     Args:
-        flat: the parameters; their gradient is final (summed over ranks and micro-batches) when `step` is called.
-        betas: decay rates of the first and second moment.
-        eps: added to the root of the second moment.
-        weight_decay: for parameters whose segment has `decay`.
-        max_grad_norm: global norm to clip to; None or 0: no clipping.
-        bias_correction: divide the moments by 1 - beta^step.
+        flat: the parameters, padded to the layout's multiple. At `step` this rank's shard of `padded_grad` is final:
+            summed over ranks and micro-batches.
+        layout: how the padded buffers are shared out, and over which ranks.
+        max_grad_norm: global norm that the gradient is clipped to; None: no clipping.
+        clipped_before: the clipping is done before the gradients are reduced, and none here.
         implementation: "plain" (any device), "native" (CPU, C), "triton" (CUDA; the CPU in Triton's interpreter),
-            "apex" (CUDA, LAMB, where apex is installed) or "auto" (native on the CPU, triton on CUDA, where they can
-            be had).
-        weights_copy: bfloat16 [numel] that "triton" keeps equal to the rounded weights from the first update on.
+            "apex" (CUDA, unsharded LAMB, where apex is installed) or "auto" (native on the CPU, triton on CUDA, where
+            they can be had).
+        gathered: how weights travel to the other ranks, "fp32", "bf16" or "e5m2"; see `SharedWeights`.
 
     Attributes:
-        implementation: the one in use, "plain", "native", "triton" or "apex".
+        implementation: the form in use, "plain", "native", "triton" or "apex".
         reason: why "auto" took the plain one; empty where it did not.
-        device_update: the kernels of "triton", else None; with them `launch` can be captured in a graph.
-        exp_avg, exp_avg_sq: float32 [numel], the moments.
+        can_capture: `launch` decides nothing on the host, so a graph can hold it.
+        grad_norm: float64 scalar on the device, norm of the gradient before clipping at the last update; the next one
+            writes over it. Not finite: that update changed nothing.
+        weights: the shard's float32 weights, and what becomes of them.
 
     Raises:
-        UserError: the native, triton or apex implementation is asked for and cannot be had.
+        UserError: the native, triton or apex form is asked for and cannot be had.
     """
 
-    HAS_TRUST_RATIO = False
+    name: ClassVar[str]
+    STATE: ClassVar[tuple[str, ...]] = ()  # attributes, float32 [n] each
 
     def __init__(
         self,
         flat: FlatParameters,
+        layout: Layout,
         *,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
         max_grad_norm: float | None,
-        bias_correction: bool = True,
+        clipped_before: bool = False,
         implementation: str = "auto",
-        weights_copy: Tensor | None = None,
+        gathered: str = "fp32",
     ) -> None:
         assert implementation in ("auto", "plain", "native", "triton", "apex"), implementation
-        self.flat = flat
-        self.betas = betas
-        self.eps = eps
-        self.weight_decay = weight_decay
+        self.flat, self._layout = flat, layout
         self.max_grad_norm = max_grad_norm
-        self.bias_correction = bias_correction
+        self._limit = None if clipped_before else max_grad_norm
         self._num_updates = 0
-        self.exp_avg = torch.zeros_like(flat.data)
-        self.exp_avg_sq = torch.zeros_like(flat.data)
-        self._weights_copy = weights_copy
-        self._kernels: kernels.OptimizerKernels | None = None
-        self.device_update: TritonUpdate | None = None
-        self._apex: ApexUpdate | None = None
+        self.weights = SharedWeights(flat.padded_data, layout, gathered)
+        for key in self.STATE:
+            setattr(self, key, torch.zeros_like(self.weights.shard))
+        self.grad_norm = torch.zeros((), dtype=torch.float64, device=flat.data.device)
+        self.can_capture = False
+        self._pieces = pieces_of(layout.parts, flat.segments)
         self.implementation, self.reason = "plain", "asked for"
         if implementation != "plain":
-            self._load_kernels(implementation)
-        assert weights_copy is None or self.device_update, "a copy of the weights is kept by triton only"
-        self._scratch = torch.empty_like(flat.data) if self.implementation == "plain" else torch.empty(0)
+            self._choose(implementation)
 
-    def _load_kernels(self, wanted: str) -> None:
-        device = self.flat.data.device
-        name = wanted if wanted != "auto" else "native" if device.type == "cpu" else "triton"
+    def _choose(self, wanted: str) -> None:
+        name = wanted if wanted != "auto" else "native" if self.flat.data.device.type == "cpu" else "triton"
         try:
-            if name == "native":
-                if device.type != "cpu":
-                    raise NativeUnavailable(f"it is for the CPU, the parameters are on {device}")
-                self._kernels = kernels.OptimizerKernels(self.flat.segments)
-            elif name == "apex":
-                self._apex = self._load_apex(device)
-            else:
-                self.device_update = self._load_triton(device)
+            self._load(name)
         except (NativeUnavailable, ImportError) as error:
             if wanted != "auto":
                 raise UserError(f"{name} optimizer", str(error), "Choose the plain implementation or auto") from error
@@ -213,112 +117,135 @@ class FlatOptimizer(DeviceSteps):
         else:
             self.implementation, self.reason = name, ""
 
-    def _load_triton(self, device: torch.device) -> TritonUpdate:
-        from triton import knobs
+    def _load(self, form: str) -> None:
+        """Makes a fast form ready.
 
-        from mlbert.optim.triton_lamb import TritonUpdate
-
-        if device.type != "cuda" and not knobs.runtime.interpret:
-            raise NativeUnavailable(f"it is for CUDA devices, the parameters are on {device}")
-        return TritonUpdate(
-            self.flat.segments,
-            device,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            max_grad_norm=self.max_grad_norm,
-            bias_correction=self.bias_correction,
-            trust_ratio=self.HAS_TRUST_RATIO,
-        )
-
-    def _load_apex(self, device: torch.device) -> ApexUpdate:
-        from mlbert.optim.apex_lamb import ApexUpdate, find_fused_lamb
-
-        if device.type != "cuda" or not self.HAS_TRUST_RATIO:
-            raise NativeUnavailable(f"it is for LAMB on CUDA devices, the parameters are on {device}")
-        return ApexUpdate(
-            find_fused_lamb(),
-            self.flat,
-            (self.exp_avg, self.exp_avg_sq),
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            max_grad_norm=self.max_grad_norm,
-            bias_correction=self.bias_correction,
-        )
-
-    def step(self, lr: float) -> StepResult | DeferredStepResult:
-        """Makes one update with learning rate `lr`; changes nothing where the gradient's norm is not finite.
-
-        In plain form the norm decides on the host whether to update, so on a GPU it waits for the gradient; triton
-        does not wait, only reading the result does.
+        Raises:
+            NativeUnavailable, ImportError: there is none, or not here.
         """
-        if self.device_update is not None:
-            return self._step_on_device(lr)
-        grad_norm = self._grad_norm()
-        if not math.isfinite(grad_norm):
-            return StepResult(grad_norm, skipped=True)
-        self._num_updates += 1
-        if self._apex is not None:
-            self._apex.step(lr, self._num_updates)
-            return StepResult(grad_norm, skipped=False)
-        scale = clip_scale(grad_norm, self.max_grad_norm)
-        corrections = bias_corrections(self.betas, self._num_updates, self.bias_correction)
-        if self._kernels is None:
-            self._update_plain(lr, scale, corrections)
-        else:
-            scalars = kernels.Scalars(*self.betas, lr, scale, *corrections, self.eps, self.weight_decay)
-            buffers = (self.flat.data, self.flat.grad, self.exp_avg, self.exp_avg_sq)
-            self._update_native(self._kernels, buffers, scalars)
-        return StepResult(grad_norm, skipped=False)
+        raise NativeUnavailable(f"{self.name} has no such form on {self.flat.data.device}")
 
-    def launch(self) -> None:
-        """Queues one update and decides nothing on the host, so a graph can hold it; with triton only."""
-        assert self.device_update is not None, "triton only"
-        buffers = (self.flat.data, self.flat.grad, self.exp_avg, self.exp_avg_sq)
-        self.device_update.launch(buffers, self._weights_copy)
+    @property
+    def num_updates(self) -> int:
+        """Updates made so far; a skipped step does not count. With triton, reading it waits for the device."""
+        return self._num_updates
 
-    def exact_weights(self) -> AbstractContextManager[object]:
-        """`flat.data` is the float32 weights, now and always; for an optimizer whose ranks exchange rounded ones."""
-        return nullcontext()
-
-    def _grad_norm(self) -> float:
-        if self._kernels is not None:
-            return math.sqrt(self._kernels.sum_squares(self.flat.grad))
-        return float(norm_64(self.flat.grad))
-
-    @torch.no_grad()
-    def _update_plain(self, lr: float, scale: float, corrections: tuple[float, float]) -> None:
-        m, v, update = self.exp_avg, self.exp_avg_sq, self._scratch
-        torch.mul(self.flat.grad, scale, out=update)
-        m.mul_(self.betas[0]).add_(update, alpha=1.0 - self.betas[0])
-        v.mul_(self.betas[1]).addcmul_(update, update, value=1.0 - self.betas[1])
-        torch.mul(v, corrections[1], out=update).sqrt_().add_(self.eps)
-        torch.div(m, update, out=update).mul_(corrections[0])
-        for segment in self.flat.segments:
-            if segment.decay:
-                part = slice(segment.offset, segment.offset + segment.numel)
-                self._decay_plain(self.flat.data[part], update[part])
-        self.flat.data.sub_(update, alpha=lr)
-
-    def _decay_plain(self, weight: Tensor, update: Tensor) -> None:
-        """Makes Adam's direction of one decayed parameter the optimizer's update, in place."""
-        update.add_(weight, alpha=self.weight_decay)
-
-    def _update_native(
-        self, native: kernels.OptimizerKernels, buffers: tuple[Tensor, ...], scalars: kernels.Scalars
-    ) -> None:
+    def hyperparameters(self, event: Event) -> None:
+        """Names each hyper-parameter once, as the benchmark's log calls it: ``event(key, value)``."""
         raise NotImplementedError
 
-    def state_dict(self) -> dict[str, int | Tensor]:
-        """The moments (the live buffers, float32 [numel], not copies) and the number of updates."""
-        return {"num_updates": self.num_updates, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+    def set_learning_rate(self, lr: float) -> None:
+        """The rate of the next `launch`; where `can_capture`."""
+        raise NotImplementedError
 
-    def load_state_dict(self, state: Mapping[str, int | Tensor]) -> None:
-        """Takes over a state that `state_dict` gave, by copy.
+    def launch(self) -> None:
+        """Queues one update, exchange of weights included, and decides nothing on the host; where `can_capture`.
+
+        All ranks call it together. With NCCL a graph can hold it.
+        """
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, lr: float) -> Tensor:
+        """One update with learning rate `lr` on all ranks; nothing where the gradient's norm is not finite.
+
+        All ranks call it together. In the other forms than triton the norm decides on the host, so on a GPU this waits
+        for the gradient.
+
+        Returns:
+            Norm of the gradient before clipping, a float64 scalar on the device: a copy of `grad_norm`.
+        """
+        if self.can_capture:
+            self.set_learning_rate(lr)
+            self.launch()
+            return self.grad_norm.clone()
+        grad = self._layout.take(self.flat.padded_grad)
+        norm = self._norm(grad)
+        self.grad_norm.fill_(norm)
+        if math.isfinite(norm):
+            self._num_updates += 1
+            self._update(grad, lr, clip_scale(norm, self._limit))
+            self.weights.finish_sharing()
+        return self.grad_norm.clone()
+
+    def _norm(self, grad: Tensor) -> float:
+        """Norm of the whole gradient, of which `grad` [n] is this rank's shard."""
+        return float(self._over_ranks(norm_64(grad)))
+
+    def _over_ranks(self, norms: Tensor) -> Tensor:
+        """L2 norms of vectors whose parts the ranks hold, from the parts' norms, float64; a rank alone has them."""
+        return norms if self._layout.size == 1 else self._layout.all_reduce_sum(norms.square()).sqrt()
+
+    def _update(self, grad: Tensor, lr: float, scale: float) -> None:
+        """Changes state and weights of the shard, and begins to share each block; `scale` clips `grad` [n]."""
+        weight, grad = self.weights.shard, grad * scale
+        update = self._direction(weight, grad)
+        scales = self._scales(weight, grad, update)
+        spans = self._layout.spans
+        # No piece lies in two blocks.
+        blocks = [[p for p in self._pieces if first <= p.start < last] for first, last in spans]
+        for block, (first, last) in enumerate(spans):
+            if scales is not None:
+                for piece in blocks[block]:
+                    update[piece.start : piece.stop].mul_(scales[piece.owner])
+            weight[first:last].sub_(update[first:last], alpha=lr)
+            self.weights.begin_sharing(block)
+
+    def _direction(self, weight: Tensor, grad: Tensor) -> Tensor:
+        """What the weights move against, float32 [n], decay included, from the clipped gradient; changes the state."""
+        raise NotImplementedError
+
+    def _scales(self, weight: Tensor, grad: Tensor, update: Tensor) -> Tensor | None:
+        """What each parameter's direction is multiplied by: float32 [G]; None: nothing."""
+        return None
+
+    def _norms_of(self, values: Tensor, pieces: Sequence[Piece]) -> Tensor:
+        """L2 norm of each parameter's part of a vector over all ranks, 0 where it is in no piece: float64 [G]."""
+        norms = torch.zeros(len(self.flat.segments), dtype=torch.float64, device=values.device)
+        for piece in pieces:
+            # hypot(0, x) is x to the bit, so a parameter in one piece keeps its norm.
+            norms[piece.owner] = torch.hypot(norms[piece.owner], norm_64(values[piece.start : piece.stop]))
+        return self._over_ranks(norms)
+
+    def exact_weights(self) -> AbstractContextManager[object]:
+        """Makes `flat.data` the float32 weights, from the ranks that own them; all ranks call it together.
+
+        Returns:
+            A context at whose end the weights are again what the ranks train with, which may be rounded.
+        """
+        return self.weights.exact()
+
+    def state_dict(self) -> dict[str, Any]:
+        """`num_updates` and the state of all parameters, float32 [numel] each; all ranks call it together.
+
+        It tells nothing of the number of ranks. A rank alone gives its live buffers, several give copies. The weights
+        that belong to it are `flat.data` within `exact_weights()`.
+        """
+        whole = {key: self._layout.gather(getattr(self, key))[: self.flat.numel] for key in self.STATE}
+        return {"num_updates": self.num_updates, **whole}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes, by copy, this rank's shard of a state that `state_dict` gave, on however many ranks.
+
+        `flat.data` must hold the float32 weights that belong to it, all of them.
 
         Raises:
             UserError: the state is incomplete or belongs to a model of another size.
         """
-        for key, moment in self._take_over(state).items():
-            getattr(self, key).copy_(moment)
+        for key in self.STATE:
+            value = state.get(key)
+            if not isinstance(value, Tensor) or value.shape != self.flat.data.shape:
+                found = f"has {value.numel()} elements" if isinstance(value, Tensor) else "is missing"
+                reason = f"{key} {found}, the model has {self.flat.numel} parameters"
+                raise UserError("optimizer state", reason, "Use a checkpoint of this model")
+        num_updates = state.get("num_updates")
+        if not isinstance(num_updates, int):
+            raise UserError("optimizer state", "num_updates is missing", "Use a complete checkpoint")
+        padding = self.flat.padded_data.numel() - self.flat.numel
+        for key in self.STATE:
+            getattr(self, key).copy_(self._layout.take(pad(state[key], (0, padding))))
+        self._set_num_updates(num_updates)
+        self.weights.reload()
+
+    def _set_num_updates(self, number: int) -> None:
+        self._num_updates = number

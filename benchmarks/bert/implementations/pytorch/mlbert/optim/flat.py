@@ -6,7 +6,7 @@ tensors; the model keeps its parameters, which become views.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +48,7 @@ class FlatParameters:
         named_parameters: (name, parameter) pairs, each parameter once (`module.named_parameters()` gives a tied
             parameter once); all float32, all on one device.
         multiple: the buffers' storage is rounded up to so many elements, so that ranks can share it out equally.
+        decayed: tells by a parameter's name whether it is decayed; some methods decay all.
 
     Attributes:
         data: float32 [sum of numel], the weights.
@@ -57,7 +58,12 @@ class FlatParameters:
         parameters: the parameters, in the same order.
     """
 
-    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], multiple: int = 1) -> None:
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        multiple: int = 1,
+        decayed: Callable[[str], bool] = is_decayed,
+    ) -> None:
         pairs = list(named_parameters)
         assert pairs, "no parameters"
         self.parameters = [parameter for _, parameter in pairs]
@@ -69,7 +75,7 @@ class FlatParameters:
         for name, parameter in pairs:
             assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}, master weights are float32"
             assert parameter.device == device, f"{name} is on {parameter.device}, the others are on {device}"
-            self.segments.append(Segment(name, total, parameter.numel(), is_decayed(name)))
+            self.segments.append(Segment(name, total, parameter.numel(), decayed(name)))
             self._shapes.append(parameter.shape)
             total += parameter.numel()
         padded = -(-total // multiple) * multiple

@@ -34,18 +34,25 @@ class Work(Protocol):
 
 
 class Layout(Protocol):
-    """How the padded flat buffer is shared out; see `mlbert.dist.sharding`."""
+    """How the padded flat buffer is shared out; see `mlbert.dist.sharding`.
 
+    Attributes:
+        size: ranks that share it out.
+        blocks: (start, stop) of each block of the buffer, ascending.
+        parts: (start, stop) of this rank's part of each block.
+        spans: (start, stop) of each part within the shard.
+    """
+
+    size: int
     blocks: list[tuple[int, int]]
     parts: list[tuple[int, int]]
     spans: list[tuple[int, int]]
-    shard_numel: int
 
     def take(self, buffer: Tensor) -> Tensor:
-        """This rank's shard of a buffer, a copy."""
+        """This rank's shard of a buffer: a copy, or for a rank alone the buffer itself."""
 
-    def put(self, shard: Tensor, buffer: Tensor) -> None:
-        """Writes this rank's shard to its places in a buffer."""
+    def gather(self, shard: Tensor) -> Tensor:
+        """All ranks' shards as one buffer: a new one, or for a rank alone its shard itself."""
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sums over the ranks that share the buffer, in place."""
@@ -53,12 +60,11 @@ class Layout(Protocol):
     def begin_all_gather(self, buffer: Tensor, block: int) -> Work | None:
         """Starts filling one block of a buffer with every rank's part of it."""
 
-    def all_gather(self, buffer: Tensor) -> None:
-        """Fills a buffer with every rank's shard."""
-
 
 class SharedWeights:
     """This rank's exact weights, and the buffer in which all ranks' weights arrive.
+
+    A rank alone whose weights are not rounded owns the buffer itself: there is nothing to share.
 
     Args:
         buffer: float32 [N], the weights that the model computes with; equal and exact on all ranks.
@@ -72,18 +78,25 @@ class SharedWeights:
     def __init__(self, buffer: Tensor, layout: Layout, gathered: str = "fp32") -> None:
         self._buffer, self._layout = buffer, layout
         self._dtype = GATHERED_DTYPES[gathered]
-        self._sent = buffer if self._dtype == torch.float32 else torch.empty_like(buffer, dtype=self._dtype)
+        self._rounds = self._dtype != torch.float32
+        self._sent = torch.empty_like(buffer, dtype=self._dtype) if self._rounds else buffer
         self._works: list[Work | None] = []
         self.shard = layout.take(buffer)
+        self._is_buffer = layout.size == 1 and not self._rounds
+        if layout.size == 1 and self._rounds:
+            self.shard = self.shard.clone()  # the buffer will hold the rounded weights
         self._round()
 
     def reload(self) -> None:
         """Takes the shard anew from the buffer, which all ranks have filled with exact weights."""
-        self.shard.copy_(self._layout.take(self._buffer))
+        if not self._is_buffer:
+            self.shard.copy_(self._layout.take(self._buffer))
         self._round()
 
     def begin_sharing(self, block: int) -> None:
         """Starts handing out this rank's new weights of one block; blocks go in order, from 0."""
+        if self._is_buffer:
+            return
         assert block == len(self._works), "blocks go in order"
         (start, stop), (first, last) = self._layout.parts[block], self._layout.spans[block]
         self._sent[start:stop].copy_(self.shard[first:last])
@@ -91,24 +104,25 @@ class SharedWeights:
 
     def finish_sharing(self) -> None:
         """Returns when the buffer holds all ranks' new weights, on a GPU for what is queued next."""
+        if self._is_buffer:
+            return
         for (start, stop), work in zip(self._layout.blocks, self._works, strict=True):
             if work is not None:
                 work.wait()
-            if self._sent is not self._buffer:
+            if self._rounds:
                 self._buffer[start:stop].copy_(self._sent[start:stop])
         self._works.clear()
 
     def exact(self) -> AbstractContextManager[object]:
         """Fills the buffer with exact weights; the returned context, at its end, rounds them again."""
         context = ExitStack()
-        if self._sent is not self._buffer:
-            self._layout.put(self.shard, self._buffer)
-            self._layout.all_gather(self._buffer)
+        if self._rounds:
+            self._buffer.copy_(self._layout.gather(self.shard))
             context.callback(self._round)
         return context
 
     @torch.no_grad()
     def _round(self) -> None:
-        if self._sent is not self._buffer:
+        if self._rounds:
             self._sent.copy_(self._buffer)
             self._buffer.copy_(self._sent)

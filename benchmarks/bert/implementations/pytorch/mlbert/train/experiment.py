@@ -234,9 +234,7 @@ def assemble(
     return Run(
         method=method,
         step=Step(*objects, world.all_reduce_max, events.say, graphs),
-        reader=Reader(
-            method.source, method.objective, method.model, world, lifecycle.watch, lambda: lifecycle.warned
-        ),
+        reader=Reader(method.source, method.objective, method.model, world, lifecycle.watch, lambda: lifecycle.warned),
         ledger=Ledger(state, events.skipped),
         evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture),
         snapshots=Snapshots(

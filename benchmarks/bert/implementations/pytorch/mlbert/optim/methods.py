@@ -1,0 +1,53 @@
+"""Optimizers by name, made from a run's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlbert.core.settings import TrainConfig
+from mlbert.optim.adam import Adam
+from mlbert.optim.adamw import AdamW, DecoupledAdamW
+from mlbert.optim.base import FlatOptimizer
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.lamb import Lamb
+from mlbert.optim.shared_weights import Layout
+from mlbert.optim.stableadamw import DecoupledStableAdamW, StableAdamW
+
+OPTIMIZERS: Mapping[str, type[Adam]] = {
+    cls.name: cls for cls in (Lamb, AdamW, DecoupledAdamW, StableAdamW, DecoupledStableAdamW)
+}
+
+
+def make(config: TrainConfig, flat: FlatParameters, layout: Layout) -> FlatOptimizer:
+    """The optimizer that OPTIMIZER names, with the numbers of the settings.
+
+    Args:
+        config: of the run.
+        flat: the parameters, padded as the layout wants it.
+        layout: how their buffers are shared out.
+
+    Raises:
+        UserError: the form that OPTIMIZER_IMPLEMENTATION asks for cannot be had.
+    """
+    cls = OPTIMIZERS[config.optimizer]
+    numbers: dict[str, Any] = {"base_lr": config.learning_rate} if issubclass(cls, DecoupledAdamW) else {}
+    return cls(
+        flat,
+        layout,
+        **numbers,
+        betas=(config.opt_lamb_beta_1, config.opt_lamb_beta_2),
+        eps=config.opt_epsilon,
+        weight_decay=config.weight_decay_rate,
+        max_grad_norm=config.max_grad_norm,
+        clipped_before=not config.clip_after_allreduce,
+        implementation=implementation(config),
+        gathered=config.weights_allgather,
+    )
+
+
+def implementation(config: TrainConfig) -> str:
+    """The form of the optimizer: what OPTIMIZER_IMPLEMENTATION names, or the one that goes with OPS."""
+    if config.optimizer_implementation != "ops":
+        return config.optimizer_implementation
+    return config.ops if config.ops in ("auto", "plain", "native") else "triton"  # the others name parts of the model

@@ -1,0 +1,318 @@
+"""Optimizers with Adam's direction as Triton kernels. Nothing waits for the host, so a graph can hold a whole update.
+
+    sum_squares     the gradient's sum of squares, block by block, in float64; sum over ranks
+    begin           one program adds the blocks in order: norm, clip factor, update count, bias corrections;
+                    where the norm is not finite, the count stays and the passes below return at once
+    first_pass      moments; scaled methods: both sums of the parameter's scale, block by block;
+                    others: the weights too, and that is all
+    owner_sums      one program a parameter adds its blocks in order; sum over ranks
+    second_pass     the update again, from the moments, scaled, and the weights
+
+Every sum is taken in one order, so runs are bit-equal. Learning rate, betas, count and all that follows from them are
+on the device. LAMB moves 44 bytes a parameter, as storing the update in between would. Formulas: `mlbert.optim.adam`.
+
+Legend: B blocks, each within one parameter; G parameters; n elements of the shard.
+"""
+
+# mypy: disallow-untyped-defs=False
+# (kernels take what Triton makes of their arguments; their docstrings give the types)
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlbert.optim.pieces import Blocks, Piece
+from mlbert.optim.shared_weights import Layout
+
+BLOCK = 4096  # elements
+SUM_BLOCK = 1024  # block sums added at a time
+NUM_WARPS = 8
+MAX_ALIGNMENT = 16  # elements
+RMS = tl.constexpr(2)  # mlbert.optim.adam.Scaling.RMS
+
+
+class TritonAdam:
+    """The update of one shard on the device.
+
+    Args:
+        pieces: of the shard.
+        num_owners: G.
+        layout: of the buffers.
+        device: where they are.
+        betas, eps, weight_decay, max_grad_norm, bias_correction: as in `mlbert.optim.adam.Adam`.
+        scaling: see `mlbert.optim.adam.Scaling`.
+
+    Attributes:
+        lr: float32 scalar on the device, read by `launch`.
+        grad_norm: float64 scalar on the device, the last `launch`'s; not finite: it changed nothing.
+        updates: int64 scalar on the device, updates made so far.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        num_owners: int,
+        layout: Layout,
+        device: torch.device,
+        *,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        max_grad_norm: float | None,
+        bias_correction: bool,
+        scaling: int,
+    ) -> None:
+        self._layout, self._scaling = layout, scaling
+        self._numel = layout.spans[-1][1]
+        self._alignment = math.gcd(MAX_ALIGNMENT, *(n for p in pieces for n in (p.start, p.stop)))
+        self._fill_tables(Blocks.of(pieces, num_owners, BLOCK), device)
+        self.lr = torch.zeros((), dtype=torch.float32, device=device)
+        self.grad_norm = torch.zeros((), dtype=torch.float64, device=device)
+        self.updates = torch.zeros((), dtype=torch.int64, device=device)
+        # exp(t log beta) on the device; log 0 is -inf. Host numbers reach a kernel as float32 only, hence a tensor.
+        logs = [math.log(beta) if beta > 0 else -math.inf for beta in betas] if bias_correction else [-math.inf] * 2
+        self._constants = torch.tensor([*logs, max_grad_norm or 0.0], dtype=torch.float64, device=device)
+        self._scalars = torch.zeros(3, dtype=torch.float32, device=device)
+        numbers = (betas[0], 1.0 - betas[0], betas[1], 1.0 - betas[1], eps, weight_decay)
+        self._numbers = torch.tensor(numbers, dtype=torch.float32, device=device)
+
+    def _fill_tables(self, cut: Blocks, device: torch.device) -> None:
+        def table(values: np.ndarray, dtype: torch.dtype) -> Tensor:
+            return torch.from_numpy(values).to(device=device, dtype=dtype, copy=True)
+
+        def tables(first: int, last: int) -> tuple[Tensor, ...]:
+            columns = (cut.offsets, torch.int64), (cut.lengths, torch.int32), (cut.decays, torch.int32)
+            return tuple(table(values[first:last], dtype) for values, dtype in (*columns, (cut.owners, torch.int32)))
+
+        # Each block of the layout has tables of its own: a slice's address may be less aligned than a tensor's, and
+        # Triton would compile again.
+        borders = [0, *np.searchsorted(cut.offsets, [stop for _, stop in self._layout.spans]).tolist()]
+        self._by_block = [tables(first, last) for first, last in itertools.pairwise(borders)]
+        self._all = self._by_block[0] if len(self._by_block) == 1 else tables(0, len(cut.offsets))
+        self._first_blocks = table(cut.first, torch.int32)
+        num_owners = len(cut.first) - 1
+        self._grad_sums = torch.empty(triton.cdiv(self._numel, BLOCK), dtype=torch.float64, device=device)
+        self._block_sums = torch.empty(2, max(1, len(cut.offsets)), dtype=torch.float32, device=device)
+        self._sums = torch.zeros(2, num_owners, dtype=torch.float64, device=device)
+
+    def launch(self, buffers: Sequence[Tensor], after_block: Callable[[int], None]) -> None:
+        """Queues one update.
+
+        Args:
+            buffers: weights, gradient, first and second moment, float32 [n] each, changed in place but the gradient.
+            after_block: called with the index of each of the layout's blocks when the kernels that write its weights
+                are queued, in order.
+        """
+        for buffer in buffers:
+            assert buffer.dtype == torch.float32, f"float32 expected, not {buffer.dtype}"
+            assert buffer.numel() == self._numel, f"{buffer.numel()} elements, the shard has {self._numel}"
+        data, grad, exp_avg, exp_avg_sq = buffers
+        options = {"BLOCK": BLOCK, "num_warps": NUM_WARPS}
+        sum_squares_kernel[(len(self._grad_sums),)](grad, self._grad_sums, self._numel, **options)
+        sums = self._grad_sums
+        if self._layout.size > 1:
+            sums = self._layout.all_reduce_sum(sums.sum().reshape(1))
+        begin_kernel[(1,)](
+            *(sums, len(sums), self._constants, self.updates, self.grad_norm, self._scalars), BLOCK=SUM_BLOCK
+        )
+        common = (self.grad_norm, self._scalars, self.lr, self._numbers)
+        options |= {"SCALING": self._scaling, "ALIGNMENT": self._alignment}
+        if not self._scaling:
+            self._unscaled(buffers, common, options, after_block)
+            return
+        first_pass_kernel[(len(self._all[0]),)](*buffers, *self._block_sums, *self._all[:3], *common, **options)
+        owner_sums_kernel[(self._sums.shape[1],)](*self._block_sums, self._first_blocks, *self._sums, BLOCK=SUM_BLOCK)
+        self._layout.all_reduce_sum(self._sums)
+        for index, tables in enumerate(self._by_block):
+            if grid := len(tables[0]):  # a part may be all padding
+                second_pass_kernel[(grid,)](data, exp_avg, exp_avg_sq, *self._sums, *tables, *common, **options)
+            after_block(index)
+
+    def _unscaled(
+        self,
+        buffers: Sequence[Tensor],
+        common: tuple[Tensor, ...],
+        options: dict[str, int],
+        after_block: Callable[[int], None],
+    ) -> None:
+        for index, tables in enumerate(self._by_block):
+            if grid := len(tables[0]):
+                first_pass_kernel[(grid,)](*buffers, None, None, *tables[:3], *common, **options)
+            after_block(index)
+
+
+@triton.jit
+def sum_squares_kernel(grad, sums, numel: tl.constexpr, BLOCK: tl.constexpr):
+    """sums [N / BLOCK] float64 = sum of squares of each block of grad float32 [N]. Grid: N / BLOCK."""
+    block = tl.program_id(0)
+    place = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(grad + place, mask=place < numel, other=0.0).to(tl.float64)
+    tl.store(sums + block, tl.sum(value * value, 0))
+
+
+@triton.jit
+def begin_kernel(sums, num_sums, constants, updates, grad_norm, scalars, BLOCK: tl.constexpr):
+    """Norm, count and what follows from them, in one program.
+
+    sums: float64 [num_sums]; constants: float64 [3] = log beta_1, log beta_2, norm to clip to (0: no clipping);
+    updates: int64; grad_norm: float64; scalars: float32 [3] = clip factor, corrections of both moments.
+    """
+    lanes = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float64)
+    start = 0
+    while start < num_sums:
+        total += tl.load(sums + start + lanes, mask=start + lanes < num_sums, other=0.0)
+        start += BLOCK
+    norm = tl.sqrt(tl.sum(total, 0))
+    tl.store(grad_norm, norm)
+    if norm < float("inf"):
+        count = tl.load(updates) + 1
+        tl.store(updates, count)
+        limit = tl.load(constants + 2)
+        tl.store(scalars, tl.where(limit > 0.0, limit / tl.maximum(norm, limit), 1.0).to(tl.float32))
+        time = count.to(tl.float64)
+        correction_1 = 1.0 / (1.0 - tl.exp(time * tl.load(constants)))
+        correction_2 = 1.0 / (1.0 - tl.exp(time * tl.load(constants + 1)))
+        tl.store(scalars + 1, correction_1.to(tl.float32))
+        tl.store(scalars + 2, correction_2.to(tl.float32))
+
+
+@triton.jit
+def _block_places(offsets, lengths, BLOCK: tl.constexpr, ALIGNMENT: tl.constexpr):
+    """The elements of this program's block: int64 [BLOCK] and which of them exist."""
+    block = tl.program_id(0)
+    lanes = tl.arange(0, BLOCK)
+    # Known alignment lets a thread move 16 bytes at once.
+    offset = tl.multiple_of(tl.load(offsets + block), ALIGNMENT)
+    length = tl.multiple_of(tl.load(lengths + block), ALIGNMENT)
+    return offset + lanes, lanes < length
+
+
+@triton.jit
+def _direction(weight, m, v, scalars, numbers, is_decayed):
+    """Adam's direction with decay, before any trust ratio."""
+    root = tl.sqrt_rn(v * tl.load(scalars + 2)) + tl.load(numbers + 4)
+    update = tl.div_rn(m * tl.load(scalars + 1), root)
+    return tl.where(is_decayed, update + tl.load(numbers + 5) * weight, update)
+
+
+@triton.jit
+def first_pass_kernel(
+    data,
+    grad,
+    exp_avg,
+    exp_avg_sq,
+    sums_1,
+    sums_2,
+    offsets,
+    lengths,
+    decays,
+    grad_norm,
+    scalars,
+    lr,
+    numbers,
+    BLOCK: tl.constexpr,
+    SCALING: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+):
+    """Moments of one block; where the method scales, its two sums, else its new weights. Grid: B.
+
+    data, grad, exp_avg, exp_avg_sq: float32 [n]; sums_1, sums_2: float32 [B], None where SCALING is 0; offsets: int64
+    [B]; lengths, decays: int32 [B]; lr: float32; numbers: float32 [6] = beta_1, 1 - beta_1, beta_2, 1 - beta_2, eps,
+    weight decay.
+    """
+    if tl.load(grad_norm) < float("inf"):
+        place, inside = _block_places(offsets, lengths, BLOCK, ALIGNMENT)
+        g = tl.load(grad + place, mask=inside, other=0.0) * tl.load(scalars)
+        m = tl.load(exp_avg + place, mask=inside, other=0.0) * tl.load(numbers) + tl.load(numbers + 1) * g
+        v = tl.load(exp_avg_sq + place, mask=inside, other=0.0) * tl.load(numbers + 2) + tl.load(numbers + 3) * (g * g)
+        tl.store(exp_avg + place, m, mask=inside)
+        tl.store(exp_avg_sq + place, v, mask=inside)
+        if SCALING == RMS:
+            eps = tl.load(numbers + 4)
+            share = g * g / tl.maximum(v * tl.load(scalars + 2), eps * eps)
+            # Places outside have g = 0 and v = 0, which is NaN where eps is 0.
+            tl.store(sums_1 + tl.program_id(0), tl.load(lengths + tl.program_id(0)).to(tl.float32))
+            tl.store(sums_2 + tl.program_id(0), tl.sum(tl.where(inside, share, 0.0), 0))
+        else:
+            weight = tl.load(data + place, mask=inside, other=0.0)
+            is_decayed = tl.load(decays + tl.program_id(0)) != 0
+            # Likewise: places outside have an update of 0 / eps.
+            update = tl.where(inside, _direction(weight, m, v, scalars, numbers, is_decayed), 0.0)
+            if SCALING:
+                tl.store(sums_1 + tl.program_id(0), tl.sum(weight * weight, 0))
+                tl.store(sums_2 + tl.program_id(0), tl.sum(update * update, 0))
+            else:
+                tl.store(data + place, weight - tl.load(lr) * update, mask=inside)
+
+
+@triton.jit
+def owner_sums_kernel(block_sums_1, block_sums_2, first_blocks, sums_1, sums_2, BLOCK: tl.constexpr):
+    """Adds the blocks of each parameter in order. Grid: G.
+
+    block_sums_1, block_sums_2: float32 [B]; first_blocks: int32 [G+1]; sums_1, sums_2: float64 [G].
+    """
+    owner = tl.program_id(0)
+    lanes = tl.arange(0, BLOCK)
+    total_1 = tl.zeros([BLOCK], tl.float64)
+    total_2 = tl.zeros([BLOCK], tl.float64)
+    start = tl.load(first_blocks + owner)
+    stop = tl.load(first_blocks + owner + 1)
+    while start < stop:
+        inside = start + lanes < stop
+        total_1 += tl.load(block_sums_1 + start + lanes, mask=inside, other=0.0).to(tl.float64)
+        total_2 += tl.load(block_sums_2 + start + lanes, mask=inside, other=0.0).to(tl.float64)
+        start += BLOCK
+    tl.store(sums_1 + owner, tl.sum(total_1, 0))
+    tl.store(sums_2 + owner, tl.sum(total_2, 0))
+
+
+@triton.jit
+def second_pass_kernel(
+    data,
+    exp_avg,
+    exp_avg_sq,
+    sums_1,
+    sums_2,
+    offsets,
+    lengths,
+    decays,
+    owners,
+    grad_norm,
+    scalars,
+    lr,
+    numbers,
+    BLOCK: tl.constexpr,
+    SCALING: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+):
+    """data -= lr * scale * update for one block. Grid: B.
+
+    data, exp_avg, exp_avg_sq: float32 [n]; sums_1, sums_2: float64 [G]; owners: int32 [B]; the others as before.
+    """
+    if tl.load(grad_norm) < float("inf"):
+        place, inside = _block_places(offsets, lengths, BLOCK, ALIGNMENT)
+        m = tl.load(exp_avg + place, mask=inside, other=0.0)
+        v = tl.load(exp_avg_sq + place, mask=inside, other=0.0)
+        weight = tl.load(data + place, mask=inside, other=0.0)
+        is_decayed = tl.load(decays + tl.program_id(0)) != 0
+        update = _direction(weight, m, v, scalars, numbers, is_decayed)
+        owner = tl.load(owners + tl.program_id(0))
+        sum_1 = tl.load(sums_1 + owner)
+        sum_2 = tl.load(sums_2 + owner)
+        if SCALING == RMS:
+            sum_2 = tl.maximum(sum_2, sum_1)
+            usable = sum_1 > 0.0
+        else:
+            usable = (sum_1 > 0.0) & (sum_2 > 0.0) & is_decayed
+        scale = (tl.sqrt(tl.where(usable, sum_1, 1.0)) / tl.sqrt(tl.where(usable, sum_2, 1.0))).to(tl.float32)
+        weight -= tl.load(lr) * (scale * update)
+        tl.store(data + place, weight, mask=inside)

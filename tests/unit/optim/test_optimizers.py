@@ -1,0 +1,239 @@
+"""Every method in plain and native form: against the published programs, torch, and the specifications in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlbert.core.config import resolve
+from mlbert.core.errors import UserError
+from mlbert.dist.sharding import ShardLayout
+from mlbert.optim import methods
+from mlbert.optim.adam import Adam
+from mlbert.optim.adamw import AdamW
+from mlbert.optim.flat import FlatParameters, is_decayed
+from mlbert.optim.lamb import Lamb
+from mlbert.recipes import packed_lamb
+from optimizer_cases import COMMON, DECAY_ALL, METHODS, PUBLISHED
+from reference_optimizers import ReferenceLamb
+from training_settings import SETTINGS
+from unsharded import unsharded
+
+MakeFlat = Callable[[], FlatParameters]
+each_method = pytest.mark.parametrize("method", METHODS, ids=lambda cls: cls.name)
+
+
+@pytest.mark.parametrize("config", PUBLISHED)
+def test_follows_the_published_program(follows_trajectory: Callable, config: str, implementation: str) -> None:
+    cls, rates, settings = PUBLISHED[config]
+
+    def make(flat: FlatParameters) -> Adam:
+        optimizer = unsharded(cls, flat, implementation=implementation, **settings)
+        assert optimizer.implementation == implementation
+        return optimizer
+
+    follows_trajectory(make, config, rates, decay_all=config in DECAY_ALL)
+
+
+@pytest.mark.parametrize("config", [name for name, (cls, *_) in PUBLISHED.items() if cls is Lamb])
+def test_the_specification_follows_the_published_program(trajectories: Mapping[str, np.ndarray], config: str) -> None:
+    _, rates, settings = PUBLISHED[config]
+    names = [key.removeprefix("w0/") for key in trajectories if key.startswith("w0/")]
+    weights = {name: torch.from_numpy(trajectories[f"w0/{name}"]).double() for name in names}
+    lamb = ReferenceLamb(weights, **settings)
+    for update, lr in enumerate(rates):
+        lamb.step(lr, {name: torch.from_numpy(trajectories[f"grad/{name}"][update]).double() for name in names})
+    for name in names:
+        np.testing.assert_allclose(weights[name].numpy(), trajectories[f"{config}/w/{name}"][-1], rtol=0, atol=1e-6)
+        # The published code takes 1 - beta_2 in float32, which is off by 1.3e-5 of its value at 0.999.
+        np.testing.assert_allclose(lamb.m[name].numpy(), trajectories[f"{config}/m_final/{name}"], rtol=3e-5, atol=1e-7)
+        np.testing.assert_allclose(lamb.v[name].numpy(), trajectories[f"{config}/v_final/{name}"], rtol=3e-5, atol=0)
+
+
+def make_one(method: type[Adam], flat: FlatParameters, implementation: str, **changes: Any) -> Adam:
+    return unsharded(method, flat, implementation=implementation, **METHODS[method][0], **COMMON | changes)
+
+
+def run(flat: FlatParameters, optimizer: Adam, updates: int) -> None:
+    """Updates with gradients that change each time."""
+    start = flat.grad.clone()
+    for update in range(updates):
+        flat.grad.copy_(start.roll(update))
+        optimizer.step(0.01)
+
+
+@each_method
+def test_equals_the_specification_in_float64(make_flat: MakeFlat, method: type[Adam], implementation: str) -> None:
+    """Tolerance: 1e-6 on weights of size 0.02 after 5 updates that move them by 1e-3."""
+    own, specification = METHODS[method]
+    flat = make_flat()
+    weights = {name: view.double() for name, view in flat.views(flat.data).items()}
+    reference = specification(weights, **own, **COMMON)
+    optimizer = make_one(method, flat, implementation)
+    start = flat.grad.clone()
+    for update in range(5):
+        flat.grad.copy_(start.roll(update) * (1.0 + 9.0 * (update == 3)))
+        expected = reference.step(0.01, {name: view.double() for name, view in flat.views(flat.grad).items()})
+        assert float(optimizer.step(0.01)) == pytest.approx(expected, rel=1e-12)
+    assert float(optimizer.grad_norm) == pytest.approx(expected, rel=1e-12)
+    for name, view in flat.views(flat.data).items():
+        torch.testing.assert_close(view.double(), weights[name], rtol=1e-5, atol=1e-6)
+    for name, view in flat.views(optimizer.exp_avg_sq).items():
+        torch.testing.assert_close(view.double(), reference.v[name], rtol=1e-5, atol=0)
+
+
+def test_adamw_equals_torch(make_flat: MakeFlat, implementation: str) -> None:
+    """With clipping, five updates of 1e-2 on weights of 0.02; the references differ by rounding."""
+    flat, twin = make_flat(), make_flat()
+    parameters = {name: nn.Parameter(view.clone()) for name, view in twin.views(twin.data).items()}
+    groups = [
+        {"params": [p for name, p in parameters.items() if is_decayed(name)], "weight_decay": 0.05},
+        {"params": [p for name, p in parameters.items() if not is_decayed(name)], "weight_decay": 0.0},
+    ]
+    theirs = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.98), eps=1e-6)
+    ours = make_one(AdamW, flat, implementation)
+    start = flat.grad.clone()
+    for update in range(5):
+        flat.grad.copy_(start.roll(update))
+        for name, view in twin.views(start.roll(update)).items():
+            parameters[name].grad = view.clone()
+        norm = torch.nn.utils.clip_grad_norm_(list(parameters.values()), 1.0)
+        theirs.step()
+        assert float(ours.step(0.01)) == pytest.approx(float(norm), rel=1e-5)
+    for name, view in flat.views(flat.data).items():
+        torch.testing.assert_close(view, parameters[name].data, rtol=1e-5, atol=3e-7)
+
+
+@each_method
+def test_native_does_not_depend_on_threads(make_flat: MakeFlat, method: type[Adam]) -> None:
+    before = torch.get_num_threads()
+    results: list[Tensor] = []
+    try:
+        for threads in (1, 2, 3, 2):
+            torch.set_num_threads(threads)
+            flat = make_flat()
+            optimizer = make_one(method, flat, "auto")
+            run(flat, optimizer, 3)
+            results.append(flat.data)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[1], results[3]), "two runs with the same threads"
+    if optimizer.implementation == "native":
+        assert all(torch.equal(results[0], result) for result in results)
+
+
+@each_method
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_gradient_that_is_not_finite_changes_nothing(
+    make_flat: MakeFlat, method: type[Adam], implementation: str, bad: float
+) -> None:
+    flat = make_flat()
+    optimizer = make_one(method, flat, implementation)
+    run(flat, optimizer, 1)
+    before = [buffer.clone() for buffer in (flat.data, optimizer.exp_avg, optimizer.exp_avg_sq)]
+    flat.grad[12345] = bad
+    skipped = optimizer.step(0.01)
+    assert optimizer.num_updates == 1
+    for buffer, expected in zip((flat.data, optimizer.exp_avg, optimizer.exp_avg_sq), before, strict=True):
+        assert torch.equal(buffer, expected)
+    flat.grad[12345] = 0.0
+    assert optimizer.step(0.01).isfinite()
+    assert not skipped.isfinite(), "a result keeps its own norm when the next update has run"
+
+
+def test_a_huge_finite_gradient_is_clipped_not_skipped(make_flat: MakeFlat, implementation: str) -> None:
+    """Squares of 1e25 overflow float32; the norm is taken in float64."""
+    flat = make_flat()
+    flat.grad.mul_(1e25)
+    assert make_one(Lamb, flat, implementation).step(0.01).isfinite()
+    assert flat.data.isfinite().all()
+
+
+def test_scale_of_the_gradient_does_not_matter_beyond_the_clip(make_flat: MakeFlat, implementation: str) -> None:
+    """Clipping maps g and 2 g to the same vector, as doubling is exact in floating point."""
+    single, double = make_flat(), make_flat()
+    double.grad.mul_(2.0)
+    for flat in (single, double):
+        make_one(Lamb, flat, implementation).step(0.01)
+    torch.testing.assert_close(single.data, double.data, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("changes", [{"clipped_before": True}, {"max_grad_norm": None}])
+def test_what_is_clipped_elsewhere_is_not_clipped_here(
+    make_flat: MakeFlat, implementation: str, changes: dict[str, Any]
+) -> None:
+    flat = make_flat()
+    optimizer = make_one(AdamW, flat, implementation, **changes)
+    optimizer.step(0.01)
+    torch.testing.assert_close(optimizer.exp_avg, flat.grad * 0.1)
+
+
+def test_only_decayed_tensors_have_a_trust_ratio(implementation: str) -> None:
+    """With the first update's direction near +-1, a step is lr times the ratio: ||w|| / ||u|| = 4, or 1."""
+    names = ("dense.weight", "dense.bias", "out.LayerNorm.weight", "still.weight")
+    flat = FlatParameters((name, nn.Parameter(torch.full((16,), 4.0))) for name in names)
+    flat.views(flat.data)["still.weight"].zero_()
+    flat.grad.fill_(1.0)
+    before = {name: view.clone() for name, view in flat.views(flat.data).items()}
+    make_one(Lamb, flat, implementation, weight_decay=0.0, max_grad_norm=None).step(0.125)
+    moved = {name: float((before[name] - view)[0]) for name, view in flat.views(flat.data).items()}
+    assert moved == pytest.approx(
+        {"dense.weight": 0.5, "dense.bias": 0.125, "out.LayerNorm.weight": 0.125, "still.weight": 0.125}, rel=1e-4
+    )
+
+
+@each_method
+def test_resumed_state_goes_on_bit_equal(make_flat: MakeFlat, method: type[Adam], implementation: str) -> None:
+    straight, first, second = make_flat(), make_flat(), make_flat()
+    whole = make_one(method, straight, implementation)
+    run(straight, whole, 2)
+    run(straight, whole, 2)
+    optimizer = make_one(method, first, implementation)
+    run(first, optimizer, 2)
+    state = {k: v.clone() if isinstance(v, Tensor) else v for k, v in optimizer.state_dict().items()}
+    second.data.copy_(first.data)
+    second.grad.copy_(first.grad)
+    resumed = make_one(method, second, implementation)
+    resumed.load_state_dict(state)
+    run(second, resumed, 2)
+    assert torch.equal(second.data, straight.data)
+    assert resumed.num_updates == 4
+
+
+def test_state_of_another_model_is_refused(make_flat: MakeFlat) -> None:
+    lamb = make_one(Lamb, make_flat(), "plain")
+    other = make_one(Lamb, FlatParameters([("w", nn.Parameter(torch.zeros(3)))]), "plain")
+    with pytest.raises(UserError, match="3 elements"):
+        lamb.load_state_dict(other.state_dict())
+    with pytest.raises(UserError, match="missing"):
+        lamb.load_state_dict({"num_updates": 1})
+
+
+def test_a_rank_alone_copies_nothing(make_flat: MakeFlat) -> None:
+    lamb = make_one(Lamb, make_flat(), "plain")
+    assert lamb.weights.shard.data_ptr() == lamb.flat.data.data_ptr()
+    assert lamb.state_dict()["exp_avg"].data_ptr() == lamb.exp_avg.data_ptr()
+
+
+@pytest.mark.parametrize("name", methods.OPTIMIZERS)
+def test_settings_make_each_method(make_flat: MakeFlat, name: str) -> None:
+    """From text to the numbers of the log, each named once; the weight decay is logged as it was set."""
+    flags = {k: v for k, v in SETTINGS.items() if k != "recipe"} | {"optimizer": name, "bert_config_file": "x.json"}
+    config = resolve(packed_lamb.DEFAULTS, {}, {**flags, "output_dir": "x"}, (), ()).config
+    flat, events = make_flat(), []
+    optimizer = methods.make(config, flat, ShardLayout.whole(flat.numel))
+    optimizer.hyperparameters(lambda key, value: events.append((key, value)))
+    found = dict(events)
+    assert len(found) == len(events)
+    prefix = "opt_lamb_" if name == "lamb" else "opt_adamw_"
+    assert found.pop("opt_epsilon", 1e-6) == 1e-6
+    decay = "weight_decay_rate" if name == "lamb" else "weight_decay"
+    numbers = {"epsilon": 1e-6, "beta_1": 0.9, "beta_2": 0.98, decay: 0.01}
+    expected = {prefix + key: value for key, value in numbers.items()}
+    assert found == {"opt_name": name, "opt_gradient_clip_norm": 1.0, **expected}
+    assert optimizer.step(0.01).isfinite()

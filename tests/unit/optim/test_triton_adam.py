@@ -1,0 +1,154 @@
+"""The optimizers as Triton kernels: published runs, the specification, skips, resumption, what a graph replays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlbert.optim.adam import Adam
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.lamb import Lamb
+from optimizer_cases import COMMON, DECAY_ALL, METHODS, PUBLISHED
+from unsharded import unsharded
+
+pytest.importorskip("mlbert.optim.triton_adam", reason="Triton is not installed")
+pytestmark = pytest.mark.usefixtures("use_triton")
+each_method = pytest.mark.parametrize("method", METHODS, ids=lambda cls: cls.name)
+MakeFlat = Callable[[], FlatParameters]
+
+
+@pytest.mark.parametrize("config", PUBLISHED)
+def test_follows_the_published_program(follows_trajectory: Callable, config: str) -> None:
+    cls, rates, settings = PUBLISHED[config]
+
+    def make(flat: FlatParameters) -> Adam:
+        optimizer = unsharded(cls, flat, implementation="triton", **settings)
+        assert optimizer.implementation == "triton"
+        return optimizer
+
+    follows_trajectory(make, config, rates, decay_all=config in DECAY_ALL)
+
+
+def make_one(method: type[Adam], flat: FlatParameters, implementation: str = "triton", **changes: Any) -> Adam:
+    return unsharded(method, flat, implementation=implementation, **METHODS[method][0], **COMMON | changes)
+
+
+def run(flat: FlatParameters, optimizer: Adam, updates: int) -> None:
+    """Updates with gradients that change each time."""
+    start = flat.grad.clone()
+    for update in range(updates):
+        flat.grad.copy_(start.roll(update))
+        optimizer.step(0.01)
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+@each_method
+def test_equals_the_specification_in_float64(make_flat: MakeFlat, method: type[Adam], bias_correction: bool) -> None:
+    """Tolerance: 1e-6 on weights of size 0.02 after 3 updates that move them by 1e-3."""
+    own, specification = METHODS[method]
+    settings = COMMON | {"bias_correction": bias_correction}
+    flat = make_flat()
+    weights = {name: view.double() for name, view in flat.views(flat.data).items()}
+    reference = specification(weights, **own, **settings)
+    optimizer = make_one(method, flat, bias_correction=bias_correction)
+    start = flat.grad.clone()
+    for update in range(3):
+        flat.grad.copy_(start.roll(update) * (1.0 + 9.0 * (update == 1)))
+        expected = reference.step(0.01, {name: view.double() for name, view in flat.views(flat.grad).items()})
+        assert float(optimizer.step(0.01)) == pytest.approx(expected, rel=1e-12)
+    for name, view in flat.views(flat.data).items():
+        torch.testing.assert_close(view.double(), weights[name], rtol=1e-5, atol=1e-6)
+    for name, view in flat.views(optimizer.exp_avg_sq).items():
+        torch.testing.assert_close(view.double(), reference.v[name], rtol=1e-5, atol=0)
+
+
+@each_method
+def test_runs_are_bit_equal(make_flat: MakeFlat, method: type[Adam]) -> None:
+    results = []
+    for _ in range(2):
+        flat = make_flat()
+        run(flat, make_one(method, flat), 2)
+        results.append(flat.data)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@each_method
+def test_a_gradient_that_is_not_finite_changes_nothing(make_flat: MakeFlat, method: type[Adam], bad: float) -> None:
+    flat = make_flat()
+    optimizer = make_one(method, flat)
+    run(flat, optimizer, 1)
+    before = [buffer.clone() for buffer in (flat.data, optimizer.exp_avg, optimizer.exp_avg_sq)]
+    good = flat.grad[12345].item()
+    flat.grad[12345] = bad
+    skipped = optimizer.step(0.01)
+    for buffer, expected in zip((flat.data, optimizer.exp_avg, optimizer.exp_avg_sq), before, strict=True):
+        assert torch.equal(buffer, expected)
+    flat.grad[12345] = good
+    following = optimizer.step(0.0)
+    assert not np.isfinite(float(skipped)), "a result keeps its own norm when the next update has run"
+    assert following.isfinite()
+    assert optimizer.num_updates == 2
+    assert torch.equal(flat.data, before[0])
+
+
+def test_a_huge_finite_gradient_is_clipped_not_skipped(make_flat: MakeFlat) -> None:
+    """Squares of 1e25 overflow float32; the norm is taken in float64."""
+    flat = make_flat()
+    flat.grad.mul_(1e25)
+    assert make_one(Lamb, flat).step(0.01).isfinite()
+    assert flat.data.isfinite().all()
+
+
+def test_only_decayed_tensors_have_a_trust_ratio() -> None:
+    """With the first update's direction near +-1, a step is lr times the ratio: ||w|| / ||u|| = 4, or 1."""
+    names = ("dense.weight", "dense.bias", "out.LayerNorm.weight", "still.weight")
+    flat = FlatParameters((name, nn.Parameter(torch.full((16,), 4.0))) for name in names)
+    flat.views(flat.data)["still.weight"].zero_()
+    flat.grad.fill_(1.0)
+    before = {name: view.clone() for name, view in flat.views(flat.data).items()}
+    make_one(Lamb, flat, weight_decay=0.0, max_grad_norm=None).step(0.125)
+    moved = {name: float((before[name] - view)[0]) for name, view in flat.views(flat.data).items()}
+    assert moved == pytest.approx(
+        {"dense.weight": 0.5, "dense.bias": 0.125, "out.LayerNorm.weight": 0.125, "still.weight": 0.125}, rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("other", ["triton", "plain"])
+def test_resumed_state_goes_on(make_flat: MakeFlat, other: str) -> None:
+    """Bit-equal in the same form; a checkpoint is good for any form."""
+    straight, first, second = make_flat(), make_flat(), make_flat()
+    whole = make_one(Lamb, straight)
+    run(straight, whole, 2)
+    run(straight, whole, 1)
+    lamb = make_one(Lamb, first)
+    run(first, lamb, 2)
+    state = {key: value.clone() if isinstance(value, Tensor) else value for key, value in lamb.state_dict().items()}
+    second.data.copy_(first.data)
+    second.grad.copy_(first.grad)
+    resumed = make_one(Lamb, second, other)
+    resumed.load_state_dict(state)
+    run(second, resumed, 1)
+    assert resumed.num_updates == 3
+    torch.testing.assert_close(second.data, straight.data, rtol=0, atol=0.0 if other == "triton" else 1e-8)
+
+
+@each_method
+def test_an_update_is_launches_alone(make_flat: MakeFlat, method: type[Adam]) -> None:
+    """What a captured graph replays: `launch` with the rate on the device equals `step`."""
+    flat, other = make_flat(), make_flat()
+    run(flat, make_one(method, flat), 2)
+    optimizer = make_one(method, other)
+    assert optimizer.can_capture
+    optimizer.set_learning_rate(0.01)
+    start = other.grad.clone()
+    for update in range(2):
+        other.grad.copy_(start.roll(update))
+        optimizer.launch()
+    assert torch.equal(other.data, flat.data)
+    assert optimizer.grad_norm.isfinite()

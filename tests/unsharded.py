@@ -1,0 +1,16 @@
+"""Makes an optimizer that owns all of its parameters."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from mlbert.dist.sharding import ShardLayout
+from mlbert.optim.base import FlatOptimizer
+from mlbert.optim.flat import FlatParameters
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=FlatOptimizer)
+
+
+def unsharded(cls: type[AnyOptimizer], flat: FlatParameters, **settings: Any) -> AnyOptimizer:
+    """The optimizer on one rank."""
+    return cls(flat, ShardLayout.whole(flat.padded_data.numel()), **settings)
