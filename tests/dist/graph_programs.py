@@ -48,6 +48,7 @@ def train_once(world: World, mode: GraphMode, recorded: bool) -> dict[str, Any]:
     source = SyntheticSource(
         packs_per_step=4,
         accumulation=2,
+        max_sequences_per_pack=3,
         seed=SEED,
         vocab_size=SHAPE.vocab_size,
         max_tokens=MAX_TOKENS,

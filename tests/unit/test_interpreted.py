@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SUITES = (
-    "data/test_compact.py",
+    "feed/test_host_batch.py",
     "ops/triton",
     "ops/test_fp8.py",
     "models/test_fp8.py::test_kernels_equal_their_plain_twins",

@@ -23,7 +23,7 @@ SHAPE = BertConfig(
 
 
 def test_both_sides_compute_the_same_first_loss():
-    batch = step.make_batch(SHAPE, 4, None, seed=1)
+    batch = step.make_batch(SHAPE, 4, None, seed=1).to("cpu")
     trainer = step.Trainer(SHAPE, batch, torch.float32, seed=1)
     theirs = step.their_side(SHAPE, batch, torch.float32, trainer.model)
     assert theirs.step() == pytest.approx(trainer.side().step(), abs=1e-5)

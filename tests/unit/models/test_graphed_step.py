@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from capturable import SHAPE, TensorLamb, select_capturable, static_attention
+from host_batches import made_up_batches
 from mlbert import ops
 from mlbert.dist.capture import Capture, NoCapture
-from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
+from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertForPreTraining, DropoutState, GraphedStep, GraphMode, graphed_step
 from mlbert.ops import registry
@@ -35,11 +36,12 @@ def static_ops() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def steps(accumulation: int) -> list[list[Batch]]:
+def steps(accumulation: int) -> list[list[HostBatch]]:
     """Micro-batches of four steps, of different sizes."""
     source = SyntheticSource(
         packs_per_step=PACKS * accumulation,
         accumulation=accumulation,
+        max_sequences_per_pack=3,
         seed=SEED,
         vocab_size=SHAPE.vocab_size,
         max_tokens=SHAPE.max_position_embeddings,
@@ -189,7 +191,7 @@ def test_steps_that_do_not_fit_are_told() -> None:
     batches = steps(2)[0]
     assert step.holds(batches)
     assert not step.holds(batches[:1])
-    (large,) = SyntheticSource(packs_per_step=2 * PACKS, seed=1, vocab_size=120, max_tokens=32).batches_of(0)
+    (large,) = made_up_batches(2 * PACKS, seed=1, vocab_size=120, max_tokens=32)
     assert not step.holds([batches[0], large])
 
 

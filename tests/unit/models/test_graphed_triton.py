@@ -11,10 +11,10 @@ from torch import Tensor
 
 from capturable import SETTINGS
 from capturable import SHAPE as SMALL
+from host_batches import made_up_batches
 from mlbert import ops
 from mlbert.dist.capture import Capture, NoCapture
 from mlbert.feed.budget import Budget
-from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertForPreTraining, GraphedStep, GraphMode
 from mlbert.ops.fp8 import Products
 from mlbert.optim.flat import FlatParameters
@@ -51,10 +51,9 @@ def history(capture: Capture) -> list[list[Tensor]]:
     start = flat.data.clone()
     step.record()
     assert torch.equal(flat.data, start), "recording changed the weights"
-    source = SyntheticSource(packs_per_step=1, seed=SEED, vocab_size=SHAPE.vocab_size, max_tokens=MAX_TOKENS)
     found = []
     for i, lr in enumerate(RATES):
-        (batch,) = source.batches_of(i)
+        (batch,) = made_up_batches(1, SEED, SHAPE.vocab_size, MAX_TOKENS, step=i)
         loss, result = step([batch], SEED, i, batch.num_masked, batch.num_samples, lr)
         tensors = (loss, flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *model.buffers())
         found.append([torch.tensor(result.grad_norm), *(x.clone() for x in tensors)])

@@ -6,19 +6,17 @@ import pytest
 import torch
 
 from capturable import SHAPE, select_capturable
+from host_batches import made_up_batches
 from mlbert import ops
 from mlbert.cli.main import main
 from mlbert.dist.world import World
-from mlbert.feed.batch import Batch
-from mlbert.feed.compact import CompactBatch
-from mlbert.feed.packed import Prefetcher
-from mlbert.feed.synthetic import SyntheticSource
+from mlbert.feed.host_batch import HostBatch
 from mlbert.models import BertForPreTraining
 from mlbert.ops.fp8 import Products
 from mlbert.train import loop
 from mlbert.train.evaluate import Evaluator, evaluate
 from recorded_graph import RecordedGraph
-from training_settings import read_metrics, train_arguments
+from training_settings import train_arguments
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +27,8 @@ def same_ops():
 
 
 @pytest.fixture
-def batches() -> list[Batch]:
-    source = SyntheticSource(packs_per_step=11, seed=4, vocab_size=SHAPE.vocab_size, max_tokens=32)
-    parts = [SyntheticSource(packs_per_step=n, seed=n, vocab_size=120, max_tokens=32).batches_of(0)[0] for n in (5, 1)]
-    return [*source.batches_of(0), *parts]
+def batches() -> list[HostBatch]:
+    return [made_up_batches(packs, seed, SHAPE.vocab_size, 32)[0] for packs, seed in ((11, 4), (5, 5), (1, 1))]
 
 
 def model_of(seed: int, products: Products | None = None) -> BertForPreTraining:
@@ -41,9 +37,9 @@ def model_of(seed: int, products: Products | None = None) -> BertForPreTraining:
     return model
 
 
-def by_hand(model: BertForPreTraining, batches: list[Batch]) -> tuple[float, float]:
+def by_hand(model: BertForPreTraining, batches: list[HostBatch]) -> tuple[float, float]:
     with torch.no_grad():
-        outputs = [model(batch) for batch in batches]
+        outputs = [model(batch.to("cpu")) for batch in batches]
     masked = sum(batch.num_masked for batch in batches)
     return (
         sum(int(output.num_correct) for output in outputs) / masked,
@@ -73,7 +69,7 @@ def test_kept_batches_of_one_shape_give_the_same(batches, graph):
 def test_a_graph_reads_the_fp8_copies_of_the_present_weights(batches):
     def calibrated() -> BertForPreTraining:
         model = model_of(1, Products())
-        model(batches[0]).loss(1, 1).backward()
+        model(batches[0].to("cpu")).loss(1, 1).backward()
         model.bert.scaling.update(lambda amax: amax)
         return model
 
@@ -136,17 +132,3 @@ def test_the_next_step_is_made_ready_before_the_accuracy_is_read(tmp_path, monke
         main(train_arguments(tmp_path, ops="plain", **settings))
     read, begin, finish = "_make_ready", "_begin_evaluation", "_finish_evaluation"
     assert events == [read, begin, read, finish, begin, finish, "save_checkpoint", read, begin, finish]
-
-
-def test_a_run_on_compact_batches_is_the_same_run(tmp_path, monkeypatch):
-    """What a GPU's source gives passes through the loop: counts, transfer, and an evaluation in between."""
-
-    def losses(name: str) -> list[tuple[float, float]]:
-        with pytest.raises(SystemExit):
-            main(train_arguments(tmp_path, name, ops="plain", max_steps=5, eval_iter_start_samples=9))
-        return [(line["loss"], line["samples"]) for line in read_metrics(tmp_path / name)]
-
-    expected = losses("host")
-    fetch = Prefetcher.next
-    monkeypatch.setattr(Prefetcher, "next", lambda self: [CompactBatch.of(batch) for batch in fetch(self)])
-    assert losses("compact") == expected

@@ -23,7 +23,7 @@ from torch import Tensor
 from mlbert.dist.capture import Capture
 from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
-from mlbert.feed.compact import CompactBatch
+from mlbert.feed.host_batch import HostBatch
 from mlbert.models.bert import BertForPreTraining, loss_divisors
 from mlbert.models.encoder import NUM_SITES, DropoutKeys
 from mlbert.ops import dropout_keys
@@ -122,7 +122,7 @@ class GraphedStep:
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._replay: Callable[[], None] | None = None
 
-    def holds(self, batches: Sequence[Batch | CompactBatch]) -> bool:
+    def holds(self, batches: Sequence[HostBatch]) -> bool:
         """Whether a step of these micro-batches fits the graph."""
         return len(batches) == self.micro_batches and all(self.budget.holds(batch) for batch in batches)
 
@@ -150,7 +150,7 @@ class GraphedStep:
 
     def __call__(
         self,
-        batches: Iterable[Batch | CompactBatch],
+        batches: Iterable[HostBatch],
         seed: int,
         step: int,
         num_masked: int,
@@ -160,7 +160,7 @@ class GraphedStep:
         """One optimizer step; nothing waits for the device.
 
         Args:
-            batches: this rank's micro-batches, which must be held; on any device.
+            batches: this rank's micro-batches, which must be held.
             seed, step: name the dropout masks, as in `DropoutState`.
             num_masked, num_samples: masked tokens and sequences of the step over all ranks.
             lr: learning rate.
@@ -176,7 +176,7 @@ class GraphedStep:
             result = self._segmented_step(batches, lr)
         return self._loss_sum, result
 
-    def _whole_step(self, batches: Iterable[Batch | CompactBatch], lr: float) -> Any:
+    def _whole_step(self, batches: Iterable[HostBatch], lr: float) -> Any:
         for batch, target in zip(batches, self._batches, strict=True):
             self.budget.write(batch, target)
         self._optimizer.set_learning_rate(lr)
@@ -184,7 +184,7 @@ class GraphedStep:
         self._forget_copies()  # a replay changes the weights behind the host's back
         return self._optimizer.result()
 
-    def _segmented_step(self, batches: Iterable[Batch | CompactBatch], lr: float) -> Any:
+    def _segmented_step(self, batches: Iterable[HostBatch], lr: float) -> Any:
         self._clear()
         self._model.bert.quantise_weights()  # once for all micro-batches: their graph only reads the copies
         for batch in batches:

@@ -34,6 +34,7 @@ from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.sharded_lamb import ShardedLamb
+from mlbert.store.order import contiguous
 from mlbert.train.experiment import Method
 
 REDUCTION_BUCKET_BYTES = 25 * 2**20
@@ -136,8 +137,9 @@ def evaluation_set(config: TrainConfig, shape: BertConfig, world: World, seed: i
         config.eval_dir,
         config.num_eval_examples,
         config.eval_batch_size,
-        world.rank,
-        world.world_size,
+        max_sequences_per_pack=config.max_sequences_per_pack,
+        rank=world.rank,
+        world_size=world.world_size,
         vocab_size=shape.vocab_size,
     )
 
@@ -154,6 +156,7 @@ def _source(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> 
         seed=seed,
         rank=world.rank,
         world_size=world.world_size,
+        deal=contiguous,
         vocab_size=shape.vocab_size,
     )
 

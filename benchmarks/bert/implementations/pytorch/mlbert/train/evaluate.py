@@ -1,6 +1,6 @@
 """Masked-LM accuracy on the whole evaluation set, sharded over ranks.
 
-On a CUDA device an evaluation costs the host next to nothing: the samples stay on the device in compact form, every
+On a CUDA device an evaluation costs the host next to nothing: the samples stay on the device as the host packed them, every
 batch is filled up to one shape, so that one graph serves all of them, and nothing is read before the end.
 
 `Evaluator.begin` returns when all is queued, and `Evaluation.result` waits. In between the host makes the next training
@@ -23,7 +23,7 @@ from mlbert.dist.capture import Capture
 from mlbert.dist.world import World
 from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
-from mlbert.feed.compact import CompactBatch
+from mlbert.feed.host_batch import HostBatch
 from mlbert.models.bert import BertForPreTraining
 from mlbert.optim.host_copy import HostCopy
 
@@ -38,11 +38,11 @@ class EvaluationSet(Protocol):
     def open(self) -> None:
         """First touch of the data."""
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[HostBatch]:
         """This rank's batches, the same at each pass."""
 
 
-def evaluate(model: BertForPreTraining, batches: Iterable[Batch], world: World) -> tuple[float, float]:
+def evaluate(model: BertForPreTraining, batches: Iterable[HostBatch], world: World) -> tuple[float, float]:
     """Accuracy and mean loss over every masked token of the set; see `Evaluation.result`."""
     return Evaluator(model, batches, world).begin().result()
 
@@ -84,7 +84,7 @@ class Evaluator:
     def __init__(
         self,
         model: BertForPreTraining,
-        batches: Iterable[Batch],
+        batches: Iterable[HostBatch],
         world: World,
         capture: Capture | None = None,
         resident: bool | None = None,
@@ -94,7 +94,7 @@ class Evaluator:
         self._sums = torch.zeros(3, dtype=torch.float64, device=self._device)
         is_cuda = self._device.type == "cuda"
         self._resident = is_cuda or capture is not None if resident is None else resident
-        self._kept: list[CompactBatch] | None = None
+        self._kept: list[HostBatch] | None = None
         self._target: Batch | None = None  # the one batch of the graph; its shape holds every kept one
         self._replay: Callable[[], None] | None = None
 
@@ -123,7 +123,7 @@ class Evaluator:
 
     def _over_kept(self, each: Passing) -> int:
         if self._kept is None:
-            self._kept = [self._keep(batch) for batch in self._batches]
+            self._kept = [replace(batch, data=batch.data.to(self._device)) for batch in self._batches]
             self._target = Budget.over(self._kept).allocate(self._device) if self._kept else None
         scaling = self._model.bert.scaling
         for batch in each(self._kept):
@@ -134,10 +134,6 @@ class Evaluator:
                 self._replay = self._replay or self._record(self._capture)
                 self._replay()
         return sum(batch.num_masked for batch in self._kept)
-
-    def _keep(self, batch: Batch) -> CompactBatch:
-        compact = CompactBatch.of(batch)
-        return replace(compact, data=compact.data.to(self._device))
 
     def _record(self, capture: Capture) -> Callable[[], None]:
         """The graph of one batch; leaves the sums as they are."""

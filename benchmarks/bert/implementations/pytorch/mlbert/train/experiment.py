@@ -34,9 +34,8 @@ from mlbert.core.mllog import MLPerfLogger, Terminated, close_interrupted
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.watch import Watch
 from mlbert.dist.world import World
-from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
-from mlbert.feed.compact import CompactBatch
+from mlbert.feed.host_batch import HostBatch
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.ops.precision import compute_dtype, fp8_products
@@ -248,19 +247,8 @@ def warm_up(model: BertForPreTraining, flat: FlatBuffers, shape: BertConfig) -> 
     Weights and optimizer stay untouched.
     """
     length = min(64, shape.max_position_embeddings)
-    batch = Batch(
-        input_ids=torch.zeros(length, dtype=torch.int64),
-        segment_ids=torch.zeros(length, dtype=torch.int64),
-        position_ids=torch.arange(length),
-        cu_seqlens=torch.tensor([0, length], dtype=torch.int32),
-        max_seqlen=length,
-        masked_positions=torch.tensor([1]),
-        masked_labels=torch.tensor([0]),
-        next_sentence_labels=torch.tensor([0]),
-        dropout_rows=torch.arange(length, dtype=torch.int32),
-    )
     device = flat.data.device
-    sent = CompactBatch.of(batch, page_locked=device.type == "cuda")
+    sent = HostBatch.made_up(length, page_locked=device.type == "cuda")
     model(sent.to(device), DropoutState(0, 0)).loss(1, 1).backward()
     with torch.no_grad():
         model(sent.to(device))

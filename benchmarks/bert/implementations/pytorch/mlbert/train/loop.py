@@ -28,7 +28,7 @@ from torch import Tensor
 from mlbert.core.mllog import MLPerfLogger, Terminated
 from mlbert.dist.watch import Stage, Watch
 from mlbert.dist.world import World
-from mlbert.feed.batch import Batch
+from mlbert.feed.host_batch import HostBatch
 from mlbert.models import BertForPreTraining, DropoutState, GraphedStep
 from mlbert.models.flops import Work, training_flops
 from mlbert.train.checkpoint import CheckpointFolder
@@ -43,7 +43,7 @@ class Source(Protocol):
     def open(self) -> None:
         """First touch of the data."""
 
-    def next_step(self) -> list[Batch]:
+    def next_step(self) -> list[HostBatch]:
         """This rank's micro-batches of the next step."""
 
     def state_dict(self) -> dict:
@@ -123,7 +123,7 @@ class Counted:
 class Upcoming:
     """A step that is ready: this rank's micro-batches, and `_global_counts` of them."""
 
-    micro_batches: list[Batch]
+    micro_batches: list[HostBatch]
     counts: list[int]
 
 
@@ -240,7 +240,7 @@ def _make_ready(run: Run, reading: Stage, counting: Stage) -> Upcoming:
 
 
 def update_weights(
-    run: Run, micro_batches: list[Batch], num_masked: int, num_samples: int, lr: float
+    run: Run, micro_batches: list[HostBatch], num_masked: int, num_samples: int, lr: float
 ) -> tuple[Tensor, StepResult]:
     """The step's computation, whatever the batches' sizes.
 
@@ -270,7 +270,7 @@ def update_weights(
     return loss_sum, result
 
 
-def _graphs_for(run: Run, micro_batches: list[Batch]) -> GraphedStep | None:
+def _graphs_for(run: Run, micro_batches: list[HostBatch]) -> GraphedStep | None:
     """What replays this step, if anything does; says so once where the batches are too large."""
     if run.graphs is None or run.graphs.holds(micro_batches):
         return run.graphs
@@ -329,7 +329,7 @@ def load_checkpoint(run: Run, warn: Callable[[str], None]) -> bool:
     return True
 
 
-def _global_counts(micro_batches: Iterable[Batch], run: Run) -> list[int]:
+def _global_counts(micro_batches: Iterable[HostBatch], run: Run) -> list[int]:
     """Sequences, masked tokens, tokens and FLOPs of the step over all ranks, and how many of them were warned.
 
     The loss divides by the first two; the last rides along because an all-reduce of its own would cost a round trip.
