@@ -1,6 +1,6 @@
 """Masked-LM accuracy on the whole evaluation set, sharded over ranks.
 
-On a CUDA device an evaluation costs the host next to nothing: the samples stay on the device as the host packed them, every
+On a CUDA device an evaluation costs the host next to nothing: the samples stay on the device in compact form, every
 batch is filled up to one shape, so that one graph serves all of them, and nothing is read before the end.
 
 `Evaluator.begin` returns when all is queued, and `Evaluation.result` waits. In between the host makes the next training
