@@ -38,6 +38,7 @@ from mlbert.prepare.tfrecords import tfrecords_to_hdf5
 from mlbert.prepare.vocab import count_words, train_vocabulary
 from mlbert.prepare.wordpiece import WordPieceTokenizer, load_vocabulary
 from mlbert.store.manifest import file_sha256
+from mlbert.store.order import contiguous
 from mlbert.store.prepared import ShardWriter
 from mlbert.store.ragged import Ragged
 from mlbert.store.shard_file import content_sha256
@@ -178,8 +179,15 @@ def measure_loader(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) ->
         max_predictions=LIMITS.max_predictions_per_seq,
         provenance={"tool": "tools/bench_prepare.py"},
     )
-    packed = shuffle_set(folder / "plain", folder / "packed", packing=Packing(), num_shards=PACKED_SHARDS)
-    source = PackedSource(folder / "packed", packs_per_step=PACKS_PER_STEP, seed=1)
+    packing = Packing()
+    packed = shuffle_set(folder / "plain", folder / "packed", packing=packing, num_shards=PACKED_SHARDS)
+    source = PackedSource(
+        folder / "packed",
+        packs_per_step=PACKS_PER_STEP,
+        max_sequences_per_pack=packing.max_sequences,
+        seed=1,
+        deal=contiguous,
+    )
     source.open()
     seconds, wall, sequences = [], [], []
     for turn in range(rounds):

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,7 @@ from triton.runtime.jit import JITFunction
 from mlbert.dist.sharding import ShardLayout
 from mlbert.feed import triton_expand
 from mlbert.feed.budget import Budget
-from mlbert.feed.compact import CompactBatch
-from mlbert.feed.synthetic import SyntheticSource
+from mlbert.feed.host_batch import HostBatch
 from mlbert.ops import dropout_key
 from mlbert.ops.triton import cast, device, embedding, loss, norm
 from mlbert.ops.triton.attention import attention
@@ -193,9 +192,9 @@ def _embedding(dtype: torch.dtype, tokens: int = 4096) -> None:
 
 
 def _expand() -> None:
-    (batch,) = SyntheticSource(packs_per_step=2, seed=1).batches_of(0)
-    compact = CompactBatch.of(batch)
-    triton_expand.expand(compact.parts(compact.data.to(_META)), Budget.of_batch(batch).allocate(_META))
+    batch = HostBatch.made_up(512)
+    target = replace(Budget.over([batch]), has_labels=False).allocate(_META)
+    triton_expand.expand(batch.parts(batch.data.to(_META)), target)
 
 
 def _cast(tokens: int = 4096) -> None:

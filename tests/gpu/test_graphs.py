@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from gpu_check.trainer import Trainer
+from host_batches import made_up_batches
 from mlbert.dist.capture import Capture, CudaCapture, NoCapture
 from mlbert.feed.budget import Budget
-from mlbert.feed.compact import CompactBatch
-from mlbert.feed.synthetic import SyntheticSource
+from mlbert.feed.host_batch import HostBatch
 from mlbert.models import BertConfig, GraphedStep, GraphMode
 from mlbert.ops.fp8 import Products
 from mlbert.ops.precision import FP8_CAPABILITY
@@ -28,12 +28,10 @@ def no_waiting() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("default")
 
 
-def steps(config: BertConfig, accumulation: int) -> list[list[CompactBatch]]:
+def steps(config: BertConfig, accumulation: int) -> list[list[HostBatch]]:
     """Batches as the loader leaves them."""
-    source = SyntheticSource(
-        packs_per_step=PACKS * accumulation, accumulation=accumulation, seed=SEED, vocab_size=config.vocab_size
-    )
-    return [[CompactBatch.of(b, page_locked=True) for b in source.batches_of(i)] for i in range(len(RATES))]
+    arguments = PACKS * accumulation, SEED, config.vocab_size, 512
+    return [made_up_batches(*arguments, step=i, accumulation=accumulation) for i in range(len(RATES))]
 
 
 def history(

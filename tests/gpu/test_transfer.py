@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from host_batches import assert_same, made_up_batches, plain_filled
 from mlbert.dist.capture import CudaCapture
 from mlbert.dist.world import World
-from mlbert.feed import compact
-from mlbert.feed.batch import Batch
+from mlbert.feed import host_batch
 from mlbert.feed.budget import Budget
-from mlbert.feed.compact import CompactBatch
-from mlbert.feed.packed import make_batch
-from mlbert.feed.synthetic import SyntheticSource
+from mlbert.feed.host_batch import HostBatch
+from mlbert.feed.synthetic import SyntheticSource, sequences
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.train.evaluate import Evaluator, evaluate
 
@@ -30,25 +29,13 @@ def no_waiting() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("default")
 
 
-def batch_of(lengths: list[int], masked: bool) -> Batch:
-    source = SyntheticSource(packs_per_step=1, seed=1)
-    rows = source.sequences(np.maximum(np.asarray(lengths), 5), np.random.default_rng(1))
-    batch = make_batch(rows, np.ones(len(lengths), np.int64), 3, 512)
+def batch_of(lengths: list[int], masked: bool) -> HostBatch:
+    rows = sequences(np.maximum(np.asarray(lengths), 5), 30522, np.random.default_rng(1))
     if not masked:
-        nothing = batch.masked_labels[:0]
-        batch = dataclasses.replace(batch, masked_labels=nothing, masked_positions=nothing)
-    return batch
-
-
-def assert_same(found: Batch, expected: Batch) -> None:
-    for field in dataclasses.fields(Batch):
-        one, other = getattr(found, field.name), getattr(expected, field.name)
-        if isinstance(other, torch.Tensor):
-            assert one.is_cuda
-            assert one.dtype == other.dtype, field.name
-            assert torch.equal(one.cpu(), other), field.name
-        else:
-            assert one == other, field.name
+        nothing, none = rows.masked_labels[:0], np.zeros(len(rows) + 1, np.int64)
+        rows = dataclasses.replace(rows, masked_labels=nothing, masked_positions=nothing, masked_offsets=none)
+    labelled = dataclasses.replace(rows, labels=np.arange(len(rows), dtype=np.float32) if masked else None)
+    return HostBatch.of(labelled, np.ones(len(rows), np.int64), 3 + np.arange(len(rows)), 512, page_locked=True)
 
 
 @pytest.mark.parametrize("form", ["plain", "best"])
@@ -56,42 +43,44 @@ def assert_same(found: Batch, expected: Batch) -> None:
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_what_arrives_is_what_was_sent(device, monkeypatch, lengths, masked, form):
     if form == "plain":
-        monkeypatch.setattr(compact, "expansion", lambda _: compact.expand_plain)
+        monkeypatch.setattr(host_batch, "expansion", lambda _: host_batch.expand_plain)
     batch = batch_of(lengths, masked)
-    sent = CompactBatch.of(batch, page_locked=True)
-    assert_same(sent.to(device), batch)
-    budget = Budget(batch.num_tokens + 300, batch.num_samples + 40, batch.num_masked + 17, 512)
+    arrived = batch.to(device)
+    assert all(value.is_cuda for value in vars(arrived).values() if isinstance(value, torch.Tensor))
+    assert_same(arrived, batch.to("cpu"))
+    sizes = batch.num_tokens + 300, batch.num_samples + 40, batch.num_masked + 17
+    budget = Budget(*sizes, 512, has_labels=batch.has_labels)
     target = budget.allocate(device)
-    budget.write(sent, target)
-    assert_same(target, budget.fill(batch))
+    budget.write(batch, target)
+    assert_same(target, plain_filled(batch.to("cpu"), budget))
 
 
 def test_many_batches_in_flight_do_not_mix(device, no_waiting):
     """The host runs ahead, every buffer is given up at once, and the device is kept busy in between."""
-    batches = [SyntheticSource(packs_per_step=8, seed=seed).batches_of(0)[0] for seed in range(12)]
+    batches = [made_up_batches(8, seed, 30522, 512)[0] for seed in range(12)]
     weights = torch.randn(4096, 4096, device=device)
     budget = Budget.over(batches)
     target = budget.allocate(device)
-    budget.write(CompactBatch.of(batches[0], page_locked=True), target)  # builds the kernel
+    budget.write(batches[0], target)  # builds the kernel
     torch.cuda.synchronize()
     seen = []
     torch.cuda.set_sync_debug_mode("error")
     for batch in batches * 3:
-        budget.write(CompactBatch.of(batch, page_locked=True), target)
+        fresh = dataclasses.replace(batch, data=batch.data.clone().pin_memory())
+        budget.write(fresh, target)
         for _ in range(4):
             weights @ weights
         seen.append((target.input_ids.clone(), target.dropout_rows.clone(), target.masked_labels.clone()))
     torch.cuda.set_sync_debug_mode("default")
     for batch, found in zip(batches * 3, seen, strict=True):
-        filled = budget.fill(batch)
+        filled = plain_filled(batch.to("cpu"), budget)
         for one, other in zip(found, (filled.input_ids, filled.dropout_rows, filled.masked_labels), strict=True):
             assert torch.equal(one.cpu(), other)
 
 
 def test_a_copy_runs_beside_the_computation(device):
     """A copy that is queued behind long work on the current stream is over before that work is."""
-    (batch,) = SyntheticSource(packs_per_step=64, seed=1).batches_of(0)
-    sent = CompactBatch.of(batch, page_locked=True)
+    (sent,) = made_up_batches(64, 1, 30522, 512)
     weights = torch.randn(8192, 8192, device=device)
     sent.to(device)
     torch.cuda.synchronize()
@@ -100,17 +89,16 @@ def test_a_copy_runs_beside_the_computation(device):
     working = torch.cuda.Event()
     working.record()
     sent.to(device)
-    compact._copy_stream(torch.device(device)).synchronize()
+    host_batch._copy_stream(torch.device(device)).synchronize()
     assert not working.query()
 
 
 def test_a_source_sends_page_locked_memory():
-    source = SyntheticSource(packs_per_step=2, seed=1)
+    source = SyntheticSource(packs_per_step=2, max_sequences_per_pack=3, seed=1, vocab_size=30522, max_tokens=512)
     try:
         (batch,) = source.next_step()
     finally:
         source.close()
-    assert isinstance(batch, CompactBatch)
     assert batch.data.is_pinned()
 
 
@@ -118,7 +106,7 @@ def test_a_source_sends_page_locked_memory():
 def test_evaluations_agree_and_queue_without_waiting(
     large: BertConfig, device: torch.device, no_waiting: None, graph: bool
 ) -> None:
-    batches = [SyntheticSource(packs_per_step=n, seed=n).batches_of(0)[0] for n in (4, 4, 3)]
+    batches = [made_up_batches(n, n, 30522, 512)[0] for n in (4, 4, 3)]
     model = BertForPreTraining(large, torch.bfloat16)
     model.initialize(seed=1)
     model = model.to(device)

@@ -10,8 +10,9 @@ import torch
 from gpu_check import ladder
 from gpu_check.ladder import Ladder, Rung, Sizes, fp8_rungs, rungs, token_budget, variants, without
 from gpu_check.parts import tiny_scale
+from host_batches import filled
 from mlbert.bench.step import make_batch
-from mlbert.feed.batch import Batch
+from mlbert.feed.host_batch import HostBatch
 from mlbert.ops import registry
 
 CPU = torch.device("cpu")
@@ -48,19 +49,18 @@ def test_filling_adds_next_to_nothing(tokens: int, filled: int) -> None:
 
 def test_a_filled_batch_has_the_same_loss(small: Ladder) -> None:
     batch = make_batch(small.config, 3, None, 1)
-    tokens = batch.num_tokens + 5
-    wide = ladder.Budget(tokens, batch.num_samples, batch.num_masked + 3, batch.max_seqlen).fill(batch)
+    budget = ladder.Budget(batch.num_tokens + 5, batch.num_samples, batch.num_masked + 3, batch.max_seqlen)
     best = rungs(CPU, SIZES)[-1]
     counts = (batch.num_masked, batch.num_samples)
     losses = [float(Ladder(small.config, CPU, torch.float32, SIZES, 0.0).trainer(best, b, counts).step())
-              for b in (batch, wide)]  # fmt: skip
+              for b in (batch.to(CPU), filled(batch, budget))]  # fmt: skip
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
 def test_half_as_many_sequences_where_they_do_not_fit(small: Ladder) -> None:
     tried = []
 
-    def measure(batch: Batch) -> dict:
+    def measure(batch: HostBatch) -> dict:
         tried.append(batch.num_samples)
         if batch.num_samples > 2:
             raise torch.OutOfMemoryError("too large")

@@ -28,6 +28,7 @@ from mlbert.core.errors import UserError
 from mlbert.dist.capture import Capture, CudaCapture, NoCapture
 from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
+from mlbert.feed.host_batch import HostBatch
 from mlbert.models import BertConfig, GraphedStep, GraphMode
 from mlbert.models.flops import Work, training_flops
 from mlbert.ops import registry
@@ -150,11 +151,20 @@ def token_budget(tokens: int, device: torch.device) -> int:
     return tokens
 
 
-def filled(batch: Batch) -> Batch:
-    """The batch with `token_budget`'s tokens, and masked tokens in tiles as well."""
-    masked = math.ceil(batch.num_masked / FP8_ROWS) * FP8_ROWS
-    tokens = token_budget(batch.num_tokens, batch.input_ids.device)
-    return Budget(tokens, batch.num_samples, masked, batch.max_seqlen).fill(batch)
+def budget_of(batch: HostBatch, device: torch.device, fill: bool) -> Budget:
+    """The batch's sizes; ``fill``: with `token_budget`'s tokens, and masked tokens in tiles as well."""
+    tokens, masked = batch.num_tokens, batch.num_masked
+    if fill:
+        tokens, masked = token_budget(tokens, device), math.ceil(masked / FP8_ROWS) * FP8_ROWS
+    return Budget(tokens, batch.num_samples, masked, batch.max_seqlen)
+
+
+def placed(batch: HostBatch, device: torch.device, fill: bool) -> Batch:
+    """The batch on the device, in the sizes of `budget_of`."""
+    budget = budget_of(batch, device, fill)
+    target = budget.allocate(device)
+    budget.write(batch, target)
+    return target
 
 
 class Ladder:
@@ -195,25 +205,25 @@ class Ladder:
     def measure(self, rung: Rung) -> dict[str, Any]:
         """One rung's rates; see `_timed`."""
 
-        def measured(batch: Batch) -> dict[str, Any]:
-            return self._timed(self.step_of(rung, filled(batch) if rung.fill else batch, Work.of(batch)), batch, rung)
+        def measured(batch: HostBatch) -> dict[str, Any]:
+            return self._timed(self.step_of(rung, batch), batch, rung)
 
         return self.with_largest_batch(rung.sequences, measured)
 
-    def step_of(self, rung: Rung, batch: Batch, work: Work) -> Callable[[], Tensor]:
-        """A function that queues one step; `work` without what fills the batch up."""
-        trainer = self.trainer(rung, batch, (work.masked, work.sequences))
+    def step_of(self, rung: Rung, batch: HostBatch) -> Callable[[], Tensor]:
+        """A function that queues one step, on the batch filled up as the rung asks."""
+        counts = (batch.num_masked, batch.num_samples)
+        trainer = self.trainer(rung, placed(batch, self.device, rung.fill), counts)
         if not rung.graph:
             return trainer.step
         capture: Capture = CudaCapture(self.device) if self.device.type == "cuda" else NoCapture()
-        budget = Budget(batch.num_tokens, batch.num_samples, batch.num_masked, batch.max_seqlen)
+        budget = budget_of(batch, self.device, rung.fill)
         parts = (trainer.model, trainer.flat, trainer.optimizer)
         if rung.precision:
             trainer.step()  # sets the scales: a graph's memory and that of a step without one would not fit together
             self._free_memory()
         graphed, steps = GraphedStep(*parts, budget, 1, GraphMode(rung.graph), capture), itertools.count()
         graphed.record()
-        counts = (work.masked, work.sequences)
         return lambda: graphed([batch], self.seed, next(steps), *counts, LEARNING_RATE)[0]
 
     def trainer(self, rung: Rung, batch: Batch, counts: tuple[int, int] | None = None) -> Trainer:
@@ -225,9 +235,10 @@ class Ladder:
         products = fp8_products(rung.precision, self.device)
         return Trainer(*arguments, start=self._first, lamb=rung.lamb, products=products, counts=counts)
 
-    def batch(self, sequences: int) -> Batch:
-        """Sequences with the training set's lengths, on the device."""
-        return make_batch(self.config, sequences, None, self.seed).to(self.device)
+    def batch(self, sequences: int) -> HostBatch:
+        """Sequences with the training set's lengths, whose buffer the device keeps."""
+        batch = make_batch(self.config, sequences, None, self.seed)
+        return replace(batch, data=batch.data.to(self.device))
 
     def measure_huggingface(self, attention: str) -> dict[str, Any]:
         """Hugging Face's step, padded, or why it is not measured."""
@@ -237,14 +248,15 @@ class Ladder:
             return {"skipped": "transformers is not installed"}
         best = rungs(self.device, self.sizes)[-1]
 
-        def step_of(batch: Batch) -> dict[str, Any]:
-            start = self.trainer(best, batch).model
-            side = their_side(self.config, batch, self.dtype, start, attention)
+        def step_of(batch: HostBatch) -> dict[str, Any]:
+            plain = batch.to(self.device)
+            start = self.trainer(best, plain).model
+            side = their_side(self.config, plain, self.dtype, start, attention)
             return self._timed(lambda: torch.tensor(side.step()), batch, None)
 
         return self.with_largest_batch(self.sizes.huggingface, step_of)
 
-    def with_largest_batch(self, sequences: int, measure: Callable[[Batch], dict[str, Any]]) -> dict[str, Any]:
+    def with_largest_batch(self, sequences: int, measure: Callable[[HostBatch], dict[str, Any]]) -> dict[str, Any]:
         """`measure` with as many sequences as fit, half as many at each try; ``did_not_fit``: the first number."""
         wanted = sequences
         while True:
@@ -264,7 +276,7 @@ class Ladder:
             gc.collect()
             torch.cuda.empty_cache()
 
-    def _timed(self, step: Callable[[], Tensor], batch: Batch, rung: Rung | None) -> dict[str, Any]:
+    def _timed(self, step: Callable[[], Tensor], batch: HostBatch, rung: Rung | None) -> dict[str, Any]:
         """Median seconds of a step from event to event (CUDA) or call to call, and what follows from it."""
         loss = torch.zeros(())
         for _ in range(WARM_UP if self.seconds else 0):

@@ -13,7 +13,7 @@ import torch
 
 import mlbert
 from gpu_check.hardware import environment_facts
-from gpu_check.ladder import Ladder, Rung, Sizes, filled, fp8_rungs, rungs, without
+from gpu_check.ladder import Ladder, Rung, Sizes, fp8_rungs, placed, rungs, without
 from gpu_check.op_cases import OpCases
 from gpu_check.op_checks import check_rows
 from gpu_check.op_speed import speed_rows
@@ -21,7 +21,7 @@ from gpu_check.profile import profile_step
 from gpu_check.rows import Rows
 from mlbert import ops
 from mlbert.bench.step import make_batch
-from mlbert.feed.batch import Batch
+from mlbert.feed.host_batch import HostBatch
 from mlbert.models import BertConfig
 
 SEED = 1
@@ -92,14 +92,14 @@ def compile_calls(scale: Scale, device: torch.device) -> Iterator[tuple[str, Cal
     best = rungs(device, ladder.sizes)[-1]
 
     def step(rung: Rung) -> None:
-        ladder.trainer(rung, filled(ladder.batch(scale.compiled))).step()
+        ladder.trainer(rung, placed(ladder.batch(scale.compiled), device, fill=True)).step()
 
     for rung in [*fp8_rungs(device, best), best]:
         yield rung.name, lambda r=rung: step(r)
     for fill in (False, True):
         # Both: some kernels are compiled for numbers of tokens that 16 divides, and once more for others.
-        batch = make_batch(config, scale.compiled, None, SEED).to(device)
-        cases = OpCases(config, filled(batch) if fill else batch, torch.bfloat16)
+        batch = make_batch(config, scale.compiled, None, SEED)
+        cases = OpCases(config, placed(batch, device, fill), torch.bfloat16)
         yield from check_rows(config, cases)
 
 
@@ -139,8 +139,8 @@ def profiles(rows: Rows, scale: Scale, device: torch.device) -> None:
 def profiled(ladder: Ladder, rung: Rung) -> dict[str, Any]:
     """One rung's profile."""
 
-    def measured(batch: Batch) -> dict[str, Any]:
-        trainer = ladder.trainer(rung, filled(batch), (batch.num_masked, batch.num_samples))
+    def measured(batch: HostBatch) -> dict[str, Any]:
+        trainer = ladder.trainer(rung, placed(batch, ladder.device, fill=True), (batch.num_masked, batch.num_samples))
         return profile_step(trainer, ladder.config, ladder.dtype)
 
     return ladder.with_largest_batch(rung.sequences, measured)

@@ -15,8 +15,8 @@ import torch
 from mlbert.train.weights import load_weights
 from safetensors.torch import load_file
 
+from host_batches import made_up_batches
 from mlbert.core.checkpoint_names import tf1_names
-from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.huggingface import padded_inputs
 
@@ -30,10 +30,7 @@ PREFIX = {"tf1": "tf1/model.ckpt-28252", "pretrainer": "pretrainer/bert_model.ck
 
 @pytest.fixture(scope="module")
 def batch(shape):
-    source = SyntheticSource(
-        packs_per_step=3, seed=2, vocab_size=shape.vocab_size, max_tokens=shape.max_position_embeddings
-    )
-    return source.batches_of(0)[0]
+    return made_up_batches(3, 2, shape.vocab_size, shape.max_position_embeddings)[0].to("cpu")
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import torch
 
+from host_batches import assert_same, filled, made_up_batches, plain_filled
 from mlbert import ops
 from mlbert.feed.batch import IGNORED_LABEL
 from mlbert.feed.budget import Budget
-from mlbert.feed.compact import CompactBatch
-from mlbert.feed.synthetic import SyntheticSource
+from mlbert.feed.host_batch import HostBatch
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 
 SHAPE = BertConfig(
@@ -26,7 +26,7 @@ SHAPE = BertConfig(
 
 @pytest.fixture
 def batch():
-    (batch,) = SyntheticSource(packs_per_step=3, seed=2, vocab_size=163, max_tokens=64).batches_of(0)
+    (batch,) = made_up_batches(3, seed=2, vocab_size=163, max_tokens=64)
     return batch
 
 
@@ -47,7 +47,7 @@ def test_loss_and_gradients_are_the_same(batch, choice, extra, sparse):
     model = BertForPreTraining(SHAPE, sparse_last_layer=sparse)
     model.initialize(4)
     results = []
-    for given in (batch, larger(batch, *extra).fill(batch)):
+    for given in (batch.to("cpu"), filled(batch, larger(batch, *extra))):
         model.zero_grad()
         output = model(given, DropoutState(1, 2))
         loss = output.loss(batch.num_masked, batch.num_samples)
@@ -64,14 +64,9 @@ def test_loss_and_gradients_are_the_same(batch, choice, extra, sparse):
 
 def test_sizes_are_the_budgets(batch):
     budget = larger(batch, 9, 4, 7)
-    filled = budget.fill(batch)
-    assert exact(filled) == budget
-    assert filled.cu_seqlens.tolist() == batch.cu_seqlens.tolist() + [batch.num_tokens] * 4
-    assert filled.masked_labels.tolist() == batch.masked_labels.tolist() + [IGNORED_LABEL] * 7
-    for field in dataclasses.fields(batch):
-        before, after = getattr(batch, field.name), getattr(filled, field.name)
-        if isinstance(before, torch.Tensor):
-            assert after.dtype == before.dtype
+    target = filled(batch, budget)
+    assert exact(target) == budget
+    assert_same(target, plain_filled(batch.to("cpu"), budget))
 
 
 @pytest.mark.parametrize("field", ["tokens", "sequences", "masked", "max_seqlen"])
@@ -80,33 +75,37 @@ def test_a_batch_that_does_not_fit_is_refused(batch, field):
     assert exact(batch).holds(batch)
     assert not budget.holds(batch)
     with pytest.raises(AssertionError, match="larger than the budget"):
-        budget.fill(batch)
+        budget.write(batch, exact(batch).allocate("cpu"))
 
 
-def test_a_compact_batch_is_written_alike(batch):
-    """And a batch that is written over a larger one leaves nothing of it."""
+def test_a_batch_that_is_written_over_a_larger_one_leaves_nothing_of_it(batch):
     budget = larger(batch, 9, 4, 7)
-    expected, target = budget.fill(batch), budget.allocate("cpu")
-    (before,) = SyntheticSource(packs_per_step=1, seed=9, vocab_size=163, max_tokens=64).batches_of(1)
-    for given in (batch, before, CompactBatch.of(batch)):
-        budget.write(given, target)
-    for field in dataclasses.fields(batch):
-        found, wanted = getattr(target, field.name), getattr(expected, field.name)
-        assert torch.equal(found, wanted) if isinstance(found, torch.Tensor) else found == wanted
+    target = filled(batch, budget)
+    (small,) = made_up_batches(1, seed=9, vocab_size=163, max_tokens=64)
+    budget.write(small, target)
+    assert_same(target, filled(small, budget))
+
+
+def test_labels_are_filled_up_where_the_budget_has_them():
+    batch = HostBatch.made_up(5)
+    budget = Budget(8, 3, 2, 5, has_labels=True)
+    assert filled(batch, budget).labels.tolist() == [0.0] * 3
+    assert Budget.over([batch]).has_labels
+    assert not dataclasses.replace(budget, has_labels=False).holds(batch)
+    assert dataclasses.replace(budget, has_labels=False).allocate("cpu").labels is None
 
 
 def test_packs_are_within_their_budget():
     """The bound that follows from the masking rule holds, and wastes little on full packs of the benchmark's length."""
     for max_tokens, predictions in ((512, 76), (64, 10)):
         budget = Budget.of_packs(6, max_tokens, 3, max_tokens, predictions)
-        source = SyntheticSource(packs_per_step=6, seed=3, vocab_size=500, max_tokens=max_tokens)
-        assert all(budget.holds(batch) for step in range(20) for batch in source.batches_of(step))
+        assert all(budget.holds(batch) for step in range(20) for batch in made_up_batches(6, 3, 500, max_tokens, step))
     assert Budget.of_packs(48, 512, 3, 512, 76) == Budget(24576, 144, 3792, 512)
     assert Budget.of_packs(1, 512, 1, 512, 20).masked == 32, "never more than each sequence's limit"
 
 
 def test_sizes_of_one_batch(batch):
-    budget = Budget.of_batch(batch)
+    budget = Budget.over([batch])
     assert budget.holds(batch)
     assert budget.tokens % 128 == budget.masked % 16 == 0
     assert budget.tokens - batch.num_tokens < 128

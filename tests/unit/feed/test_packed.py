@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,44 +11,36 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from host_batches import numbers, same
 from mlbert.core.errors import UserError
 from mlbert.core.packing import pack_lengths
-from mlbert.feed import packed
-from mlbert.feed.batch import Batch
-from mlbert.feed.packed import PackedSource, make_batch
+from mlbert.feed.host_batch import HostBatch
+from mlbert.feed.packed import PackedSource
 from mlbert.prepare.shuffle import Packing, shuffle_set
+from mlbert.store import open as module
 from mlbert.store import prepared
+from mlbert.store.order import contiguous
 from mlbert.store.prepared import ShardSet
 from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE, random_rows
 
 COUNT = 300
-
-
-def numbers(batch: Batch) -> list[int]:
-    """The sequences' own numbers, see random_set."""
-    return batch.input_ids[batch.cu_seqlens[:-1].long() + 1].tolist()
+SETTINGS = {"packs_per_step": 12, "max_sequences_per_pack": 3, "seed": 3, "deal": contiguous}
 
 
 def opened(folder, **options) -> PackedSource:
-    source = PackedSource(folder, **{"packs_per_step": 12, "seed": 3, **options})
+    source = PackedSource(folder, **{**SETTINGS, **options})
     source.open()
     return source
 
 
-def epoch(source: PackedSource) -> list[list[Batch]]:
+def epoch(source: PackedSource) -> list[list[HostBatch]]:
     steps = [source.next_step() for _ in range(source.steps_per_epoch)]
     source.close()
     return steps
 
 
-def equal(a: Batch, b: Batch) -> bool:
-    names = Batch.__dataclass_fields__
-    return all(
-        torch.equal(getattr(a, n), getattr(b, n))
-        if isinstance(getattr(a, n), torch.Tensor)
-        else getattr(a, n) == getattr(b, n)
-        for n in names
-    )
+def equal(a: HostBatch, b: HostBatch) -> bool:
+    return same(a.to("cpu"), b.to("cpu")) == ""
 
 
 @pytest.fixture
@@ -80,8 +73,9 @@ def test_nothing_left_out_when_steps_divide_packs(folder):
     assert sorted(n for step in epoch(source) for batch in step for n in numbers(batch)) == list(range(COUNT))
 
 
-def rows_of(batch: Batch) -> dict[int, tuple[int, int, int, int, int]]:
+def rows_of(given: HostBatch) -> dict[int, tuple[int, int, int, int, int]]:
     """dropout row -> (token, segment, position, label or -1, sequence length): all there is to know of a token."""
+    batch = given.to("cpu")
     labels = torch.full_like(batch.input_ids, -1)
     labels[batch.masked_positions] = batch.masked_labels
     length = torch.diff(batch.cu_seqlens).repeat_interleave(torch.diff(batch.cu_seqlens))
@@ -105,8 +99,9 @@ def test_union_over_ranks_and_micro_batches_is_the_plain_step(folder, world_size
 
 
 def test_ranks_in_order_are_the_plain_step(folder):
-    plain = opened(folder).batches_of(1)[0]
+    plain = opened(folder).batches_of(1)[0].to("cpu")
     parts = [opened(folder, packs_per_step=3, rank=rank, world_size=4).batches_of(1)[0] for rank in range(4)]
+    parts = [part.to("cpu") for part in parts]
     assert torch.equal(torch.cat([part.input_ids for part in parts]), plain.input_ids)
     assert torch.equal(torch.cat([part.dropout_rows for part in parts]), plain.dropout_rows)
 
@@ -166,7 +161,7 @@ def test_packs_keep_their_limits(folder):
     for max_tokens, most in ((32, 3), (64, 2), (128, 8)):
         source = opened(folder, packs_per_step=4, max_tokens=max_tokens, max_sequences_per_pack=most)
         for step in epoch(source):
-            (batch,) = step
+            batch = step[0].to("cpu")
             packs = batch.dropout_rows // max_tokens
             assert packs.unique().tolist() == [0, 1, 2, 3]
             assert batch.dropout_rows.unique().numel() == batch.num_tokens
@@ -174,35 +169,20 @@ def test_packs_keep_their_limits(folder):
             assert batch.max_seqlen == int(torch.diff(batch.cu_seqlens).max())
 
 
-def test_make_batch_by_hand():
-    rows = random_rows(3, seed=5)
-    batch = make_batch(rows, np.asarray([2, 1]), first_pack=7, max_tokens=100)
-    for s in range(3):
-        first, end = rows.offsets[s], rows.offsets[s + 1]
-        assert batch.position_ids[first:end].tolist() == list(range(end - first))
-        assert int(batch.segment_ids[first:end].sum()) == end - first - int(rows.first_lengths[s])
+def test_a_batch_by_hand():
+    rows = dataclasses.replace(random_rows(3, seed=5), labels=np.asarray([0.5, -2, 1], np.float32))
+    batch = HostBatch.of(rows, np.asarray([2, 1]), np.asarray([7, 9]), 100).to("cpu")
     length = int(rows.offsets[2])
     assert batch.dropout_rows[:length].tolist() == list(range(700, 700 + length))
-    assert batch.dropout_rows[length:].tolist() == list(range(800, 800 + batch.num_tokens - length))
-    expected = [
-        int(rows.offsets[s] + position)
-        for s in range(3)
-        for position in rows.masked_positions[rows.masked_offsets[s] : rows.masked_offsets[s + 1]]
-    ]
-    assert batch.masked_positions.tolist() == expected
-    assert batch.masked_labels.tolist() == rows.masked_labels.tolist()
-    assert batch.next_sentence_labels.tolist() == rows.next_sentence.tolist()
-    assert [batch.input_ids.dtype, batch.cu_seqlens.dtype, batch.dropout_rows.dtype] == [
-        torch.int64,
-        torch.int32,
-        torch.int32,
-    ]
+    assert batch.dropout_rows[length:].tolist() == list(range(900, 900 + batch.num_tokens - length))
+    assert batch.input_ids.tolist() == rows.tokens.tolist()
+    assert batch.labels.tolist() == [0.5, -2, 1]
 
 
 def test_only_the_manifest_is_read_before_open(folder):
     for path in folder.glob("*.h5"):
         path.unlink()
-    source = PackedSource(folder, packs_per_step=4, seed=0)
+    source = PackedSource(folder, **SETTINGS)
     assert (source.info.num_sequences, source.vocab_size) == (COUNT, VOCAB_SIZE)
     with pytest.raises(UserError, match="the shard is missing"):
         source.open()
@@ -210,11 +190,11 @@ def test_only_the_manifest_is_read_before_open(folder):
 
 def test_settings_that_cannot_work(folder):
     with pytest.raises(UserError, match="GRADIENT_STEPS"):
-        PackedSource(folder, packs_per_step=4, accumulation=3, seed=0)
+        PackedSource(folder, **{**SETTINGS, "accumulation": 5})
     with pytest.raises(UserError, match="fewer than one step"):
-        PackedSource(folder, packs_per_step=4000, seed=0).open()
+        opened(folder, packs_per_step=4000)
     with pytest.raises(UserError, match="shorter than the data's"):
-        PackedSource(folder, packs_per_step=4, seed=0, max_tokens=16)
+        PackedSource(folder, **SETTINGS, max_tokens=16)
 
 
 def test_an_error_in_the_background_reaches_the_caller(folder, monkeypatch):
@@ -233,7 +213,7 @@ def stored_packs(folder, tmp_path):
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_stored_packs_are_taken_as_they_are(stored_packs, monkeypatch, in_memory):
-    monkeypatch.setattr(packed, "IN_MEMORY_BYTES", (4 << 30) * in_memory)
+    monkeypatch.setattr(module, "IN_MEMORY_BYTES", (4 << 30) * in_memory)
     store = ShardSet.open(stored_packs)
     packs = set()
     for shard in range(4):
@@ -256,7 +236,7 @@ def test_stored_packs_are_taken_as_they_are(stored_packs, monkeypatch, in_memory
 def test_memory_and_maps_give_the_same_batches(stored_packs, folder, monkeypatch):
     for data, most in ((stored_packs, 3), (stored_packs, 1), (folder, 3), (folder, 1)):
         plain = opened(data, max_sequences_per_pack=most)
-        monkeypatch.setattr(packed, "IN_MEMORY_BYTES", 0)
+        monkeypatch.setattr(module, "IN_MEMORY_BYTES", 0)
         mapped = opened(data, max_sequences_per_pack=most)
         monkeypatch.undo()
         for step in range(6):
@@ -283,7 +263,7 @@ def test_single_sequences(data, request):
 
 
 def test_a_large_set_is_opened_without_arrays_over_its_packs(stored_packs, monkeypatch):
-    monkeypatch.setattr(packed, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(module, "IN_MEMORY_BYTES", 0)
     monkeypatch.setattr(prepared, "VERIFY_BYTES", 0)
     monkeypatch.setattr(ShardSet, "lengths", property(lambda _: pytest.fail("reads every length")))
     source = opened(stored_packs, packs_per_step=1)

@@ -7,7 +7,7 @@ import torch
 from transformers import BertConfig as PeerConfig
 from transformers import BertForPreTraining as PeerModel
 
-from mlbert.feed.synthetic import SyntheticSource
+from host_batches import made_up_batches
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.models.huggingface import huggingface_config, padded_inputs
 from mlbert.models.renaming import load_state
@@ -25,8 +25,7 @@ NO_DROPOUT = dataclasses.replace(SHAPE, hidden_dropout_prob=0.0, attention_probs
 
 
 def micro_batches(accumulation=1, packs=8, seed=3):
-    source = SyntheticSource(packs_per_step=packs, accumulation=accumulation, seed=seed, vocab_size=163, max_tokens=64)
-    return source.batches_of(0)
+    return [batch.to("cpu") for batch in made_up_batches(packs, seed, 163, 64, accumulation=accumulation)]
 
 
 def peer_model(shape):

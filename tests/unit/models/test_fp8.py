@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from host_batches import made_up_batches
 from mlbert import ops
 from mlbert.dist.sharding import ShardLayout
 from mlbert.feed.batch import Batch
-from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.ops import registry
 from mlbert.ops.fp8 import LINEARS_PER_LAYER, Products
@@ -46,9 +46,8 @@ def model_and_batch(products: Products | None, seed: int = 3) -> tuple[BertForPr
     model = BertForPreTraining(SHAPE, torch.bfloat16, fp8_products=products)
     model.initialize(seed)
     flat = FlatParameters(model.ordered_parameters())
-    source = SyntheticSource(packs_per_step=4, seed=1, vocab_size=200, max_tokens=64)
-    (batch,) = source.batches_of(0)
-    return model, flat, batch
+    (batch,) = made_up_batches(4, seed=1, vocab_size=200, max_tokens=64)
+    return model, flat, batch.to("cpu")
 
 
 def losses(products: Products | None, seed: int = 3) -> list[float]:

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from host_batches import made_up_batches
 from mlbert.core import native
-from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.ops import cublaslt, reference, registry
 from mlbert.ops.cublaslt_library import Epilogue
@@ -164,8 +164,7 @@ def test_model_takes_the_form(emulator) -> None:
         intermediate_size=64,
         max_position_embeddings=32,
     )
-    source = SyntheticSource(packs_per_step=2, accumulation=1, seed=3, vocab_size=99, max_tokens=32)
-    (batch,) = source.batches_of(0)
+    batch = made_up_batches(2, seed=3, vocab_size=99, max_tokens=32)[0].to("cpu")
     results = []
     for names in ({}, dict.fromkeys(FORMS, "cublaslt")):
         model = BertForPreTraining(shape)

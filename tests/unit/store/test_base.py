@@ -8,14 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from host_batches import numbers
 from mlbert.core.errors import UserError
 from mlbert.feed.evaluation import EvalSet
 from mlbert.feed.packed import PackedSource
 from mlbert.store.open import check_same_vocabulary, describe, open_store
+from mlbert.store.order import contiguous
 from mlbert.store.prepared import ShardSet
 from mlbert.store.tfrecord import write_examples
 from random_set import VOCAB_SIZE, random_rows
 from stored_sets import names
+
+SETTINGS = {"max_sequences_per_pack": 3, "seed": 0, "max_tokens": 512, "deal": contiguous}
 
 
 @pytest.fixture
@@ -39,31 +43,27 @@ def test_a_prepared_set(make_set):
 def test_records_train_and_evaluate(records):
     info = describe(records)
     assert (info.kind, info.vocab_size) == ("tfrecord", None)
-    source = PackedSource(records, packs_per_step=1, seed=0, vocab_size=VOCAB_SIZE, max_tokens=512)
+    source = PackedSource(records, packs_per_step=1, **SETTINGS, vocab_size=VOCAB_SIZE)
     source.open()
     seen = [n for step in range(source.steps_per_epoch) for batch in source.batches_of(step) for n in numbers(batch)]
     assert sorted(seen) == list(range(90))
-    evaluation = EvalSet(records, 60, 4, vocab_size=VOCAB_SIZE)
+    evaluation = EvalSet(records, 60, 4, max_sequences_per_pack=3, vocab_size=VOCAB_SIZE)
     evaluation.open()
     assert sorted(n for batch in evaluation for n in numbers(batch)) == list(range(60))
 
 
-def numbers(batch):
-    return batch.input_ids[batch.cu_seqlens[:-1].long() + 1].tolist()
-
-
 def test_token_ids_beyond_the_models_vocabulary_are_refused(records):
-    source = PackedSource(records, packs_per_step=5, seed=0, vocab_size=100, max_tokens=512)
+    source = PackedSource(records, packs_per_step=5, **SETTINGS, vocab_size=100)
     source.open()
     with pytest.raises(UserError, match=r"holds token id \d+, the model's vocabulary has 100 entries"):
         source.batches_of(0)
     with pytest.raises(UserError, match="vocabulary has 100 entries"):
-        EvalSet(records, 90, 4, vocab_size=100).open()
+        EvalSet(records, 90, 4, max_sequences_per_pack=3, vocab_size=100).open()
 
 
 def test_an_evaluation_set_that_is_too_small_is_noticed_when_it_is_opened(records):
     with pytest.raises(UserError, match="holds 90 examples, 91 are asked for"):
-        EvalSet(records, 91, 4).open()
+        EvalSet(records, 91, 4, max_sequences_per_pack=3).open()
 
 
 def test_a_folder_of_nothing_known(tmp_path):

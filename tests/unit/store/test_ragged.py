@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,3 +76,27 @@ def test_taking_in_blocks_and_slicing_are_plain_taking(rows, data, block):
         assert unpacked(ragged.take(np.asarray(chosen, np.int64))) == [rows[i] for i in chosen]
     finally:
         module.BLOCK = before
+
+
+def test_labels_go_with_their_sequences():
+    plain = Ragged.from_rows([([n, n + 1], 1, False, [], []) for n in range(6)])
+    assert plain.labels is plain.take(np.asarray([1])).labels is plain.slice(0, 3).labels is None
+    rows = dataclasses.replace(plain, labels=np.arange(6, dtype=np.float32))
+    assert rows.take(np.asarray([4, 0, 4])).labels.tolist() == [4, 0, 4]
+    assert rows.slice(2, 5).labels.tolist() == [2, 3, 4]
+    joined = Ragged.concatenate([rows.slice(4, 6), rows.slice(0, 1)])
+    assert joined.labels.tolist() == [4, 5, 0]
+    assert joined.labels.dtype == np.float32
+    with pytest.raises(AssertionError, match="some sequences have task labels"):
+        Ragged.concatenate([plain, rows])
+
+
+@given(st.lists(row, min_size=1, max_size=12), st.data())
+@settings(deadline=None)
+def test_ranges_are_slices_joined(rows, data):
+    ragged = Ragged.from_rows(rows)
+    places = st.integers(0, len(rows))
+    ranges = [sorted(pair) for pair in data.draw(st.lists(st.tuples(places, places), max_size=6))]
+    found = Ragged.of_ranges((ragged, first, end) for first, end in ranges)
+    assert unpacked(found) == [each for first, end in ranges for each in rows[first:end]]
+    assert {name: getattr(found, name).dtype for name in DTYPES} == DTYPES

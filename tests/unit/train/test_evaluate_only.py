@@ -30,9 +30,9 @@ def shape(prepared_data):
 @pytest.fixture
 def start(tmp_path, shape, prepared_data):
     """Weights that hit sometimes: the label that occurs most is always the guess."""
-    samples = EvalSet(prepared_data / "eval", 64, packs_per_batch=64)
+    samples = EvalSet(prepared_data / "eval", 64, packs_per_batch=64, max_sequences_per_pack=3)
     samples.open()
-    labels = torch.cat([batch.masked_labels for batch in samples])
+    labels = torch.cat([batch.to("cpu").masked_labels for batch in samples])
     model = BertForPreTraining(shape)
     model.initialize(seed=3)
     torch.nn.init.constant_(model.cls.predictions.bias[labels.mode().values], 5.0)
@@ -72,7 +72,7 @@ def test_prints_what_the_evaluator_finds_and_writes_nothing(tmp_path, run, start
     assert code == 0
     model = BertForPreTraining(shape)
     load_weights(model, start)
-    samples = EvalSet(prepared_data / "eval", 64, packs_per_batch=5)
+    samples = EvalSet(prepared_data / "eval", 64, packs_per_batch=5, max_sequences_per_pack=3)
     samples.open()
     accuracy, loss = evaluate(model, samples, World.identify({}))
     assert 0 < accuracy < 1

@@ -23,15 +23,16 @@ from mlbert import ops
 from mlbert.core.errors import UserError
 from mlbert.dist.sharding import ShardLayout
 from mlbert.feed.batch import Batch
+from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.packed import PackedSource
-from mlbert.feed.packed import make_batch as pack_into_batch
-from mlbert.feed.synthetic import SyntheticSource, lengths_at
+from mlbert.feed.synthetic import lengths_at, sequences
 from mlbert.models import BertConfig, BertForPreTraining, DropoutState
 from mlbert.models.flops import Work, training_flops
 from mlbert.models.huggingface import huggingface_config, padded_inputs, to_huggingface
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from mlbert.store.order import contiguous
 
 LEARNING_RATE = 1e-4
 LAMB: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
@@ -47,28 +48,28 @@ class Side:
     step: Callable[[], float]
 
 
-def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> Batch:
+def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> HostBatch:
     """The sequences that both sides train on: from a prepared set, or made up with Wikipedia's length distribution.
 
     Made-up lengths are evenly spaced quantiles, so that a small batch has the distribution's mean too.
     """
     max_tokens = config.max_position_embeddings
     if data is None:
-        source = SyntheticSource(packs_per_step=packs, seed=seed, vocab_size=config.vocab_size, max_tokens=max_tokens)
         lengths = lengths_at((np.arange(packs) + 0.5) / packs, max_tokens)
-        rows = source.sequences(lengths, np.random.default_rng(seed))
-        return pack_into_batch(rows, np.ones(packs, dtype=np.int64), 0, max_tokens)
+        rows = sequences(lengths, config.vocab_size, np.random.default_rng(seed))
+        return HostBatch.of(rows, np.ones(packs, np.int64), np.arange(packs), max_tokens)
     packed = PackedSource(
         data,
         packs_per_step=packs,
         max_sequences_per_pack=MAX_SEQUENCES_PER_PACK,
         seed=seed,
+        deal=contiguous,
         vocab_size=config.vocab_size,
     )
     if packed.vocab_size != config.vocab_size or packed.max_tokens > config.max_position_embeddings:
         raise UserError(data, "does not fit the model's vocabulary or length", "Choose another --config or --data")
     packed.open()
-    batch = packed.next_step()[0].to("cpu")
+    batch = packed.next_step()[0]
     packed.close()
     return batch
 

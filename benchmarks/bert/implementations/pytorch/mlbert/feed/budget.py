@@ -1,7 +1,7 @@
 """Fills a batch up to fixed sizes, so that every step has the same shapes: what a CUDA graph needs.
 
 What is added takes no part in loss, gradient and accuracy: tokens behind the last sequence, sequences of no token
-(`cu_seqlens` repeats its last value) and masked positions whose label is ignored.
+(`cu_seqlens` repeats its last value; a task's label is 0) and masked positions whose label is ignored.
 
 Legend as in `mlbert.feed.batch`.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mlbert.feed.batch import IGNORED_LABEL, Batch
-from mlbert.feed.compact import CompactBatch
+from mlbert.feed.host_batch import HostBatch
 
 TOKEN_MULTIPLE = 128  # tiles of a GPU's matrix products
 MASKED_MULTIPLE = 16  # inner dimension of an FP8 product
@@ -32,12 +32,14 @@ class Budget:
         sequences: S.
         masked: M.
         max_seqlen: longest sequence that may occur.
+        has_labels: whether batches carry a task's labels.
     """
 
     tokens: int
     sequences: int
     masked: int
     max_seqlen: int
+    has_labels: bool = False
 
     @classmethod
     def of_packs(cls, packs: int, max_tokens: int, max_sequences: int, max_seqlen: int, max_predictions: int) -> Budget:
@@ -64,27 +66,23 @@ class Budget:
         )
 
     @classmethod
-    def of_batch(cls, batch: Batch) -> Budget:
-        """The sizes of this batch, with tokens and masked tokens rounded up as `of_packs` does."""
+    def over(cls, batches: Iterable[HostBatch]) -> Budget:
+        """The least that holds each of some batches, with tokens and masked tokens rounded up as `of_packs` does."""
+        tokens, sequences, masked, max_seqlen, labels = zip(*(_sizes(batch) for batch in batches), strict=True)
         return cls(
-            tokens=_rounded_up(batch.num_tokens, TOKEN_MULTIPLE),
-            sequences=batch.num_samples,
-            masked=_rounded_up(batch.num_masked, MASKED_MULTIPLE),
-            max_seqlen=batch.max_seqlen,
+            tokens=_rounded_up(max(tokens), TOKEN_MULTIPLE),
+            sequences=max(sequences),
+            masked=_rounded_up(max(masked), MASKED_MULTIPLE),
+            max_seqlen=max(max_seqlen),
+            has_labels=any(labels),
         )
 
-    @classmethod
-    def over(cls, batches: Iterable[Batch | CompactBatch]) -> Budget:
-        """The least that holds each of some batches, with tokens and masked tokens rounded up as `of_packs` does."""
-        sizes = ((batch.num_tokens, batch.num_samples, batch.num_masked, batch.max_seqlen) for batch in batches)
-        tokens, sequences, masked, max_seqlen = (max(column) for column in zip(*sizes, strict=True))
-        return cls(_rounded_up(tokens, TOKEN_MULTIPLE), sequences, _rounded_up(masked, MASKED_MULTIPLE), max_seqlen)
-
-    def holds(self, batch: Batch | CompactBatch) -> bool:
-        """Whether the batch is within all four sizes."""
-        sizes = (batch.num_tokens, batch.num_samples, batch.num_masked, batch.max_seqlen)
+    def holds(self, batch: HostBatch) -> bool:
+        """Whether the batch is within all four sizes, and has labels where the budget has them."""
+        *sizes, has_labels = _sizes(batch)
         limits = (self.tokens, self.sequences, self.masked, self.max_seqlen)
-        return all(size <= limit for size, limit in zip(sizes, limits, strict=True))
+        fits = all(size <= limit for size, limit in zip(sizes, limits, strict=True))
+        return fits and has_labels == self.has_labels
 
     def allocate(self, device: torch.device | str) -> Batch:
         """A batch of these sizes with one sequence of one token, in memory of its own: what `write` fills."""
@@ -106,37 +104,21 @@ class Budget:
             masked_labels=full(self.masked, IGNORED_LABEL),
             next_sentence_labels=labels,
             dropout_rows=full(self.tokens, 0, torch.int32),
+            labels=full(self.sequences, 0, torch.float32) if self.has_labels else None,
         )
 
-    def write(self, batch: Batch | CompactBatch, target: Batch) -> None:
-        """Makes `target`, which `allocate` gave, hold the batch, which must be held and may be on another device.
+    def write(self, batch: HostBatch, target: Batch) -> None:
+        """Makes `target`, which `allocate` gave on any device, hold the batch, which must be held.
 
-        The loss still divides by the numbers of masked tokens and sequences of the batch that was given.
+        Ignored labels look at a real token: position 0 exists in every batch. The loss still divides by the numbers of
+        masked tokens and sequences of the batch that was given.
         """
         assert self.holds(batch), "the batch is larger than the budget"
-        if isinstance(batch, CompactBatch):
-            batch.to(target.input_ids.device, out=target)
-            return
-        # Ignored labels look at a real token: position 0 exists in every batch.
-        for name, value in (
-            ("input_ids", 0),
-            ("segment_ids", 0),
-            ("position_ids", 0),
-            ("dropout_rows", 0),
-            ("cu_seqlens", batch.num_tokens),
-            ("masked_positions", 0),
-            ("masked_labels", IGNORED_LABEL),
-            ("next_sentence_labels", IGNORED_LABEL),
-        ):
-            given, filled = getattr(batch, name), getattr(target, name)
-            filled[: given.numel()].copy_(given, non_blocking=True)
-            filled[given.numel() :].fill_(value)
+        batch.to(target.input_ids.device, out=target)
 
-    def fill(self, batch: Batch) -> Batch:
-        """The batch in exactly these sizes; it must be held. The given one is left as it is."""
-        filled = self.allocate(batch.input_ids.device)
-        self.write(batch, filled)
-        return filled
+
+def _sizes(batch: HostBatch) -> tuple[int, int, int, int, bool]:
+    return batch.num_tokens, batch.num_samples, batch.num_masked, batch.max_seqlen, batch.has_labels
 
 
 def _rounded_up(number: int, multiple: int) -> int:

@@ -1,6 +1,6 @@
-"""The expansion of a `CompactBatch` as one Triton kernel: a program for every BLOCK indices of all outputs.
+"""The expansion of a `HostBatch` as one Triton kernel: a program for every BLOCK indices of all outputs.
 
-Legend as in `mlbert.feed.compact`; T', S', M' are the sizes of the filled batch.
+Legend as in `mlbert.feed.host_batch`; T', S', M' are the sizes of the filled batch.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -22,7 +22,7 @@ MAX_SEQUENCES = 1 << (HALVINGS - 1)
 
 
 def expand(parts: Mapping[str, Tensor], out: Batch) -> None:
-    """See `mlbert.feed.compact.expand_plain`, whose results it has bit by bit."""
+    """See `mlbert.feed.host_batch.expand_plain`, whose results it has bit by bit."""
     sizes = parts["ids"].numel(), parts["next_sentence"].numel(), parts["masked_labels"].numel()
     filled = out.num_tokens, out.num_samples, out.num_masked
     assert all(size <= limit for size, limit in zip(sizes, filled, strict=True)), "the batch is larger than its target"
@@ -50,6 +50,9 @@ def expand(parts: Mapping[str, Tensor], out: Batch) -> None:
         HALVINGS=HALVINGS,
         BLOCK=BLOCK,
     )
+    if out.labels is not None:  # of small tasks only: not worth a second form of the kernel
+        out.labels[: sizes[1]].copy_(parts["labels"])
+        out.labels[sizes[1] :].zero_()
 
 
 # Sizes change from batch to batch: a kernel specialised for some would be compiled in the middle of a run.
@@ -82,13 +85,14 @@ def expand_kernel(
 ):
     """Index i of every output. Grid: max(T', S'+1, M') / BLOCK.
 
-    Inputs: the parts of `mlbert.feed.compact`. Outputs: int64 [T'], [T'], [T'], int32 [T'], int32 [S'+1], int64 [M'],
-    [M'], [S'].
+    Inputs: the parts of `mlbert.feed.host_batch`. Outputs: int64 [T'], [T'], [T'], int32 [T'], int32 [S'+1], int64
+    [M'], [M'], [S'].
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
 
+    # The token's sequence is the first whose end lies behind the token, found by halving low to high, which hold it.
     real = index < tokens
-    low = tl.zeros([BLOCK], tl.int32)  # the token's sequence is one of low to high
+    low = tl.zeros([BLOCK], tl.int32)
     high = tl.zeros([BLOCK], tl.int32) + sequences - 1
     for _ in tl.static_range(HALVINGS):
         middle = (low + high) // 2
@@ -99,7 +103,7 @@ def expand_kernel(
     position = index - tl.load(bounds + low, mask=real, other=0)
     segment = position >= tl.load(first_lengths + low, mask=real, other=0)
     row = position + tl.load(first_rows + low, mask=real, other=0)
-    word = tl.load(ids + index, mask=real, other=0).to(tl.int32) & 0xFFFF
+    word = tl.load(ids + index, mask=real, other=0).to(tl.int32) & 0xFFFF  # loaded as a signed number
     inside = index < tokens_out
     tl.store(input_ids + index, word.to(tl.int64), mask=inside)
     tl.store(segment_ids + index, tl.where(real, segment.to(tl.int64), 0), mask=inside)

@@ -13,6 +13,7 @@ import torch
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import Batch
+from mlbert.feed.host_batch import HostBatch
 
 BACKWARD_FACTOR = 3
 
@@ -27,8 +28,8 @@ class Work:
     sequences: int
 
     @classmethod
-    def of(cls, batch: Batch) -> Work:
-        """Counts one batch (reads ``cu_seqlens``: a host synchronisation on an accelerator)."""
+    def of(cls, batch: Batch | HostBatch) -> Work:
+        """Counts one batch (reads ``cu_seqlens``: a host synchronisation where an accelerator has them)."""
         lengths = torch.diff(batch.cu_seqlens.long())
         return cls(batch.num_tokens, int((lengths * lengths).sum()), batch.num_masked, batch.num_samples)
 

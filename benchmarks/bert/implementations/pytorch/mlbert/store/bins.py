@@ -2,7 +2,7 @@
 
 A folder of bins holds one prepared set per bin and ``bins.json``, written last: the bins' upper edges, their folders
 and the sha256 of each one's manifest. Training takes from all bins in proportion at every step, so that every rank's
-micro-batches hold the same mix of lengths (`mlbert.feed.packed`).
+micro-batches hold the same mix of lengths (`mlbert.store.order`).
 
 Legend: N sequences, S sequences asked for.
 """
@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,9 @@ class BinnedStore:
     def __len__(self) -> int:
         return int(self.first[-1])
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
-        """int32 [N], tokens of every sequence, bin after bin."""
+        """int32 [N], tokens of every sequence, bin after bin; read at first use."""
         return np.concatenate([np.empty(0, np.int32), *(store.lengths for store in self.bins)])
 
     def gather(self, indices: np.ndarray) -> Ragged:

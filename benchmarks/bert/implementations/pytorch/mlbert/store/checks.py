@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mlbert.core.errors import UserError
 from mlbert.store.base import StoreInfo
 from mlbert.store.ragged import Ragged
 
@@ -75,6 +76,18 @@ def first_problem(rows: Ragged, info: StoreInfo, pack_offsets: np.ndarray | None
             if len(where):
                 return f"pack {int(where[0])} {problem}"
     return None
+
+
+def check_tokens(rows: Ragged, info: StoreInfo, vocab_size: int) -> None:
+    """For data that does not tell its vocabulary: every id must be below the model's ``vocab_size``.
+
+    Raises:
+        UserError: one is not.
+    """
+    largest = max(int(array.max(initial=0)) for array in (rows.tokens, rows.masked_labels))
+    if largest >= vocab_size:
+        reason = f"holds token id {largest}, the model's vocabulary has {vocab_size} entries"
+        raise UserError(info.folder, reason, "Set BERT_CONFIG to a configuration of the data's vocabulary")
 
 
 def _sequence_of(offsets: np.ndarray, wrong: np.ndarray) -> np.ndarray:

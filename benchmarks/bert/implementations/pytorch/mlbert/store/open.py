@@ -8,7 +8,7 @@ from types import ModuleType
 
 from mlbert.core.errors import UserError
 from mlbert.store.base import Store, StoreInfo
-from mlbert.store.bins import BINS, describe_bins, open_bins
+from mlbert.store.bins import BINS, BinnedStore, describe_bins, open_bins
 from mlbert.store.manifest import MANIFEST, file_sha256, no_folder, read_manifest
 from mlbert.store.prepared import ShardSet, info_of
 
@@ -16,6 +16,8 @@ ACCEPTED = (
     "a prepared set (manifest.json), bins (bins.json), TFRecord files, or HDF5 shards in NVIDIA's fixed-length, "
     "variable-length or packed form"
 )
+
+IN_MEMORY_BYTES = 4 << 30  # smaller sets are held in memory as one piece
 
 
 def describe(folder: Path | str) -> StoreInfo:
@@ -48,6 +50,16 @@ def open_store(folder: Path | str, verify: bool | None = None) -> Store:
     if (folder / BINS).exists():
         return open_bins(folder, verify)
     return _foreign(folder).open_folder(folder)
+
+
+def in_memory(store: Store) -> Store:
+    """The same store held in memory where it is a prepared one and small: faster to gather from."""
+    parts = store.bins if isinstance(store, BinnedStore) else [store]
+    shards = [part for part in parts if isinstance(part, ShardSet)]
+    if len(shards) < len(parts) or sum(part.manifest.num_bytes for part in shards) > IN_MEMORY_BYTES:
+        return store
+    loaded = [part.load() for part in shards]
+    return BinnedStore(store.info, loaded) if isinstance(store, BinnedStore) else loaded[0]
 
 
 def _foreign(folder: Path) -> ModuleType:

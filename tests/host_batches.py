@@ -1,0 +1,104 @@
+"""Batches for tests: made up, by the book, and compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+
+from mlbert.feed.batch import IGNORED_LABEL, Batch
+from mlbert.feed.budget import Budget
+from mlbert.feed.host_batch import HostBatch
+from mlbert.feed.synthetic import SyntheticSource
+from mlbert.store.ragged import Ragged
+
+
+def made_up_batches(
+    packs: int, seed: int, vocab_size: int, max_tokens: int, step: int = 0, **options: Any
+) -> list[HostBatch]:
+    """The micro-batches of one step of random tokens, at most three sequences a pack."""
+    values = {"packs_per_step": packs, "seed": seed, "vocab_size": vocab_size, "max_tokens": max_tokens, **options}
+    return SyntheticSource(max_sequences_per_pack=3, **values).batches_of(step)
+
+
+def plain_batch(rows: Ragged, sequences_per_unit: list[int], units: list[int], max_tokens: int) -> Batch:
+    """What `HostBatch.of` must give on a device, one token after the other."""
+    columns: dict[str, list[int]] = {field.name: [] for field in dataclasses.fields(Batch)}
+    bounds, number = [0], 0
+    for unit, count in zip(units, sequences_per_unit, strict=True):
+        row = unit * max_tokens
+        for _ in range(count):
+            first, end = rows.offsets[number : number + 2].tolist()
+            for position, token in enumerate(rows.tokens[first:end].tolist()):
+                columns["input_ids"].append(token)
+                columns["segment_ids"].append(int(position >= rows.first_lengths[number]))
+                columns["position_ids"].append(position)
+                columns["dropout_rows"].append(row)
+                row += 1
+            for m in range(*rows.masked_offsets[number : number + 2].tolist()):
+                columns["masked_positions"].append(first + int(rows.masked_positions[m]))
+                columns["masked_labels"].append(int(rows.masked_labels[m]))
+            columns["next_sentence_labels"].append(int(rows.next_sentence[number]))
+            bounds.append(end)
+            number += 1
+    assert number == len(rows)
+    narrow = {"dropout_rows": torch.int32}
+    tensors = {name: torch.tensor(values, dtype=narrow.get(name, torch.int64)) for name, values in columns.items()}
+    lengths = [end - first for first, end in itertools.pairwise(bounds)]
+    tensors["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32)
+    labels = None if rows.labels is None else torch.tensor(rows.labels.tolist(), dtype=torch.float32)
+    return Batch(**{**tensors, "max_seqlen": max(lengths, default=0), "labels": labels})
+
+
+def plain_filled(batch: Batch, budget: Budget) -> Batch:
+    """The batch in exactly the budget's sizes, by concatenation."""
+    sizes = {"cu_seqlens": budget.sequences + 1, "next_sentence_labels": budget.sequences, "labels": budget.sequences}
+    sizes |= {"masked_positions": budget.masked, "masked_labels": budget.masked}
+    fillers = {"cu_seqlens": batch.num_tokens, "masked_labels": IGNORED_LABEL, "next_sentence_labels": IGNORED_LABEL}
+    filled: dict[str, Any] = {"max_seqlen": budget.max_seqlen}
+    for field in dataclasses.fields(Batch):
+        tensor = getattr(batch, field.name)
+        if isinstance(tensor, torch.Tensor):
+            missing = sizes.get(field.name, budget.tokens) - tensor.numel()
+            filled[field.name] = torch.cat([tensor, tensor.new_full((missing,), fillers.get(field.name, 0))])
+    return Batch(**filled)
+
+
+def filled(batch: HostBatch, budget: Budget) -> Batch:
+    """The batch in the budget's sizes, as training fills it."""
+    target = budget.allocate("cpu")
+    budget.write(batch, target)
+    return target
+
+
+def same(found: Batch, expected: Batch) -> str:
+    """The first field that differs in value, type or place; empty where all are equal."""
+    for field in dataclasses.fields(Batch):
+        one, other = getattr(found, field.name), getattr(expected, field.name)
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            equal = one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
+        else:
+            equal = one == other
+        if not equal:
+            return field.name
+    return ""
+
+
+def assert_same(found: Batch, expected: Batch) -> None:
+    """Every field is equal, bit by bit."""
+    assert same(found, expected) == ""
+
+
+def numbers(batch: HostBatch) -> list[int]:
+    """The sequences' own numbers, see random_set."""
+    parts = batch.arrays()
+    return parts["ids"][parts["cu_seqlens"][:-1] + 1].tolist()
+
+
+def tokens_of(batch: HostBatch) -> list[bytes]:
+    """The token ids of each sequence."""
+    parts = batch.arrays()
+    return [piece.tobytes() for piece in np.split(parts["ids"], parts["cu_seqlens"][1:-1])]
