@@ -18,7 +18,7 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,6 +30,7 @@ from mlbert import ops
 from mlbert.core import provenance, rules
 from mlbert.core.config import Resolved
 from mlbert.core.errors import UserError
+from mlbert.core.identity import identify, log_batch_size, log_identity, log_submission
 from mlbert.core.mllog import MLPerfLogger, Terminated, close_interrupted
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.watch import Watch
@@ -130,7 +131,10 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
     check_graph_mode(config.cuda_graph_mode, world.device, chosen, shape.head_size)
     seed = world.broadcast_int(choose_seed(config, paths))
     precision = config.precision if products else str(dtype)
-    facts = {**provenance.provenance(), "precision": precision, "ops": json.dumps(chosen), **data_facts(sets)}
+    identity = identify(
+        resolved, **data_facts(sets), precision=precision, ops=json.dumps(chosen), ranks=world.world_size
+    )
+    facts = asdict(identity)
     if world.rank == 0:
         record = {**json.loads(resolved.as_json()), "seed": seed, "ranks": world.world_size, "provenance": facts}
         (paths.folder / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -140,9 +144,8 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
     with _warning() as warning, logger.aborting(), watch.guard():
         logger.event("cache_clear", config.caches_cleared)
         logger.start("init_start")
-        logger.log_submission(config)
-        for name, value in facts.items():
-            logger.event(name, value)
+        log_submission(logger.event, config)
+        log_identity(logger.event, identity, resolved)
         logger.event("seed", seed)
         model = BertForPreTraining(shape, dtype, fp8_products=products)
         model.initialize(seed)
@@ -153,7 +156,8 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
         method = build(config, shape, model, world, seed)
         logger.event("opt_name", method.opt_name)
         logger.event("opt_implementation", method.optimizer.implementation)
-        logger.log_hyperparameters(config, global_batch_size(config, world), config.num_warmup_steps)
+        log_batch_size(logger.event, config, global_batch_size(config, world))
+        _log_method(logger.event, config)
         run = _assemble(config, paths, model, method, world, logger, console, seed, facts, watch)
         warning.run = run
         if config.resume and load_checkpoint(run, run.monitor.say):
@@ -178,6 +182,22 @@ def run_experiment(resolved: Resolved, build: Build, world: World, console: Cons
         _leave_behind(config, paths, model, outcome, facts, seed, world)
     world.stop()
     return outcome
+
+
+def _log_method(event: Callable[[str, Any], None], config: TrainConfig) -> None:
+    """Logs what the optimizer and the schedule are set to. Rulesets up to 2.0 say opt_epsilon, later ones with lamb."""
+    event("opt_base_learning_rate", config.learning_rate)
+    event("opt_lamb_epsilon", config.opt_epsilon)
+    event("opt_epsilon", config.opt_epsilon)
+    event("opt_lamb_beta_1", config.opt_lamb_beta_1)
+    event("opt_lamb_beta_2", config.opt_lamb_beta_2)
+    event("opt_lamb_weight_decay_rate", config.weight_decay_rate)
+    event("opt_lamb_learning_rate_decay_poly_power", config.poly_power)
+    event("opt_gradient_clip_norm", config.max_grad_norm)
+    event("opt_learning_rate_training_steps", config.max_steps)
+    event("opt_learning_rate_warmup_steps", config.num_warmup_steps)
+    event("num_warmup_steps", config.num_warmup_steps)
+    event("start_warmup_step", config.start_warmup_step)
 
 
 def choose_seed(config: TrainConfig, paths: RunFolder) -> int:

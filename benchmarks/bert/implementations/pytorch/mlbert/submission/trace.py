@@ -1,0 +1,201 @@
+"""From one line of a log to what decided it: the call that logged it, its settings with their origins, the recipe that
+reads them, the Python that computes it.
+
+The links are read off the code of the log's commit: the arguments of the call, what sets them in the same file, which
+functions of that name there are, where ``config.<field>`` is read. Only which settings decide a key of MLPerf's is a
+table here; a value that differs from what its setting says is a broken link.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlbert.core.config_files import unknown_name
+from mlbert.core.provenance import PACKAGE_HOME
+from mlbert.core.settings import train_settings
+from mlbert.submission.call_sites import Sources, call_of, is_key
+from mlbert.submission.code_search import CodeSearch, reads
+from mlbert.submission.logs import Log
+from mlbert.submission.own_checks import is_hyperparameter
+
+# Settings behind a key that is not named like its setting and whose call does not read them from `config` itself.
+SETTINGS_OF = {
+    "cache_clear": ("caches_cleared",),
+    "train_data": ("input_dir",),
+    "eval_data": ("eval_dir",),
+    "model_shape": ("bert_config_file",),
+    "model_shape_sha256": ("bert_config_file",),
+    "global_batch_size": ("train_batch_size", "average_packing_rate"),
+    "opt_implementation": ("optimizer_implementation",),
+    "opt_base_learning_rate": ("learning_rate",),
+    "opt_lamb_epsilon": ("opt_epsilon",),
+    "opt_lamb_weight_decay_rate": ("weight_decay_rate",),
+    "opt_lamb_learning_rate_decay_poly_power": ("poly_power",),
+    "opt_gradient_clip_norm": ("max_grad_norm",),
+    "opt_learning_rate_training_steps": ("max_steps",),
+    "opt_learning_rate_warmup_steps": ("warmup_steps", "warmup_proportion"),
+    "num_warmup_steps": ("warmup_steps", "warmup_proportion"),
+    "eval_start": ("eval_iter_start_samples", "eval_iter_samples"),
+    "eval_accuracy": ("eval_dir", "num_eval_examples"),
+    "eval_samples": ("num_eval_examples",),
+    "train_samples": ("target_mlm_accuracy", "max_steps", "max_samples_termination"),
+}
+# Functions behind a key that its call does not lead to by name.
+FUNCTIONS_OF = {"eval_accuracy": ("result", "metrics", "sums")}
+# Keys about a file: the keys of its name and of its SHA-256.
+_FILES = {
+    key: pair for pair in (("config_file", "config_sha256"), ("model_shape", "model_shape_sha256")) for key in pair
+}
+_LONGEST_VALUE = 70  # characters that a line for each key shows
+
+
+@dataclass(frozen=True)
+class Link:
+    """One step of a chain.
+
+    Attributes:
+        step: what it is to the step before.
+        place: ``file:line``, or where else the value came from.
+        text: what stands there.
+        broken: why the chain ends here; empty where it holds.
+    """
+
+    step: str
+    place: str
+    text: str = ""
+    broken: str = ""
+
+    def __str__(self) -> str:
+        verdict = f"   BROKEN: {self.broken}" if self.broken else ""
+        return f"{self.step:11} {self.place}   {self.text}".rstrip() + verdict
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What leads from a key of a log to the code, in order."""
+
+    key: str
+    value: Any
+    links: Sequence[Link]
+
+    @property
+    def broken(self) -> list[Link]:
+        """The links that do not hold."""
+        return [link for link in self.links if link.broken]
+
+    def summary(self) -> str:
+        """One line: the value, where its settings came from, and the call that logged it."""
+        value = json.dumps(self.value)
+        value = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
+        places = dict.fromkeys(link.place for link in self.links if link.step in ("logged by", "file", "setting"))
+        return f"{self.key} = {value}   <- {' <- '.join(places)}".replace(f"{PACKAGE_HOME}/", "")
+
+
+class Tracer:
+    """Follows the keys of one log through a tree as of the log's commit."""
+
+    def __init__(self, log: Log, tree: Path) -> None:
+        self.log = log
+        self.sources = Sources(tree, log)
+        self.keys = list(dict.fromkeys(event.key for event in log.events))
+        self._search = CodeSearch(self.sources)
+        self._configuration: dict[str, dict[str, Any]] = log.value("configuration") or {}
+        self._recipe = f"{PACKAGE_HOME}/recipes/{log.value('recipe')}.py"
+
+    def chain(self, key: str) -> Chain:
+        """The chain of a key's last line. Raises UserError for a key that the log does not have."""
+        if key not in self.keys:
+            raise unknown_name(key, f"key in {self.log.path}", self.keys)
+        event = self.log.all(key)[-1]
+        links = [Link("log", f"{self.log.path}:{event.line}")]
+        metadata = event.metadata or {}
+        name, number = str(metadata.get("file")), int(metadata.get("lineno", 0))
+        text, place = self.sources.line(name, number), f"{name}:{number}"
+        call = call_of(self.sources.text(name) or "", number, key)
+        if text is None or call is None:
+            broken = "is not in the tree" if text is None else f"does not log {key}"
+            return Chain(key, event.value, [*links, Link("logged by", place, text or "", broken)])
+        links.append(Link("logged by", place, ast.unparse(call)))
+        if key in _FILES:
+            links.append(self._file(*_FILES[key]))
+        arguments = [*call.args, *(word.value for word in call.keywords if word.arg == "value")]
+        values = [argument for argument in arguments if not is_key(argument, key)][:1]  # behind it are the metadata
+        fields = self._fields(key, values)
+        links += [link for field in fields for link in self._setting(key, field, event.value)]
+        is_constant = all(isinstance(value, ast.Constant) for value in values)
+        if _is_number_set(key, event.value) and not fields and not is_constant:
+            links.append(Link("setting", "?", "", f"no setting is known to decide {key}"))
+        return Chain(key, event.value, [*links, *self._computation(key, name, values)])
+
+    def _fields(self, key: str, values: list[ast.expr]) -> list[str]:
+        """Settings that decide a key: read from `config` by its call, named like it, or in the table above."""
+        known = train_settings()
+        nodes = (node for value in values for node in ast.walk(value))
+        read = [node.attr for node in nodes if isinstance(node, ast.Attribute) and reads(node, "config", {node.attr})]
+        return [field for field in dict.fromkeys([*read, key, *SETTINGS_OF.get(key, ())]) if field in known]
+
+    def _setting(self, key: str, field: str, logged: Any) -> Iterator[Link]:
+        env = train_settings()[field].env
+        if env not in self._configuration:
+            yield Link("setting", env, "", "is not in the log's configuration")
+            return
+        value, origin = self._configuration[env]["value"], str(self._configuration[env]["origin"])
+        yield self._origin(env, field, value, origin)
+        if _is_number_set(key, logged) and len(SETTINGS_OF.get(key, ())) < 2 and logged != value:
+            yield Link("setting", env, f"{env} = {value}", f"the log says {logged}")
+        for place, text in self._search.readers(field, self._recipe):
+            yield Link("read by", place, text)
+
+    def _origin(self, env: str, field: str, value: Any, origin: str) -> Link:
+        """Where a setting got its value: a line of a file, which must name it, or the command line or environment."""
+        text = f"{env} = {value}"
+        if origin.startswith("recipe "):
+            entries = self._search.constants(field, self._recipe)
+            if not entries:
+                return Link("setting", origin, text, f"{self._recipe} has no default for {field}")
+            return Link("setting", *entries[0])
+        name, _, number = origin.rpartition(":")
+        if not number.isdecimal():
+            return Link("setting", origin, text)
+        lines = (self._text(name) or "").splitlines()
+        line = lines[int(number) - 1].strip() if 0 < int(number) <= len(lines) else ""
+        sets_it = re.match(rf"export\s+{env}=|['\"]?{field}['\"]?\s*:", line)
+        return Link("setting", origin, line, "" if sets_it else f"does not set {env}")
+
+    def _file(self, name_key: str, digest_key: str) -> Link:
+        """A file that the log names with its SHA-256."""
+        name = str(self.log.value(name_key))
+        text = self._text(name)
+        if name == "none":
+            return Link("file", "none", "nothing was sourced or given")
+        if text is None:
+            return Link("file", name, "", "is not in the tree")
+        is_same = hashlib.sha256(text.encode()).hexdigest() == self.log.value(digest_key)
+        return Link("file", name, "", "" if is_same else f"is not the file of {digest_key}")
+
+    def _computation(self, key: str, name: str, values: list[ast.expr]) -> Iterator[Link]:
+        """What sets the logged value in the file of its call, and the functions of the names that lead there."""
+        places, names = self._search.origins(name, values)
+        yield from (Link("set by", *place) for place in places)
+        wanted = [*sorted(names), *FUNCTIONS_OF.get(key, ())]
+        found = dict(place for part in wanted for place in self._search.definitions(part))
+        yield from (Link("computed by", *place) for place in found.items())
+        if key in FUNCTIONS_OF and not found:
+            yield Link("computed by", "?", "", f"no function is called {' or '.join(FUNCTIONS_OF[key])}")
+
+    def _text(self, name: str) -> str | None:
+        """A file of the tree, or one outside of it where it still lies."""
+        if Path(name).is_absolute() and Path(name).is_file():
+            return Path(name).read_text(encoding="utf-8", errors="replace")
+        return self.sources.text(name)
+
+
+def _is_number_set(key: str, value: Any) -> bool:
+    return is_hyperparameter(key) and isinstance(value, int | float)
