@@ -39,7 +39,7 @@ def test_what_a_run_is_made_of(resolved, tmp_path: Path, monkeypatch: pytest.Mon
     made = identify(resolved, **GIVEN)
     assert (made.image, made.image_commit, made.image_digest) == ("image:1", "c0ffee", "sha256:5eed")
     config, site = tmp_path / "config_x_1x1x8x2.sh", tmp_path / "env.sh"
-    assert (made.config_file, made.config_sha256) == (str(config), hashlib.sha256(config.read_bytes()).hexdigest())
+    assert (made.config_file, made.config_file_sha256) == (str(config), hashlib.sha256(config.read_bytes()).hexdigest())
     assert made.config_parents == {str(site): hashlib.sha256(site.read_bytes()).hexdigest()}
     assert made.model_shape_sha256 == hashlib.sha256(b"{}").hexdigest()
     assert re.fullmatch("[0-9a-f]{40}|tree:sha256:[0-9a-f]{64}", made.commit)

@@ -31,7 +31,7 @@ class Identity:
     Attributes:
         recipe: module of `mlbert.recipes`.
         config_file: what was sourced or given with ``--config``; "none" without either.
-        config_sha256: of that file; "none" without one.
+        config_file_sha256: of that file; "none" without one.
         config_parents: the files that it sources or extends, and further ones, with their SHA-256.
         model_shape, model_shape_sha256: the bert_config.json.
         train_data, eval_data: ``sha256:`` and the identity of the set, or "synthetic".
@@ -48,7 +48,7 @@ class Identity:
 
     recipe: str
     config_file: str
-    config_sha256: str
+    config_file_sha256: str
     config_parents: Mapping[str, str]
     model_shape: str
     model_shape_sha256: str
@@ -84,13 +84,13 @@ def identify(
     """
     shape = resolved.config.bert_config_file
     digests = {tree_relative(path): _sha256(path) for path in resolved.files}
-    config_file, config_sha256 = next(iter(digests.items()), ("none", "none"))
+    config_file, config_file_sha256 = next(iter(digests.items()), ("none", "none"))
     commit, tree_modified = git_state(tree_root())
     environ = environment()
     return Identity(
         recipe=resolved.config.recipe,
         config_file=config_file,
-        config_sha256=config_sha256,
+        config_file_sha256=config_file_sha256,
         config_parents={name: digest for name, digest in digests.items() if name != config_file},
         model_shape=tree_relative(shape),
         model_shape_sha256=_sha256(shape),
@@ -114,7 +114,7 @@ def log_identity(event: Event, identity: Identity, resolved: Resolved) -> None:
     """Logs where a run comes from and its whole configuration. Belongs between init_start and init_stop."""
     event("recipe", identity.recipe)
     event("config_file", identity.config_file)
-    event("config_sha256", identity.config_sha256)
+    event("config_file_sha256", identity.config_file_sha256)
     event("config_parents", identity.config_parents)
     event("model_shape", identity.model_shape)
     event("model_shape_sha256", identity.model_shape_sha256)

@@ -25,7 +25,7 @@ _WORDS = ("opt_name", "opt_implementation")
 _NUMBERS = ("seed", "train_samples", "eval_samples", "eval_accuracy")
 _SAME_IN_ALL = (
     *("submission_benchmark", "submission_org", "submission_platform", "eval_samples"),
-    *("recipe", "config_sha256", "model_shape_sha256", "train_data", "eval_data", "commit"),
+    *("recipe", "config_file_sha256", "model_shape_sha256", "train_data", "eval_data", "commit"),
 )
 _MAX_COMPLAINTS = 6
 _MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size")
@@ -197,10 +197,11 @@ def check_call_sites(results: ResultSet) -> Complaints:
         if is_ours and sources.gap:
             complaints.append((Outcome.WARN, f"{log.path.name}: {sources.gap}, so its lines are looked up in the tree"))
         for event in log.events:
-            name, number = (event.metadata or {}).get("file"), (event.metadata or {}).get("lineno")
-            if not isinstance(name, str) or not isinstance(number, int):
+            if event.call_site is None:
                 complaints.append((Outcome.WARN, f"{log.path.name}: {event.key} names no file and line"))
-            elif sources.line(name, number) is None:
+                continue
+            name, number = event.call_site
+            if sources.line(name, number) is None:
                 complaints.append((Outcome.WARN, f"{name}:{number} is not in the tree"))
             elif is_ours and call_of(sources.text(name) or "", number, event.key) is None:
                 outcome = Outcome.WARN if sources.gap else Outcome.FAIL

@@ -1,9 +1,9 @@
 """From one line of a log to what decided it: the call that logged it, its settings with their origins, the recipe that
 reads them, the Python that computes it.
 
-The links are read off the code of the log's commit: the arguments of the call, what sets them in the same file, which
-functions of that name there are, where ``config.<field>`` is read. Only which settings decide a key of MLPerf's is a
-table here; a value that differs from what its setting says is a broken link.
+The links are read off the code of the log's commit: the arguments of the call, what sets them in the same file, the
+functions of those names, the lines that read ``config.<field>``. Only which settings decide a key of MLPerf's is a
+table; a value that differs from its setting is a broken link.
 """
 
 from __future__ import annotations
@@ -49,10 +49,6 @@ SETTINGS_OF = {
 }
 # Functions behind a key that its call does not lead to by name.
 FUNCTIONS_OF = {"eval_accuracy": ("result", "metrics", "sums")}
-# Keys about a file: the keys of its name and of its SHA-256.
-_FILES = {
-    key: pair for pair in (("config_file", "config_sha256"), ("model_shape", "model_shape_sha256")) for key in pair
-}
 _LONGEST_VALUE = 70  # characters that a line for each key shows
 
 
@@ -107,7 +103,7 @@ class Tracer:
         self.keys = list(dict.fromkeys(event.key for event in log.events))
         self._search = CodeSearch(self.sources)
         self._configuration: dict[str, dict[str, Any]] = log.value("configuration") or {}
-        self._recipe = f"{PACKAGE_HOME}/recipes/{log.value('recipe')}.py"
+        self._recipe = _recipe_file(log.value("recipe"))
 
     def chain(self, key: str) -> Chain:
         """The chain of a key's last line. Raises UserError for a key that the log does not have."""
@@ -115,22 +111,20 @@ class Tracer:
             raise unknown_name(key, f"key in {self.log.path}", self.keys)
         event = self.log.all(key)[-1]
         links = [Link("log", f"{self.log.path}:{event.line}")]
-        metadata = event.metadata or {}
-        name, number = str(metadata.get("file")), int(metadata.get("lineno", 0))
+        name, number = event.call_site or ("no file named", 0)
         text, place = self.sources.line(name, number), f"{name}:{number}"
         call = call_of(self.sources.text(name) or "", number, key)
         if text is None or call is None:
             broken = "is not in the tree" if text is None else f"does not log {key}"
             return Chain(key, event.value, [*links, Link("logged by", place, text or "", broken)])
         links.append(Link("logged by", place, ast.unparse(call)))
-        if key in _FILES:
-            links.append(self._file(*_FILES[key]))
+        if (file_key := key.removesuffix("_sha256")) in ("config_file", "model_shape"):
+            links.append(self._file(file_key))
         arguments = [*call.args, *(word.value for word in call.keywords if word.arg == "value")]
         values = [argument for argument in arguments if not is_key(argument, key)][:1]  # behind it are the metadata
         fields = self._fields(key, values)
         links += [link for field in fields for link in self._setting(key, field, event.value)]
-        is_constant = all(isinstance(value, ast.Constant) for value in values)
-        if _is_number_set(key, event.value) and not fields and not is_constant:
+        if _is_number_set(key, event.value) and not fields and not isinstance(values[0], ast.Constant):
             links.append(Link("setting", "?", "", f"no setting is known to decide {key}"))
         return Chain(key, event.value, [*links, *self._computation(key, name, values)])
 
@@ -150,17 +144,19 @@ class Tracer:
         yield self._origin(env, field, value, origin)
         if _is_number_set(key, logged) and len(SETTINGS_OF.get(key, ())) < 2 and logged != value:
             yield Link("setting", env, f"{env} = {value}", f"the log says {logged}")
-        for place, text in self._search.readers(field, self._recipe):
-            yield Link("read by", place, text)
+        readers = self._search.readers(field, self._recipe)
+        yield from (Link("read by", *place) for place in readers)
+        if is_hyperparameter(key) and not readers:
+            yield Link("read by", "?", "", f"nothing reads config.{field}")
 
     def _origin(self, env: str, field: str, value: Any, origin: str) -> Link:
         """Where a setting got its value: a line of a file, which must name it, or the command line or environment."""
         text = f"{env} = {value}"
         if origin.startswith("recipe "):
-            entries = self._search.constants(field, self._recipe)
-            if not entries:
-                return Link("setting", origin, text, f"{self._recipe} has no default for {field}")
-            return Link("setting", *entries[0])
+            recipe = _recipe_file(origin.removeprefix("recipe "))
+            for place, line in self._search.constants(field, recipe):
+                return Link("setting", place, line)
+            return Link("setting", origin, text, f"{recipe} has no default for {field}")
         name, _, number = origin.rpartition(":")
         if not number.isdecimal():
             return Link("setting", origin, text)
@@ -169,16 +165,16 @@ class Tracer:
         sets_it = re.match(rf"export\s+{env}=|['\"]?{field}['\"]?\s*:", line)
         return Link("setting", origin, line, "" if sets_it else f"does not set {env}")
 
-    def _file(self, name_key: str, digest_key: str) -> Link:
+    def _file(self, key: str) -> Link:
         """A file that the log names with its SHA-256."""
-        name = str(self.log.value(name_key))
+        name = str(self.log.value(key))
         text = self._text(name)
         if name == "none":
             return Link("file", "none", "nothing was sourced or given")
         if text is None:
             return Link("file", name, "", "is not in the tree")
-        is_same = hashlib.sha256(text.encode()).hexdigest() == self.log.value(digest_key)
-        return Link("file", name, "", "" if is_same else f"is not the file of {digest_key}")
+        is_same = hashlib.sha256(text.encode()).hexdigest() == self.log.value(f"{key}_sha256")
+        return Link("file", name, "", "" if is_same else f"is not the file of {key}_sha256")
 
     def _computation(self, key: str, name: str, values: list[ast.expr]) -> Iterator[Link]:
         """What sets the logged value in the file of its call, and the functions of the names that lead there."""
@@ -199,3 +195,7 @@ class Tracer:
 
 def _is_number_set(key: str, value: Any) -> bool:
     return is_hyperparameter(key) and isinstance(value, int | float)
+
+
+def _recipe_file(name: object) -> str:
+    return f"{PACKAGE_HOME}/recipes/{name}.py"
