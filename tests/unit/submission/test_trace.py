@@ -17,8 +17,9 @@ from mlbert.core.provenance import PACKAGE_HOME
 from mlbert.core.settings import train_settings
 from mlbert.submission import official
 from mlbert.submission.findings import Outcome
+from mlbert.submission.keys import SETTINGS_OF
 from mlbert.submission.logs import read_log
-from mlbert.submission.trace import FUNCTIONS_OF, SETTINGS_OF, Tracer
+from mlbert.submission.trace import Tracer
 from training_settings import SHAPE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -133,4 +134,3 @@ def test_a_tree_without_the_code(run: Path, tmp_path: Path) -> None:
 
 def test_the_tables_name_settings_that_exist() -> None:
     assert {field for fields in SETTINGS_OF.values() for field in fields} <= set(train_settings())
-    assert not set(FUNCTIONS_OF) & set(train_settings())

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from mlbert.core.provenance import PACKAGE_HOME
 from mlbert.submission.call_sites import Sources, parse, terminal_name
 
-_FOLDERS = ("recipes", "train", "models", "optim", "feed", "dist")
+_FOLDERS = ("recipes", "train", "models", "optim", "feed", "dist", "core")
+_CHECKS = ("core/config.py", "core/plan.py")  # read every setting, decide nothing
 _SETTINGS = f"{PACKAGE_HOME}/core/settings.py"
 _MOST_DEFINITIONS = 6  # of one name; more of them tell a reader nothing
 
@@ -43,7 +44,7 @@ class CodeSearch:
             if isinstance(node, ast.FunctionDef) and any(reads(part, "self", {field}) for part in ast.walk(node)):
                 fields.add(node.name)
         found = self.lines(recipe, lambda node: reads(node, "config", fields))
-        for name in [] if found else self._files(_FOLDERS):
+        for name in [] if found else self._files():
             found += self.lines(name, lambda node: reads(node, "config", fields))
         return found
 
@@ -51,19 +52,23 @@ class CodeSearch:
         """The lines of a file that set what values are made of, over two steps, and every name on the way, those of
         called functions among them."""
         wanted, called = _names_in(values)
-        lines: set[int] = set()
+        places: dict[str, str] = {}
         for _ in range(2):  # a name, and the names that it is set from
             setting = [(line, value) for line, target, value in self._settings_in(name) if target in wanted]
-            lines |= {line for line, _ in setting}
+            places.update(self._place(name, line) for line, _ in sorted(setting, key=lambda pair: pair[0]))
             variables, functions = _names_in([value for _, value in setting])
             wanted, called = wanted | variables, called | functions
-        return [self._place(name, line) for line in sorted(lines)], wanted | called
+        return list(places.items()), wanted | called
+
+    def setters(self, attribute: str) -> list[tuple[str, str]]:
+        """The lines of the package that assign to an attribute of that name, of whatever object."""
+        return [place for name in self._files() for place in self.lines(name, lambda node: _sets(node, attribute))]
 
     def definitions(self, name: str) -> list[tuple[str, str]]:
         """The functions and module constants of a name; none where there are too many to mean one thing."""
         if self._definitions is None:
             self._definitions = defaultdict(list)
-            for file in self._files((*_FOLDERS, "core")):
+            for file in self._files():
                 for line, defined in _defined_in(parse(self._sources.text(file) or "")):
                     self._definitions[defined].append(self._place(file, line))
         found = self._definitions.get(name, [])
@@ -80,6 +85,10 @@ class CodeSearch:
                 yield node.lineno, terminal_name(node.target), node.value
             elif isinstance(node, ast.keyword):
                 yield node.value.lineno, node.arg, node.value
+            elif isinstance(node, ast.Dict):
+                for key, value in zip(node.keys, node.values, strict=True):
+                    if isinstance(key, ast.Constant) and not isinstance(value, ast.Constant):
+                        yield key.lineno, str(key.value), value
 
     def _walk(self, name: str) -> list[ast.AST]:
         if name not in self._nodes:
@@ -87,8 +96,9 @@ class CodeSearch:
             self._nodes[name] = list(ast.walk(tree)) if tree is not None else []
         return self._nodes[name]
 
-    def _files(self, folders: Sequence[str]) -> list[str]:
-        return [name for folder in folders for name in self._sources.python_files(f"{PACKAGE_HOME}/{folder}")]
+    def _files(self) -> list[str]:
+        names = (name for folder in _FOLDERS for name in self._sources.python_files(f"{PACKAGE_HOME}/{folder}"))
+        return [name for name in names if not name.endswith(_CHECKS)]
 
     def _place(self, name: str, line: int) -> tuple[str, str]:
         return f"{name}:{line}", self._sources.line(name, line) or ""
@@ -97,6 +107,10 @@ class CodeSearch:
 def reads(node: ast.AST, owner: str, fields: set[str]) -> bool:
     """Whether a node is ``owner.field``, or ``x.owner.field``, of one of the fields."""
     return isinstance(node, ast.Attribute) and node.attr in fields and terminal_name(node.value) == owner
+
+
+def _sets(node: ast.AST, attribute: str) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == attribute
 
 
 def _names_in(values: Sequence[ast.expr]) -> tuple[set[str], set[str]]:

@@ -17,11 +17,9 @@ from typing import Any
 from mlbert.core.rules import NUM_EVAL_SAMPLES, NUM_RESULT_FILES, eval_interval
 from mlbert.submission.call_sites import Sources, call_of
 from mlbert.submission.findings import Finding, Outcome
+from mlbert.submission.keys import is_hyperparameter, is_numeric
 from mlbert.submission.logs import Log
 
-# Besides everything that begins with opt_: those are the method's own.
-_HYPERPARAMETERS = ("global_batch_size", "gradient_accumulation_steps", "num_warmup_steps", "start_warmup_step")
-_WORDS = ("opt_name", "opt_implementation")
 _NUMBERS = ("seed", "train_samples", "eval_samples", "eval_accuracy")
 _SAME_IN_ALL = (
     *("submission_benchmark", "submission_org", "submission_platform", "eval_samples"),
@@ -145,8 +143,7 @@ def check_numbers(results: ResultSet) -> Complaints:
     complaints = []
     for log in results.logs:
         for event in log.events:
-            is_number = event.key in _NUMBERS or (is_hyperparameter(event.key) and event.key not in _WORDS)
-            if is_number and not _is_number(event.value):
+            if (event.key in _NUMBERS or is_numeric(event.key)) and not _is_number(event.value):
                 complaints.append(_fail(log, f"line {event.line}: {event.key} {event.value!r} is not a plain number"))
         for samples, _ in log.evaluations:
             if type(samples) is not int:
@@ -249,11 +246,6 @@ def _join(complaints: Complaints) -> str:
 
 def _fail(log: Log, text: str) -> tuple[Outcome, str]:
     return Outcome.FAIL, f"{log.path.name}: {text}"
-
-
-def is_hyperparameter(key: str) -> bool:
-    """Whether a key of a log is a hyper-parameter: the method's own begin with opt_."""
-    return key.startswith("opt_") or key in _HYPERPARAMETERS
 
 
 def _is_number(value: object) -> bool:

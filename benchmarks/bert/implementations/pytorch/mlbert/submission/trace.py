@@ -1,9 +1,8 @@
-"""From one line of a log to what decided it: the call that logged it, its settings with their origins, the recipe that
-reads them, the Python that computes it.
+"""From a line of a log to what decided it: the call that logged it, its settings, the recipe, the Python behind it.
 
 The links are read off the code of the log's commit: the arguments of the call, what sets them in the same file, the
 functions of those names, the lines that read ``config.<field>``. Only which settings decide a key of MLPerf's is a
-table; a value that differs from its setting is a broken link.
+table (`mlbert.submission.keys`); a value that differs from its setting is a broken link.
 """
 
 from __future__ import annotations
@@ -22,33 +21,9 @@ from mlbert.core.provenance import PACKAGE_HOME
 from mlbert.core.settings import train_settings
 from mlbert.submission.call_sites import Sources, call_of, is_key
 from mlbert.submission.code_search import CodeSearch, reads
+from mlbert.submission.keys import FUNCTIONS_OF, SETTINGS_OF, is_hyperparameter, is_number_of
 from mlbert.submission.logs import Log
-from mlbert.submission.own_checks import is_hyperparameter
 
-# Settings behind a key that is not named like its setting and whose call does not read them from `config` itself.
-SETTINGS_OF = {
-    "cache_clear": ("caches_cleared",),
-    "train_data": ("input_dir",),
-    "eval_data": ("eval_dir",),
-    "model_shape": ("bert_config_file",),
-    "model_shape_sha256": ("bert_config_file",),
-    "global_batch_size": ("train_batch_size", "average_packing_rate"),
-    "opt_implementation": ("optimizer_implementation",),
-    "opt_base_learning_rate": ("learning_rate",),
-    "opt_lamb_epsilon": ("opt_epsilon",),
-    "opt_lamb_weight_decay_rate": ("weight_decay_rate",),
-    "opt_lamb_learning_rate_decay_poly_power": ("poly_power",),
-    "opt_gradient_clip_norm": ("max_grad_norm",),
-    "opt_learning_rate_training_steps": ("max_steps",),
-    "opt_learning_rate_warmup_steps": ("warmup_steps", "warmup_proportion"),
-    "num_warmup_steps": ("warmup_steps", "warmup_proportion"),
-    "eval_start": ("eval_iter_start_samples", "eval_iter_samples"),
-    "eval_accuracy": ("eval_dir", "num_eval_examples"),
-    "eval_samples": ("num_eval_examples",),
-    "train_samples": ("target_mlm_accuracy", "max_steps", "max_samples_termination"),
-}
-# Functions behind a key that its call does not lead to by name.
-FUNCTIONS_OF = {"eval_accuracy": ("result", "metrics", "sums")}
 _LONGEST_VALUE = 70  # characters that a line for each key shows
 
 
@@ -87,9 +62,9 @@ class Chain:
         return [link for link in self.links if link.broken]
 
     def summary(self) -> str:
-        """One line: the value, where its settings came from, and the call that logged it."""
-        value = json.dumps(self.value)
-        value = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
+        """One line: the value, the call that logged it, and where its settings came from."""
+        text = json.dumps(self.value)
+        value = text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
         places = dict.fromkeys(link.place for link in self.links if link.step in ("logged by", "file", "setting"))
         return f"{self.key} = {value}   <- {' <- '.join(places)}".replace(f"{PACKAGE_HOME}/", "")
 
@@ -124,9 +99,11 @@ class Tracer:
         values = [argument for argument in arguments if not is_key(argument, key)][:1]  # behind it are the metadata
         fields = self._fields(key, values)
         links += [link for field in fields for link in self._setting(key, field, event.value)]
-        if _is_number_set(key, event.value) and not fields and not isinstance(values[0], ast.Constant):
-            links.append(Link("setting", "?", "", f"no setting is known to decide {key}"))
-        return Chain(key, event.value, [*links, *self._computation(key, name, values)])
+        links += self._computation(key, name, values)
+        is_decided = any(link.step in ("setting", "set by") for link in links)
+        if is_number_of(key, event.value) and not is_decided and not isinstance(values[0], ast.Constant):
+            links.append(Link("setting", "?", "", f"nothing is known to set {key}"))
+        return Chain(key, event.value, links)
 
     def _fields(self, key: str, values: list[ast.expr]) -> list[str]:
         """Settings that decide a key: read from `config` by its call, named like it, or in the table above."""
@@ -142,7 +119,7 @@ class Tracer:
             return
         value, origin = self._configuration[env]["value"], str(self._configuration[env]["origin"])
         yield self._origin(env, field, value, origin)
-        if _is_number_set(key, logged) and len(SETTINGS_OF.get(key, ())) < 2 and logged != value:
+        if is_number_of(key, logged) and len(SETTINGS_OF.get(key, ())) < 2 and value not in (None, logged):
             yield Link("setting", env, f"{env} = {value}", f"the log says {logged}")
         readers = self._search.readers(field, self._recipe)
         yield from (Link("read by", *place) for place in readers)
@@ -177,13 +154,19 @@ class Tracer:
         return Link("file", name, "", "" if is_same else f"is not the file of {key}_sha256")
 
     def _computation(self, key: str, name: str, values: list[ast.expr]) -> Iterator[Link]:
-        """What sets the logged value in the file of its call, and the functions of the names that lead there."""
-        places, names = self._search.origins(name, values)
+        """What sets the logged value in the file of its call (a hyper-parameter's also in the recipe) or, where nothing
+        does, elsewhere; and the functions of the names that lead there."""
+        names, places = set(FUNCTIONS_OF.get(key, ())), []
+        for file in (name, self._recipe) if is_hyperparameter(key) else (name,):
+            found, parts = self._search.origins(file, values)
+            places += found
+            names |= parts
+        if not places and values and isinstance(values[0], ast.Attribute):
+            places = self._search.setters(values[0].attr)
         yield from (Link("set by", *place) for place in places)
-        wanted = [*sorted(names), *FUNCTIONS_OF.get(key, ())]
-        found = dict(place for part in wanted for place in self._search.definitions(part))
-        yield from (Link("computed by", *place) for place in found.items())
-        if key in FUNCTIONS_OF and not found:
+        functions = dict(place for part in sorted(names) for place in self._search.definitions(part))
+        yield from (Link("computed by", *place) for place in functions.items())
+        if key in FUNCTIONS_OF and not functions:
             yield Link("computed by", "?", "", f"no function is called {' or '.join(FUNCTIONS_OF[key])}")
 
     def _text(self, name: str) -> str | None:
@@ -191,10 +174,6 @@ class Tracer:
         if Path(name).is_absolute() and Path(name).is_file():
             return Path(name).read_text(encoding="utf-8", errors="replace")
         return self.sources.text(name)
-
-
-def _is_number_set(key: str, value: Any) -> bool:
-    return is_hyperparameter(key) and isinstance(value, int | float)
 
 
 def _recipe_file(name: object) -> str:
