@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlbert.core.config import as_overrides, convert, markdown_table, peek, resolve, split_arguments
+from mlbert.core.config import Resolved, convert, markdown_table, peek, resolve, split_arguments
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig, settings_by_env, train_settings
 
@@ -30,11 +30,43 @@ def test_recipe_yaml_environment_flag_win_in_this_order(defaults, environ, tmp_p
     config = resolved.config
     assert (config.max_steps, config.log_freq, config.experiment, config.eval_batch_size) == (1, 2, 3, 4)
     assert config.train_batch_size == 8
-    assert resolved.origin["max_steps"] == "parent.yaml"
-    assert resolved.origin["log_freq"] == "child.yaml"
-    assert resolved.origin["experiment"] == "EXPERIMENT"
+    assert resolved.origin["max_steps"] == f"{parent}:1"
+    assert resolved.origin["log_freq"] == f"{child}:2"
+    assert resolved.origin["experiment"] == "environment EXPERIMENT"
     assert resolved.origin["eval_batch_size"] == "flag --eval_batch_size"
-    assert resolved.origin["train_batch_size"] == "recipe default"
+    assert resolved.origin["train_batch_size"] == "recipe packed_lamb"
+    assert resolved.origin["seed"] == "recipe packed_lamb"
+    assert resolved.files == [child, parent]
+
+
+def test_an_export_is_traced_to_its_line(defaults, environ, tmp_path: Path) -> None:
+    (tmp_path / "env.sh").write_text('if true; then\n    export LOGDIR="${tree_dir}/runs" # site\nfi\n')
+    (tmp_path / "config_common.sh").write_text("export LR=2e-3\nexport MAX_STEPS=5\n")
+    config = tmp_path / "config_x_1x1x8x2.sh"
+    config.write_text(
+        'source "$(dirname "${BASH_SOURCE[0]}")/env.sh"\nsource config_common.sh\n\nexport MAX_STEPS=6\n'
+        'export BERT_CONFIG="${pytorch_dir}/configs/demo.json"\nexport BATCHSIZE="8"\n'
+    )
+    environ |= {"LOGDIR": "/a/runs", "LR": "2e-3", "MAX_STEPS": "6", "BERT_CONFIG": "/b/large.json", "BATCHSIZE": "4"}
+    resolved = _resolve(defaults, environ | {"CONFIG_FILE": str(config)})
+    wanted = {
+        "output_dir": f"{tmp_path}/env.sh:2",
+        "learning_rate": f"{tmp_path}/config_common.sh:1",
+        "max_steps": f"{config}:4",
+        "bert_config_file": "environment BERT_CONFIG",  # set anew after the config was sourced
+        "train_batch_size": "environment BATCHSIZE",
+        "input_dir": "environment DATADIR_PHASE2",
+        "seed": "recipe packed_lamb",
+    }
+    assert {name: resolved.origin[name] for name in wanted} == wanted
+    assert resolved.files == [config, tmp_path / "env.sh", tmp_path / "config_common.sh"]
+
+
+def test_a_bad_export_is_told_with_its_line(defaults, environ, tmp_path: Path) -> None:
+    config = tmp_path / "config_x_1x1x8x2.sh"
+    config.write_text("\nexport LR=fast\n")
+    with pytest.raises(UserError, match=r"LR \(.*config_x_1x1x8x2\.sh:2\): 'fast' is not a number"):
+        _resolve(defaults, environ | {"LR": "fast", "CONFIG_FILE": str(config)})
 
 
 def test_key_value_words_win_over_the_environment(defaults, environ) -> None:
@@ -200,10 +232,14 @@ def test_printing_and_saving(defaults, environ) -> None:
     resolved = _resolve(defaults, environ)
     rows = resolved.as_table()
     assert len(rows) == len(train_settings())
-    assert ("seed", "none", "SEED", "recipe default") in rows
+    assert ("seed", "none", "SEED", "recipe packed_lamb") in rows
     saved = json.loads(resolved.as_json())
     assert saved["config"]["input_dir"] == "/data/train"
-    assert saved["origin"]["input_dir"] == "DATADIR_PHASE2"
+    assert saved["origin"]["input_dir"] == "environment DATADIR_PHASE2"
+    told = resolved.as_configuration()
+    assert list(told) == [row.env for row in train_settings().values()]
+    assert told["DATADIR_PHASE2"] == {"value": "/data/train", "origin": "environment DATADIR_PHASE2"}
+    assert told["LR"] == {"value": 1e-3, "origin": "recipe packed_lamb"}
 
 
 def test_the_documentation_table_names_everything() -> None:
@@ -267,13 +303,9 @@ def test_any_legal_configuration_survives_a_round_trip_as_text(data: st.DataObje
     values |= {"init_checkpoint": None, "average_packing_rate": 1.0}
     values |= {"warmup_steps": 0, "lr_decay_end": None, "lr_decay_steps": 1, "lr_milestones": "3,9", "lr_gamma": 0.5}
     config = TrainConfig(**values)
-    assert resolve({}, {}, {}, [], as_overrides(config)).config == config
-    environ = dict(zip((row.env for row in train_settings().values()), _texts(config), strict=True))
-    assert resolve({}, environ, {}, [], []).config == config
-
-
-def _texts(config: TrainConfig) -> list[str]:
-    return [word.partition("=")[2] for word in as_overrides(config)]
+    rows = Resolved(config, dict.fromkeys(values, "")).as_table()
+    assert resolve({}, {}, {}, [], [f"{name}={text}" for name, text, _, _ in rows]).config == config
+    assert resolve({}, {env: text for _, text, env, _ in rows}, {}, [], []).config == config
 
 
 @settings(deadline=None)

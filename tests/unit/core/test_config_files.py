@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.core.config_files import check_exports, nearest, parse_config_name, read_yaml
+from mlbert.core.config_files import Export, check_exports, nearest, parse_config_name, read_yaml
 from mlbert.core.errors import UserError
 
 
@@ -20,14 +20,37 @@ def test_exports_of_a_config_and_its_parent(tmp_path: Path) -> None:
         "export LR=2e-3\n"
         'export WALLTIME="$((5 + NEXP * 12))"\n'
     )
-    assert check_exports(config) == {"LR": "2e-3", "NEXP": "10", "WALLTIME": "$((5 + NEXP * 12))"}
+    found = {name: (export.text, Path(export.place).name) for name, export in check_exports(config).items()}
+    assert found == {
+        "LR": ("2e-3", "config_a_1x1x8x2.sh:4"),
+        "NEXP": ("10", "config_common.sh:2"),
+        "WALLTIME": ("$((5 + NEXP * 12))", "config_a_1x1x8x2.sh:5"),
+    }
 
 
 def test_a_site_file_may_hold_logic(tmp_path: Path) -> None:
-    (tmp_path / "env.sh").write_text("if true; then export CONT=x; fi\n")
+    (tmp_path / "env.sh").write_text("if true; then\n  export CONT=a#b:1 # image\nfi\nexport OTHER=1\n")
     config = tmp_path / "config_a.sh"
     config.write_text(". ./env.sh\nexport LR=1\n")
-    assert check_exports(config) == {"LR": "1"}
+    files: list[Path] = []
+    assert {name: export.text for name, export in check_exports(config, files).items()} == {"CONT": "a#b:1", "LR": "1"}
+    assert files == [config, tmp_path / "env.sh"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "gives"),
+    [
+        ("5e-3", "5e-3", True),
+        ("5e-3", "0.005", False),
+        ("${tree_dir}/runs/$SYSTEM", "/a/b/runs/x", True),
+        ("${tree_dir}/runs", "/a/b/run", False),
+        ('$(dirname "${BASH_SOURCE[0]}")/x', "/a/x", True),
+        ("$((5 + NEXP * 12))", "125", True),
+        ("a.b", "acb", False),
+    ],
+)
+def test_whether_an_export_gave_a_value(text: str, value: str, gives: bool) -> None:
+    assert Export(text, "x:1").gives(value) is gives
 
 
 @pytest.mark.parametrize(
@@ -58,11 +81,13 @@ def test_two_parents_and_the_later_wins(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("max_steps: 1\nlog_freq: 1\n")
     (tmp_path / "b.yaml").write_text("max_steps: 2\n")
     (tmp_path / "c.yaml").write_text("extends: [a.yaml, b.yaml]\nexperiment: 3\n")
-    assert read_yaml(tmp_path / "c.yaml") == {
-        "max_steps": (2, "b.yaml"),
-        "log_freq": (1, "a.yaml"),
-        "experiment": (3, "c.yaml"),
+    files: list[Path] = []
+    assert read_yaml(tmp_path / "c.yaml", files) == {
+        "max_steps": (2, f"{tmp_path}/b.yaml:1"),
+        "log_freq": (1, f"{tmp_path}/a.yaml:2"),
+        "experiment": (3, f"{tmp_path}/c.yaml:2"),
     }
+    assert files == [tmp_path / name for name in ("c.yaml", "a.yaml", "b.yaml")]
 
 
 def test_nearest() -> None:

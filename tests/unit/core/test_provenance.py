@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -38,30 +39,43 @@ def test_commit_and_dirt(checkout: Path) -> None:
     assert provenance.git_state(checkout) == (commit, True)
 
 
-def test_a_folder_inside_another_checkout_is_not_that_checkout(checkout: Path) -> None:
-    inner = checkout / "inner"
-    inner.mkdir()
-    assert provenance.git_state(inner) == ("unknown", False)
+def test_results_of_earlier_runs_are_no_change(checkout: Path) -> None:
+    (checkout / "results").mkdir()
+    (checkout / "results/result_0.txt").write_text("")
+    assert not provenance.git_state(checkout)[1]
 
 
 def test_an_export_states_its_commit(tmp_path: Path) -> None:
     (tmp_path / provenance.SOURCE_STATEMENT).write_text(json.dumps({"commit": "abc", "dirty": True}))
     assert provenance.git_state(tmp_path) == ("abc", True)
-    (tmp_path / provenance.SOURCE_STATEMENT).write_text("[]")
-    assert provenance.git_state(tmp_path) == ("unknown", False)
 
 
-def test_without_git(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_name_themselves_where_nothing_else_does(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = checkout / "inner"
+    package = inner / provenance.PACKAGE_HOME
+    package.mkdir(parents=True)
+    (package / "a.py").write_text("a = 1\n")
+    (inner / provenance.SOURCE_STATEMENT).write_text("[]")
+    before, modified = provenance.git_state(inner)  # a folder inside another checkout is not that checkout
+    assert re.fullmatch("tree:sha256:[0-9a-f]{64}", before)
+    assert not modified
+    (package / "a.py").write_text("a = 2\n")
+    after = provenance.git_state(inner)[0]
+    assert after != before
+    (package / "a.py").rename(package / "b.py")
+    assert provenance.git_state(inner)[0] not in (before, after)
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert provenance.git_state(checkout) == ("unknown", False)
+    assert provenance.git_state(checkout)[0].startswith("tree:sha256:")
 
 
-def test_facts_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CONT", "image:1")
-    monkeypatch.setenv("MLBERT_IMAGE_COMMIT", "c0ffee")
-    monkeypatch.setenv("MLBERT_IMAGE_DIGEST", "sha256:5eed")
-    facts = provenance.provenance(data_manifest_sha256="f00")
-    assert (facts["image"], facts["image_commit"], facts["image_digest"]) == ("image:1", "c0ffee", "sha256:5eed")
-    assert facts["data_manifest_sha256"] == "f00"
-    assert facts["version_torch"] != "unknown"
-    assert all(type(value) in (str, bool) for value in facts.values())
+def test_only_what_is_installed_has_a_version() -> None:
+    versions = provenance.package_versions()
+    assert {"torch", "numpy", "mlperf-logging"} <= set(versions)
+    assert "unknown" not in versions.values()
+
+
+def test_names_in_the_tree(tmp_path: Path) -> None:
+    module = Path(provenance.__file__)
+    assert provenance.tree_relative(module) == f"{provenance.PACKAGE_HOME}/core/provenance.py"
+    assert provenance.tree_relative(tmp_path / "b" / ".." / "a.sh", tmp_path) == "a.sh"
+    assert provenance.tree_relative(Path("/etc/a.sh"), tmp_path) == "/etc/a.sh"

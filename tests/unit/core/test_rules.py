@@ -46,13 +46,6 @@ def test_ends_of_the_reference_table() -> None:
     assert largest is not None
     assert largest.global_batch_size == 16384
     assert rules.reference_point(16385) is None
-    assert rules.score_factor(16385, 1e9) is None
-
-
-def test_score_factor() -> None:
-    assert rules.score_factor(448, 3e6) == 1.0
-    assert rules.score_factor(448, 2_300_000) == pytest.approx(2_414_421.33 / 2_300_000)
-    assert rules.score_factor(448, 2_274_000) is None
 
 
 @pytest.mark.parametrize(

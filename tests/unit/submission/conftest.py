@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.core.config import resolve
+from mlbert.core.identity import Event, log_batch_size, log_submission
 from mlbert.core.mllog import MLPerfLogger, constants
 from mlbert.core.rules import eval_interval
 from mlbert.core.settings import TrainConfig
@@ -76,6 +77,20 @@ def make_config(division: str) -> TrainConfig:
     return resolve({}, {}, values, [], []).config
 
 
+def log_method(event: Event, config: TrainConfig) -> None:
+    """What LAMB and its schedule log."""
+    event("opt_base_learning_rate", config.learning_rate)
+    event("opt_lamb_epsilon", config.opt_epsilon)
+    event("opt_epsilon", config.opt_epsilon)
+    event("opt_lamb_beta_1", config.opt_lamb_beta_1)
+    event("opt_lamb_beta_2", config.opt_lamb_beta_2)
+    event("opt_lamb_weight_decay_rate", config.weight_decay_rate)
+    event("opt_learning_rate_training_steps", config.max_steps)
+    event("opt_learning_rate_warmup_steps", config.num_warmup_steps)
+    event("num_warmup_steps", config.num_warmup_steps)
+    event("start_warmup_step", config.start_warmup_step)
+
+
 def write_log(
     path: Path,
     *,
@@ -90,9 +105,10 @@ def write_log(
     log = MLPerfLogger(path, 0, ROOT)
     log.event(constants.CACHE_CLEAR, True)
     log.start(constants.INIT_START)
-    log.log_submission(config)
+    log_submission(log.event, config)
     log.event(constants.SEED, seed)
-    log.log_hyperparameters(config, GLOBAL_BATCH_SIZE, config.num_warmup_steps)
+    log_batch_size(log.event, config, GLOBAL_BATCH_SIZE)
+    log_method(log.event, config)
     log.end(constants.INIT_STOP)
     log.start(constants.RUN_START)
     log.start(constants.EPOCH_START, metadata={"epoch_num": 0})

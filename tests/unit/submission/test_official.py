@@ -76,6 +76,7 @@ import os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import conftest
+from mlbert.core.identity import log_batch_size, log_submission
 from mlbert.core.mllog import MLPerfLogger, constants
 from mlbert.dist.lifecycle import Lifecycle
 from mlbert.dist.world import World
@@ -84,9 +85,10 @@ log = MLPerfLogger(Path(sys.argv[1]), 0, conftest.ROOT)
 with Lifecycle(World(), lambda status, reason: log.run_stop(status, {{"reason": reason}})).guard():
     log.event("cache_clear", False)
     log.start("init_start")
-    log.log_submission(config)
+    log_submission(log.event, config)
     log.event("seed", 5)
-    log.log_hyperparameters(config, 448, 0)
+    log_batch_size(log.event, config, 448)
+    conftest.log_method(log.event, config)
     log.end("init_stop")
     log.start("run_start")
     log.start("epoch_start", metadata={{"epoch_num": 0}})

@@ -72,7 +72,7 @@ MUTATIONS = {
     "other rate": ("opt_base_learning_rate", "0.000425", "0.0005", "same settings", "is 0.0005, in"),
     "other batch": ("global_batch_size", "448", "450", "same settings", "global_batch_size is 450"),
     "other organisation": ("submission_org", "SomeOrg", "Other", "same settings", "'Other'"),
-    "text for a number": ("opt_lamb_beta_1", "0.9", '"0.9"', "plain numbers", "'0.9' is not a plain number"),
+    "text for a number": ("opt_lamb_beta_1", r"0\.9", '"0.9"', "plain numbers", "'0.9' is not a plain number"),
     "yes for a number": ("train_samples", r'"value": \d+', '"value": true', "plain numbers", "True is not"),
     "not a number": ("eval_accuracy", '"value": [0-9.]+', '"value": NaN', "plain numbers", "nan is not"),
     "fraction of an epoch": (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from host_batches import made_up_batches
-from mlbert.feed.host_batch import HostBatch
 from mlbert.models.objectives import PreTraining
 
 from capturable import SHAPE, select_capturable
+from host_batches import made_up_batches
 from mlbert import ops
 from mlbert.cli.main import main
 from mlbert.dist.world import World
+from mlbert.feed.host_batch import HostBatch
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops.fp8 import Products
 from mlbert.train.evaluate import Evaluation, Evaluator, evaluate

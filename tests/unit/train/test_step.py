@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from host_batches import made_up_batches
-from mlbert.feed.host_batch import HostBatch
 from mlbert.models.objectives import PreTraining
 from torch import Tensor
 
 from capturable import SHAPE, TensorLamb, select_capturable, static_attention
+from host_batches import made_up_batches
 from mlbert import ops
 from mlbert.dist.capture import Capture, NoCapture
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
+from mlbert.feed.host_batch import HostBatch
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import registry
 from mlbert.ops.fp8 import Products

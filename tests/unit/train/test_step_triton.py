@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from host_batches import made_up_batches
 from mlbert.models.objectives import PreTraining
 from torch import Tensor
 
 from capturable import SETTINGS
 from capturable import SHAPE as SMALL
+from host_batches import made_up_batches
 from mlbert import ops
 from mlbert.dist.capture import Capture, NoCapture
 from mlbert.dist.reduce import GradientReducer, cut_buckets

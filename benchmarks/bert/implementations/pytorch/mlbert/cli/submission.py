@@ -18,7 +18,9 @@ from mlbert.submission.check import check
 from mlbert.submission.describe import describe_system, write_description
 from mlbert.submission.export import export_tree
 from mlbert.submission.findings import Finding, Outcome, failed
+from mlbert.submission.logs import read_log
 from mlbert.submission.new_system import new_system
+from mlbert.submission.trace import Tracer
 
 app = typer.Typer(help="Check, describe, extend, export a submission tree.", no_args_is_help=True, add_completion=False)
 
@@ -43,6 +45,25 @@ def check_command(
         findings = check(directory, division.value if division else None, lambda step: status.update(step))
     console.print(_as_table(findings, str(directory)))
     if failed(findings):
+        raise typer.Exit(1)
+
+
+@app.command("trace")
+def trace_command(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="A result_<i>.txt.")],
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="One key; without it a line for each.")] = None,
+    tree: Annotated[Path | None, typer.Option(help="Tree that the log's files are in; this one when absent.")] = None,
+) -> None:
+    """Follow a log to its settings, its recipe and the Python behind it; exit with 1 where a link is broken."""
+    tracer = Tracer(read_log(log), (tree or tree_root()).resolve())
+    chains = [tracer.chain(name) for name in ([key] if key else tracer.keys)]
+    if tracer.sources.gap:
+        typer.echo(f"note: {tracer.sources.gap}; files are read as they are in {tracer.sources.tree}")
+    for chain in chains:
+        typer.echo(chain.summary() if key is None else f"{key} = {chain.value}")
+        for link in chain.broken if key is None else chain.links:
+            typer.echo(f"  {link}")
+    if any(chain.broken for chain in chains):
         raise typer.Exit(1)
 
 

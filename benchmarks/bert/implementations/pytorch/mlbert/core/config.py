@@ -7,7 +7,6 @@ process environment in the package, apart from the identity of a rank in ``mlber
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 import math
@@ -26,7 +25,6 @@ from mlbert.core.settings import LAUNCH_SETTINGS, Setting, TrainConfig, settings
 __all__ = [
     "CommandLine",
     "Resolved",
-    "as_overrides",
     "check_exports",
     "convert",
     "environment",
@@ -50,13 +48,17 @@ class Resolved:
 
     Attributes:
         config: the values.
-        origin: field name to where its value was given.
+        origin: field name to where its value was given: ``file:line`` of an export or a YAML line (relative to the
+            tree where it lies in it), ``environment NAME`` where no sourced file gave it, ``flag --name``,
+            ``argument name=``, ``recipe <name>`` for a recipe's default, or "not set".
         warnings: sentences about what looks like a mistake but is legal.
+        files: the configuration files that were read: the sourced one or the first YAML file comes first.
     """
 
     config: TrainConfig
     origin: Mapping[str, str]
     warnings: Sequence[str] = ()
+    files: Sequence[Path] = ()
 
     def as_table(self) -> list[tuple[str, str, str, str]]:
         """Rows (field, value, environment name, origin) for printing, in table order."""
@@ -64,6 +66,13 @@ class Resolved:
             (name, _as_text(getattr(self.config, name)), row.env, self.origin[name])
             for name, row in train_settings().items()
         ]
+
+    def as_configuration(self) -> dict[str, dict[str, Any]]:
+        """Environment name to value and origin, in plain values, for the log."""
+        return {
+            row.env: {"value": _as_plain(getattr(self.config, name)), "origin": self.origin[name]}
+            for name, row in train_settings().items()
+        }
 
     def as_json(self) -> str:
         """The configuration with origins as indented JSON, for the run folder."""
@@ -137,7 +146,7 @@ def peek(
     overrides: Sequence[str] = (),
 ) -> str | None:
     """The value that one field will get, before there are recipe defaults: used to find the recipe itself."""
-    layers = _layers({}, environ, flags or {}, yaml_files, overrides)
+    layers = _layers({}, environ, flags or {}, yaml_files, overrides, [])
     given = [layer[name][0] for layer in layers if name in layer]
     return str(given[-1]) if given else None
 
@@ -163,7 +172,8 @@ def resolve(
     """
     environ = environment() if environ is None else environ
     chosen: dict[str, tuple[object, str]] = {}
-    for layer in _layers(recipe_defaults, environ, flags, yaml_files, overrides):
+    files: list[Path] = []
+    for layer in _layers(recipe_defaults, environ, flags, yaml_files, overrides, files):
         chosen.update(layer)
     values: dict[str, Any] = {}
     for name, row in train_settings().items():
@@ -178,7 +188,7 @@ def resolve(
     origins = {name: origin for name, (_, origin) in chosen.items()}
     config = TrainConfig(**values)
     validate(config)
-    return Resolved(config, origins, [*_near_misses(environ), *_oddities(config), *_unread(config, origins)])
+    return Resolved(config, origins, [*_near_misses(environ), *_oddities(config), *_unread(config, origins)], files)
 
 
 def convert(row: Setting, value: object, origin: str) -> object:
@@ -187,7 +197,7 @@ def convert(row: Setting, value: object, origin: str) -> object:
     Raises:
         UserError: wrong type or out of range.
     """
-    subject = row.env if origin == row.env else f"{row.env} ({origin})"
+    subject = row.env if origin == f"environment {row.env}" else f"{row.env} ({origin})"
     remedy = f"Give {_article(row)}" + (f" in {row.unit}" if row.unit else "")
     if value is None or (isinstance(value, str) and value.strip().lower() in _NONE and row.optional):
         if not row.optional:
@@ -277,15 +287,18 @@ def _layers(
     flags: Mapping[str, str],
     yaml_files: Sequence[Path],
     overrides: Sequence[str],
+    files: list[Path],
 ) -> list[dict[str, tuple[object, str]]]:
-    """Field name to (raw value, origin) for each source, weakest first."""
+    """Field name to (raw value, origin) for each source, weakest first; ``files`` gets the files that are read."""
     environ = environment() if environ is None else environ
     known = train_settings()
     unknown = [name for name in recipe_defaults if name not in known]
     assert not unknown, f"recipe defaults name no setting: {unknown}"
-    layers = [{name: (value, "recipe default") for name, value in recipe_defaults.items()}]
-    layers += [read_yaml(Path(path)) for path in yaml_files]
-    layers.append({name: (environ[row.env], row.env) for name, row in known.items() if row.env in environ})
+    recipe = f"recipe {recipe_defaults.get('recipe')}"
+    layers = [{name: (value, recipe) for name, value in recipe_defaults.items()}]
+    exports = _from_environment(environ, files)
+    layers += [read_yaml(Path(path), files) for path in yaml_files]
+    layers.append(exports)
     last: dict[str, tuple[object, str]] = {}
     for flag, value in flags.items():
         name = _field_of_flag(flag)
@@ -296,6 +309,19 @@ def _layers(
             raise UserError(word, f"{name} is already given by {last[name][1]}", "Give it once")
         last[name] = (value, f"argument {name}=")
     return [*layers, last]
+
+
+def _from_environment(environ: Mapping[str, str], files: list[Path]) -> dict[str, tuple[object, str]]:
+    """What is exported; the origin is the line of the sourced config, unless something else set the variable since."""
+    config_file = Path(environ.get("CONFIG_FILE", ""))
+    exports = check_exports(config_file, files) if config_file.is_file() else {}
+    found: dict[str, tuple[object, str]] = {}
+    for name, row in train_settings().items():
+        if row.env in environ:
+            value, export = environ[row.env], exports.get(row.env)
+            place = export.place if export is not None and export.gives(value) else f"environment {row.env}"
+            found[name] = (value, place)
+    return found
 
 
 def _field_of_flag(flag: str) -> str:
@@ -420,8 +446,3 @@ def _as_text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
-
-
-def as_overrides(config: TrainConfig) -> list[str]:
-    """The configuration as ``key=value`` words that `resolve` turns back into an equal one."""
-    return [f"{item.name}={_as_text(getattr(config, item.name))}" for item in dataclasses.fields(config)]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlbert.core.errors import UserError
+from mlbert.core.provenance import tree_relative
 from mlbert.core.settings import settings_by_env, train_settings
 
+_SITE_FILE = "env.sh"
 _EXPORT = re.compile(r"export\s+([A-Za-z_]\w*)=(.*)")
+_EXPANSION = re.compile(r"\$\(.*\)|\$\{[^}]*\}|\$\w+|`.*`")
 _SOURCE = re.compile(r"(?:source|\.)\s+(.+)")
 _CONFIG_NAME = re.compile(r"config_(\w+?)_(\d+)x(\d+)x(\d+)x(\d+)(_\w+)?\.sh")
 
@@ -50,36 +54,69 @@ def parse_config_name(name: str) -> ConfigName | None:
     return ConfigName(match[1], nodes, ranks, batch, accumulation, match[6] or "")
 
 
-def read_yaml(path: Path, children: tuple[Path, ...] = ()) -> dict[str, tuple[object, str]]:
-    """Field name to (value, origin) of one file on top of its parents."""
+@dataclass(frozen=True)
+class Export:
+    """One ``export NAME=text`` of a shell file.
+
+    Attributes:
+        text: the right side without its quotes; what the shell expands is still as written.
+        place: ``file:line``, relative to the tree.
+    """
+
+    text: str
+    place: str
+
+    def gives(self, value: str) -> bool:
+        """Whether the line can have made the variable what it is; an expansion stands for any text."""
+        parts = (re.escape(part) for part in _EXPANSION.split(self.text))
+        return re.fullmatch(".*".join(parts), value, re.DOTALL) is not None
+
+
+def read_yaml(path: Path, files: list[Path], children: tuple[Path, ...] = ()) -> dict[str, tuple[object, str]]:
+    """Field name to (value, ``file:line``) of one file on top of its parents.
+
+    Args:
+        path: the file.
+        files: gets every file that is read, a child before its parents.
+        children: who extends it.
+
+    Raises:
+        UserError: a file that cannot be read, is no list of names with values, or extends itself; an unknown key.
+    """
     path = path.absolute()
     if path in children:
         chain = " -> ".join(child.name for child in (*children, path))
         raise UserError(path, f"extends itself ({chain})", "Break the circle")
-    tree, parents = _load_mapping(path)
+    tree, parents, lines = _load_mapping(path)
+    files.append(path)
     merged: dict[str, tuple[object, str]] = {}
     for parent in parents:
-        merged.update(read_yaml(path.parent / parent, (*children, path)))
+        merged.update(read_yaml(path.parent / parent, files, (*children, path)))
     for name, value in tree.items():
         if name not in train_settings():
             hint = unknown_name(name, "key", train_settings()).remedy
             raise UserError(path, f"{name} is an unknown key", hint)
         if isinstance(value, dict | list):
             raise UserError(path, f"{name} is not a single value", "Write one value a line, name: value")
-        merged[name] = (value, path.name)
+        merged[name] = (value, f"{tree_relative(path)}:{lines[name]}")
     return merged
 
 
-def check_exports(config_file: Path) -> dict[str, str]:
-    """The exports of a ``config_*.sh``, name to raw text, with those of the files that it sources.
+def check_exports(config_file: Path, files: list[Path] | None = None) -> dict[str, Export]:
+    """The exports of a ``config_*.sh`` with those of the files that it sources; the last one of a name counts.
 
-    A config holds comments, ``source`` lines and ``export NAME=value``, nothing else. Sourced files are looked for by
-    name beside the config and checked in the same way; others (site files such as ``env.sh`` may hold logic) are left.
+    A config holds comments, ``source`` lines and ``export NAME=value``, nothing else. Sourced configs are looked for by
+    name beside it and checked in the same way. A site file ``env.sh`` beside it may hold logic: only its exports are
+    read. Other sourced files are left.
+
+    Args:
+        config_file: the config.
+        files: gets every file that is read, a config before what it sources.
 
     Raises:
         UserError: a line of another kind, or a name that is not in the table.
     """
-    return _read_exports(Path(config_file), ())
+    return _read_exports(Path(config_file), [] if files is None else files, ())
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -101,20 +138,20 @@ def name_shape(name: str) -> str:
     return re.sub(r"[-_]", "", name).lower()
 
 
-def _load_mapping(path: Path) -> tuple[dict[str, object], list[str]]:
-    """The names and values of one file, and the files that it extends."""
+def _load_mapping(path: Path) -> tuple[dict[str, object], list[str], dict[str, int]]:
+    """The names and values of one file, the files that it extends, and the line of each name."""
     # Here and not above: kernels and benchmarks need no YAML, so they run where these packages are missing.
+    import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
     remedy = "Write one value a line, name: value"
     try:
-        loaded = OmegaConf.load(path)
-        tree = OmegaConf.to_container(loaded, resolve=True)
+        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        nodes = yaml.compose(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(path, error.strerror or "cannot be read", "Name a readable YAML file") from error
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise UserError(path, f"is not valid YAML ({' '.join(str(error).split())})", remedy) from error
     if not isinstance(tree, dict) or not all(isinstance(name, str) for name in tree):
         raise UserError(path, "is not a list of names with values", remedy)
@@ -122,10 +159,11 @@ def _load_mapping(path: Path) -> tuple[dict[str, object], list[str]]:
     parents = [parents] if isinstance(parents, str) else parents
     if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
         raise UserError(path, "extends names no file", "Write extends: parent.yaml")
-    return {str(name): value for name, value in tree.items()}, parents
+    lines = {key.value: key.start_mark.line + 1 for key, _ in nodes.value} if nodes else {}
+    return {str(name): value for name, value in tree.items()}, parents, lines
 
 
-def _read_exports(path: Path, readers: tuple[Path, ...]) -> dict[str, str]:
+def _read_exports(path: Path, files: list[Path], readers: tuple[Path, ...]) -> dict[str, Export]:
     path = path.absolute()
     if path in readers:
         raise UserError(path, "sources itself", "Break the circle")
@@ -133,23 +171,31 @@ def _read_exports(path: Path, readers: tuple[Path, ...]) -> dict[str, str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(path, f"cannot be read ({error})", "Name a config_<system>.sh") from error
-    exports: dict[str, str] = {}
-    for number, raw in enumerate(lines, start=1):
-        line = raw.strip()
-        if not line or line.startswith("#"):
-            continue
-        if match := _SOURCE.fullmatch(line):
+    files.append(path)
+    is_site = path.name == _SITE_FILE
+    exports: dict[str, Export] = {}
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        if match := _EXPORT.fullmatch(line):
+            if match[1] in settings_by_env():
+                exports[match[1]] = Export(_right_side(match[2]), f"{tree_relative(path)}:{number}")
+            elif not is_site:
+                hint = unknown_name(match[1], "setting", settings_by_env()).remedy
+                raise UserError(f"{path}:{number}", f"{match[1]} is an unknown setting", hint)
+        elif match := _SOURCE.fullmatch(line):
             sibling = path.parent / match[1].strip("\"'").rsplit("/", 1)[-1]
-            if sibling.name.startswith("config_") and sibling.is_file():
-                exports.update(_read_exports(sibling, (*readers, path)))
-            continue
-        match = _EXPORT.fullmatch(line)
-        if match is None:
+            if sibling.name.startswith(("config_", _SITE_FILE)) and sibling.is_file():
+                exports |= _read_exports(sibling, files, (*readers, path))
+        elif line and not line.startswith("#") and not is_site:
             raise UserError(
                 f"{path}:{number}", f"{line!r} is neither export NAME=value nor source FILE", "Keep logic out of it"
             )
-        if match[1] not in settings_by_env():
-            hint = unknown_name(match[1], "setting", settings_by_env()).remedy
-            raise UserError(f"{path}:{number}", f"{match[1]} is an unknown setting", hint)
-        exports[match[1]] = match[2].strip("\"'")
     return exports
+
+
+def _right_side(text: str) -> str:
+    """What stands behind the equals sign, without quotes and comment."""
+    try:
+        words = shlex.split(re.sub(r"(^|\s)#.*", "", text))
+    except ValueError:
+        words = []
+    return words[0] if len(words) == 1 else text.strip().strip("\"'")

@@ -13,7 +13,6 @@ The order that the rules and the checkers want::
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -28,27 +27,25 @@ from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
 
 from mlbert.core.errors import UserError
-from mlbert.core.rules import BENCHMARK
-from mlbert.core.settings import TrainConfig
+from mlbert.core.provenance import tree_relative
 
 __all__ = ["MLPerfLogger", "close_interrupted", "constants"]
 
 Value = int | float | str | bool | dict | list | None
 
-_PACKAGE_DIR = Path(__file__).resolve().parents[1]
-_PACKAGE_HOME = "benchmarks/bert/implementations/pytorch/mlbert"
-# The official convergence checker takes any line that contains one of these texts for the line of that key.
-_MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size")
+# The official tools take any line that contains one of the keys for the line of that key, and cut it at the token.
+_MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size", "submission_benchmark", "train_samples")
+_TOKEN = ":::MLLOG "
 
 
 class _Writer(MLLogger):
-    """The official logger, with its complaints turned into exceptions."""
+    """The official logger, with its complaints turned into exceptions and lines that its own checkers read right."""
 
     def _do_log(self, level: int, message: str, clear_line: bool = False) -> None:
         if level >= logging.ERROR:
             raise TypeError(message.strip())
         if level == logging.INFO:
-            super()._do_log(level, message, clear_line)
+            super()._do_log(level, _TOKEN + _hide_texts(message.removeprefix(_TOKEN)), clear_line)
 
 
 class MLPerfLogger:
@@ -110,38 +107,6 @@ class MLPerfLogger:
         yield
         self._log(constants.INTERVAL_END, stop_key, None, metadata, call_site)
 
-    def log_submission(self, config: TrainConfig) -> None:
-        """Log what is submitted, by whom and where it belongs. Must precede init_stop."""
-        self.event(constants.SUBMISSION_BENCHMARK, BENCHMARK)
-        self.event(constants.SUBMISSION_ORG, config.submission_org)
-        self.event(constants.SUBMISSION_DIVISION, config.submission_division)
-        self.event(constants.SUBMISSION_STATUS, constants.RESEARCH)
-        self.event(constants.SUBMISSION_PLATFORM, config.submission_platform)
-
-    def log_hyperparameters(self, config: TrainConfig, global_batch_size: int, warmup_steps: int) -> None:
-        """Log every hyper-parameter that the rules name for BERT.
-
-        Args:
-            config: the resolved configuration.
-            global_batch_size: sequences per optimizer step over all ranks.
-            warmup_steps: length of the warm-up, steps.
-        """
-        self.event(constants.GLOBAL_BATCH_SIZE, global_batch_size)
-        self.event(constants.GRADIENT_ACCUMULATION_STEPS, config.gradient_accumulation_steps)
-        self.event(constants.OPT_BASE_LR, config.learning_rate)
-        # Rulesets up to 2.0 name the epsilon opt_epsilon, later ones opt_lamb_epsilon.
-        self.event(constants.OPT_LAMB_EPSILON, config.opt_epsilon)
-        self.event("opt_epsilon", config.opt_epsilon)
-        self.event("opt_lamb_beta_1", config.opt_lamb_beta_1)
-        self.event("opt_lamb_beta_2", config.opt_lamb_beta_2)
-        self.event(constants.OPT_LAMB_WEIGHT_DECAY, config.weight_decay_rate)
-        self.event(constants.OPT_LAMB_LR_DECAY_POLY_POWER, config.poly_power)
-        self.event(constants.OPT_GRADIENT_CLIP_NORM, config.max_grad_norm)
-        self.event(constants.OPT_LR_TRAINING_STEPS, config.max_steps)
-        self.event(constants.OPT_LR_WARMUP_STEPS, warmup_steps)
-        self.event(constants.NUM_WARMUP_STEPS, warmup_steps)
-        self.event(constants.START_WARMUP_STEP, config.start_warmup_step)
-
     def run_stop(self, status: str, metadata: Mapping[str, Value] | None = None) -> bool:
         """Log the end of the run, the first time it is called; later calls do nothing.
 
@@ -192,24 +157,16 @@ class MLPerfLogger:
         metadata = dict(metadata or {})
         _check_plain(key, value)
         _check_plain(key, metadata)
-        _check_texts(key, value, metadata)
+        if key == constants.EVAL_ACCURACY and "epoch_num" not in metadata:
+            raise ValueError("eval_accuracy: metadata wants epoch_num, the training samples so far")
         if self._writer is None:
             return
-        metadata = {"file": self._relative(call_site[0]), "lineno": call_site[1], **metadata}
+        site = {"file": tree_relative(Path(call_site[0]), self._root), "lineno": call_site[1]}
         log = self._writer.start if event_type == constants.INTERVAL_START else self._writer.event
         if event_type == constants.INTERVAL_END:
             log = self._writer.end
         with self._lock:
-            log(key=key, value=value, metadata=metadata)
-
-    def _relative(self, filename: str) -> str:
-        """File name relative to the tree, with forward slashes, wherever the package is installed."""
-        path = Path(filename).resolve()
-        if path.is_relative_to(_PACKAGE_DIR):
-            return f"{_PACKAGE_HOME}/{path.relative_to(_PACKAGE_DIR).as_posix()}"
-        if path.is_relative_to(self._root):
-            return path.relative_to(self._root).as_posix()
-        return path.name
+            log(key=key, value=value, metadata={**site, **metadata})
 
 
 def close_interrupted(path: Path, root: Path, reason: str) -> bool:
@@ -236,6 +193,14 @@ def close_interrupted(path: Path, root: Path, reason: str) -> bool:
     added = logger._stop_run(constants.ABORTED, {"reason": reason}, _caller())
     logger.close()
     return added
+
+
+def _hide_texts(line: str) -> str:
+    """The same JSON with texts that the official tools misread spelt by their code points (``\\u0065val_accuracy``)."""
+    for text in (*_MISREAD_TEXTS, _TOKEN):
+        if f'"key": "{text}"' not in line:
+            line = line.replace(text, f"\\u{ord(text[0]):04x}{text[1:]}")
+    return line
 
 
 def _open_handler(path: Path, append: bool) -> logging.FileHandler:
@@ -268,12 +233,3 @@ def _check_plain(key: str, value: Any) -> None:
             _check_plain(key, item)
     else:
         raise TypeError(f"{key}: {type(value).__name__} is not a plain int, float, str or bool")
-
-
-def _check_texts(key: str, value: Value, metadata: dict[str, Value]) -> None:
-    if key == constants.EVAL_ACCURACY and "epoch_num" not in metadata:
-        raise ValueError("eval_accuracy: metadata wants epoch_num, the training samples so far")
-    line = json.dumps([key, value, metadata])
-    for text in _MISREAD_TEXTS:
-        if text in line and key != text:
-            raise ValueError(f"{key}: the official checker misreads a line that contains {text!r}")

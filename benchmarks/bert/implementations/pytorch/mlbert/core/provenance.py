@@ -1,80 +1,73 @@
-"""Where a run's code came from: tree, commit, image and versions."""
+"""Where code comes from: the tree, its commit, the versions of what it needs."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
 
-from mlbert.core.config import environment
-
 SOURCE_STATEMENT = "source.json"
-UNKNOWN = "unknown"
+PACKAGE_HOME = "benchmarks/bert/implementations/pytorch/mlbert"
 
-_PACKAGE_HOME = Path("benchmarks/bert/implementations/pytorch/mlbert")
-_DISTRIBUTIONS = ("mlbert", "torch", "numpy", "h5py", "tokenizers", "safetensors", "mlperf-logging")
+_PACKAGE = Path(__file__).resolve().parents[1]
+_DISTRIBUTIONS = ("mlbert", "torch", "triton", "numpy", "h5py", "tokenizers", "safetensors", "mlperf-logging")
 
 
 def tree_root() -> Path:
     """The submission tree that this package lies in; the package's parent folder when it is installed elsewhere."""
-    package = Path(__file__).resolve().parents[1]
-    root = package.parents[len(_PACKAGE_HOME.parts) - 1]
-    return root if root / _PACKAGE_HOME == package else package.parent
+    root = _PACKAGE.parents[PACKAGE_HOME.count("/")]
+    return root if root / PACKAGE_HOME == _PACKAGE else _PACKAGE.parent
 
 
-def provenance(root: Path | None = None, data_manifest_sha256: str = UNKNOWN) -> dict[str, str | bool]:
-    """Plain facts for the log and the run folder.
+def tree_relative(path: Path, root: Path | None = None) -> str:
+    """The file's name in the tree, with forward slashes, wherever the package is installed; outside of it the whole
+    path."""
+    path, root = path.resolve(), (root or tree_root()).resolve()
+    if path.is_relative_to(_PACKAGE):
+        return f"{PACKAGE_HOME}/{path.relative_to(_PACKAGE).as_posix()}"
+    return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
 
-    Args:
-        root: the tree; `tree_root` when absent.
-        data_manifest_sha256: digest of the training set's manifest.
 
-    Returns:
-        ``commit`` (or "unknown"), ``dirty`` (uncommitted changes), ``image`` as CONT names it, ``image_digest`` as the
-        launcher found it, ``image_commit`` that the Dockerfile left in the image, ``data_manifest_sha256``, ``python``,
-        ``platform`` and ``version_<package>`` for each package that matters.
-    """
-    commit, dirty = git_state(root or tree_root())
-    facts: dict[str, str | bool] = {
-        "commit": commit,
-        "dirty": dirty,
-        "image": environment().get("CONT") or "none",
-        "image_digest": environment().get("MLBERT_IMAGE_DIGEST") or "none",
-        "image_commit": environment().get("MLBERT_IMAGE_COMMIT") or "none",
-        "data_manifest_sha256": data_manifest_sha256,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-    }
-    for name in _DISTRIBUTIONS:
-        facts[f"version_{name}"] = _version(name)
-    return facts
+def package_versions() -> dict[str, str]:
+    """Distribution to version, of those that decide a run and are installed."""
+    return {name: found for name in _DISTRIBUTIONS if (found := _version(name)) is not None}
 
 
 def version() -> str:
     """Version of the package and the commit of its tree, for ``mlbert --version``."""
-    commit, dirty = git_state(tree_root())
-    changed = ", changed" if dirty else ""
-    return f"mlbert {_version('mlbert')} ({commit}{changed})"
+    commit, modified = git_state(tree_root())
+    changed = ", changed" if modified else ""
+    return f"mlbert {_version('mlbert') or 'not installed'} ({commit}{changed})"
 
 
 def git_state(root: Path) -> tuple[str, bool]:
-    """Commit of the tree and whether files differ from it.
+    """Commit of the tree and whether files differ from it; those in results/, which runs write, do not count.
 
-    An exported tree has no git; there the statement that the export left (``source.json``) answers. Otherwise
-    ("unknown", False).
+    An exported tree has no git; there the statement that the export left (``source.json``) answers. Without both
+    the files name themselves, see `tree_digest`.
     """
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is not None and Path(top).resolve() == root.resolve():
         commit = _git(root, "rev-parse", "HEAD")
         if commit is not None:
-            return commit, bool(_git(root, "status", "--porcelain"))
+            return commit, bool(_git(root, "status", "--porcelain", "--", ".", ":(exclude)results"))
     try:
         statement = json.loads((root / SOURCE_STATEMENT).read_text(encoding="utf-8"))
         return str(statement["commit"]), bool(statement["dirty"])
     except (OSError, ValueError, KeyError, TypeError):
-        return UNKNOWN, False
+        return tree_digest(root), False
+
+
+def tree_digest(root: Path) -> str:
+    """``tree:sha256:`` and a digest of names and contents of the package's Python files."""
+    folder = next(home for home in (root / PACKAGE_HOME, root / "mlbert", root) if home.is_dir())
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{content}  {path.relative_to(folder).as_posix()}\n".encode())
+    return f"tree:sha256:{digest.hexdigest()}"
 
 
 def _git(root: Path, *arguments: str) -> str | None:
@@ -86,8 +79,8 @@ def _git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _version(name: str) -> str:
+def _version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return UNKNOWN
+        return None

@@ -115,16 +115,3 @@ def _interpolate(global_batch_size: int, low: ReferencePoint, high: ReferencePoi
     mean = low.mean_samples + share * (high.mean_samples - low.mean_samples)
     stdev = low.stdev_samples + share * (high.stdev_samples - low.stdev_samples)
     return ReferencePoint(global_batch_size, mean, stdev, num_runs=_INTERPOLATED_RUNS)
-
-
-def score_factor(global_batch_size: int, mean_samples: float) -> float | None:
-    """What the time to train is multiplied with: 1 or more; ``None`` where the convergence is refused.
-
-    Args:
-        global_batch_size: sequences per step.
-        mean_samples: olympic mean of the samples to the target over the ten runs.
-    """
-    point = reference_point(global_batch_size)
-    if point is None or mean_samples < point.min_mean_samples:
-        return None
-    return max(1.0, point.mean_samples / mean_samples)

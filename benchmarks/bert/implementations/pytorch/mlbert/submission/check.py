@@ -63,7 +63,7 @@ def check(path: Path, division: str | None = None, progress: Progress = lambda s
             return _check_logs([place.copy / path.name], division, place)
         if (path / "systems").is_dir() and (path / "results").is_dir():
             _copy_tree(path, place.copy)
-            return _check_tree(division, place)
+            return _check_tree(path, division, place)
         names = sorted(path.glob(RESULT_PATTERN))
         if not names:
             raise UserError(path, f"holds neither systems/ and results/ nor {RESULT_PATTERN}", "Name one that does")
@@ -82,7 +82,7 @@ def _copy_tree(tree: Path, copy: Path) -> None:
         raise UserError(tree, f"cannot be copied to {copy} ({error})", "Make room there, or set TMPDIR") from error
 
 
-def _check_tree(division: str | None, place: _Workplace) -> list[Finding]:
+def _check_tree(tree: Path, division: str | None, place: _Workplace) -> list[Finding]:
     findings = []
     for system in sorted((place.copy / "systems").glob("*.json")):
         place.progress(f"system_desc_checker {system.name}")
@@ -95,7 +95,7 @@ def _check_tree(division: str | None, place: _Workplace) -> list[Finding]:
         findings += _check_compliance(logs, place)
         if logs:
             facts = _read_system(place.copy / "systems" / f"{folder.parent.name}.json")
-            result_sets.append((folder, ResultSet(_read_logs(logs), facts, division, place.copy)))
+            result_sets.append((folder, ResultSet(_read_logs(logs), facts, division, tree)))
     place.progress("package_checker")
     findings.append(official.check_package(place.copy, place.scratch))
     for folder, results in result_sets:

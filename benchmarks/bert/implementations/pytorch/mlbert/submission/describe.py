@@ -15,10 +15,10 @@ from importlib import metadata
 from pathlib import Path
 
 from mlbert.core.errors import UserError
-from mlbert.core.provenance import UNKNOWN
 
 STATUS = "Research, Development, or Internal (RDI)"
 NOT_THERE = "N/A"
+UNKNOWN = "unknown"
 
 FIELDS = (
     "submitter",

@@ -34,6 +34,12 @@ class Event:
     value: Any
     metadata: dict[str, Any] | None
 
+    @property
+    def call_site(self) -> tuple[str, int] | None:
+        """File and line of the call that wrote it; ``None`` where the line does not say."""
+        name, number = (self.metadata or {}).get("file"), (self.metadata or {}).get("lineno")
+        return (name, number) if isinstance(name, str) and isinstance(number, int) else None
+
 
 @dataclass(frozen=True)
 class Log:

@@ -81,7 +81,7 @@ def new_system(name: str, other: str, tree: Path, config: str | None = None) -> 
     parts = parse_config_name(chosen.name)
     assert parts is not None
     config_name = f"config_{name}_{parts.shape}.sh"
-    exports = {**_env_exports(source / "env.sh"), **check_exports(chosen)}
+    exports = {name: export.text for name, export in check_exports(chosen).items()}
     files = {
         config_name: _renamed(chosen, other, name),
         "env.sh": _renamed(source / "env.sh", other, name),
@@ -134,11 +134,6 @@ def _renamed(path: Path, other: str, name: str) -> str:
         lines[0] = f"# {name}, with the numbers of {other}/{path.name}.\n"
     text = re.sub(rf"\b{re.escape(other)}\b(?!/config_)", name, "".join(lines))
     return _PLATFORM.sub(rf"\1={name}", text)
-
-
-def _env_exports(path: Path) -> dict[str, str]:
-    found = re.findall(r"^\s*export (\w+)=(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return {key: value.strip("\"'") for key, value in found}
 
 
 def _known(exports: dict[str, str], tree: Path, other: str) -> dict[str, str]:

@@ -15,27 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.rules import NUM_EVAL_SAMPLES, NUM_RESULT_FILES, eval_interval
+from mlbert.submission.call_sites import Sources, call_of
 from mlbert.submission.findings import Finding, Outcome
+from mlbert.submission.keys import is_hyperparameter, is_numeric
 from mlbert.submission.logs import Log
 
-HYPERPARAMETERS = (
-    "global_batch_size",
-    "gradient_accumulation_steps",
-    "opt_base_learning_rate",
-    "opt_lamb_epsilon",
-    "opt_epsilon",
-    "opt_lamb_beta_1",
-    "opt_lamb_beta_2",
-    "opt_lamb_weight_decay_rate",
-    "opt_lamb_learning_rate_decay_poly_power",
-    "opt_gradient_clip_norm",
-    "opt_learning_rate_training_steps",
-    "opt_learning_rate_warmup_steps",
-    "num_warmup_steps",
-    "start_warmup_step",
+_NUMBERS = ("seed", "train_samples", "eval_samples", "eval_accuracy")
+_SAME_IN_ALL = (
+    *("submission_benchmark", "submission_org", "submission_platform", "eval_samples"),
+    *("recipe", "config_file_sha256", "model_shape_sha256", "train_data", "eval_data", "commit"),
 )
-_NUMBERS = (*HYPERPARAMETERS, "seed", "train_samples", "eval_samples", "eval_accuracy")
-_SAME_IN_ALL = (*HYPERPARAMETERS, "submission_benchmark", "submission_org", "submission_platform", "eval_samples")
 _MAX_COMPLAINTS = 6
 _MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size")
 
@@ -48,7 +37,7 @@ class ResultSet:
         logs: in the order of their names.
         system: the description ``systems/<system>.json``; ``None`` outside a tree.
         division: the division that the user named; ``None`` when none.
-        tree: folder of the tree; ``None`` outside one.
+        tree: folder of the tree, with its history if it has one; ``None`` outside a tree.
     """
 
     logs: Sequence[Log]
@@ -137,10 +126,11 @@ def check_time(results: ResultSet) -> Complaints:
 
 
 def check_same_settings(results: ResultSet) -> Complaints:
-    """Hyper-parameters, and what is submitted by whom, are the same in all logs."""
+    """Hyper-parameters, code and data, and what is submitted by whom, are the same in all logs."""
     complaints = []
     first = results.logs[0]
-    for key in _SAME_IN_ALL:
+    logged = dict.fromkeys(event.key for log in results.logs for event in log.events)
+    for key in (*filter(is_hyperparameter, logged), *_SAME_IN_ALL):
         for log in results.logs[1:]:
             if log.value(key) != first.value(key):
                 text = f"{key} is {log.value(key)!r}, in {first.path.name} {first.value(key)!r}"
@@ -153,7 +143,7 @@ def check_numbers(results: ResultSet) -> Complaints:
     complaints = []
     for log in results.logs:
         for event in log.events:
-            if event.key in _NUMBERS and not _is_number(event.value):
+            if (event.key in _NUMBERS or is_numeric(event.key)) and not _is_number(event.value):
                 complaints.append(_fail(log, f"line {event.line}: {event.key} {event.value!r} is not a plain number"))
         for samples, _ in log.evaluations:
             if type(samples) is not int:
@@ -195,20 +185,24 @@ def check_evaluations(results: ResultSet) -> Complaints:
 
 
 def check_call_sites(results: ResultSet) -> Complaints:
-    """Every file:lineno of a log is in the tree."""
+    """Every file:lineno of a log is in the tree, and in the logs of this code it is the call that logged the key."""
     assert results.tree is not None
     complaints: Complaints = []
-    num_lines: dict[str, int] = {}
     for log in results.logs:
+        sources = Sources(results.tree, log)
+        is_ours = log.first("configuration") is not None  # of other code we know no more than that it has such a line
+        if is_ours and sources.gap:
+            complaints.append((Outcome.WARN, f"{log.path.name}: {sources.gap}, so its lines are looked up in the tree"))
         for event in log.events:
-            name, number = (event.metadata or {}).get("file"), (event.metadata or {}).get("lineno")
-            if not isinstance(name, str) or not isinstance(number, int):
+            if event.call_site is None:
                 complaints.append((Outcome.WARN, f"{log.path.name}: {event.key} names no file and line"))
                 continue
-            if name not in num_lines:
-                num_lines[name] = _count_lines(results.tree, name)
-            if not 1 <= number <= num_lines[name]:
+            name, number = event.call_site
+            if sources.line(name, number) is None:
                 complaints.append((Outcome.WARN, f"{name}:{number} is not in the tree"))
+            elif is_ours and call_of(sources.text(name) or "", number, event.key) is None:
+                outcome = Outcome.WARN if sources.gap else Outcome.FAIL
+                complaints.append((outcome, f"{name}:{number} does not log {event.key}"))
     return complaints
 
 
@@ -274,10 +268,3 @@ def _off_grid(log: Log, points: Sequence[float]) -> Complaints:
     if _is_number(evaluated) and evaluated < NUM_EVAL_SAMPLES:
         complaints.append(_fail(log, f"eval_samples is {evaluated}, the rules say {NUM_EVAL_SAMPLES}"))
     return complaints
-
-
-def _count_lines(tree: Path, name: str) -> int:
-    path = tree / name
-    if Path(name).is_absolute() or ".." in Path(name).parts or not path.is_file():
-        return 0
-    return path.read_bytes().count(b"\n") + 1

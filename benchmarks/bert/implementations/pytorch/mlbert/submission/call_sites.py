@@ -1,0 +1,120 @@
+"""The code that a log names: files as of the log's commit, and the calls that stand at a line."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+from mlbert.core.mllog import constants
+from mlbert.core.provenance import git_state, tree_digest
+from mlbert.submission.logs import Log
+
+# Where one of these is called, the end of the run is logged for whatever ended it.
+_CALLS_THAT_END_A_RUN = ("aborting", "close_interrupted")
+
+
+class Sources:
+    """The files of a tree as they were when a log was written.
+
+    Args:
+        tree: a submission tree; where it is a git checkout, the log's commit is read from its history.
+        log: names its commit.
+
+    Attributes:
+        gap: why the files are not, or not provably, those that wrote the log; ``None`` where they are.
+    """
+
+    def __init__(self, tree: Path, log: Log) -> None:
+        self.tree = tree
+        self._commit: str | None = None
+        self._texts: dict[str, str | None] = {}
+        self.gap: str | None = None
+        commit, modified = log.value("commit"), bool(log.value("tree_modified"))
+        if not isinstance(commit, str):
+            self.gap = "the log names no commit"
+        elif modified:
+            self.gap = f"the tree had been modified since commit {commit}"
+        elif _git(tree, "cat-file", "-e", f"{commit}^{{commit}}") is not None:
+            self._commit = commit
+        elif commit not in (git_state(tree)[0], tree_digest(tree)):
+            self.gap = f"commit {commit} is not here"
+
+    def text(self, name: str) -> str | None:
+        """A file's text by its name in the tree; ``None`` where there is none."""
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            return None
+        if name not in self._texts:
+            self._texts[name] = self._read(name)
+        return self._texts[name]
+
+    def _read(self, name: str) -> str | None:
+        if self._commit is not None:
+            return _git(self.tree, "show", f"{self._commit}:{name}")
+        try:
+            return (self.tree / name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+    def line(self, name: str, number: int) -> str | None:
+        """One line of a file, from 1."""
+        lines = (self.text(name) or "").splitlines()
+        return lines[number - 1].strip() if 1 <= number <= len(lines) else None
+
+    def python_files(self, folder: str) -> list[str]:
+        """Names of the Python files below a folder of the tree."""
+        if self._commit is not None:
+            listed = _git(self.tree, "ls-tree", "-r", "--name-only", self._commit, "--", folder) or ""
+            return [name for name in listed.splitlines() if name.endswith(".py")]
+        found = sorted((self.tree / folder).rglob("*.py"))
+        return [PurePosixPath(path.relative_to(self.tree)).as_posix() for path in found]
+
+
+def call_of(text: str, line: int, key: str) -> ast.Call | None:
+    """The innermost call that reaches over a line and names a key; ``None`` where there is none, or no Python."""
+    tree = parse(text)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree is not None else []
+    here = [call for call in calls if call.lineno <= line <= (call.end_lineno or call.lineno) and names_key(call, key)]
+    return min(here, key=lambda call: (call.end_lineno or 0) - call.lineno, default=None)
+
+
+def names_key(call: ast.Call, key: str) -> bool:
+    """Whether a call names a key: among its arguments, or by being a method of that name."""
+    name = terminal_name(call.func)
+    if name == key or (key == constants.RUN_STOP and name in _CALLS_THAT_END_A_RUN):
+        return True
+    return any(is_key(argument, key) for argument in (*call.args, *(word.value for word in call.keywords)))
+
+
+def is_key(argument: ast.expr, key: str) -> bool:
+    """Whether an argument is the key: its text, or the name of the constant that holds it."""
+    if isinstance(argument, ast.Constant):
+        return argument.value == key
+    return getattr(constants, terminal_name(argument) or "", None) == key
+
+
+def terminal_name(node: ast.expr) -> str | None:
+    """The last part of a dotted name."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else None
+
+
+@lru_cache(maxsize=256)
+def parse(text: str) -> ast.Module | None:
+    """The syntax tree; ``None`` for what is no Python."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _git(tree: Path, *arguments: str) -> str | None:
+    if not (tree / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(["git", "-C", str(tree), *arguments], capture_output=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode("utf-8", errors="replace")
