@@ -68,8 +68,7 @@ def composer_to_torch(source: Path, target: Path, config: Path | None = None) ->
         refuse_other_architecture(name, str(source))
     shape = _shape(state, config, source)
     own, report = own_state(tensors, shape, str(source))
-    write_own(Checkpoint(shape, own, report, source.parent), target)
-    return report
+    return write_own(Checkpoint(shape, own, report, source.parent), target)
 
 
 def _shape(state: dict[str, Any], config: Path | None, source: Path) -> BertConfig:

@@ -18,8 +18,7 @@ def nvidia_to_torch(source: Path, target: Path, config: Path | None = None) -> R
     check_target(target)
     shape = find_shape(config, source.parent)
     state, report = own_state(read_nvidia_pt(source), shape, str(source))
-    write_own(Checkpoint(shape, state, report, source.parent), target)
-    return report
+    return write_own(Checkpoint(shape, state, report, source.parent), target)
 
 
 def torch_to_nvidia(source: Path, target: Path) -> Report:

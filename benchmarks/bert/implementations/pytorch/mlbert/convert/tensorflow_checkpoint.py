@@ -40,9 +40,7 @@ def tf1_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Repo
     prefix, shape = _without_suffix(prefix), find_shape(config, prefix.parent)
     names = tf1_names(shape.num_hidden_layers)
     own = {theirs: name for name, theirs in names.items()}
-    checkpoint = _read(prefix, shape, lambda name: own.get(name, name), is_tf1_optimizer, names)
-    write_own(checkpoint, target)
-    return checkpoint.report
+    return write_own(_read(prefix, shape, lambda name: own.get(name, name), is_tf1_optimizer, names), target)
 
 
 def tf2_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Report:
@@ -52,16 +50,14 @@ def tf2_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Repo
     """
     check_target(target)
     prefix, shape = _without_suffix(prefix), find_shape(config, prefix.parent)
-    checkpoint = _read(prefix, shape, own_tf2_name, is_tf2_bookkeeping)
-    write_own(checkpoint, target)
-    return checkpoint.report
+    return write_own(_read(prefix, shape, own_tf2_name, is_tf2_bookkeeping), target)
 
 
 def _without_suffix(prefix: Path) -> Path:
+    name = prefix.name
     for suffix in SUFFIXES:
-        if prefix.name.endswith(suffix):
-            prefix = prefix.with_name(prefix.name.removesuffix(suffix))
-    return prefix
+        name = name.removesuffix(suffix)
+    return prefix.with_name(name)
 
 
 def _tensorflow(prefix: Path) -> Any:

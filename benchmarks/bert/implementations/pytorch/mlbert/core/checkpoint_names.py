@@ -1,8 +1,8 @@
 """Names of BERT's parameters in the checkpoints of other programs. Pure text, no tensors.
 
 Ours are those of Hugging Face's ``BertForPreTraining`` without the second copy of the tied decoder. An ``own_*``
-function reads a name in all the spellings that occur and returns ours: another program's names are rows of a table
-here, a pattern and what it means.
+function reads a name in all the spellings that occur, by a table of patterns and what stands in their place; a
+``*_names`` function gives another program's form as {our name: their name}.
 
 TensorFlow 1: variables of the benchmark's ``model.ckpt-28252``; ``kernel`` is the transpose of our ``weight``.
 TensorFlow 2: object-based checkpoints of Google's model garden, in three layouts. The whole pre-training model as Keras
