@@ -246,7 +246,7 @@ def _written(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _opened(source: str, offset: int) -> Iterator[tuple[Any, int, int | None]]:
-    """(stream, the offset that it begins at, bytes of the whole file if known)."""
+    """(stream, the offset that it begins at, bytes of the whole file if known); a folder always begins at 0."""
     if not source.startswith(("http://", "https://", "file:")):
         raise UserError("--mirror", f"{source}: not an address that can be fetched", "Use https://, http:// or file://")
     headers = {"User-Agent": "mlbert", **({"Range": f"bytes={offset}-"} if offset else {})}

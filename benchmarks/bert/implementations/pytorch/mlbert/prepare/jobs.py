@@ -70,24 +70,35 @@ def run_jobs(
         UserError: what ``function`` raised, or a process was killed (for example for want of memory). Items not begun
             are left; finished ones stay.
     """
-    results: dict[int, Result] = {}
-    workers = min(workers, len(items))
+    with progress.task(name, sum(sizes), unit) as advance:
+        if workers <= 1 or len(items) <= 1:
+            results = []
+            for item, size in zip(items, sizes, strict=True):
+                results.append(function(item))
+                advance(size)
+            return results
+        return _in_processes(function, items, sizes, min(workers, len(items)), where, advance)
+
+
+def _in_processes(
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    sizes: Sequence[int],
+    workers: int,
+    where: Path,
+    advance: Callable[[int], None],
+) -> list[Result]:
     try:
-        with progress.task(name, sum(sizes), unit) as advance:
-            if workers <= 1:
-                for index, (item, size) in enumerate(zip(items, sizes, strict=True)):
-                    results[index] = function(item)
-                    advance(size)
-            else:
-                with processes(workers) as pool:
-                    place = {pool.submit(function, item): index for index, item in enumerate(items)}
-                    for future in as_completed(place):
-                        results[place[future]] = future.result()
-                        advance(sizes[place[future]])
+        with processes(workers) as pool:
+            place = {pool.submit(function, item): index for index, item in enumerate(items)}
+            results: dict[int, Result] = {}
+            for future in as_completed(place):
+                results[place[future]] = future.result()
+                advance(sizes[place[future]])
+            return [results[index] for index in range(len(items))]
     except BrokenProcessPool:
         reason = "a worker process was killed, perhaps for want of memory"
         raise UserError(where, reason, "Use fewer --workers; finished parts are kept") from None
-    return [results[index] for index in range(len(items))]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ word depends on the word alone, so every distinct word is worked out once and re
 
 from __future__ import annotations
 
+import string
 import unicodedata
 from pathlib import Path
 
@@ -53,10 +54,7 @@ _CLEAN = _CleanTable()
 
 def is_punctuation(char: str) -> bool:
     """ASCII that is neither letter, digit, space nor control, and every Unicode punctuation character."""
-    code = ord(char)
-    if 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126:
-        return True
-    return unicodedata.category(char).startswith("P")
+    return char in string.punctuation or unicodedata.category(char).startswith("P")
 
 
 def clean_words(text: str) -> list[str]:
