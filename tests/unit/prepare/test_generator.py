@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import random
 import shutil
@@ -39,10 +40,17 @@ def generators(lower_case: bool) -> tuple[NativeGenerator, PlainGenerator]:
 GENERATORS = {lower_case: generators(lower_case) for lower_case in (True, False)} if shutil.which("gcc") else {}
 
 
+def to_lists(documents: FlatDocuments) -> list[list[list[int]]]:
+    """Documents as `PlainGenerator` holds them."""
+    tokens = documents.tokens.tolist()
+    flat = [tokens[begin:end] for begin, end in itertools.pairwise(documents.sentences.tolist())]
+    return [flat[begin:end] for begin, end in itertools.pairwise(documents.documents.tolist())]
+
+
 def both(text: str, lower_case: bool, block_bytes: int = generator.BLOCK_BYTES) -> tuple[list, list]:
     ours, plain = GENERATORS[lower_case]
     data = text.encode()
-    return ours.parse(data, Path("part"), block_bytes).to_lists(), parse_documents(lines(data), plain.tokenizer)
+    return to_lists(ours.parse(data, Path("part"), block_bytes)), parse_documents(lines(data), plain.tokenizer)
 
 
 def lines(data: bytes) -> list[str]:
@@ -112,7 +120,7 @@ def test_the_sample_set_of_strings(shared_data):
     cases = json.loads((shared_data / "golden" / "tokenizer_strings.json").read_text())["cases"]
     text = "\n\n".join(case["text"].replace("\n", " ") for case in cases)
     for lower_case, key in ((True, "uncased_ids"), (False, None)):
-        ours = NativeGenerator(WordPieceTokenizer(vocabulary, lower_case)).parse(text.encode(), Path("part")).to_lists()
+        ours = to_lists(NativeGenerator(WordPieceTokenizer(vocabulary, lower_case)).parse(text.encode(), Path("part")))
         assert ours == parse_documents(lines(text.encode()), WordPieceTokenizer(vocabulary, lower_case))
         if key:
             assert [ids for (ids,) in ours] == [case[key] for case in cases if case[key]]
@@ -157,7 +165,7 @@ def test_instances_for_every_option(seed, max_seq_length, max_predictions, **res
     ours, plain = GENERATORS[True]
     documents = random_documents(seed % 1000)
     flat = FlatDocuments.from_lists(documents)
-    assert flat.to_lists() == documents
+    assert to_lists(flat) == documents
     same_rows(ours.rows(flat, options), plain.rows(documents, options))
 
 
@@ -217,7 +225,7 @@ def test_after_a_bad_part_the_generator_goes_on(tmp_path):
     ours, plain = GENERATORS[True]
     with pytest.raises(UserError):
         ours.parse(b"abc\nx\xff\n", Path("part"))
-    assert ours.parse(b"abc y\n", Path("part")).to_lists() == parse_documents(["abc y"], plain.tokenizer)
+    assert to_lists(ours.parse(b"abc y\n", Path("part"))) == parse_documents(["abc y"], plain.tokenizer)
 
 
 def test_without_a_compiler_the_plain_one_is_taken(monkeypatch):

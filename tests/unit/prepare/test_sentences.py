@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbert.prepare.sentences import split_sentences
+from mlbert.prepare.prose import split_sentences
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mlbert.core.errors import UserError
 from mlbert.prepare.wiki_text import articles, paragraphs, remove_markup, sentence_lines, sentence_splitter
@@ -55,12 +53,6 @@ def test_articles_as_the_benchmark_counts_them() -> None:
         "\nA cup is small (see Teapot).",
         "\n",
     ]
-
-
-@given(st.lists(st.sampled_from(["", "", "a", "b c"])))
-def test_articles_equal_splitting_the_whole_file(lines: list[str]) -> None:
-    whole = "".join(f"{line}\n" for line in lines) + "\n"
-    assert list(articles(lines)) == whole.split("\n\n")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from mlbert.prepare.wordpiece import (
     basic_split,
     clean_words,
     load_vocabulary,
-    tokens_of,
 )
 
 LETTERS = [*string.ascii_lowercase, *(f"##{char}" for char in string.ascii_lowercase)]
@@ -42,6 +41,11 @@ VOCABULARY = {
         ]
     )
 }
+
+
+def tokens_of(ids: list[int], vocabulary: dict[str, int]) -> list[str]:
+    entries = {number: entry for entry, number in vocabulary.items()}
+    return [entries[number] for number in ids]
 
 
 def tokens(text: str, lower_case: bool = True) -> list[str]:

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
 from mlbert.core.errors import UserError
-from mlbert.submission.describe import FIELDS, describe_system, write_description
+from mlbert.submission.describe import describe_system, write_description
+from mlbert.submission.templates import FIELDS
 
 CPUINFO = """\
 processor\t: {n}
@@ -63,7 +64,7 @@ def _ask(command: Sequence[str]) -> str:
         return "GPU 0: NVLink 0: 26 GB/s"
     if "driver_version" in command[1] and "name" not in command[1]:
         return "570.1\n" * 8
-    return "NVIDIA H100 80GB HBM3, 81559 MiB, 1980 MHz, 5, 570.1\n" * 8
+    return "NVIDIA H100 80GB HBM3, 81559 MiB, 1980 MHz, 5\n" * 8
 
 
 def test_a_server_with_accelerators(server: Path) -> None:

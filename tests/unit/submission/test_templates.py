@@ -10,9 +10,8 @@ import pytest
 
 from mlbert.submission import official
 from mlbert.submission.check import check
-from mlbert.submission.describe import FIELDS
 from mlbert.submission.findings import Outcome
-from mlbert.submission.templates import MARK, template, unfilled
+from mlbert.submission.templates import FIELDS, MARK, template, unfilled
 
 NewTree = Callable[..., Path]
 

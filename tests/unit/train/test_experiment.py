@@ -174,7 +174,7 @@ def test_termination_is_logged_as_aborted(tmp_path):
 
 
 def with_bad_gradients(monkeypatch, late, steps):
-    """Makes the gradients of some steps infinite; ``late``: results are asked for as on a GPU. Returns what steps ran."""
+    """Makes gradients of some steps infinite; ``late``: results are asked for as on a GPU. Returns what steps ran."""
     taken, train, one_step = [], loop.train, loop.train_one_step
 
     def poisoned(run):

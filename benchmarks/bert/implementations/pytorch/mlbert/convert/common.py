@@ -6,10 +6,10 @@ vocabulary unpadded) and, where the source has one beside it, ``vocab.txt``.
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise UserError(
-            path, f"cannot be read ({error})", "Give a folder with an undamaged model.safetensors"
-        ) from None
+        remedy = "Give a folder with an undamaged model.safetensors"
+        raise UserError(path, f"cannot be read ({error})", remedy) from None
 
 
 def read_own(source: Path) -> Checkpoint:
@@ -68,51 +67,43 @@ def read_own(source: Path) -> Checkpoint:
     return with_heads(Checkpoint(shape, state, report, source))
 
 
-def write_own(checkpoint: Checkpoint, target: Path) -> None:
-    """Writes our form."""
+def write_own(checkpoint: Checkpoint, target: Path) -> Report:
+    """Writes our form; returns the checkpoint's report."""
     write_weights_folder(with_heads(checkpoint), target, CONFIG, checkpoint.shape.to_json())
+    return checkpoint.report
 
 
 def write_weights_folder(checkpoint: Checkpoint, target: Path, config_name: str, config_text: str) -> None:
     """Writes ``model.safetensors``, a configuration and the tokenizer's files into a new folder."""
-
-    def fill(folder: Path) -> None:
+    with _new(target) as folder:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         state = {name: tensor.contiguous() for name, tensor in checkpoint.state.items()}
         save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
         (folder / config_name).write_text(config_text, encoding="utf-8")
         for name in TOKENIZER_FILES:
             if (checkpoint.folder / name).exists():
                 shutil.copyfile(checkpoint.folder / name, folder / name)
-
-    def fill_new(folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        fill(folder)
         for path in [*folder.iterdir(), folder]:
             fsync_path(path)
-
-    _write(target, fill_new)
 
 
 def write_pt(target: Path, content: dict[str, Any]) -> None:
     """Writes one file that torch.load reads; the same content gives the same bytes under any name."""
-
-    def fill(path: Path) -> None:
+    with _new(target) as path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
+        with path.open("wb") as file:  # given a path, torch.save would keep its name in the file
             torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-
-    _write(target, fill)
+        fsync_path(path)
 
 
-def _write(target: Path, fill: Callable[[Path], None]) -> None:
-    """Fills under a temporary name and renames; UserError when the target exists or cannot be written."""
+@contextmanager
+def _new(target: Path) -> Iterator[Path]:
+    """A temporary name that becomes the target; UserError when the target exists or cannot be written."""
     check_target(target)
     partial = target.with_name(f".{target.name}.partial")
     try:
-        fill(partial)
+        yield partial
         partial.rename(target)
         fsync_path(target.parent)
     except (OSError, SafetensorError, RuntimeError) as error:
@@ -132,12 +123,11 @@ def check_target(target: Path) -> None:
 
 def with_heads(checkpoint: Checkpoint) -> Checkpoint:
     """Adds the heads that the report calls missing, drawn as a new model's are, from seed 0."""
-    state = dict(checkpoint.state)
+    state, shape = dict(checkpoint.state), checkpoint.shape
     generator = torch.Generator().manual_seed(0)
-    for name, parameter in empty_parameters(checkpoint.shape).items():
+    for name, parameter in empty_parameters(shape).items():
         if name not in state:
-            state[name] = torch.empty(parameter.shape)
-            initialize_parameter(name, state[name], checkpoint.shape.initializer_range, generator)
-            if name in VOCABULARY:
-                state[name] = state[name][: checkpoint.shape.vocab_size].clone()
-    return Checkpoint(checkpoint.shape, state, checkpoint.report, checkpoint.folder)
+            drawn = torch.empty(parameter.shape)
+            initialize_parameter(name, drawn, shape.initializer_range, generator)
+            state[name] = drawn[: shape.vocab_size].clone() if name in VOCABULARY else drawn
+    return replace(checkpoint, state=state)

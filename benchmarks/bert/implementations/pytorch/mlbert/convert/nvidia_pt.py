@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlbert.convert.common import Checkpoint, check_target, find_shape, read_own, write_own, write_pt
-from mlbert.core.checkpoint_names import WORD_EMBEDDINGS, nvidia_names
+from mlbert.core.checkpoint_names import WORD_EMBEDDINGS, parameter_names
 from mlbert.models.renaming import Report, own_state, padded, read_nvidia_pt
 
 
@@ -18,8 +18,7 @@ def nvidia_to_torch(source: Path, target: Path, config: Path | None = None) -> R
     check_target(target)
     shape = find_shape(config, source.parent)
     state, report = own_state(read_nvidia_pt(source), shape, str(source))
-    write_own(Checkpoint(shape, state, report, source.parent), target)
-    return report
+    return write_own(Checkpoint(shape, state, report, source.parent), target)
 
 
 def torch_to_nvidia(source: Path, target: Path) -> Report:
@@ -27,8 +26,7 @@ def torch_to_nvidia(source: Path, target: Path) -> Report:
     check_target(target)
     checkpoint = read_own(source)
     state = padded(checkpoint.state, checkpoint.shape)
-    names = nvidia_names(checkpoint.shape.num_hidden_layers)
-    content = {names[name]: state[name] for name in names}
+    content = {name: state[name] for name in parameter_names(checkpoint.shape.num_hidden_layers)}
     content["cls.predictions.decoder.weight"] = content[WORD_EMBEDDINGS]
     write_pt(target, {"model": content})
     return checkpoint.report

@@ -21,21 +21,12 @@ import torch
 from torch import Tensor
 
 from mlbert.convert.common import Checkpoint, check_target, find_shape, write_own
-from mlbert.core.checkpoint_names import (
-    VOCABULARY,
-    is_tf1_optimizer,
-    is_tf2_bookkeeping,
-    is_transposed,
-    own_tf2_name,
-    tf1_names,
-    tf2_names,
-)
+from mlbert.core.checkpoint_names import is_tf1_optimizer, is_tf2_bookkeeping, is_transposed, own_tf2_name, tf1_names
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
 from mlbert.models import BertConfig
-from mlbert.models.renaming import Report, complete, empty_parameters, fitted
+from mlbert.models.renaming import ANOTHER, OTHER_CONFIG, Report, empty_parameters, own_state
 
-SLOT = "optimizer slot or counter"
 REMEDY = "Give the prefix of a whole checkpoint: the path without .index"
 SUFFIXES = (".index", ".meta", ".data-00000-of-00001")
 
@@ -49,9 +40,7 @@ def tf1_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Repo
     prefix, shape = _without_suffix(prefix), find_shape(config, prefix.parent)
     names = tf1_names(shape.num_hidden_layers)
     own = {theirs: name for name, theirs in names.items()}
-    checkpoint = _read(prefix, shape, own.get, is_tf1_optimizer, names)
-    write_own(checkpoint, target)
-    return checkpoint.report
+    return write_own(_read(prefix, shape, lambda name: own.get(name, name), is_tf1_optimizer, names), target)
 
 
 def tf2_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Report:
@@ -61,17 +50,14 @@ def tf2_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Repo
     """
     check_target(target)
     prefix, shape = _without_suffix(prefix), find_shape(config, prefix.parent)
-    names = tf2_names(shape.num_hidden_layers, "items")
-    checkpoint = _read(prefix, shape, lambda key: own_tf2_name(key, shape.num_hidden_layers), is_tf2_bookkeeping, names)
-    write_own(checkpoint, target)
-    return checkpoint.report
+    return write_own(_read(prefix, shape, own_tf2_name, is_tf2_bookkeeping), target)
 
 
 def _without_suffix(prefix: Path) -> Path:
+    name = prefix.name
     for suffix in SUFFIXES:
-        if prefix.name.endswith(suffix):
-            prefix = prefix.with_name(prefix.name.removesuffix(suffix))
-    return prefix
+        name = name.removesuffix(suffix)
+    return prefix.with_name(name)
 
 
 def _tensorflow(prefix: Path) -> Any:
@@ -87,9 +73,9 @@ def _tensorflow(prefix: Path) -> Any:
 def _read(
     prefix: Path,
     shape: BertConfig,
-    own_name: Callable[[str], str | None],
+    own_name: Callable[[str], str],
     is_optimizer: Callable[[str], bool],
-    names: dict[str, str],
+    spelling: dict[str, str] | None = None,
 ) -> Checkpoint:
     index = prefix.with_name(f"{prefix.name}.index")
     if not index.is_file():
@@ -97,27 +83,29 @@ def _read(
     tf = _tensorflow(prefix)
     reader = _asked(prefix, "its index", lambda: tf.train.load_checkpoint(str(prefix)))
     variables = _asked(prefix, "its index", reader.get_variable_to_shape_map)
-    known, report = empty_parameters(shape), Report()
-    state: dict[str, Tensor] = {}
-    came_from: dict[str, str] = {}
+    known = empty_parameters(shape)
+    tensors: dict[str, Tensor] = {}
+    left_out: dict[str, str] = {}
+    poolers: dict[str, str] = {}
     for name in sorted(variables, key=_preferred_first):
-        own = None if is_optimizer(name) else own_name(name)
-        if own is None or own not in known:
+        own = own_name(name)
+        if is_optimizer(name):
+            left_out[name] = "optimizer slot or counter"
+        elif own not in known:
             _refuse_further_layers(name, shape, prefix)
-            report.dropped[name] = SLOT if is_optimizer(name) else "no such parameter"
-            continue
-        tensor = _as_ours(_asked(prefix, name, reader.get_tensor, name), name, own, known[own], shape, prefix)
-        if own not in state:
-            state[own], came_from[own] = tensor, name
-            report.taken[name] = own
-        elif own.startswith("bert.pooler.") or torch.equal(state[own], tensor):
+            left_out[name] = "no such parameter"
+        elif own.startswith("bert.pooler.") and poolers.setdefault(own, name) != name:
             # The encoder's own pooler is not trained where the next-sentence head has one.
-            report.dropped[name] = f"{came_from[own]} is taken"
+            left_out[name] = f"{poolers[own]} is taken"
         else:
-            raise UserError(prefix, f"{name} and {came_from[own]} differ", "The model has one tensor for both")
-    if not state:
+            tensors[name] = _as_ours(
+                _asked(prefix, name, reader.get_tensor, name), name, own, known[own], shape, prefix
+            )
+    if not tensors:
         raise UserError(prefix, "holds no variable of a BERT", "Check that it is the form that the command names")
-    return Checkpoint(shape, complete(state, known, report, str(prefix), names), report, prefix.parent)
+    state, report = own_state(tensors, shape, str(prefix), lambda name: (own_name(name),), spelling)
+    report.dropped |= left_out
+    return Checkpoint(shape, state, report, prefix.parent)
 
 
 def _asked(prefix: Path, what: str, question: Callable[..., Any], *words: str) -> Any:
@@ -136,41 +124,22 @@ def _preferred_first(name: str) -> tuple[bool, str]:
 def _refuse_further_layers(name: str, shape: BertConfig, prefix: Path) -> None:
     """An unknown part of a layer means that the configuration, or the architecture, is another one."""
     layer = re.search(r"/layer_(\d+)/", name)
-    beyond = layer is not None and int(layer[1]) >= shape.num_hidden_layers
-    if (beyond and not is_tf1_optimizer(name)) or ("/_attention_layer/" in name and not is_tf2_bookkeeping(name)):
-        raise UserError(
-            prefix, f"{name} has no place in a BERT of this shape", "Use the bert_config.json of the checkpoint"
-        )
+    if "/_attention_layer/" in name or (layer is not None and int(layer[1]) >= shape.num_hidden_layers):
+        raise UserError(prefix, f"{name} has no place in a BERT of this shape", OTHER_CONFIG)
 
 
 def _as_ours(array: Any, name: str, own: str, parameter: Tensor, shape: BertConfig, prefix: Path) -> Tensor:
-    """A variable as our float32 parameter, [out, in] or [out], vocabulary rows unpadded."""
+    """A variable as our float32 parameter, [out, in] or [out]; vocabulary rows padded or not."""
     array = np.asarray(array)
     if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
-        raise UserError(prefix, f"{name} holds no floating-point numbers", "Choose a complete BERT checkpoint")
-    if is_transposed(name):
-        array = _flat_kernel(array, own, tuple(parameter.shape), shape, name, prefix).T
-    elif array.ndim == 2 and parameter.ndim == 1 and array.shape == (shape.num_attention_heads, shape.head_size):
-        array = array.reshape(-1)
-    tensor = torch.from_numpy(np.array(array, dtype=np.float32, order="C"))
-    return fitted(own, name, tensor, parameter, shape, str(prefix))
-
-
-def _flat_kernel(
-    array: np.ndarray, own: str, wanted: tuple[int, ...], shape: BertConfig, name: str, prefix: Path
-) -> np.ndarray:
-    """A kernel as [in, out]."""
-    size_out, size_in = wanted if own not in VOCABULARY else (0, 0)
+        raise UserError(prefix, f"{name} holds no floating-point numbers", ANOTHER)
     heads = (shape.num_attention_heads, shape.head_size)
-    accepted: list[tuple[int, ...]] = [(size_in, size_out)]
-    if ".attention.self." in own:
-        accepted.append((size_in, *heads))
-    if ".attention.output." in own:
-        accepted.append((*heads, size_out))
-    if array.shape not in accepted:
-        raise UserError(
-            prefix,
-            f"{name} has shape {list(array.shape)}, the model wants {list(accepted[-1])}",
-            "Use the bert_config.json of the checkpoint",
-        )
-    return array.reshape(size_in, size_out)
+    if array.ndim == 3 and ".attention.self." in own and array.shape[1:] == heads:
+        array = array.reshape(len(array), -1)
+    elif array.ndim == 3 and ".attention.output." in own and array.shape[:2] == heads:
+        array = array.reshape(-1, array.shape[2])
+    elif array.ndim == 2 and parameter.ndim == 1 and array.shape == heads:
+        array = array.reshape(-1)
+    if is_transposed(name):
+        array = array.T
+    return torch.from_numpy(np.array(array, dtype=np.float32, order="C"))

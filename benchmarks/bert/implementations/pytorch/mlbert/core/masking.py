@@ -15,21 +15,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class MaskingRule:
-    """What masking needs to know of the vocabulary and of the benchmark's options.
+    """What masking needs to know of the vocabulary and of the benchmark's options."""
 
-    Attributes:
-        masked_lm_prob: share of a sequence's tokens to predict.
-        max_predictions: upper limit of predictions in one sequence, tokens.
-        mask_id, cls_id, sep_id: special token ids; [CLS] and [SEP] are never masked.
-        vocab_size: random replacements are drawn from ids 0 to vocab_size - 1.
-    """
-
-    masked_lm_prob: float
-    max_predictions: int
+    masked_lm_prob: float  # share of a sequence's tokens to predict
+    max_predictions: int  # upper limit of predictions in one sequence, tokens
     mask_id: int
-    cls_id: int
+    cls_id: int  # as [SEP] never masked
     sep_id: int
-    vocab_size: int
+    vocab_size: int  # random replacements are drawn from ids 0 to vocab_size - 1
 
 
 def shuffle(items: list[Any], rng: random.Random) -> None:

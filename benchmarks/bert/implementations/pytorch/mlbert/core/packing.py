@@ -10,6 +10,7 @@ Legend: N sequences, P packs.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,15 +22,10 @@ FIT_ITERATIONS = (1000, 100, 100)  # of the first fit, and of those to what roun
 
 @dataclass(frozen=True)
 class Packs:
-    """Which sequences share a pack.
+    """Which sequences share a pack."""
 
-    Attributes:
-        order: int64 [N], every sequence index exactly once, pack by pack.
-        offsets: int64 [P+1], pack p holds order[offsets[p]:offsets[p+1]].
-    """
-
-    order: np.ndarray
-    offsets: np.ndarray
+    order: np.ndarray  # int64 [N], every sequence index exactly once, pack by pack
+    offsets: np.ndarray  # int64 [P+1], pack p holds order[offsets[p]:offsets[p+1]]
 
     @property
     def num_packs(self) -> int:
@@ -56,13 +52,11 @@ def plan(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict[tup
     if max_tokens > MAX_FITTED_TOKENS or max_sequences < 2 or not histogram.any():
         return greedy
     rest = np.array(histogram, np.int64)
-    fitted: dict[tuple[int, ...], int] = {}
+    fitted: Counter[tuple[int, ...]] = Counter()
     for iterations in FIT_ITERATIONS:
-        for combination, count in fit(rest, max_tokens, min(max_sequences, 3), iterations).items():
-            fitted[combination] = fitted.get(combination, 0) + count
-    for combination, count in best_fit(rest, max_tokens, max_sequences).items():
-        fitted[combination] = fitted.get(combination, 0) + count
-    return fitted if sum(fitted.values()) < sum(greedy.values()) else greedy
+        fitted.update(fit(rest, max_tokens, min(max_sequences, 3), iterations))
+    fitted.update(best_fit(rest, max_tokens, max_sequences))
+    return fitted if fitted.total() < sum(greedy.values()) else greedy
 
 
 def fit(
@@ -80,6 +74,7 @@ def fit(
         max_sequences: 2 or 3.
         iterations: updates of the amounts.
     """
+    # All (a, b, c) with a >= b >= c >= 0 and a + b + c = max_tokens. 0 is an empty place; with two sequences c is one.
     a, b = np.divmod(np.arange((max_tokens + 1) ** 2), max_tokens + 1)
     c = max_tokens - a - b
     falling = (a >= b) & (b >= c) & (c >= 0) & (c <= (max_tokens if max_sequences > 2 else 0))
@@ -90,12 +85,14 @@ def fit(
     used = (combinations > 0).sum(axis=1)
     amounts = np.full(len(combinations), histogram.sum() / used.sum())
     for _ in range(iterations):
+        # A x: sequences of each length that the amounts use up.
         made = np.bincount(combinations.ravel(), np.repeat(amounts, 3), minlength=max_tokens + 1)
         ratio = np.divide(histogram, made, out=np.zeros(max_tokens + 1), where=made > 0)
-        ratio[0] = 0
+        ratio[0] = 0  # empty places have no say
         mean = (ratio[combinations[:, 0]] + ratio[combinations[:, 1]] + ratio[combinations[:, 2]]) / used
         amounts *= mean * np.sqrt(mean)  # power 1.5; only operations that round alike on every machine
     packed: dict[tuple[int, ...], int] = {}
+    # Rounding the running sum, not each amount, which is mostly below a half.
     rounded = np.diff(np.floor(np.cumsum(amounts) + 0.5), prepend=0).astype(np.int64)
     for index in np.argsort(-rounded, kind="stable")[: np.count_nonzero(rounded)]:
         combination = tuple(int(length) for length in combinations[index] if length)
@@ -109,14 +106,13 @@ def fit(
 
 def best_fit(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict[tuple[int, ...], int]:
     """Longest first: each length goes to the open packs with the smallest free room that holds it. As `plan`."""
-    full: dict[tuple[int, ...], int] = {}
-    open_packs: dict[int, dict[tuple[int, ...], int]] = {}
+    full: Counter[tuple[int, ...]] = Counter()
+    open_packs: defaultdict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)  # by their free room
 
     def put(combination: tuple[int, ...], count: int) -> None:
         room = max_tokens - sum(combination)
         done = len(combination) == max_sequences or room == 0
-        target = full if done else open_packs.setdefault(room, {})
-        target[combination] = target.get(combination, 0) + count
+        (full if done else open_packs[room])[combination] += count
 
     for length in range(max_tokens, 0, -1):
         left = int(histogram[length])
@@ -135,8 +131,7 @@ def best_fit(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict
         if left % each:
             put((length,) * (left % each), 1)
     for group in open_packs.values():
-        for combination, count in group.items():
-            full[combination] = full.get(combination, 0) + count
+        full.update(group)
     return full
 
 
@@ -159,13 +154,14 @@ def pack_lengths(lengths: np.ndarray, max_tokens: int, max_sequences: int = 3, s
         raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not fit packs of {max_tokens} tokens")
     generator = np.random.Generator(np.random.PCG64(seed))
     histogram = np.bincount(lengths, minlength=max_tokens + 1) if len(lengths) else np.zeros(max_tokens + 1, np.int64)
+    # By length, in random order within each: the next of a length is then any of them.
     by_length = generator.permutation(len(lengths))
     by_length = by_length[np.argsort(lengths[by_length].astype(np.uint16), kind="stable")]
     next_of_length = np.concatenate([[0], np.cumsum(histogram)])[:-1]
 
     rows = [np.empty((0, max_sequences), np.int64)]
     for combination, count in plan(histogram, max_tokens, max_sequences).items():
-        row = np.full((count, max_sequences), -1, np.int64)
+        row = np.full((count, max_sequences), -1, np.int64)  # -1: no sequence
         for slot, length in enumerate(combination):
             start = next_of_length[length]
             row[:, slot] = by_length[start : start + count]

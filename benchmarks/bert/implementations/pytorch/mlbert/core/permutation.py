@@ -49,6 +49,7 @@ class Permutation:
         values = np.asarray(positions).astype(np.uint64)
         assert values.size == 0 or int(values.max()) < self.n, "position outside the permutation"
         result = self._encrypt(values.reshape(-1))
+        # From n = 33 on fewer than half fall outside, so that each round has less than half of the one before to do.
         outside = np.flatnonzero(result >= np.uint64(self.n))
         while len(outside):
             again = self._encrypt(result[outside])

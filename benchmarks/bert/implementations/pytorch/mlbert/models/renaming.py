@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,11 +55,28 @@ def empty_parameters(shape: BertConfig) -> dict[str, Tensor]:
         return dict(BertForPreTraining(shape).named_parameters())
 
 
-def own_state(tensors: Mapping[str, Tensor], shape: BertConfig, source: str) -> tuple[dict[str, Tensor], Report]:
-    """Renames, splits and checks the tensors of a Hugging Face, NVIDIA or Composer checkpoint.
+def own_state(
+    tensors: Mapping[str, Tensor],
+    shape: BertConfig,
+    source: str,
+    own_names: Callable[[str], tuple[str, ...]] = own_torch_names,
+    spelling: Mapping[str, str] | None = None,
+) -> tuple[dict[str, Tensor], Report]:
+    """Renames, splits and checks the tensors of a checkpoint.
 
-    Returns float32 tensors by our names, vocabulary rows unpadded, and the report. Raises UserError when a tensor has
-    another shape, the encoder is incomplete, two copies of a tensor differ, or a matrix of the encoder is no BERT's.
+    Args:
+        tensors: by their names; of two for one parameter the first is taken.
+        shape: of our model.
+        source: what messages name.
+        own_names: our names of one of theirs.
+        spelling: our names as the checkpoint spells them, for what is missing.
+
+    Returns:
+        Float32 tensors by our names, vocabulary rows unpadded, and the report; heads may be missing.
+
+    Raises:
+        UserError: a tensor has another shape, the encoder is incomplete, two copies of a tensor differ, or a matrix of
+            the encoder is no BERT's.
     """
     for name in tensors:
         refuse_other_architecture(name, source)
@@ -66,8 +84,8 @@ def own_state(tensors: Mapping[str, Tensor], shape: BertConfig, source: str) -> 
     report = Report()
     state: dict[str, Tensor] = {}
     came_from: dict[str, str] = {}
-    for name in sorted(tensors, key=lambda name: own_torch_names(name)[0] in TIED):
-        names = own_torch_names(name)
+    for name in sorted(tensors, key=lambda name: own_names(name)[0] in TIED):
+        names = own_names(name)
         own = tuple(TIED.get(part, part) for part in names)
         if not all(part in known for part in own):
             if own[0].startswith("bert.encoder.") and not name.endswith("_extra_state"):
@@ -76,18 +94,22 @@ def own_state(tensors: Mapping[str, Tensor], shape: BertConfig, source: str) -> 
             continue
         tensor = tensors[name]
         if len(own) > 1:
-            check_shape(name, tensor, [len(own) * known[own[0]].shape[0], *known[own[0]].shape[1:]], source)
+            _check_shape(name, tensor, [len(own) * known[own[0]].shape[0], *known[own[0]].shape[1:]], source)
         for part, piece in zip(own, tensor.chunk(len(own)) if len(own) > 1 else (tensor,), strict=True):
-            piece = fitted(part, name, piece, known[part], shape, source)
+            piece = _fitted(part, name, piece, known[part], shape, source)
             if part not in state:
                 state[part], came_from[part] = piece, name
                 report.taken[name] = ", ".join(own)
             elif torch.equal(state[part], piece):
-                why = f"tied to {part}" if names[0] in TIED else f"the same as {came_from[part]}"
-                report.dropped[name] = why
+                report.dropped[name] = f"tied to {part}" if names[0] in TIED else f"the same as {came_from[part]}"
             else:
                 raise UserError(source, f"{name} and {came_from[part]} differ", "The model has one tensor for both")
-    return complete(state, known, report, source), report
+    for own_name in (name for name in known if name not in state):
+        name = (spelling or {}).get(own_name, own_name)
+        if own_name.startswith(("bert.embeddings.", "bert.encoder.")):
+            raise UserError(source, f"tensor {name} is missing", ANOTHER)
+        report.missing[name] = "initialised"
+    return state, report
 
 
 def refuse_other_architecture(name: str, source: str) -> None:
@@ -100,47 +122,21 @@ def refuse_other_architecture(name: str, source: str) -> None:
         )
 
 
-def fitted(own: str, name: str, tensor: Tensor, parameter: Tensor, shape: BertConfig, source: str) -> Tensor:
+def _fitted(own: str, name: str, tensor: Tensor, parameter: Tensor, shape: BertConfig, source: str) -> Tensor:
     """The tensor as float32 in the parameter's shape, vocabulary padding cut off; ``name`` is for the message."""
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         raise UserError(source, f"{name} holds no floating-point numbers", ANOTHER)
     wanted = list(parameter.shape)
-    if own in VOCABULARY:
-        if list(tensor.shape) not in (wanted, [shape.vocab_size, *wanted[1:]]):
-            check_shape(name, tensor, [shape.vocab_size, *wanted[1:]], source)
-        return tensor[: shape.vocab_size].float()
-    check_shape(name, tensor, wanted, source)
-    return tensor.float()
+    if own in VOCABULARY and list(tensor.shape) != wanted:  # else padded as ours is
+        wanted[0] = shape.vocab_size
+    _check_shape(name, tensor, wanted, source)
+    return (tensor[: shape.vocab_size] if own in VOCABULARY else tensor).float()
 
 
-def check_shape(name: str, tensor: Tensor, wanted: list[int], source: str) -> None:
-    """Raises UserError that names both shapes when they differ."""
+def _check_shape(name: str, tensor: Tensor, wanted: list[int], source: str) -> None:
     if list(tensor.shape) != wanted:
-        raise UserError(
-            source,
-            f"{name} has shape {list(tensor.shape)}, the model wants {wanted}",
-            OTHER_CONFIG,
-        )
-
-
-def complete(
-    state: dict[str, Tensor],
-    known: Mapping[str, Tensor],
-    report: Report,
-    source: str,
-    names: Mapping[str, str] | None = None,
-) -> dict[str, Tensor]:
-    """Reports absent heads as missing; raises UserError for an absent part of embeddings or encoder.
-
-    ``names`` gives the checkpoint's own spelling of our names for the messages.
-    """
-    for own in known:
-        if own not in state:
-            name = (names or {}).get(own, own)
-            if own.startswith("bert.e"):
-                raise UserError(source, f"tensor {name} is missing", ANOTHER)
-            report.missing[name] = "initialised"
-    return state
+        reason = f"{name} has shape {list(tensor.shape)}, the model wants {wanted}"
+        raise UserError(source, reason, OTHER_CONFIG)
 
 
 @torch.no_grad()
@@ -172,23 +168,7 @@ def read_nvidia_pt(path: Path) -> dict[str, Tensor]:
     Raises UserError for a file that is missing, damaged, of another form, or that holds any other object.
     """
     remedy = "Give a .pt file of the form {'model': state_dict}"
-    try:
-        is_zip = zipfile.is_zipfile(path)
-        if is_zip:
-            _check_sums(path)
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror or error})", remedy) from None
-    except UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"holds more than tensors ({found[1]}), it is not loaded" if found else "is damaged or no PyTorch file"
-        raise UserError(path, reason, remedy) from None
-    except UserError:
-        raise
-    except Exception as error:
-        # A damaged file can fail in any way; only tensors and containers have been made.
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(path, f"is damaged or no PyTorch file ({reason})", remedy) from None
+    content = read_pt(path, remedy)
     state = content.get("model") if isinstance(content, dict) else None
     if not isinstance(state, dict):
         raise UserError(path, "has no 'model'", remedy)
@@ -198,9 +178,41 @@ def read_nvidia_pt(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _check_sums(path: Path) -> None:
+def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) -> Any:
+    """What a ``.pt`` file holds, tensors left on disk until they are read.
+
+    Args:
+        path: the file.
+        remedy: what to say of a bad one.
+        allowed: what to call for a class or function that the file names, beside tensors and containers.
+
+    Raises:
+        UserError: the file is missing or damaged, or names anything else; nothing of it has been called.
+    """
+    try:
+        with path.open("rb") as file:
+            is_zip = zipfile.is_zipfile(file)
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror or error})", remedy) from None
+    try:
+        if is_zip:
+            _check_records(path)
+        with torch.serialization.safe_globals(list(allowed)):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except UserError:
+        raise
+    except Exception as error:  # a damaged file can fail in any way
+        if found := re.search(r"GLOBAL (\S+)", str(error)):
+            raise UserError(path, f"names {found[1]}, which is not loaded from a checkpoint", remedy) from None
+        reason = f" ({str(error).splitlines()[0]})" if str(error) and not isinstance(error, UnpicklingError) else ""
+        raise UserError(path, f"is damaged or no PyTorch file{reason}", remedy) from None
+
+
+def _check_records(path: Path) -> None:
     """Compares every record of the zip file with its checksum, which torch.load does not."""
+    again = "Fetch or convert it again"
     with zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
-    if damaged is not None:
-        raise UserError(path, f"is damaged at record {damaged}", "Fetch or convert it again")
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise UserError(path, "is compressed, which PyTorch never does", again)
+        if damaged := archive.testzip():
+            raise UserError(path, f"is damaged at record {damaged}", again)

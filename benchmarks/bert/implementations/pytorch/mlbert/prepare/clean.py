@@ -8,6 +8,7 @@ pass, a job a part: the part's articles are copied from the units. Memory does n
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -38,17 +39,11 @@ _EVAL = ("eval.txt", "eval.md5")
 
 @dataclass(frozen=True)
 class CleanOptions:
-    """What to make.
-
-    Attributes:
-        num_parts: text parts, of about equal size.
-        eval_articles: articles to withhold by the published draw.
-        eval_md5: withhold the articles with these hashes instead.
-    """
+    """How many text parts of about equal size, and which articles to withhold."""
 
     num_parts: int = 500
-    eval_articles: int = 10_000
-    eval_md5: Path | None = None
+    eval_articles: int = 10_000  # by the published draw
+    eval_md5: Path | None = None  # the articles with these hashes instead
 
 
 def clean(
@@ -61,15 +56,11 @@ def clean(
     """
     files = wiki_files(folder)
     stats = [path.stat() for path in files]
+    names = [path.relative_to(folder).as_posix() for path in files]
     wanted = {
         "form": FORM,
         "splitter": wiki_text.splitter_name(),
-        "input": _sha256_of(
-            [
-                [path.relative_to(folder).as_posix(), s.st_size, s.st_mtime_ns]
-                for path, s in zip(files, stats, strict=True)
-            ]
-        ),
+        "input": _sha256_of([[name, s.st_size, s.st_mtime_ns] for name, s in zip(names, stats, strict=True)]),
         "num_parts": options.num_parts,
         "eval": options.eval_articles if options.eval_md5 is None else _hashes_name(options.eval_md5),
     }
@@ -79,15 +70,8 @@ def clean(
         return found
     units = _units(files, [s.st_size for s in stats], out / SCRATCH)
     _prepare_scratch(out, wanted)
-    run_jobs(
-        make_unit,
-        units,
-        name="cleaning",
-        where=out,
-        sizes=[unit.size for unit in units],
-        workers=workers,
-        progress=progress,
-    )
+    run = functools.partial(run_jobs, where=out, workers=workers, progress=progress)
+    run(make_unit, units, name="cleaning", sizes=[unit.size for unit in units])
     catalogue = Catalogue.read(units)
     withheld = _withheld(catalogue, options, progress)
     training = np.setdiff1d(np.flatnonzero(catalogue.train_lengths), withheld, assume_unique=True)
@@ -97,14 +81,14 @@ def clean(
         for i, (a, b) in enumerate(itertools.pairwise(bounds.tolist()))
     ]
     sizes = [int(catalogue.train_lengths[part.articles].sum()) for part in parts]
-    run_jobs(make_part, parts, name="gathering", where=out, sizes=sizes, workers=workers, progress=progress)
+    run(make_part, parts, name="gathering", sizes=sizes)
     _write_evaluation(out, units, catalogue, withheld)
+    made = [*(part.path for part in parts), *(out / name for name in _EVAL)]
     summary = {
         "wanted": wanted,
         "articles": len(training),
         "eval_articles": len(withheld),
-        "files": {part.path.name: part.path.stat().st_size for part in parts}
-        | {name: (out / name).stat().st_size for name in _EVAL},
+        "files": {path.name: path.stat().st_size for path in made},
     }
     write_atomically(out / FINISHED, (json.dumps(summary, indent=1) + "\n").encode())
     shutil.rmtree(out / SCRATCH)
@@ -133,7 +117,7 @@ class Unit:
     """Neighbouring files and where their articles go."""
 
     files: tuple[Path, ...]
-    size: int
+    size: int  # of all files, bytes
     text: Path
 
     @property
@@ -159,16 +143,14 @@ def make_unit(unit: Unit) -> None:
     if unit.index.exists() and unit.text.exists():
         return
     lengths: list[int] = []
-    hashes = bytearray()
     counts = []
+    hashes = bytearray()
     with whole_file(unit.text) as target:
         for path in unit.files:
             before = len(lengths)
             for article in file_articles(path):
-                data = article.encode()
-                lengths.append(len(data))
+                lengths.append(target.write(article.encode()))
                 hashes += hashlib.md5(article.rstrip().encode(), usedforsecurity=False).digest()
-                target.write(data)
             counts.append(len(lengths) - before)
     md5 = np.frombuffer(bytes(hashes), np.uint8).reshape(-1, 16)
     with whole_file(unit.index) as target:
@@ -191,19 +173,12 @@ def file_articles(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All articles of all units, U units, A articles, F files.
+    """All articles of all units, U units, A articles, F files."""
 
-    Attributes:
-        unit_starts: int64 [U+1], number of the first article of each unit.
-        lengths: uint32 [A], bytes in the unit's text.
-        md5: uint8 [A, 16].
-        per_file: int64 [F], articles of each file.
-    """
-
-    unit_starts: np.ndarray
-    lengths: np.ndarray
-    md5: np.ndarray
-    per_file: np.ndarray
+    unit_starts: np.ndarray  # int64 [U+1], number of the first article of each unit
+    lengths: np.ndarray  # uint32 [A], bytes in the unit's text
+    md5: np.ndarray  # uint8 [A, 16]
+    per_file: np.ndarray  # int64 [F], articles of each file
 
     @classmethod
     def read(cls, units: Sequence[Unit]) -> Catalogue:
@@ -233,8 +208,8 @@ def _withheld(catalogue: Catalogue, options: CleanOptions, progress: Progress) -
     chosen = np.asarray([i for i in candidates.tolist() if catalogue.md5[i].tobytes() in hashes], np.int64)
     found = len({catalogue.md5[i].tobytes() for i in chosen})
     if not found:
-        reason = f"none of its {len(hashes):,} articles is in this text"
-        raise UserError(options.eval_md5, reason, "Its sentences were split otherwise; leave --eval-md5 out")
+        remedy = "Its sentences were split otherwise; leave --eval-md5 out"
+        raise UserError(options.eval_md5, f"none of its {len(hashes):,} articles is in this text", remedy)
     progress(f"evaluation: {found:,} of {len(hashes):,} articles of {options.eval_md5} found")
     return chosen
 

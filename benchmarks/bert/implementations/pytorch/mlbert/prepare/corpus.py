@@ -54,17 +54,16 @@ def drop_repeats(documents: Iterable[list[str]]) -> tuple[list[list[str]], int]:
     Returns:
         (documents, number of sentences dropped).
     """
-    seen: set[tuple[str, ...]] = set()
+    seen: set[tuple[str, ...]] = {()}
     kept, dropped = [], 0
     for document in documents:
         fresh = []
         for sentence in document:
             words = _words(sentence)
-            if words in seen or not words:
-                dropped += 1
-                continue
-            seen.add(words)
-            fresh.append(sentence)
+            if words not in seen:
+                seen.add(words)
+                fresh.append(sentence)
+        dropped += len(document) - len(fresh)
         if fresh:
             kept.append(fresh)
     return kept, dropped

@@ -19,7 +19,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -76,7 +76,7 @@ def fetch_all(entries: Sequence[Entry], out: Path, mirror: str = "", *, progress
             if not _is_right(target, entry):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _fetch(entry, target, mirror, progress)
-            memory.remember(target, entry.md5)
+            memory.remember({target: entry.md5})
         found.append(target)
     for entry in entries:
         if entry.unpack:
@@ -95,20 +95,18 @@ class _Memory:
             self.known = {}
 
     def knows(self, path: Path, md5: str) -> bool:
-        return path.is_file() and self.known.get(self._name(path)) == self._state(path, md5)
+        if not path.is_file():
+            return False
+        name, state = self._entry(path, md5)
+        return self.known.get(name) == state
 
-    def remember(self, *files_and_sums: Path | str) -> None:
-        for path, md5 in zip(files_and_sums[::2], files_and_sums[1::2], strict=True):
-            self.known[self._name(Path(path))] = self._state(Path(path), str(md5))
+    def remember(self, sums: Mapping[Path, str]) -> None:
+        self.known |= dict(self._entry(path, md5) for path, md5 in sums.items())
         write_atomically(self.path, (json.dumps(self.known, indent=1) + "\n").encode())
 
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self.path.parent).as_posix()
-
-    @staticmethod
-    def _state(path: Path, md5: str) -> list[Any]:
+    def _entry(self, path: Path, md5: str) -> tuple[str, list[Any]]:
         stat = path.stat()
-        return [md5, stat.st_size, stat.st_mtime_ns]
+        return path.relative_to(self.path.parent).as_posix(), [md5, stat.st_size, stat.st_mtime_ns]
 
 
 def _is_right(path: Path, entry: Entry) -> bool:
@@ -143,17 +141,15 @@ def _fetch(entry: Entry, target: Path, mirror: str, progress: Progress) -> None:
     if hashlib.md5(known, usedforsecurity=False).hexdigest() == entry.md5:
         write_atomically(target, known)
         return
-    sources = _mirrored(entry, mirror) if mirror else list(entry.urls)
     reasons = []
-    for source in sources:
+    for source in _mirrored(entry, mirror) if mirror else entry.urls:
         try:
             _fetch_from(source, entry, target, progress)
             return
-        except _Missing as error:
+        except (_Missing, _Broken) as error:
             reasons.append(f"{source}: {error}")
-        except _Broken as error:
-            reasons.append(f"{source}: {error}")
-            break  # another source would not help against a dead network; what came is kept
+            if isinstance(error, _Broken):
+                break  # another source would not help against a dead network; what came is kept
     reason = "cannot be fetched (" + ("; ".join(reasons) or "no address is published for it") + ")"
     size = "" if entry.size is None else f", {entry.size:,} bytes"
     by_hand = f"Fetch it on another machine (MD5 {entry.md5}{size}), put it there, and run the same command again"
@@ -161,15 +157,12 @@ def _fetch(entry: Entry, target: Path, mirror: str, progress: Progress) -> None:
 
 
 def _mirrored(entry: Entry, mirror: str) -> list[str]:
-    base = mirror if "://" in mirror else Path(mirror).absolute().as_uri()
-    if base.startswith("file:") and not _local(base).is_dir():
+    base = (mirror if "://" in mirror else Path(mirror).absolute().as_uri()).rstrip("/")
+    if not base.startswith("file:"):
+        return [f"{base}/{urllib.parse.quote(entry.name)}"]
+    if not Path(urllib.request.url2pathname(urllib.parse.urlsplit(base).path)).is_dir():
         raise UserError("--mirror", f"{mirror} is no folder", "Give a folder or an address that begins with https://")
-    names = [entry.name, Path(entry.name).name] if base.startswith("file:") else [entry.name]
-    return [f"{base.rstrip('/')}/{urllib.parse.quote(name)}" for name in dict.fromkeys(names)]
-
-
-def _local(url: str) -> Path:
-    return Path(urllib.request.url2pathname(urllib.parse.urlsplit(url).path))
+    return [f"{base}/{urllib.parse.quote(name)}" for name in dict.fromkeys([entry.name, Path(entry.name).name])]
 
 
 def _fetch_from(source: str, entry: Entry, target: Path, progress: Progress) -> None:
@@ -184,8 +177,7 @@ def _fetch_from(source: str, entry: Entry, target: Path, progress: Progress) -> 
         try:
             md5 = _transfer(source, entry, partial, progress)
         except _Broken:
-            grown = partial.exists() and partial.stat().st_size > begun_at
-            if grown:
+            if partial.exists() and partial.stat().st_size > begun_at:
                 pauses = list(PAUSES_SECONDS)
             if not pauses:
                 raise
@@ -254,26 +246,11 @@ def _written(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _opened(source: str, offset: int) -> Iterator[tuple[Any, int, int | None]]:
-    """(stream, the offset that it begins at, bytes of the whole file if known)."""
-    if source.startswith("file:"):
-        path = _local(source)
-        if not path.is_file():
-            raise _Missing("there is no such file")
-        total = path.stat().st_size
-        start = offset if offset <= total else 0
-        try:
-            file = path.open("rb")
-        except OSError as error:
-            raise _Missing(f"{error.strerror}") from None
-        with file:
-            file.seek(start)
-            yield file, start, total
-        return
-    if not source.startswith(("http://", "https://")):
+    """(stream, the offset that it begins at, bytes of the whole file if known); a folder always begins at 0."""
+    if not source.startswith(("http://", "https://", "file:")):
         raise UserError("--mirror", f"{source}: not an address that can be fetched", "Use https://, http:// or file://")
     headers = {"User-Agent": "mlbert", **({"Range": f"bytes={offset}-"} if offset else {})}
-    response = _answer(urllib.request.Request(source, headers=headers))
-    with response:
+    with _answer(urllib.request.Request(source, headers=headers)) as response:
         ranged = re.match(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
         length = response.headers.get("Content-Length")
         if response.status == 206 and ranged:
@@ -282,18 +259,18 @@ def _opened(source: str, offset: int) -> Iterator[tuple[Any, int, int | None]]:
             yield response, 0, int(length) if length else None
 
 
-def _answer(request: urllib.request.Request) -> http.client.HTTPResponse:
+def _answer(request: urllib.request.Request) -> Any:
     try:
         return urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         if error.code == 416:  # asked to go on behind the end: begin again
             request.remove_header("Range")
             return _answer(request)
-        if error.code in (408, 429) or error.code >= 500:
-            raise _Broken(f"HTTP {error.code}") from None
-        raise _Missing(f"HTTP {error.code}") from None
+        lasting = error.code not in (408, 429) and error.code < 500
+        raise (_Missing if lasting else _Broken)(f"HTTP {error.code}") from None
     except (OSError, http.client.HTTPException) as error:
-        raise _Broken(str(getattr(error, "reason", error))) from None
+        lasting = request.type == "file"
+        raise (_Missing if lasting else _Broken)(str(getattr(error, "reason", error))) from None
 
 
 def _unpack(entry: Entry, out: Path, memory: _Memory, progress: Progress) -> list[Path]:
@@ -313,13 +290,12 @@ def _unpack(entry: Entry, out: Path, memory: _Memory, progress: Progress) -> lis
         for path, md5 in _members(archive, folder, advance):
             if md5 != sums.get(path.name, md5):
                 path.unlink()
-                raise UserError(
-                    path, f"has MD5 {md5}, published is {sums[path.name]}", f"Remove {archive} and fetch it again"
-                )
+                reason = f"has MD5 {md5}, published is {sums[path.name]}"
+                raise UserError(path, reason, f"Remove {archive} and fetch it again")
             made[path] = md5
     if missing := sorted(set(sums) - {path.name for path in made}):
         raise UserError(archive, f"lacks {missing[0]} and {len(missing) - 1} more", "Fetch it again")
-    memory.remember(*(item for pair in made.items() for item in pair))
+    memory.remember(made)
     return list(made)
 
 

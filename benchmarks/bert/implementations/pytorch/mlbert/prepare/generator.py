@@ -12,11 +12,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import io
-import itertools
 import random
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +28,7 @@ from mlbert.prepare.instances import (
     InstanceOptions,
     create_instances,
     decoded_lines,
+    masking_rule,
     read_documents,
     unreadable,
     without_text,
@@ -45,6 +45,7 @@ class Generator(Protocol):
     """Text part -> documents -> rows."""
 
     name: str
+    tokenizer: WordPieceTokenizer
 
     def read(self, path: Path) -> Any:
         """Documents of one text part.
@@ -76,17 +77,11 @@ class PlainGenerator:
 
 @dataclass(frozen=True)
 class FlatDocuments:
-    """Documents as flat arrays; no sentence and no document is empty.
+    """Documents as flat arrays; no sentence and no document is empty."""
 
-    Attributes:
-        tokens: uint16 [T].
-        sentences: int64 [S+1], sentence s holds tokens[sentences[s]:sentences[s+1]].
-        documents: int64 [D+1], document d holds the sentences documents[d] to documents[d+1]-1.
-    """
-
-    tokens: np.ndarray
-    sentences: np.ndarray
-    documents: np.ndarray
+    tokens: np.ndarray  # uint16 [T]
+    sentences: np.ndarray  # int64 [S+1], sentence s holds tokens[sentences[s]:sentences[s+1]]
+    documents: np.ndarray  # int64 [D+1], document d holds the sentences documents[d] to documents[d+1]-1
 
     def __len__(self) -> int:
         return len(self.documents) - 1
@@ -95,18 +90,8 @@ class FlatDocuments:
     def from_lists(cls, documents: Sequence[Document]) -> FlatDocuments:
         """The same documents, flat."""
         sentences = [sentence for document in documents for sentence in document]
-        return cls(
-            tokens=np.asarray([token for sentence in sentences for token in sentence], np.uint16),
-            sentences=offsets_of([len(sentence) for sentence in sentences]),
-            documents=offsets_of([len(document) for document in documents]),
-        )
-
-    def to_lists(self) -> list[Document]:
-        """The same documents as `PlainGenerator` holds them."""
-        tokens, sentences = self.tokens.tolist(), self.sentences.tolist()
-        flat = [tokens[begin:end] for begin, end in itertools.pairwise(sentences)]
-        documents = self.documents.tolist()
-        return [flat[begin:end] for begin, end in itertools.pairwise(documents)]
+        tokens = np.asarray([token for sentence in sentences for token in sentence], np.uint16)
+        return cls(tokens, offsets_of([*map(len, sentences)]), offsets_of([*map(len, documents)]))
 
 
 def flat(documents: FlatDocuments | list[Document]) -> FlatDocuments:
@@ -118,15 +103,9 @@ class _Options(ctypes.Structure):
     """`struct options` of instances.c."""
 
     _fields_ = (
-        ("masked_lm_prob", ctypes.c_double),
-        ("short_seq_prob", ctypes.c_double),
-        ("max_seq_length", ctypes.c_int32),
-        ("max_predictions", ctypes.c_int32),
-        ("dupe_factor", ctypes.c_int32),
-        ("mask_id", ctypes.c_int32),
-        ("cls_id", ctypes.c_int32),
-        ("sep_id", ctypes.c_int32),
-        ("vocab_size", ctypes.c_int32),
+        *((name, ctypes.c_double) for name in ("masked_lm_prob", "short_seq_prob")),
+        *((name, ctypes.c_int32) for name in ("max_seq_length", "max_predictions", "dupe_factor")),
+        *((name, ctypes.c_int32) for name in ("mask_id", "cls_id", "sep_id", "vocab_size")),
     )
 
 
@@ -158,6 +137,10 @@ def _library() -> ctypes.CDLL:
     return library
 
 
+def _addresses(*arrays: np.ndarray) -> list[int]:
+    return [array.ctypes.data for array in arrays]
+
+
 def _no_memory(what: str) -> UserError:
     return UserError("memory", f"there is not enough for {what}", "Use fewer --workers or smaller text parts")
 
@@ -179,10 +162,8 @@ class NativeGenerator:
         joined = b"".join(entry for entry, _ in entries)
         offsets = offsets_of([len(entry) for entry, _ in entries])
         ids = np.asarray([number for _, number in entries], np.int32)
-        unknown = tokenizer.vocabulary[UNKNOWN]
-        self._handle = self._library.wordpiece_new(
-            joined, offsets.ctypes.data, ids.ctypes.data, len(entries), unknown, int(tokenizer.lower_case)
-        )
+        options = (len(entries), tokenizer.vocabulary[UNKNOWN], int(tokenizer.lower_case))
+        self._handle = self._library.wordpiece_new(joined, *_addresses(offsets, ids), *options)
         if not self._handle:
             raise _no_memory("the vocabulary")
         weakref.finalize(self, self._library.wordpiece_free, self._handle)
@@ -205,9 +186,10 @@ class NativeGenerator:
         data = data.replace(b"\r", b"")  # as `decoded_lines`
         counts = np.zeros(3, np.int64)
         begin = 0
-        while begin < len(data) or begin == 0:
+        while begin < len(data) or begin == 0:  # an empty text has one empty block, its last
             end = data.find(b"\n", begin + block_bytes) + 1 or len(data)
             pending = library.wordpiece_scan(handle, data, begin, end)
+            # ``pending`` chunks are not ASCII: Python says what they are before the block is appended.
             if pending < 0 or (pending and self._define(data, pending, path)):
                 raise _no_memory(f"the text of {path}")
             if library.wordpiece_append(handle, int(end == len(data)), counts.ctypes.data):
@@ -216,20 +198,19 @@ class NativeGenerator:
                 library.wordpiece_forget(handle)
             begin = max(end, 1)
         num_tokens, num_sentences, num_documents = counts.tolist()
-        documents = FlatDocuments(
+        arrays = (
             np.empty(num_tokens, np.uint16),
             np.empty(num_sentences + 1, np.int64),
             np.empty(num_documents + 1, np.int64),
         )
-        arrays = (documents.tokens, documents.sentences, documents.documents)
-        library.wordpiece_take(handle, *(array.ctypes.data for array in arrays))
+        library.wordpiece_take(handle, *_addresses(*arrays))
         library.wordpiece_reset(handle)  # its chunks point into ``data``
-        return documents
+        return FlatDocuments(*arrays)
 
     def _define(self, data: bytes, pending: int, path: Path) -> int:
         """Work out the chunks that are not ASCII, each for itself."""
         begins, lengths = np.empty(pending, np.int64), np.empty(pending, np.int64)
-        self._library.wordpiece_pending(self._handle, begins.ctypes.data, lengths.ctypes.data)
+        self._library.wordpiece_pending(self._handle, *_addresses(begins, lengths))
         ids: list[int] = []
         counts: list[int] = []
         blank: list[bool] = []
@@ -244,66 +225,46 @@ class NativeGenerator:
             ids += tokens
             counts.append(len(tokens))
             blank.append(not chunk.strip())
-        tokens_array, offsets = np.asarray(ids, np.uint16), offsets_of(counts)
-        blank_array = np.asarray(blank, np.uint8)
-        arrays = (tokens_array, offsets, blank_array)
-        return int(self._library.wordpiece_define(self._handle, *(array.ctypes.data for array in arrays)))
+        arrays = (np.asarray(ids, np.uint16), offsets_of(counts), np.asarray(blank, np.uint8))
+        return int(self._library.wordpiece_define(self._handle, *_addresses(*arrays)))
 
     def rows(self, documents: FlatDocuments, options: InstanceOptions) -> Ragged:
         """See `Generator.rows`."""
-        vocabulary = self.tokenizer.vocabulary
         settings = _Options(
-            masked_lm_prob=options.masked_lm_prob,
+            **asdict(masking_rule(self.tokenizer.vocabulary, options)),
             short_seq_prob=options.short_seq_prob,
             max_seq_length=options.max_seq_length,
-            max_predictions=options.max_predictions_per_seq,
             dupe_factor=options.dupe_factor,
-            mask_id=vocabulary["[MASK]"],
-            cls_id=vocabulary["[CLS]"],
-            sep_id=vocabulary["[SEP]"],
-            vocab_size=len(vocabulary),
         )
         tokens = documents.tokens
         assert tokens.dtype == np.uint16, "16-bit tokens expected"
         assert not np.any((tokens == settings.cls_id) | (tokens == settings.sep_id)), "text gives no special tokens"
         state = np.asarray(random.Random(options.random_seed).getstate()[1], np.uint32)
         counts = np.zeros(3, np.int64)
-        text = (tokens, documents.sentences, documents.documents)
         handle = self._library.instances_make(
-            *(array.ctypes.data for array in text),
+            *_addresses(tokens, documents.sentences, documents.documents),
             len(documents),
             ctypes.addressof(settings),
-            state.ctypes.data,
-            counts.ctypes.data,
+            *_addresses(state, counts),
         )
         if not handle:
             raise _no_memory("the instances of a text part")
+        num_instances, num_tokens, num_masked = counts.tolist()
+        sizes = {  # in the order of the arguments of instances_take
+            "tokens": num_tokens,
+            "offsets": num_instances + 1,
+            "masked_positions": num_masked,
+            "masked_labels": num_masked,
+            "masked_offsets": num_instances + 1,
+            "first_lengths": num_instances,
+            "next_sentence": num_instances,
+        }
         try:
-            rows = _empty_rows(*counts.tolist())
-            self._library.instances_take(handle, *(getattr(rows, name).ctypes.data for name in _TAKEN))
+            arrays = {name: np.empty(size, DTYPES[name]) for name, size in sizes.items()}
+            self._library.instances_take(handle, *_addresses(*arrays.values()))
         finally:
             self._library.instances_free(handle)
-        return rows
-
-
-# Arguments of instances_take.
-_TAKEN = (
-    *("tokens", "offsets", "masked_positions", "masked_labels"),
-    *("masked_offsets", "first_lengths", "next_sentence"),
-)
-
-
-def _empty_rows(num_instances: int, num_tokens: int, num_masked: int) -> Ragged:
-    sizes = {
-        "tokens": num_tokens,
-        "offsets": num_instances + 1,
-        "masked_positions": num_masked,
-        "masked_labels": num_masked,
-        "masked_offsets": num_instances + 1,
-        "first_lengths": num_instances,
-        "next_sentence": num_instances,
-    }
-    return Ragged(**{name: np.empty(size, DTYPES[name]) for name, size in sizes.items()})
+        return Ragged(**arrays)
 
 
 def make_generator(vocabulary: dict[str, int], lower_case: bool = True) -> Generator:

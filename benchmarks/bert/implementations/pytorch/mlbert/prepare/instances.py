@@ -26,20 +26,13 @@ Document = list[list[int]]
 
 
 class Instance(NamedTuple):
-    """One training example; arrays of 16 bits, because a part has hundreds of thousands.
+    """One training example; arrays of 16 bits, because a part has hundreds of thousands."""
 
-    Attributes:
-        tokens: ids after masking, [CLS] A [SEP] B [SEP].
-        first_length: tokens of [CLS] A [SEP].
-        random_next: whether B comes from another place.
-        positions, labels: masked positions, ascending, and the original ids there.
-    """
-
-    tokens: array[int]
-    first_length: int
-    random_next: bool
-    positions: array[int]
-    labels: array[int]
+    tokens: array[int]  # ids after masking, [CLS] A [SEP] B [SEP]
+    first_length: int  # of [CLS] A [SEP]
+    random_next: bool  # B comes from another place
+    positions: array[int]  # masked, ascending
+    labels: array[int]  # the original ids there
 
 
 @dataclass(frozen=True)
@@ -125,20 +118,25 @@ def decoded_lines(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
             raise UserError(path, reason, _REMEDY) from None
 
 
+def masking_rule(vocabulary: dict[str, int], options: InstanceOptions) -> MaskingRule:
+    """What of the options and the vocabulary masking wants to know."""
+    return MaskingRule(
+        masked_lm_prob=options.masked_lm_prob,
+        max_predictions=options.max_predictions_per_seq,
+        mask_id=vocabulary["[MASK]"],
+        cls_id=vocabulary["[CLS]"],
+        sep_id=vocabulary["[SEP]"],
+        vocab_size=len(vocabulary),
+    )
+
+
 def create_instances(
     documents: list[Document], tokenizer: WordPieceTokenizer, options: InstanceOptions
 ) -> list[Instance]:
     """All instances of one part, in the benchmark's order. ``documents`` is shuffled in place."""
     rng = random.Random(options.random_seed)
     shuffle(documents, rng)
-    rule = MaskingRule(
-        masked_lm_prob=options.masked_lm_prob,
-        max_predictions=options.max_predictions_per_seq,
-        mask_id=tokenizer.vocabulary["[MASK]"],
-        cls_id=tokenizer.vocabulary["[CLS]"],
-        sep_id=tokenizer.vocabulary["[SEP]"],
-        vocab_size=len(tokenizer.vocabulary),
-    )
+    rule = masking_rule(tokenizer.vocabulary, options)
     instances = [
         instance
         for _ in range(options.dupe_factor)

@@ -18,7 +18,7 @@ from mlbert.core.errors import UserError
 from mlbert.prepare import corpus as corpora
 from mlbert.prepare.baselines import baselines
 from mlbert.prepare.eval_set import pick_evenly
-from mlbert.prepare.generator import flat, make_generator
+from mlbert.prepare.generator import FlatDocuments, Generator, flat, make_generator
 from mlbert.prepare.instance_set import InstanceJob, make_instances, tool_version
 from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.jobs import SILENT, Progress
@@ -32,27 +32,16 @@ FINISHED = "prepared.json"
 
 @dataclass(frozen=True)
 class TextOptions:
-    """Options of a preparation from text.
-
-    Attributes:
-        vocab_size: entries of the vocabulary to train.
-        lower_case: the uncased form.
-        eval_share: part of the documents held out.
-        eval_sequences: evaluation sequences wanted; fewer when the text does not give so many.
-        split_seed: choice of the held-out documents.
-        num_parts: training text parts, one shard each.
-        max_document_sentences: longer documents are cut into pieces.
-        instances: options of the generator.
-    """
+    """Options of a preparation from text."""
 
     instances: InstanceOptions
-    vocab_size: int = 4096
+    vocab_size: int = 4096  # entries to train
     lower_case: bool = True
-    eval_share: float = 0.05
-    eval_sequences: int = 2000
-    split_seed: int = 0
-    num_parts: int = 2
-    max_document_sentences: int = 32
+    eval_share: float = 0.05  # part of the documents held out
+    eval_sequences: int = 2000  # wanted; fewer when the text does not give so many
+    split_seed: int = 0  # choice of the held-out documents
+    num_parts: int = 2  # training text parts, one shard each
+    max_document_sentences: int = 32  # longer documents are cut into pieces
 
     def __post_init__(self) -> None:
         if not 0 < self.eval_share < 1:
@@ -63,24 +52,21 @@ class TextOptions:
                 raise UserError(name, f"{getattr(self, name)} is out of range", "Use 1 or more")
 
 
-def is_finished(out: Path, options: dict[str, Any]) -> bool:
-    """Whether ``out`` was finished with the same options.
-
-    Raises:
-        UserError: it was finished with other options: nothing is overwritten.
-    """
+def _finished(out: Path, options: dict[str, Any]) -> dict[str, Any] | None:
+    """The summary of a folder that was finished with the same options; with others nothing is overwritten."""
     path = out / FINISHED
     if not path.is_file():
-        return False
+        return None
     try:
-        found = json.loads(path.read_bytes())["options"]
+        summary = json.loads(path.read_bytes())
+        found = summary["options"]
     except (ValueError, KeyError, OSError):
         raise UserError(path, "is damaged", "Remove the folder and prepare again") from None
     if found != json.loads(json.dumps(options)):
         different = sorted(key for key in {*found, *options} if found.get(key) != options.get(key))
         reason = f"was prepared with other options ({', '.join(different)})"
         raise UserError(out, reason, "Choose another --out, or remove the folder")
-    return True
+    return summary
 
 
 def prepare_text(
@@ -92,7 +78,7 @@ def prepare_text(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Make a data folder from documents of sentences.
+    """Make a data folder from documents of sentences; returns what ``prepared.json`` holds.
 
     Args:
         documents: read once, only when the folder is not finished yet.
@@ -101,14 +87,11 @@ def prepare_text(
         source: what the documents are, stored and compared on a rerun.
         workers: processes for the training parts; the result does not depend on it.
         progress: called with one line for each step.
-
-    Returns:
-        What ``prepared.json`` holds.
     """
     wanted = {"source": source, **asdict(options)}
-    if is_finished(out, wanted):
+    if found := _finished(out, wanted):
         progress(f"{out} is finished with these options: nothing to do")
-        return json.loads((out / FINISHED).read_bytes())
+        return found
     started = time.monotonic()
     try:
         (out / "text").mkdir(parents=True, exist_ok=True)
@@ -126,9 +109,11 @@ def prepare_text(
     job = InstanceJob(tuple(parts), vocab_file, out / "train", options.instances, options.lower_case)
     train = make_instances(job, provenance, workers=workers)
     progress(f"train: {train.num_sequences:,} sequences, {train.num_tokens:,} tokens")
-    evaluation = _make_evaluation(out, vocab_file, options, provenance)
+    vocabulary = load_vocabulary(vocab_file)
+    generator = make_generator(vocabulary, options.lower_case)
+    evaluation = _make_evaluation(out, generator, options, provenance)
     progress(f"eval: {evaluation.num_sequences:,} sequences, {evaluation.num_masked:,} masked tokens")
-    guesses = _write_baselines(out, parts, vocab_file, options.lower_case)
+    guesses = _write_baselines(out, [flat(generator.read(part)) for part in parts], vocabulary)
     summary = {
         "options": wanted,
         "text": counts,
@@ -166,10 +151,8 @@ def _write_parts(folder: Path, corpus: corpora.Corpus, num_parts: int) -> list[P
     return parts
 
 
-def _make_evaluation(out: Path, vocab_file: Path, options: TextOptions, provenance: dict[str, Any]) -> Manifest:
+def _make_evaluation(out: Path, generator: Generator, options: TextOptions, provenance: dict[str, Any]) -> Manifest:
     """Static masking once, then ``eval_sequences`` examples evenly picked, as the benchmark picks its 10,000."""
-    vocabulary = load_vocabulary(vocab_file)
-    generator = make_generator(vocabulary, options.lower_case)
     documents = generator.read(out / "text" / "eval.txt")
     rows = generator.rows(documents, replace(options.instances, dupe_factor=10))
     wanted = min(options.eval_sequences, len(rows))
@@ -177,18 +160,16 @@ def _make_evaluation(out: Path, vocab_file: Path, options: TextOptions, provenan
     writer.clear_leftovers()
     writer.write_shard(0, rows.take(pick_evenly(len(rows), wanted)))
     return writer.finish(
-        vocabulary={"sha256": file_sha256(vocab_file), "size": len(vocabulary)},
+        vocabulary={"sha256": file_sha256(out / "vocab.txt"), "size": len(generator.tokenizer.vocabulary)},
         max_seq_length=options.instances.max_seq_length,
         max_predictions=options.instances.max_predictions_per_seq,
         provenance=provenance,
     )
 
 
-def _write_baselines(out: Path, parts: list[Path], vocab_file: Path, lower_case: bool) -> dict[str, Any]:
-    vocabulary = load_vocabulary(vocab_file)
-    generator = make_generator(vocabulary, lower_case)
+def _write_baselines(out: Path, train: list[FlatDocuments], vocabulary: dict[str, int]) -> dict[str, Any]:
     (rows,) = ShardSet.open(out / "eval")
-    result = baselines([flat(generator.read(part)) for part in parts], rows, len(vocabulary))
+    result = baselines(train, rows, len(vocabulary))
     entries = {number: entry for entry, number in vocabulary.items()}
     result["most_frequent_token"] = entries[int(result.pop("most_frequent_id"))]
     write_atomically(out / "baselines.json", (json.dumps(result, indent=1) + "\n").encode())

@@ -19,7 +19,8 @@ import subprocess
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby
 from pathlib import Path
 
 from mlbert.core.errors import UserError
@@ -50,27 +51,19 @@ def documents() -> Documents:
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     sentences = 0
-    for source in (
-        _from_topics(root / "pydoc_data" / "topics.py"),
-        _from_sources(root),
-        _from_text_files(root),
-        _from_compiled_modules(),
-    ):
-        for document in source:
-            sentences += len(document)
-            if document:
-                yield document
+    topics = root / "pydoc_data" / "topics.py"
+    for document in chain(_from_topics(topics), _from_sources(root), _from_text_files(root), _from_compiled_modules()):
+        sentences += len(document)
+        if document:
+            yield document
     if sentences < MIN_SENTENCES:
         raise UserError(root, "this Python installation carries almost no documentation", "Use `mlbert prepare text`")
 
 
 def source_name() -> dict[str, str]:
     """What the text is taken from: stored with the data, compared on a rerun."""
-    return {
-        "kind": "python-text",
-        "python": platform.python_version(),
-        "library": sysconfig.get_paths()["stdlib"],
-    }
+    library = sysconfig.get_paths()["stdlib"]
+    return {"kind": "python-text", "python": platform.python_version(), "library": library}
 
 
 def _from_topics(path: Path) -> Documents:
@@ -119,28 +112,30 @@ def _from_sources(root: Path) -> Documents:
 
 
 def _from_module(tree: ast.Module, lines: list[str]) -> Documents:
-    """The module's own text, then one document for each class or function with enough to say; the rest together."""
+    """The module's own text, then its classes and functions; all that lies between counts to the module."""
     own = ast.get_docstring(tree)
-    rest: list[str] = []
     if own:
         yield from _sections(own)
+    groups = []
     previous_end = 0
     for node in tree.body:
         first, end = node.lineno - 1, node.end_lineno or node.lineno
-        sentences = [
-            *_from_comments(lines[previous_end:first]),
-            *_from_strings(node, skip=own),
-            *_from_comments(lines[first:end]),
-        ]
+        above, within = _from_comments(lines[previous_end:first]), _from_comments(lines[first:end])
+        may_stand_alone = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        groups.append((may_stand_alone, [*above, *_from_strings(node, skip=own), *within]))
         previous_end = end
-        if (
-            isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            and len(sentences) >= OWN_DOCUMENT_SENTENCES
-        ):
+    yield from _grouped([*groups, (False, _from_comments(lines[previous_end:]))])
+
+
+def _grouped(groups: Iterable[tuple[bool, list[str]]]) -> Documents:
+    """One document for each group that may stand alone and has enough to say; the rest together."""
+    rest: list[str] = []
+    for may_stand_alone, sentences in groups:
+        if may_stand_alone and len(sentences) >= OWN_DOCUMENT_SENTENCES:
             yield sentences
         else:
             rest += sentences
-    yield [*rest, *_from_comments(lines[previous_end:])]
+    yield rest
 
 
 def _from_strings(tree: ast.AST, skip: str | None) -> list[str]:
@@ -162,22 +157,16 @@ def _from_strings(tree: ast.AST, skip: str | None) -> list[str]:
 def _from_comments(lines: list[str]) -> list[str]:
     """Prose of comment blocks of two lines or more."""
     sentences: list[str] = []
-    block: list[str] = []
-    for line in [*lines, ""]:
-        match = _COMMENT.match(line)
-        if match:
-            block.append(match.group(1))
-            continue
-        if len(block) >= 2:
+    for is_comment, matches in groupby(map(_COMMENT.match, lines), key=bool):
+        block = [match[1] for match in matches if match]
+        if is_comment and len(block) >= 2:
             sentences += prose_sentences("\n".join(block))
-        block = []
     return sentences
 
 
 def _from_text_files(root: Path) -> Documents:
     for path in _files(root):
-        is_text = path.suffix in TEXT_SUFFIXES or path.name in TEXT_NAMES
-        if not is_text:
+        if path.suffix not in TEXT_SUFFIXES and path.name not in TEXT_NAMES:
             continue
         text = path.read_text("utf-8", errors="ignore")
         if path.suffix == ".html":
@@ -195,11 +184,4 @@ def _from_compiled_modules() -> Documents:
         reason = f"cannot report the documentation of its compiled modules ({done.stderr.strip()[-200:]})"
         raise UserError(sys.executable, reason, "Try another Python, or `mlbert prepare text`")
     for groups in json.loads(done.stdout).values():
-        rest: list[str] = []
-        for group in groups:
-            sentences = [sentence for text in group for sentence in prose_sentences(text)]
-            if len(sentences) >= OWN_DOCUMENT_SENTENCES:
-                yield sentences
-            else:
-                rest += sentences
-        yield rest
+        yield from _grouped((True, [line for text in group for line in prose_sentences(text)]) for group in groups)

@@ -7,12 +7,13 @@ Every ``*.txt`` below the folder is read. A blank line ends a document when the 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from mlbert.core.errors import UserError
-from mlbert.prepare.sentences import split_sentences
-from mlbert.store.manifest import no_folder
+from mlbert.prepare.prose import split_sentences
+from mlbert.store.manifest import file_sha256, no_folder
 
 
 def text_files(folder: Path) -> list[Path]:
@@ -25,14 +26,13 @@ def text_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UserError(folder, no_folder(folder), remedy)
     try:
-        list(folder.iterdir())
+        os.listdir(folder)  # rglob takes a folder that cannot be read for an empty one
     except OSError as error:
         raise UserError(folder, f"cannot be read ({error.strerror})", remedy) from None
-    files = sorted(folder.rglob("*.txt"), key=lambda path: path.relative_to(folder).as_posix())
-    files = [path for path in files if path.is_file()]
+    files = [path for path in folder.rglob("*.txt") if path.is_file()]
     if not files:
         raise UserError(folder, "holds no *.txt file", remedy)
-    return files
+    return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
@@ -58,21 +58,16 @@ def source_name(folder: Path, one_per_line: bool) -> dict[str, str | bool]:
     """
     state = hashlib.sha256()
     for path in text_files(folder):
-        state.update(f"{path.relative_to(folder).as_posix()}\0{hashlib.sha256(_bytes(path)).hexdigest()}\n".encode())
+        state.update(f"{path.relative_to(folder).as_posix()}\0{file_sha256(path)}\n".encode())
     return {"kind": "text", "sha256": state.hexdigest(), "one_per_line": one_per_line}
 
 
-def _bytes(path: Path) -> bytes:
+def _read(path: Path) -> str:
     try:
-        return path.read_bytes()
+        data = path.read_bytes()
+        return data.decode("utf-8-sig")
     except OSError as error:
         raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions") from None
-
-
-def _read(path: Path) -> str:
-    data = _bytes(path)
-    try:
-        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(path, f"line {line} is not UTF-8", "Convert the file to UTF-8") from None

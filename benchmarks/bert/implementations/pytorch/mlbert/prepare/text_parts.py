@@ -19,19 +19,12 @@ _IN_FOLDER = re.compile(r"part-\d+(-of-\d+)?|(?!eval).*\.txt")
 
 @dataclass(frozen=True)
 class TextPart:
-    """One text part.
-
-    Attributes:
-        path: where it lies.
-        num_bytes: its size; 0 when it cannot be read.
-        sha256: of its bytes; empty when it cannot be read.
-        problem: why it cannot be used, or None.
-    """
+    """One text part."""
 
     path: Path
-    num_bytes: int
-    sha256: str
-    problem: UserError | None = None
+    num_bytes: int  # 0 when it cannot be read
+    sha256: str  # of its bytes; empty when it cannot be read
+    problem: UserError | None = None  # why it cannot be used
 
 
 def expand_inputs(inputs: Iterable[Path], *, skip_bad: bool = False) -> list[Path]:
@@ -43,13 +36,7 @@ def expand_inputs(inputs: Iterable[Path], *, skip_bad: bool = False) -> list[Pat
         UserError: a folder holds no part, or not all of its ``part-00000-of-00500``; with ``skip_bad`` the missing ones
             are in the list, as files that cannot be read.
     """
-    parts: list[Path] = []
-    for given in inputs:
-        if given.is_dir():
-            parts += _parts_of_folder(given, skip_bad)
-        else:
-            parts.append(given)
-    return parts
+    return [part for given in inputs for part in (_parts_of_folder(given, skip_bad) if given.is_dir() else [given])]
 
 
 def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
@@ -79,9 +66,9 @@ def inspect_parts(
         raise UserError("--input", "there is no text part", "Give text files or their folder")
     parts: list[TextPart] = []
     first: dict[str, Path] = {}
-    sizes = [_size(path) for path in paths]
-    with ThreadPoolExecutor(max(1, workers)) as pool, progress.task("checksums", sum(sizes), "bytes") as advance:
-        for part, size in zip(pool.map(_inspect, paths), sizes, strict=True):
+    total = sum(path.stat().st_size for path in paths if path.is_file())
+    with ThreadPoolExecutor(max(1, workers)) as pool, progress.task("checksums", total, "bytes") as advance:
+        for part in pool.map(_inspect, paths):
             if not part.problem and part.sha256 in first:
                 reason = f"has the same content as {first[part.sha256]}"
                 part = replace(part, problem=UserError(part.path, reason, "Give every part once"))
@@ -90,25 +77,16 @@ def inspect_parts(
             elif not skip_bad:
                 raise part.problem
             parts.append(part)
-            advance(size)
+            advance(part.num_bytes)
     if all(part.problem for part in parts):
         raise UserError("--input", f"none of {len(parts)} parts can be used; {parts[0].problem}")
     return parts
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
 def _inspect(path: Path) -> TextPart:
     try:
         size = path.stat().st_size
-        if size == 0:
-            return TextPart(path, 0, "", without_text(path))
-        return TextPart(path, size, file_sha256(path))
+        return TextPart(path, size, file_sha256(path)) if size else TextPart(path, 0, "", without_text(path))
     except OSError as error:
         return TextPart(path, 0, "", unreadable(path, error))
     except UserError as error:

@@ -62,7 +62,8 @@ def train_vocabulary(words: Counter[str], vocab_size: int) -> list[str]:
         show_progress=False,
     )
     tokenizer.train_from_iterator((" ".join([word] * count) for word, count in known.items()), trainer)
-    return [entry for entry, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+    numbers = tokenizer.get_vocab()
+    return sorted(numbers, key=numbers.__getitem__)
 
 
 def _alphabet(words: Counter[str]) -> set[str]:
@@ -71,5 +72,4 @@ def _alphabet(words: Counter[str]) -> set[str]:
     for word, count in words.items():
         for char in word:
             characters[char] += count
-    ranked = sorted(characters.items(), key=lambda item: (-item[1], item[0]))
-    return {char for char, _ in ranked[:MAX_ALPHABET]}
+    return set(sorted(characters, key=lambda char: (-characters[char], char))[:MAX_ALPHABET])

@@ -120,32 +120,8 @@ def sentence_lines(lines: Iterable[str], split: Split) -> Iterator[str]:
         yield from split(line) if line else ("",)
 
 
-def articles(lines: Iterable[str]) -> Iterator[str]:
-    """Articles of one file as the benchmark counts them.
-
-    The same as ``("".join(line + "\\n" for line in lines) + "\\n").split("\\n\\n")``, but with one article in memory.
-    An odd number of line ends between two articles leaves one at the beginning of the second.
+def articles(lines: Iterable[str]) -> list[str]:
+    """Articles of one file as the benchmark counts them: an odd number of line ends between two articles leaves one at
+    the beginning of the second, and a longer run of them makes empty articles.
     """
-    article: list[str] = []
-    line_ends = 0
-    for line in lines:
-        if line:
-            if line_ends >= 2:
-                yield from _ended(article, line_ends)
-                article = ["" for _ in range(line_ends % 2)]
-            elif line_ends and not article:
-                article = [""]
-            article.append(line)
-            line_ends = 0
-        line_ends += 1
-    line_ends += 1
-    if line_ends >= 2:
-        yield from _ended(article, line_ends)
-        article = []
-    yield "\n".join(article) + "\n" * (line_ends % 2)
-
-
-def _ended(article: list[str], line_ends: int) -> Iterator[str]:
-    yield "\n".join(article)
-    for _ in range(line_ends // 2 - 1):
-        yield ""
+    return ("".join(f"{line}\n" for line in lines) + "\n").split("\n\n")

@@ -7,8 +7,8 @@ word depends on the word alone, so every distinct word is worked out once and re
 
 from __future__ import annotations
 
+import string
 import unicodedata
-from collections.abc import Iterable
 from pathlib import Path
 
 from mlbert.core.errors import UserError
@@ -54,10 +54,7 @@ _CLEAN = _CleanTable()
 
 def is_punctuation(char: str) -> bool:
     """ASCII that is neither letter, digit, space nor control, and every Unicode punctuation character."""
-    code = ord(char)
-    if 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126:
-        return True
-    return unicodedata.category(char).startswith("P")
+    return char in string.punctuation or unicodedata.category(char).startswith("P")
 
 
 def clean_words(text: str) -> list[str]:
@@ -123,16 +120,12 @@ class WordPieceTokenizer:
         for word in clean_words(text):
             pieces = remembered.get(word)
             if pieces is None:
-                pieces = self._remember(word)
+                if len(remembered) >= MAX_REMEMBERED_WORDS:
+                    remembered.clear()
+                parts = basic_split(word, self.lower_case)
+                pieces = remembered[word] = tuple(piece for part in parts for piece in self.pieces(part))
             ids += pieces
         return ids
-
-    def _remember(self, word: str) -> tuple[int, ...]:
-        if len(self._remembered) >= MAX_REMEMBERED_WORDS:
-            self._remembered.clear()
-        pieces = tuple(piece for part in basic_split(word, self.lower_case) for piece in self.pieces(part))
-        self._remembered[word] = pieces
-        return pieces
 
     def pieces(self, word: str) -> tuple[int, ...]:
         """Greedy longest-match-first pieces of one basic word; [UNK] when a rest matches nothing."""
@@ -150,9 +143,3 @@ class WordPieceTokenizer:
             else:
                 return self._unknown
         return tuple(found)
-
-
-def tokens_of(ids: Iterable[int], vocabulary: dict[str, int]) -> list[str]:
-    """Entries of token ids."""
-    entries = {number: entry for entry, number in vocabulary.items()}
-    return [entries[number] for number in ids]

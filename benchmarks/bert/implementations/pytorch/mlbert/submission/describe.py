@@ -15,48 +15,13 @@ from importlib import metadata
 from pathlib import Path
 
 from mlbert.core.errors import UserError
+from mlbert.submission.templates import FIELDS
 
 STATUS = "Research, Development, or Internal (RDI)"
 NOT_THERE = "N/A"
 UNKNOWN = "unknown"
 
-FIELDS = (
-    "submitter",
-    "division",
-    "status",
-    "system_name",
-    "number_of_nodes",
-    "host_processors_per_node",
-    "host_processor_model_name",
-    "host_processor_core_count",
-    "host_processor_vcpu_count",
-    "host_processor_frequency",
-    "host_processor_caches",
-    "host_processor_interconnect",
-    "host_memory_capacity",
-    "host_storage_type",
-    "host_storage_capacity",
-    "host_networking",
-    "host_networking_topology",
-    "host_memory_configuration",
-    "accelerators_per_node",
-    "accelerator_model_name",
-    "accelerator_host_interconnect",
-    "accelerator_frequency",
-    "accelerator_on-chip_memories",
-    "accelerator_memory_configuration",
-    "accelerator_memory_capacity",
-    "accelerator_interconnect",
-    "accelerator_interconnect_topology",
-    "cooling",
-    "hw_notes",
-    "framework",
-    "other_software_stack",
-    "operating_system",
-    "sw_notes",
-)
-
-_GPU_QUERY = "name,memory.total,clocks.max.sm,pcie.link.gen.max,driver_version"
+_GPU_QUERY = "name,memory.total,clocks.max.sm,pcie.link.gen.max"
 _NOTED_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve")
 _DISK_SECTOR_BYTES = 512
 
@@ -145,11 +110,9 @@ def _describe_processor(root: Path) -> dict[str, str]:
 
 def _read_cpuinfo(root: Path) -> list[dict[str, str]]:
     """One dict for each logical processor."""
-    blocks = re.split(r"\n\s*\n", _read(root / "proc/cpuinfo").strip())
     parsed = []
-    for block in blocks:
-        pairs = [line.partition(":") for line in block.splitlines() if ":" in line]
-        fields = {key.strip(): value.strip() for key, _, value in pairs}
+    for block in re.split(r"\n\s*\n", _read(root / "proc/cpuinfo").strip()):
+        fields = dict(re.findall(r"^([^:\n]*[^:\s])\s*:[ \t]*(.*?)[ \t]*$", block, re.MULTILINE))
         if "processor" in fields:
             parsed.append(fields)
     return parsed
@@ -177,11 +140,8 @@ def _caches(root: Path) -> str:
 
 def _count_cpus(cpu_list: str) -> int:
     """Length of a list such as ``0-3,8``."""
-    total = 0
-    for part in filter(None, cpu_list.split(",")):
-        low, _, high = part.partition("-")
-        total += int(high or low) - int(low) + 1
-    return total
+    ranges = re.findall(r"(\d+)(?:-(\d+))?", cpu_list)
+    return sum(int(high or low) - int(low) + 1 for low, high in ranges)
 
 
 def _describe_memory(root: Path) -> dict[str, str]:
@@ -194,18 +154,15 @@ def _describe_memory(root: Path) -> dict[str, str]:
 
 
 def _describe_storage(root: Path) -> dict[str, str]:
-    kinds, total = [], 0
+    sizes: dict[Path, int] = {}
     for disk in sorted((root / "sys/block").glob("*")):
-        if re.match(r"(loop|ram|zram|sr|dm-|md|fd)", disk.name):
-            continue
         sectors = _read(disk / "size").strip()
-        if not sectors.isdecimal() or int(sectors) == 0:
-            continue
-        total += int(sectors) * _DISK_SECTOR_BYTES
-        kinds.append(_disk_kind(disk))
+        if sectors.isdecimal() and not re.match(r"(loop|ram|zram|sr|dm-|md|fd)", disk.name):
+            sizes[disk] = int(sectors) * _DISK_SECTOR_BYTES
+    kinds = dict.fromkeys(_disk_kind(disk) for disk, size in sizes.items() if size)
     return {
-        "host_storage_type": ", ".join(dict.fromkeys(kinds)) or UNKNOWN,
-        "host_storage_capacity": f"{total / 1e9:.0f} GB" if total else UNKNOWN,
+        "host_storage_type": ", ".join(kinds) or UNKNOWN,
+        "host_storage_capacity": f"{sum(sizes.values()) / 1e9:.0f} GB" if kinds else UNKNOWN,
     }
 
 
@@ -218,15 +175,10 @@ def _disk_kind(disk: Path) -> str:
 
 
 def _describe_network(root: Path, num_nodes: int) -> dict[str, str]:
-    cards = []
-    for card in sorted((root / "sys/class/net").glob("*")):
-        if not (card / "device").exists():
-            continue
-        speed = _read(card / "speed").strip()
-        cards.append(f"{int(speed) / 1000:g} Gb/s Ethernet" if speed.isdecimal() else "Ethernet, speed not reported")
-    cards += [
-        "InfiniBand " + port.parents[1].name for port in sorted((root / "sys/class/infiniband").glob("*/ports/1"))
-    ]
+    speeds = [_read(device.with_name("speed")).strip() for device in sorted((root / "sys/class/net").glob("*/device"))]
+    cards = [f"{int(n) / 1000:g} Gb/s Ethernet" if n.isdecimal() else "Ethernet, speed not reported" for n in speeds]
+    ports = sorted((root / "sys/class/infiniband").glob("*/ports/1"))
+    cards += [f"InfiniBand {port.parents[1].name}" for port in ports]
     return {
         "host_networking": ", ".join(dict.fromkeys(cards)) or UNKNOWN,
         "host_networking_topology": NOT_THERE if num_nodes == 1 else UNKNOWN,
@@ -235,11 +187,11 @@ def _describe_network(root: Path, num_nodes: int) -> dict[str, str]:
 
 def _describe_accelerators(ask: Ask) -> dict[str, str]:
     listed = ask(["nvidia-smi", f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader"])
-    gpus = [[part.strip() for part in line.split(",")] for line in listed.splitlines() if line.count(",") == 4]
+    gpus = [[part.strip() for part in line.split(",")] for line in listed.splitlines() if line.count(",") == 3]
     if not gpus:
         absent = [name for name in FIELDS if name.startswith("accelerator_")]
         return {"accelerators_per_node": "0", **dict.fromkeys(absent, NOT_THERE)}
-    name, memory, clock, link, _ = gpus[0]
+    name, memory, clock, link = gpus[0]
     linked = "NVLink" in ask(["nvidia-smi", "nvlink", "--status"]) if len(gpus) > 1 else False
     return {
         "accelerators_per_node": str(len(gpus)),
@@ -255,19 +207,16 @@ def _describe_accelerators(ask: Ask) -> dict[str, str]:
 
 
 def _describe_software(root: Path, ask: Ask) -> dict[str, str]:
-    release = dict(
-        re.findall(r'^(\w+)="?([^"\n]*)"?$', _read(root / "etc/os-release"), re.MULTILINE),
-    )
+    release = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', _read(root / "etc/os-release"), re.MULTILINE)
     stack = [f"Python {platform.python_version()}"]
-    compiler = next(iter(ask(["cc", "--version"]).splitlines()), "")
-    stack += [compiler] if compiler else []
+    stack += ask(["cc", "--version"]).splitlines()[:1]
     stack += [f"{name} {_version(name)}" for name in ("numpy", "h5py", "tokenizers")]
-    driver = ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).splitlines()
-    stack += [f"NVIDIA driver {driver[0].strip()}"] if driver else []
+    driver = ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).splitlines()[:1]
+    stack += [f"NVIDIA driver {version.strip()}" for version in driver]
     return {
         "framework": f"PyTorch {_version('torch')}",
         "other_software_stack": ", ".join(stack),
-        "operating_system": release.get("PRETTY_NAME") or platform.system(),
+        "operating_system": release[1] if release else platform.system(),
         "sw_notes": f"Linux kernel {platform.release()}",
     }
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from mlbert.core.config_files import check_exports, parse_config_name
 from mlbert.core.errors import UserError
 from mlbert.store.manifest import write_atomically
-from mlbert.submission.describe import FIELDS, NOT_THERE
-from mlbert.submission.templates import FOLDER, MARK, template
+from mlbert.submission.describe import NOT_THERE
+from mlbert.submission.templates import FIELDS, FOLDER, MARK, template
 
 IMPLEMENTATIONS = Path("benchmarks/bert/implementations")
 STUBS = ("run.sub", "run_pretraining.py")
@@ -42,19 +42,12 @@ After sourcing, `mlbert train --print-config` shows every value, where it comes 
 
 @dataclass(frozen=True)
 class NewSystem:
-    """What was made.
-
-    Attributes:
-        folder: the system's folder.
-        config: name of its config.
-        template: the template of its description.
-        row: line for the table of ``benchmarks/bert/implementations/README.md``.
-    """
+    """What was made."""
 
     folder: Path
-    config: str
-    template: Path
-    row: str
+    config: str  # name of the config in it
+    template: Path  # of the machine's description
+    row: str  # line for the table of ``benchmarks/bert/implementations/README.md``
 
 
 def new_system(name: str, other: str, tree: Path, config: str | None = None) -> NewSystem:

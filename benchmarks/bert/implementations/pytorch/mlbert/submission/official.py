@@ -25,44 +25,44 @@ _MAX_WORDS = 400
 
 def check_compliance(log: Path, subject: str, scratch: Path) -> Finding:
     """compliance_checker on one log."""
-    exit_code, words = _run("compliance_checker", ["--usage", "training", "--ruleset", RULESET, str(log)], scratch)
-    good = exit_code == 0 and re.search(r"\bSUCCESS\b", words) is not None
-    return _finding("compliance_checker", subject, good, "SUCCESS", words)
+    arguments = ["--usage", "training", "--ruleset", RULESET, str(log)]
+    return _judge("compliance_checker", arguments, subject, scratch, r"\bSUCCESS\b")
 
 
 def check_system(system: Path, subject: str, scratch: Path) -> Finding:
     """system_desc_checker on one ``systems/<system>.json``."""
-    exit_code, words = _run("system_desc_checker", [str(system), "training", RULESET], scratch)
-    said = next((line for line in words.splitlines() if "checker passed for" in line), "")
-    good = exit_code == 0 and said != ""
-    return _finding("system_desc_checker", subject, good, said.removeprefix("INFO -").strip(), words)
+    arguments = [str(system), "training", RULESET]
+    return _judge("system_desc_checker", arguments, subject, scratch, r".*checker passed for.*")
 
 
 def check_convergence(folder: Path, subject: str, scratch: Path) -> Finding:
     """rcp_checker on one folder of ten logs: not faster to the target than the reference can be."""
     arguments = ["--rcp_usage", "training", "--rcp_version", RULESET, str(folder)]
-    exit_code, words = _run("rcp_checker", arguments, scratch)
-    said = next((line for line in words.splitlines() if "RCP test PASSED" in line), "RCP test PASSED")
-    good = exit_code == 0 and "RCP test PASSED" in words
-    return _finding("rcp_checker", subject, good, said.removeprefix("INFO - "), words)
+    return _judge("rcp_checker", arguments, subject, scratch, r".*RCP test PASSED.*")
 
 
 def check_package(tree: Path, scratch: Path) -> Finding:
     """package_checker on a whole tree. Writes ``scaling.json`` into result folders, so it runs before the summary."""
-    exit_code, words = _run("package_checker", [str(tree), "training", RULESET], scratch)
-    said = "PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !"
-    finding = _finding("package_checker", ".", exit_code == 0 and said in words, said, words)
-    tolerated = [line for line in words.splitlines() if "accepting this under olympic scoring" in line]
-    if finding.outcome is Outcome.PASS and tolerated:
-        return Finding(finding.check, finding.subject, Outcome.WARN, f"{said} But: {tolerated[0].strip()}")
-    return finding
+    arguments, passed = [str(tree), "training", RULESET], "PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !"
+    return _judge("package_checker", arguments, ".", scratch, passed, but="accepting this under olympic scoring")
 
 
 def check_repository(tree: Path, scratch: Path) -> Finding:
     """repo_checker on a whole tree: names, sizes and links."""
-    exit_code, words = _run("repo_checker", [str(tree), "training", RULESET], scratch)
-    said = "ALL CHECKS PASSED"
-    return _finding("repo_checker", ".", exit_code == 0 and said in words, said, words)
+    return _judge("repo_checker", [str(tree), "training", RULESET], ".", scratch, "ALL CHECKS PASSED")
+
+
+def _judge(tool: str, arguments: list[str], subject: str, scratch: Path, passed: str, but: str = "") -> Finding:
+    """Runs a tool, which passes when it exits with 0 and says ``passed`` (a pattern); a line with ``but`` warns."""
+    exit_code, words = _run(tool, arguments, scratch)
+    said = re.search(passed, words)
+    if exit_code != 0 or said is None:
+        return Finding(tool, subject, Outcome.FAIL, _complaints(words) or _last_line(words))
+    verdict = said[0].removeprefix("INFO -").strip()
+    tolerated = [line.strip() for line in words.splitlines() if but and but in line]
+    if tolerated:
+        return Finding(tool, subject, Outcome.WARN, f"{verdict} But: {tolerated[0]}")
+    return Finding(tool, subject, Outcome.PASS, verdict)
 
 
 def summarize(tree: Path, scratch: Path) -> list[Finding]:
@@ -102,12 +102,6 @@ def _run(tool: str, arguments: list[str], scratch: Path) -> tuple[int, str]:
     except subprocess.TimeoutExpired:
         return 1, f"ERROR no answer within {_TIME_LIMIT_SECONDS} seconds"
     return done.returncode, done.stdout
-
-
-def _finding(check: str, subject: str, good: bool, said: str, words: str) -> Finding:
-    if good:
-        return Finding(check, subject, Outcome.PASS, said)
-    return Finding(check, subject, Outcome.FAIL, _complaints(words) or _last_line(words))
 
 
 def _complaints(words: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mlbert.cli.prepare.options import Cased, Workers, console, num_workers, say
+from mlbert.cli.prepare.options import Cased, Workers, console, say
 from mlbert.prepare.estimate import Estimate, estimate
 from mlbert.prepare.text_parts import expand_inputs
 
@@ -29,7 +29,7 @@ def estimate_command(
 ) -> None:
     """Predict time, disk and memory for the input and for the benchmark's 156,726,829 instances."""
     parts = expand_inputs(inputs)
-    counts = sorted({num_workers(workers), REFERENCE_CORES})
+    counts = sorted({workers, REFERENCE_CORES})
     measured, estimates = estimate(parts, vocab, sample_bytes=round(sample_mb * 1e6), lower_case=not cased)
     if as_json:
         document = {"measured": measured, "estimates": [item.document(counts) for item in estimates]}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mlbert.cli.prepare.options import Out, Workers, console, counted, num_workers, say
+from mlbert.cli.prepare.options import Out, Workers, console, counted, say
 from mlbert.cli.prepare.progress import console_progress
 from mlbert.core.errors import UserError
 from mlbert.prepare import verify
@@ -59,7 +59,7 @@ def pack_command(
         num_shards=shards,
         packing=Packing(max_tokens, max_sequences),
         tool=_tool(),
-        workers=num_workers(workers),
+        workers=workers,
         progress=console_progress(),
     )
     rate = manifest.num_sequences / max(1, manifest.num_packs)
@@ -78,7 +78,7 @@ def shuffle_command(source: Input, out: Out, seed: OrderSeed = 0, shards: Shards
         seed=seed,
         num_shards=shards,
         tool=_tool(),
-        workers=num_workers(workers),
+        workers=workers,
         progress=console_progress(),
     )
     say(_in_shards(manifest))
@@ -105,7 +105,7 @@ def bins_command(
         num_shards=shards,
         seed=seed,
         tool=_tool(),
-        workers=num_workers(workers),
+        workers=workers,
         progress=console_progress(),
     )
     for manifest in manifests:
@@ -133,7 +133,7 @@ def verify_command(
 ) -> None:
     """Re-read everything and count the good samples; exit code 1 when something is wrong."""
     sums = verify.Md5List.read(md5) if md5 else None
-    reports = verify.verify(folders, md5=sums, workers=num_workers(workers), progress=console_progress())
+    reports = verify.verify(folders, md5=sums, workers=workers, progress=console_progress())
     console.print(_table(reports))
     problems = [problem for report in reports for problem in report.problems]
     for problem in problems[:_LISTED]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.prepare.options import Out, Workers, counted, num_workers, say
+from mlbert.cli.prepare.options import Out, Workers, counted, say
 from mlbert.cli.prepare.progress import console_progress
 from mlbert.prepare import benchmark_files, clean, download
 from mlbert.prepare.recognise import recognise
@@ -54,6 +54,6 @@ def clean_command(
 ) -> None:
     """WikiExtractor's output to text parts: one sentence a line, blank line between articles; eval.txt withheld."""
     options = clean.CleanOptions(parts, eval_articles, eval_md5)
-    summary = clean.clean(folder, out, options, workers=num_workers(workers), progress=console_progress())
+    summary = clean.clean(folder, out, options, workers=workers, progress=console_progress())
     made = f"{counted(parts, 'part')}, {counted(summary['articles'], 'article')}"
     say(f"{out}: {made}; {summary['eval_articles']:,} withheld in eval.txt")
