@@ -62,9 +62,13 @@ class FileMap:
         self.bytes.flags.writeable = False
 
     def view(self, dtype: np.dtype) -> np.ndarray:
-        """``bytes`` read as items of ``dtype``, one at every byte: item i begins at byte i."""
-        count = len(self.bytes) - dtype.itemsize + 1
-        return np.ndarray((count,), dtype, self.bytes.data, 0, (1,))
+        """`at_every_byte` of ``bytes``."""
+        return at_every_byte(self.bytes, dtype)
+
+
+def at_every_byte(content: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Contiguous uint8 [B] read as items of ``dtype``, one at every byte: item i begins at byte i."""
+    return np.ndarray((max(0, len(content) - dtype.itemsize + 1),), dtype, content.data, 0, (1,))
 
 
 def _libc() -> ctypes.CDLL:

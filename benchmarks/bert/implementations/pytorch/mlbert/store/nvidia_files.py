@@ -31,9 +31,11 @@ import h5py
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.store.file_map import at_every_byte
 
 SUFFIXES = (".hdf5", ".hdf", ".h5", "")
 REMAKE = "Restore the file or make it again"
+KINDS = ("fixed", "variable", "packed")
 COLUMNS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 _PACK_COLUMNS = ("packed_input_len", "packed_masked_lm_len")
 _ITEM_SIZE = {"input_ids": 2, "masked_lm_positions": 2, "masked_lm_ids": 2, **dict.fromkeys(_PACK_COLUMNS, 2)}
@@ -318,7 +320,7 @@ def _collections(content: np.ndarray, addresses: np.ndarray) -> tuple[np.ndarray
     """int64 start and end of each collection; start = end for an address without one."""
     last = len(content) - HEADER_BYTES
     starts = np.where(addresses <= max(last, 0), addresses, 0).astype(np.int64)
-    heads = _strided(content, _COLLECTION)[starts] if len(starts) else np.empty(0, _COLLECTION)
+    heads = at_every_byte(content, _COLLECTION)[starts] if len(starts) else np.empty(0, _COLLECTION)
     sizes = np.minimum(heads["size"], len(content)).astype(np.int64)
     good = (heads["signature"] == b"GCOL") & (heads["version"] == 1) & (starts + sizes <= len(content))
     return starts, np.where(good, starts + sizes, starts)
@@ -332,7 +334,7 @@ def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tu
         its items.
     """
     starts, ends = collections
-    objects = _strided(content, HEAP_OBJECT)
+    objects = at_every_byte(content, HEAP_OBJECT)
     current, at = np.arange(len(starts)), starts + HEADER_BYTES
     steps = [np.empty((3, 0), np.int64)]
     while True:
@@ -351,11 +353,6 @@ def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tu
     table = np.concatenate(steps, axis=1)
     keys, places, rooms = table[:, np.argsort(table[0], kind="stable")]
     return keys, places, rooms
-
-
-def _strided(content: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """``content`` (uint8, contiguous) read as items of ``dtype``, one at every byte."""
-    return np.ndarray((max(0, len(content) - dtype.itemsize + 1),), dtype, content.data, 0, (1,))
 
 
 def read_column(file: h5py.File, shard: Shard, column: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
