@@ -94,10 +94,10 @@ def test_there_and_back(folder, vocab, tmp_path):
 def test_other_input_is_refused(folder, vocab, tmp_path):
     tfrecords_to_hdf5([folder], vocab, tmp_path / "set")
     hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back")
-    with pytest.raises(UserError, match="was prepared from other input or with other options"):
+    with pytest.raises(UserError, match="was prepared with other input or options"):
         tfrecords_to_hdf5(sorted(folder.iterdir())[:2], vocab, tmp_path / "set")
     tfrecords_to_hdf5(sorted(folder.iterdir())[:2], vocab, tmp_path / "two")
-    with pytest.raises(UserError, match="was prepared from another set"):
+    with pytest.raises(UserError, match="was prepared with other input or options"):
         hdf5_to_tfrecords(tmp_path / "two", tmp_path / "back")
 
 
@@ -136,7 +136,7 @@ def test_skip_bad(folder, vocab, tmp_path):
     assert f"left out: {files[1]}: record 0 (byte 0)" in done.output
     assert "2 records left out" in done.output
     assert read_manifest(tmp_path / "set").num_sequences == 178
-    assert not list((tmp_path / "set").glob("*.skipped.json"))
+    assert not list((tmp_path / "set").glob("skipped-*"))
 
 
 def test_list_of_skipped_survives_an_interruption(folder, vocab, tmp_path):
@@ -147,7 +147,7 @@ def test_list_of_skipped_survives_an_interruption(folder, vocab, tmp_path):
     manifest = tmp_path / "killed" / "manifest.json"
     ((_, listed),) = json.loads(manifest.read_bytes())["provenance"]["skipped"].items()
     manifest.unlink()
-    (tmp_path / "killed" / "shard-00000-of-00003.h5.skipped.json").write_text(json.dumps(listed))
+    (tmp_path / "killed" / "skipped-00000.json").write_text(json.dumps(listed))
     (tmp_path / "killed" / "shard-00002-of-00003.h5").unlink()
     kept = (tmp_path / "killed" / "shard-00000-of-00003.h5").stat().st_mtime_ns
     tfrecords_to_hdf5([folder], vocab, tmp_path / "killed", skip_bad=True)

@@ -22,6 +22,7 @@ from mlbert.prepare import shuffle
 from mlbert.prepare.instance_set import InstanceJob, prepare_instances
 from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.jobs import processes
+from mlbert.store.manifest import file_size
 
 BENCHMARK_INSTANCES = 156_726_829
 BENCHMARK_MEAN_LENGTH = 254.2  # tokens, from the published packing statistics
@@ -123,7 +124,7 @@ def estimate(
     Raises:
         UserError: a part or the vocabulary is bad, or a process was killed.
     """
-    sizes = [_size(path) for path in parts]
+    sizes = [file_size(path) for path in parts]
     with tempfile.TemporaryDirectory(prefix="mlbert-estimate-") as temporary:
         folder = Path(temporary)
         text_bytes = _take_sample(parts, folder / "sample.txt", sample_bytes)
@@ -168,13 +169,6 @@ def _steps(made: Measured, packed: Measured, grow: float, sequences: int, parts:
 
 def _memory(step: Measured, ratio: float) -> int:
     return round(step.base_bytes + (step.peak_bytes - step.base_bytes) * ratio)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check --input") from None
 
 
 def _take_sample(parts: Sequence[Path], sample: Path, sample_bytes: int) -> int:

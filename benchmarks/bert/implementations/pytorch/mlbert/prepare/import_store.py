@@ -10,20 +10,21 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.prepare.finished import finished_manifest
 from mlbert.prepare.instance_set import tool_version
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.prepare.leave_out import LeftOut, gather_rows, opened, read_past_errors
 from mlbert.prepare.wordpiece import load_vocabulary
 from mlbert.store import nvidia
 from mlbert.store.base import Store
 from mlbert.store.bins import BINS
-from mlbert.store.manifest import MANIFEST, Manifest, file_sha256, read_manifest, write_atomically
+from mlbert.store.manifest import MANIFEST, Manifest, file_sha256
 from mlbert.store.nvidia_files import bin_name, bins_of, check_bins, inspect, list_shards
 from mlbert.store.nvidia_index import Limits
 from mlbert.store.open import describe, open_store
@@ -99,9 +100,10 @@ class ImportJob:
             "skip_bad": self.skip_bad,
         }
 
-    def skipped_file(self, index: int) -> Path:
-        """Where a shard's left-out rows are noted until the manifest is written."""
-        return self.out / f"skipped-{index:05d}.json"
+    @property
+    def left_out(self) -> LeftOut:
+        """Notes of bad rows and files."""
+        return LeftOut(self.out, len(self.parts))
 
     def make_shard(self, index: int) -> PartResult:
         """Make shard ``index`` unless an earlier run did.
@@ -114,28 +116,18 @@ class ImportJob:
         named = json.dumps([part.name, part.first, part.end, sha256, self.options()])
         fingerprint = hashlib.sha256(named.encode()).hexdigest()
         writer = ShardWriter(self.out, len(self.parts), fingerprint)
-        kept = writer.is_written(index)
-        skipped = self._noted(index) if kept else None
+        skipped = self.left_out.read(index) if self.skip_bad else []
         store, unreadable = self._try_open(part)
-        if skipped is None:
+        if skipped is None or not writer.is_written(index):
             rows, offsets, skipped = _read(store, part, self) if store else (*_nothing(), unreadable)
-            if self.skip_bad:  # before the shard: a shard that is there has its note beside it
-                write_atomically(self.skipped_file(index), json.dumps(skipped).encode())
+            if self.skip_bad:
+                self.left_out.write(index, skipped)
             writer.write_shard(index, rows, offsets if self.packed else None)
         source, entry = {"file": part.name, "sha256": sha256}, writer.entry(index)
         if store is None:
             return PartResult(source, entry, skipped, 0, 0, None)
         info = store.info
         return PartResult(source, entry, skipped, info.max_seq_length, info.max_predictions, info.max_pack_tokens)
-
-    def _noted(self, index: int) -> list[str] | None:
-        """What was left out of a shard that is there; None when that is not known."""
-        if not self.skip_bad:
-            return []
-        try:
-            return [str(line) for line in json.loads(self.skipped_file(index).read_bytes())]
-        except (OSError, ValueError, TypeError):
-            return None
 
     def _try_open(self, part: Part) -> tuple[Store | None, list[str]]:
         """The part's store; or None and why, where bad files are left out."""
@@ -148,18 +140,12 @@ class ImportJob:
 
     def _open(self, part: Part) -> Store:
         if part.path is None:
-            return _opened(self.source)
+            return opened(self.source)
         store = nvidia.NvidiaStore(part.path, limits=self.limits, strict=not self.skip_bad, cached=False)
         if bool(store.num_packs) != self.packed and len(store):
             reason = f"{'does not hold' if self.packed else 'holds'} packs, unlike the files before it"
             raise UserError(part.path, reason, "Keep one kind in a folder")
         return store
-
-
-@lru_cache(maxsize=1)
-def _opened(folder: Path) -> Store:
-    """Opened once in each worker."""
-    return open_store(folder)
 
 
 def _nothing() -> tuple[Ragged, np.ndarray]:
@@ -223,14 +209,8 @@ def import_store(
     parts, packed = parts_of(source)
     job = ImportJob(source, vocab_file, out, tuple(parts), packed, limits, skip_bad)
     options = json.loads(json.dumps(job.options()))
-    if (out / MANIFEST).exists():
-        found = read_manifest(out)
-        if found.provenance.get("options") != options:
-            raise UserError(
-                out, "was imported from other input or with other options", "Choose another --out, or remove it"
-            )
-        progress(f"{out} is finished with these options: nothing to do")
-        _remove_notes(job)
+    if found := finished_manifest(out, options, progress):
+        job.left_out.remove()
         return found
     ShardWriter(out, len(parts), "").clear_leftovers()
     results = run_jobs(
@@ -243,16 +223,11 @@ def import_store(
         progress=progress,
     )
     manifest = _finish(job, results, options)
-    _remove_notes(job)
+    job.left_out.remove()
     count = manifest.provenance["skipped"]["count"]
     if count:
         progress(f"{count:,} bad rows or files left out; {out / MANIFEST} lists them")
     return manifest
-
-
-def _remove_notes(job: ImportJob) -> None:
-    for index in range(len(job.parts)):
-        job.skipped_file(index).unlink(missing_ok=True)
 
 
 def _finish(job: ImportJob, results: list[PartResult], options: dict[str, Any]) -> Manifest:
@@ -304,45 +279,30 @@ def _most_sequences(job: ImportJob) -> int:
 
 def _read(store: Store, part: Part, job: ImportJob) -> tuple[Ragged, np.ndarray, list[str]]:
     """Good rows of a part, int64 [rows+1] offsets of its packs, and a line for each row left out."""
-    vocabulary = load_vocabulary(job.vocab_file)
-    check = _vocabulary_check(vocabulary)
-    subject = part.path or job.source
-    taken: list[Ragged] = []
-    counts: list[np.ndarray] = []
-    skipped: list[str] = []
+    check = _vocabulary_check(load_vocabulary(job.vocab_file))
     end = part.end if part.path is None else store.num_packs or len(store)
     unit = "row" if part.path else "pack" if job.packed else "sequence"
 
-    def take(first: int, last: int) -> None:
-        try:
-            rows, each = _gather(store, np.arange(first, last), job.packed)
-            bad = check(rows)
-            if bad:
-                sequence, reason = bad
-                row = first + int(np.searchsorted(np.cumsum(each), sequence, side="right"))
-                raise UserError(subject, f"{unit} {row} {reason}", "Give the data's own vocabulary, or use --skip-bad")
-        except UserError as error:
-            if not job.skip_bad:
-                raise
-            if last - first == 1:
-                skipped.append(str(error))
-            else:
-                middle = (first + last) // 2
-                take(first, middle)
-                take(middle, last)
+    def read(numbers: np.ndarray) -> tuple[Ragged, np.ndarray]:
+        rows, counts = gather_rows(store, numbers, job.packed)
+        if bad := check(rows):
+            sequence, reason = bad
+            row = numbers[np.searchsorted(np.cumsum(counts), sequence, side="right")]
+            remedy = "Give the data's own vocabulary, or use --skip-bad"
+            raise UserError(part.path or job.source, f"{unit} {row} {reason}", remedy)
+        return rows, counts
+
+    taken: list[tuple[Ragged, np.ndarray]] = []
+    skipped: list[str] = []
+    for found in read_past_errors(read, part.first, end, _BLOCK):
+        if not isinstance(found, UserError):
+            taken.append(found)
+        elif job.skip_bad:
+            skipped.append(str(found))
         else:
-            taken.append(rows)
-            counts.append(each)
-
-    for first in range(part.first, end, _BLOCK):
-        take(first, min(first + _BLOCK, end))
-    if not taken:
-        return *_nothing(), skipped
-    return Ragged.concatenate(taken), offsets_of(np.concatenate(counts)), skipped
-
-
-def _gather(store: Store, rows: np.ndarray, packed: bool) -> tuple[Ragged, np.ndarray]:
-    return store.gather_packs(rows) if packed else (store.gather(rows), np.ones(len(rows), np.int64))
+            raise found
+    rows, counts = zip(*taken, strict=True) if taken else ((), (np.empty(0, np.int64),))
+    return Ragged.concatenate(rows), offsets_of(np.concatenate(counts)), skipped
 
 
 def _vocabulary_check(vocabulary: dict[str, int]) -> Callable[[Ragged], tuple[int, str] | None]:

@@ -27,10 +27,11 @@ import numpy as np
 from mlbert.core.errors import UserError
 from mlbert.core.packing import pack_lengths
 from mlbert.core.permutation import Permutation
+from mlbert.prepare.finished import finished_manifest
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BinnedStore
-from mlbert.store.manifest import MANIFEST, Manifest, read_manifest
+from mlbert.store.manifest import Manifest, make_folder
 from mlbert.store.open import describe, open_store
 from mlbert.store.prepared import ShardEntry, ShardSet, ShardWriter, verified_shard
 from mlbert.store.ragged import Ragged, offsets_of
@@ -252,22 +253,6 @@ def default_shards(num_sequences: int) -> int:
     return max(1, round(num_sequences / SHARD))
 
 
-def finished_manifest(out: Path, options: dict[str, Any], progress: Progress) -> Manifest | None:
-    """The manifest of ``out`` when it was finished with the same options.
-
-    Raises:
-        UserError: it was finished with other ones: nothing is overwritten.
-    """
-    if not (out / MANIFEST).exists():
-        return None
-    found = read_manifest(out)
-    if found.provenance.get("options") != options:
-        raise UserError(out, "was prepared with other input or options", "Choose another --out, or remove it")
-    remove_spill(out)
-    progress(f"{out} is finished with these options: nothing to do")
-    return found
-
-
 def remove_spill(out: Path) -> None:
     """Remove the folder of spill files."""
     shutil.rmtree(out / SPILL, ignore_errors=True)
@@ -298,10 +283,7 @@ def run_shuffle(
     shuffle: Shuffle, pieces: list[Piece], *, workers: int, progress: Progress
 ) -> Iterator[tuple[ShardWriter, list[ShardEntry]]]:
     """Both passes; gives each target's writer and entries, for `ShardWriter.finish`."""
-    try:
-        (shuffle.out / SPILL).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(shuffle.out, f"cannot be made ({error.strerror})", "Choose another output folder") from None
+    make_folder(shuffle.out / SPILL)
     starts = np.cumsum([0, *(target.num_shards for target in shuffle.targets)]).tolist()
     for start in starts[:-1]:
         shuffle.output(start)[0].clear_leftovers()
@@ -364,6 +346,7 @@ def shuffle_set(
     options |= packs or {}
     options["shards"] = num_shards or default_shards(info.num_sequences or len(open_store(source, verify=False)))
     if found := finished_manifest(out, options, progress):
+        remove_spill(out)
         return found
     store = open_store(source, verify=False)
     check_shards(options["shards"], len(store))

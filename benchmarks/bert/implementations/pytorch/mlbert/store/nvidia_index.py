@@ -270,9 +270,7 @@ def _index_rows(shard: Shard, rows: _Rows, limits: Limits) -> Index:
     return _index_of(shard, rows.places is not None, lengths, sequences, found, problems)
 
 
-def _index_packs(
-    shard: Shard, rows: _Rows, limits: Limits, problems: dict[int, str]
-) -> tuple[np.ndarray, np.ndarray]:
+def _index_packs(shard: Shard, rows: _Rows, limits: Limits, problems: dict[int, str]) -> tuple[np.ndarray, np.ndarray]:
     """Lengths of the sequences (int64 [N]) and how many each pack has (int64 [R]); notes bad packs."""
     counts = rows.counts["packed_input_len"].copy()
     _note(problems, counts < 1, "has no packed_input_len")
