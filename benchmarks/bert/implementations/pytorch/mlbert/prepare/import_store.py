@@ -22,7 +22,7 @@ from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import LeftOut, gather_rows, opened, read_past_errors
 from mlbert.prepare.wordpiece import load_vocabulary
 from mlbert.store import nvidia
-from mlbert.store.base import Store
+from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BINS
 from mlbert.store.manifest import MANIFEST, Manifest, file_sha256
 from mlbert.store.nvidia_files import bin_name, bins_of, check_bins, inspect, list_shards
@@ -51,44 +51,25 @@ class Part:
 
 @dataclass(frozen=True)
 class PartResult:
-    """A finished shard.
+    """A finished shard."""
 
-    Attributes:
-        source: name and sha256 of what it was made from.
-        entry: for the manifest.
-        skipped: a line for each row (or file) left out.
-        max_seq_length, max_predictions, max_pack_tokens: limits of its source.
-    """
-
-    source: dict[str, str]
-    entry: ShardEntry
-    skipped: list[str]
-    max_seq_length: int
-    max_predictions: int
-    max_pack_tokens: int | None
+    source: dict[str, str]  # name and sha256 of what it was made from
+    entry: ShardEntry  # for the manifest
+    skipped: list[str]  # a line for each row (or file) left out
+    info: StoreInfo | None  # limits of its source; None for a file that was left out
 
 
 @dataclass(frozen=True)
 class ImportJob:
-    """One import.
-
-    Attributes:
-        source: folder of the data set.
-        vocab_file: the vocabulary that it was made with.
-        out: folder of the prepared set.
-        parts: see `parts_of`.
-        packed: whether rows are packs.
-        limits: most tokens of a row and masked tokens of a sequence, where the data does not say.
-        skip_bad: leave bad rows and unreadable files out instead of stopping.
-    """
+    """One import."""
 
     source: Path
-    vocab_file: Path
+    vocab_file: Path  # the vocabulary that it was made with
     out: Path
-    parts: tuple[Part, ...]
-    packed: bool
-    limits: Limits = nvidia.DEFAULT_LIMITS
-    skip_bad: bool = False
+    parts: tuple[Part, ...]  # see `parts_of`
+    packed: bool  # whether rows are packs
+    limits: Limits = nvidia.DEFAULT_LIMITS  # where the data does not say
+    skip_bad: bool = False  # leave bad rows and unreadable files out instead of stopping
 
     def options(self) -> dict[str, Any]:
         """What the set is made of, compared on a rerun."""
@@ -117,39 +98,29 @@ class ImportJob:
         fingerprint = hashlib.sha256(named.encode()).hexdigest()
         writer = ShardWriter(self.out, len(self.parts), fingerprint)
         skipped = self.left_out.read(index) if self.skip_bad else []
-        store, unreadable = self._try_open(part)
+        store = self._open(part)
         if skipped is None or not writer.is_written(index):
-            rows, offsets, skipped = _read(store, part, self) if store else (*_nothing(), unreadable)
+            rows, offsets, skipped = _read(store, part, self)
             if self.skip_bad:
                 self.left_out.write(index, skipped)
             writer.write_shard(index, rows, offsets if self.packed else None)
-        source, entry = {"file": part.name, "sha256": sha256}, writer.entry(index)
-        if store is None:
-            return PartResult(source, entry, skipped, 0, 0, None)
-        info = store.info
-        return PartResult(source, entry, skipped, info.max_seq_length, info.max_predictions, info.max_pack_tokens)
+        info = None if isinstance(store, UserError) else store.info
+        return PartResult({"file": part.name, "sha256": sha256}, writer.entry(index), skipped, info)
 
-    def _try_open(self, part: Part) -> tuple[Store | None, list[str]]:
-        """The part's store; or None and why, where bad files are left out."""
+    def _open(self, part: Part) -> Store | UserError:
+        """The part's store; or why there is none, where bad files are left out."""
+        if part.path is None:
+            return opened(self.source)
         try:
-            return self._open(part), []
+            store = nvidia.NvidiaStore(part.path, limits=self.limits, strict=not self.skip_bad, cached=False)
+            if bool(store.num_packs) != self.packed and len(store):
+                reason = f"{'does not hold' if self.packed else 'holds'} packs, unlike the files before it"
+                raise UserError(part.path, reason, "Keep one kind in a folder")
         except UserError as error:
             if not self.skip_bad:
                 raise
-            return None, [str(error)]
-
-    def _open(self, part: Part) -> Store:
-        if part.path is None:
-            return opened(self.source)
-        store = nvidia.NvidiaStore(part.path, limits=self.limits, strict=not self.skip_bad, cached=False)
-        if bool(store.num_packs) != self.packed and len(store):
-            reason = f"{'does not hold' if self.packed else 'holds'} packs, unlike the files before it"
-            raise UserError(part.path, reason, "Keep one kind in a folder")
+            return error
         return store
-
-
-def _nothing() -> tuple[Ragged, np.ndarray]:
-    return Ragged.concatenate([]), np.zeros(1, np.int64)
 
 
 def parts_of(source: Path) -> tuple[list[Part], bool]:
@@ -239,46 +210,46 @@ def _finish(job: ImportJob, results: list[PartResult], options: dict[str, Any]) 
             raise UserError(job.source / name, f"holds the same sequences as {seen[content]}", "Remove one of them")
     _check_bins(job, results)
     skipped = [line for result in results for line in result.skipped]
+    infos = [result.info for result in results if result.info]
     if not seen:
         reason = f"holds no good sequence; first: {skipped[0]}" if skipped else "holds no sequence"
         raise UserError(job.source, reason, "Check the data and the vocabulary")
-    pack_tokens = max((result.max_pack_tokens or 0 for result in results), default=0)
     return ShardWriter(job.out, len(job.parts), "").finish(
         vocabulary={"sha256": options["vocabulary"], "size": len(vocabulary)},
-        max_seq_length=max(result.max_seq_length for result in results),
-        max_predictions=max(result.max_predictions for result in results),
+        max_seq_length=max(info.max_seq_length for info in infos),
+        max_predictions=max(info.max_predictions for info in infos),
         provenance={
             "tool": f"mlbert {tool_version()}",
             "options": options,
             "sources": [result.source for result in results],
             "skipped": {"count": len(skipped), "first": skipped[:LISTED]},
         },
-        packs={"max_tokens": pack_tokens, "max_sequences": _most_sequences(job)} if job.packed else None,
+        packs=_packs(job, infos) if job.packed else None,
         entries=[result.entry for result in results],
     )
 
 
 def _check_bins(job: ImportJob, results: list[PartResult]) -> None:
     """Files of several folders must be length bins of one set."""
-    longest: dict[str, int] = {}
-    shortest: dict[str, int] = {}
+    found: dict[str, list[int]] = {}
     for part, result in zip(job.parts, results, strict=True):
-        lengths = np.flatnonzero(result.entry.histogram)
-        if part.path is not None and len(lengths):
-            name = bin_name(part.path)
-            longest[name] = max(longest.get(name, 0), int(lengths[-1]))
-            shortest[name] = min(shortest.get(name, int(lengths[0])), int(lengths[0]))
-    check_bins(job.source, shortest, longest)
+        if part.path is not None:
+            found.setdefault(bin_name(part.path), []).extend(np.flatnonzero(result.entry.histogram).tolist())
+    lengths = {name: values for name, values in found.items() if values}
+    check_bins(job.source, {name: (min(values), max(values)) for name, values in lengths.items()})
 
 
-def _most_sequences(job: ImportJob) -> int:
+def _packs(job: ImportJob, infos: list[StoreInfo]) -> dict[str, int]:
     writer = ShardWriter(job.out, len(job.parts), "")
     offsets = [map_file(writer.path(index)).pack_offsets for index in range(len(job.parts))]
-    return max((int(np.diff(array).max()) for array in offsets if array is not None and len(array) > 1), default=1)
+    most = max((int(np.diff(array).max()) for array in offsets if array is not None and len(array) > 1), default=1)
+    return {"max_tokens": max(info.max_pack_tokens or 0 for info in infos), "max_sequences": most}
 
 
-def _read(store: Store, part: Part, job: ImportJob) -> tuple[Ragged, np.ndarray, list[str]]:
+def _read(store: Store | UserError, part: Part, job: ImportJob) -> tuple[Ragged, np.ndarray, list[str]]:
     """Good rows of a part, int64 [rows+1] offsets of its packs, and a line for each row left out."""
+    if isinstance(store, UserError):
+        return Ragged.concatenate([]), offsets_of([]), [str(store)]
     check = _vocabulary_check(load_vocabulary(job.vocab_file))
     end = part.end if part.path is None else store.num_packs or len(store)
     unit = "row" if part.path else "pack" if job.packed else "sequence"

@@ -47,41 +47,25 @@ def tool_version() -> str:
 
 @dataclass(frozen=True)
 class MadeSet:
-    """What a step made, or found finished.
-
-    Attributes:
-        num_sequences, num_tokens: of the set.
-        vocab_size: entries of the vocabulary.
-        skipped: {"part": file, "reason": line} of every part that was left out.
-    """
+    """What a step made, or found finished."""
 
     num_sequences: int
     num_tokens: int
     vocab_size: int
-    skipped: list[dict[str, str]] = field(default_factory=list)
+    skipped: list[dict[str, str]] = field(default_factory=list)  # {"part": file, "reason": line}
 
 
 @dataclass(frozen=True)
 class InstanceJob:
-    """Text parts to turn into one set, one shard or file for each part.
-
-    Attributes:
-        parts: text files.
-        vocab_file: vocabulary.
-        out: folder of the set.
-        options: of the generator.
-        lower_case: the uncased form.
-        set_format: what to write.
-        skip_bad: leave bad parts out instead of ending with the first one's error.
-    """
+    """Text parts to turn into one set, one shard or file for each part."""
 
     parts: tuple[Path, ...]
     vocab_file: Path
     out: Path
     options: InstanceOptions
-    lower_case: bool = True
+    lower_case: bool = True  # the uncased form
     set_format: SetFormat = SetFormat.hdf5
-    skip_bad: bool = False
+    skip_bad: bool = False  # leave bad parts out instead of ending with the first one's error
 
 
 @dataclass(frozen=True)

@@ -56,12 +56,7 @@ def read_past_errors(
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Notes of what was left out of each shard, beside the shards until the manifest lists it: a rerun keeps shards.
-
-    Attributes:
-        folder: of the set.
-        num_shards: of the set.
-    """
+    """Notes of what was left out of each shard, beside the shards until the manifest lists it: a rerun keeps shards."""
 
     folder: Path
     num_shards: int

@@ -44,74 +44,45 @@ SPILL = "spill"
 
 @dataclass(frozen=True)
 class Packing:
-    """Options of packing.
+    """Options of packing."""
 
-    Attributes:
-        max_tokens: slots of a pack; None: the data's max_seq_length.
-        max_sequences: most sequences of one pack.
-    """
-
-    max_tokens: int | None = None
-    max_sequences: int = 3
+    max_tokens: int | None = None  # slots of a pack; None: the data's max_seq_length
+    max_sequences: int = 3  # most sequences of one pack
 
 
 @dataclass(frozen=True)
 class Target:
-    """One output set: bin ``number`` of a folder of bins, or the only set.
-
-    Attributes:
-        folder: where its shards go.
-        num_shards: how many.
-        shortest, longest: tokens of the sequences that belong to it.
-    """
+    """One output set: bin ``number`` of a folder of bins, or the only set."""
 
     folder: Path
     num_shards: int
-    shortest: int
-    longest: int
+    shortest: int  # tokens of the sequences that belong to it, at least
+    longest: int  # and at most
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive input sequences.
-
-    Attributes:
-        number: of the piece.
-        first, end: its sequences.
-        shard: number, over all of `prepared_sets`, of the shard that holds them all; None for other stores.
-        row: number of the first one in that shard.
-        before: sequences of each target in the pieces before this one; empty until they are counted.
-    """
+    """Consecutive input sequences."""
 
     number: int
-    first: int
+    first: int  # its sequences
     end: int
-    shard: int | None = None
-    row: int = 0
-    before: tuple[int, ...] = ()
+    shard: int | None = None  # of all `prepared_sets`, the one that holds them all; None for other stores
+    row: int = 0  # of the first one in that shard
+    before: tuple[int, ...] = ()  # sequences of each target in earlier pieces; empty until they are counted
 
 
 @dataclass(frozen=True)
 class Shuffle:
-    """What to shuffle into what; picklable, and all that a job needs.
-
-    Attributes:
-        source: input folder, any kind of store.
-        identity: of its data.
-        out: output folder; spill files go into a folder below it.
-        targets: the output sets.
-        counts: sequences of each target.
-        seed: of places and packing.
-        packing: None for single sequences.
-    """
+    """What to shuffle into what; picklable, and all that a job needs."""
 
     source: Path
-    identity: str
+    identity: str  # of its data
     out: Path
     targets: tuple[Target, ...]
-    counts: tuple[int, ...]
-    seed: int
-    packing: Packing | None = None
+    counts: tuple[int, ...]  # sequences of each target
+    seed: int  # of places and packing
+    packing: Packing | None = None  # None for single sequences
 
     @property
     def fingerprint(self) -> str:

@@ -42,16 +42,11 @@ class Md5List:
     The md5 of a shard's rows, as NVIDIA's ``hdf5_md5.py`` prints it, is that of the text of a Python list
     ("['0cc1...', '92eb...']") which holds for each row, without padding, the md5 of the text of its token ids as a
     Python list ("[101, 2023, 102]").
-
-    Attributes:
-        path: the list.
-        files: name -> md5 of the file's bytes.
-        rows: name -> md5 of its rows.
     """
 
     path: Path
-    files: dict[str, str]
-    rows: dict[str, str]
+    files: dict[str, str]  # name -> md5 of the file's bytes
+    rows: dict[str, str]  # name -> md5 of its rows
 
     @classmethod
     def read(cls, path: Path) -> Md5List:
@@ -82,21 +77,13 @@ class Md5List:
 
 @dataclass(frozen=True)
 class FileJob:
-    """One file to check.
-
-    Attributes:
-        path: the file.
-        info: limits of the set that it belongs to.
-        shard: its number in the manifest beside it; None for other kinds.
-        shortest: tokens that its sequences must have at least.
-        md5, rows_md5: what a published list says of it, or "".
-    """
+    """One file to check."""
 
     path: Path
-    info: StoreInfo
-    shard: int | None = None
-    shortest: int = 1
-    md5: str = ""
+    info: StoreInfo  # limits of the set that it belongs to
+    shard: int | None = None  # its number in the manifest beside it; None for other kinds
+    shortest: int = 1  # tokens that its sequences must have at least
+    md5: str = ""  # of the file and of its rows, as a published list has them, or ""
     rows_md5: str = ""
 
 
@@ -117,18 +104,12 @@ class FileReport:
 
 @dataclass(frozen=True)
 class SetReport:
-    """What was found in a folder.
-
-    Attributes:
-        info: what is known of the set; None when that cannot be read.
-        files: of each file.
-        problems: one line each, with the name of the file.
-    """
+    """What was found in a folder."""
 
     folder: Path
-    info: StoreInfo | None
+    info: StoreInfo | None  # what is known of the set; None when that cannot be read
     files: list[FileReport]
-    problems: list[str]
+    problems: list[str]  # one line each, with the name of the file
 
     def total(self, name: str) -> int:
         """Sum of a number over the files."""

@@ -93,8 +93,7 @@ def open_folder(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Store:
         if store.num_packs:
             raise UserError(store.paths[0], "is a packed shard in a folder of bins", "Bins hold single sequences")
     filled = {bin_name(store.paths[0]): store.lengths for store in bins if len(store)}
-    shortest = {name: int(lengths.min()) for name, lengths in filled.items()}
-    check_bins(folder, shortest, {name: int(lengths.max()) for name, lengths in filled.items()})
+    check_bins(folder, {name: (int(lengths.min()), int(lengths.max())) for name, lengths in filled.items()})
     info = replace(
         describe(folder, limits),
         max_seq_length=max(store.info.max_seq_length for store in bins),

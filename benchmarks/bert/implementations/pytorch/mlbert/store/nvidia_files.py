@@ -118,22 +118,21 @@ def bins_of(folder: Path) -> list[list[Path]]:
     return list(groups.values()) if len(groups) > 1 else []
 
 
-def check_bins(folder: Path, shortest: Mapping[str, int], longest: Mapping[str, int]) -> None:
+def check_bins(folder: Path, lengths: Mapping[str, tuple[int, int]]) -> None:
     """Make sure that what looks like bins is cut by length: no two share one. A folder that holds, say, training and
     evaluation data side by side is no set.
 
     Args:
-        shortest, longest: bin -> tokens of its shortest and longest sequence.
+        lengths: bin -> tokens of its shortest and longest sequence.
 
     Raises:
         UserError: two bins overlap.
     """
-    order = sorted(shortest, key=lambda name: (shortest[name], longest[name]))
-    for one, other in itertools.pairwise(order):
-        if shortest[other] <= longest[one]:
-            reason = f"{one} (lengths {shortest[one]} to {longest[one]}) and {other} ({shortest[other]} to "
-            reason += f"{longest[other]}) are no length bins of one set"
-            raise UserError(folder, reason, "Give one of the folders")
+    order = sorted(lengths.items(), key=lambda item: item[1])
+    for (one, (first, last)), (other, (next_first, next_last)) in itertools.pairwise(order):
+        if next_first <= last:
+            reason = f"{one} (lengths {first} to {last}) and {other} ({next_first} to {next_last})"
+            raise UserError(folder, f"{reason} are no length bins of one set", "Give one of the folders")
 
 
 def bin_name(path: Path) -> str:
