@@ -20,7 +20,7 @@ from mlbert.prepare.wordpiece import SPECIAL_TOKENS
 from mlbert.store.manifest import read_manifest
 from mlbert.store.prepared import ShardSet
 from mlbert.store.ragged import DTYPES, Ragged
-from mlbert.store.tfrecord import ExampleReader, Widths, read_examples, write_examples
+from mlbert.store.tfrecord import ExampleReader, Widths, write_examples
 
 SPECIAL = len(SPECIAL_TOKENS)
 WIDTHS = Widths(32, 5)
@@ -204,8 +204,8 @@ def test_full_disk(folder, vocab, tmp_path):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "from pathlib import Path\n"
-        "from mlbert.store.tfrecord import read_examples, write_examples\n"
-        "rows = next(read_examples(sys.argv[1]))\n"
+        "from mlbert.store.tfrecord import ExampleReader, write_examples\n"
+        "rows = next(iter(ExampleReader(sys.argv[1]))).rows\n"
         "write_examples(Path(sys.argv[2]), rows, 32, 5)\n"
     )
     target = tmp_path / "out.tfrecord"
@@ -214,4 +214,4 @@ def test_full_disk(folder, vocab, tmp_path):
     assert "out.tfrecord: cannot be written (File too large)" in done.stderr
     assert not target.exists()
     assert not list(tmp_path.glob("*.tmp"))
-    assert len(next(read_examples(source))) == 50
+    assert len(next(iter(ExampleReader(source))).rows) == 50

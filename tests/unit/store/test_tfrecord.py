@@ -19,7 +19,7 @@ from mlbert.prepare.instances import digest
 from mlbert.store import tfrecord, tfrecord_native
 from mlbert.store import tfrecord_plain as plain
 from mlbert.store.ragged import DTYPES, Ragged
-from mlbert.store.tfrecord import ExampleReader, Widths, find_files, read_examples, read_widths, write_examples
+from mlbert.store.tfrecord import ExampleReader, Widths, find_files, read_widths, write_examples
 from random_set import random_rows
 from tfrecord_examples import (
     SIMPLE_ROW,
@@ -30,6 +30,7 @@ from tfrecord_examples import (
     frame,
     message,
     odd_examples,
+    read_examples,
     simple_lists,
 )
 

@@ -1,6 +1,6 @@
 """The benchmark's TFRecords: read into ragged sequences, written from them.
 
-    for rows in read_examples(Path("part-00000-of-00500")):
+    for rows, starts, ends in ExampleReader("part-00000-of-00500"):
         ...
 
 Every checksum is checked and every value is looked at; padding is removed. What is wrong is told with the file, the
@@ -315,18 +315,6 @@ class ExampleReader:
 
 def _content(record: np.ndarray) -> bytes:
     return record[HEADER_BYTES:-FOOTER_BYTES].tobytes()
-
-
-def read_examples(
-    path: Path | str, *, batch: int = BATCH, widths: Widths | None = None, vocab_size: int | None = None
-) -> Iterator[Ragged]:
-    """The sequences of a TFRecord file, in order, at most ``batch`` at a time; see `ExampleReader`, which skips too.
-
-    Raises:
-        UserError: names file, record number (from 0) and its first byte.
-    """
-    for part in ExampleReader(path, batch=batch, widths=widths, vocab_size=vocab_size):
-        yield part.rows
 
 
 def read_widths(

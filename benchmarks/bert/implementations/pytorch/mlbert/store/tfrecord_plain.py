@@ -22,6 +22,7 @@ Legend: R records, S sequences.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -147,8 +148,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise BadExample(_NO_EXAMPLE)
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """(number, wire type, value) of each field of a message; bytes for what is not a varint."""
+def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(number, wire type, bytes of the value) of each field of a message."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -156,50 +157,37 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
         if tag >> 32 or number == 0 or wire not in (_VARINT, _64_BITS, _LENGTH, _32_BITS):
             raise BadExample(_NO_EXAMPLE)
         if wire == _VARINT:
-            value, at = _varint(data, at)
-            yield number, wire, value
-            continue
-        size = {_64_BITS: 8, _32_BITS: 4}.get(wire, 0)
-        if wire == _LENGTH:
+            _, end = _varint(data, at)
+        elif wire == _LENGTH:
             size, at = _varint(data, at)
-        if at + size > len(data):
+            end = at + size
+        else:
+            end = at + (8 if wire == _64_BITS else 4)
+        if end > len(data):
             raise BadExample(_NO_EXAMPLE)
-        yield number, wire, data[at : at + size]
-        at += size
+        yield number, wire, data[at:end]
+        at = end
 
 
 def _messages(data: bytes, wanted: int) -> Iterator[bytes]:
     """The sub-messages of field ``wanted``."""
-    for number, wire, value in _fields(data):
-        if number == wanted and wire == _LENGTH:
-            assert isinstance(value, bytes)
-            yield value
+    return (value for number, wire, value in _fields(data) if number == wanted and wire == _LENGTH)
 
 
 def _values(data: bytes, kind: int) -> list:
     """The values of a tf.train.Int64List or FloatList, packed or one by one."""
     values: list = []
     for number, wire, value in _fields(data):
-        if number != 1:
-            continue
-        if kind == _INT and isinstance(value, int):
-            values.append(_signed(value))
-        elif kind == _INT and wire == _LENGTH:
-            assert isinstance(value, bytes)
+        if number == 1 and kind == _INT and wire in (_VARINT, _LENGTH):
             at = 0
             while at < len(value):
                 element, at = _varint(value, at)
-                values.append(_signed(element))
-        elif kind == _FLOAT and wire in (_LENGTH, _32_BITS):
-            assert isinstance(value, bytes)
+                values.append(element - (1 << 64) if element >> 63 else element)
+        elif number == 1 and kind == _FLOAT and wire in (_32_BITS, _LENGTH):
             if len(value) % 4:
                 raise BadExample(_NO_EXAMPLE)
             values += struct.unpack(f"<{len(value) // 4}f", value)
     return values
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
 
 
 def _read_lists(record: bytes) -> dict[str, tuple[int, list]]:
@@ -220,7 +208,6 @@ def _read_feature(entry: bytes) -> tuple[int, list]:
         for number, wire, value in _fields(feature):
             if wire != _LENGTH or number > _INT:
                 continue
-            assert isinstance(value, bytes)
             if number != kind:  # the kinds are a "oneof": another kind replaces, the same one is continued
                 values = []
             kind = number
@@ -288,8 +275,8 @@ def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID
     for weight in weights:
         if weight not in (0.0, 1.0):
             raise BadExample(f"has {weight:g} in masked_lm_weights, 0 or 1 expected")
-    positions = [at for at, weight in zip(values["masked_lm_positions"], weights, strict=True) if weight]
-    labels = [label for label, weight in zip(values["masked_lm_ids"], weights, strict=True) if weight]
+    positions = list(itertools.compress(values["masked_lm_positions"], weights))
+    labels = list(itertools.compress(values["masked_lm_ids"], weights))
     for position in positions:
         if not 0 <= position < length:
             raise BadExample(f"has {position} in masked_lm_positions, the sequence has {length} tokens")
