@@ -74,7 +74,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """What to shuffle into what; picklable, and all that a job needs."""
+    """What to shuffle into what; picklable, and all that a job needs. Spill files go into a folder below ``out``."""
 
     source: Path
     identity: str  # of its data
