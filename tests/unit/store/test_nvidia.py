@@ -19,7 +19,8 @@ from mlbert.feed.packed import PackedSource
 from mlbert.store import nvidia, nvidia_index
 from mlbert.store.file_map import FileMap
 from mlbert.store.nvidia import NvidiaStore
-from mlbert.store.nvidia_index import Limits, gather_items
+from mlbert.store.nvidia_files import Items
+from mlbert.store.nvidia_index import Limits
 from mlbert.store.open import describe, open_store
 from mlbert.store.prepared import ShardWriter
 from mlbert.store.ragged import DTYPES, Ragged, offsets_of
@@ -303,7 +304,7 @@ def test_gather_items(ranges):
     view = np.arange(100)
     starts, counts = (np.asarray([part[i] for part in ranges], np.int64) for i in (0, 1))
     expected = [value for start, count in ranges for value in range(start, start + count)]
-    assert gather_items(view, starts, counts, 1).tolist() == expected
+    assert Items(view, starts, counts, 1).gather().tolist() == expected
 
 
 # Damage

@@ -28,6 +28,7 @@ from mlbert.store.file_map import FileMap
 from mlbert.store.nvidia_files import (
     COLUMNS,
     REFERENCE,
+    Items,
     Shard,
     bin_name,
     bins_of,
@@ -38,13 +39,10 @@ from mlbert.store.nvidia_files import (
     open_shard,
     read_column,
 )
-from mlbert.store.nvidia_index import Limits, gather_items, item_starts, load_index
+from mlbert.store.nvidia_index import Limits, item_starts, load_index
 from mlbert.store.ragged import Ragged, offsets_of
 
 DEFAULT_LIMITS = Limits()
-# Where a column's items lie: an array, int64 [R] index of each row's first item in it and number of its items, and the
-# distance between items.
-_Items = tuple[np.ndarray, np.ndarray, np.ndarray, int]
 
 
 def accepts(folder: Path) -> bool:
@@ -192,11 +190,11 @@ class NvidiaStore:
                 raise self._error(int(rows[row_of[np.argmax(wrong)]]), reason)
 
         def items(name: str, wanted: np.ndarray) -> np.ndarray:
-            source, starts, counts, step = columns[name]
+            column = columns[name]
             if self._index.kind == "fixed":
-                counts = wanted  # the rest is padding
-            refuse(each_row, counts != wanted, f"has {name} of another length than the columns beside it")
-            return gather_items(source, starts, counts, step)
+                column = column._replace(counts=wanted)  # the rest is padding
+            refuse(each_row, column.counts != wanted, f"has {name} of another length than the columns beside it")
+            return column.gather()
 
         tokens, segments = items("input_ids", row_lengths), items("segment_ids", row_lengths)
         token_row = np.repeat(each_row, row_lengths)
@@ -207,14 +205,14 @@ class NvidiaStore:
         refuse(token_row, segments != expected, "has segment_ids that are not zeros and then ones")
         row_of = np.repeat(each_row, row_counts)  # of each sequence
         refuse(row_of, first_lengths < 1, "has segment_ids without a zero")
-        next_counts = columns["next_sentence_labels"][2]
+        next_counts = columns["next_sentence_labels"].counts
         refuse(each_row, next_counts != row_counts, "has too many or few next_sentence_labels")
         labels = items("next_sentence_labels", row_counts)
         refuse(row_of, (labels != 0) & (labels != 1), "has a next_sentence_label other than 0 or 1")
 
-        masked_counts = columns["masked_lm_positions"][2]
+        masked_counts = columns["masked_lm_positions"].counts
         if self._index.kind == "fixed":
-            used = gather_items(*columns["masked_lm_positions"]).reshape(len(rows), self._index.max_masked) != 0
+            used = columns["masked_lm_positions"].gather().reshape(len(rows), self._index.max_masked) != 0
             masked_counts = used.sum(axis=1)
             gaps = (used != (np.arange(used.shape[1]) < masked_counts[:, None])).any(axis=1)
             refuse(each_row, gaps, "has a masked position after the padding")
@@ -248,16 +246,16 @@ class NvidiaStore:
         shift = self._first_sequence[rows] - offsets_of(counts)[:-1]
         return counts, self._index.lengths[np.repeat(shift, counts) + np.arange(counts.sum())].astype(np.int64)
 
-    def _columns(self, rows: np.ndarray) -> dict[str, _Items]:
+    def _columns(self, rows: np.ndarray) -> dict[str, Items]:
         file_of = np.searchsorted(self._first_row, rows, side="right") - 1
         if (self._index.offsets[file_of, 0] >= 0).all():
             return {name: self._mapped_column(name, rows, file_of) for name in COLUMNS}
         return self._plain_columns(rows, file_of)
 
-    def _plain_columns(self, rows: np.ndarray, file_of: np.ndarray) -> dict[str, _Items]:
+    def _plain_columns(self, rows: np.ndarray, file_of: np.ndarray) -> dict[str, Items]:
         """Through h5py; one file at a time, since its handles are shared by threads."""
         order = np.argsort(file_of, kind="stable")  # rows as they are read, file by file
-        read: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in COLUMNS}
+        read: dict[str, list[Items]] = {name: [] for name in COLUMNS}
         for number in np.unique(file_of).tolist():
             inside = rows[order[file_of[order] == number]] - self._first_row[number]
             shard = Shard(self.paths[number], self._index.kind, int(self._index.rows[number]))
@@ -266,21 +264,21 @@ class NvidiaStore:
                     read[name].append(read_column(file, shard, name, inside))
         columns, back = {}, np.argsort(order)
         for name, parts in read.items():
-            flat, counts = (np.concatenate(column) for column in zip(*parts, strict=True))
-            columns[name] = flat, offsets_of(counts)[:-1][back], counts[back], 1
+            flat, counts = (np.concatenate([getattr(part, of) for part in parts]) for of in ("source", "counts"))
+            columns[name] = Items(flat, offsets_of(counts)[:-1], counts, 1).of(back)
         return columns
 
-    def _mapped_column(self, name: str, rows: np.ndarray, file_of: np.ndarray) -> _Items:
+    def _mapped_column(self, name: str, rows: np.ndarray, file_of: np.ndarray) -> Items:
         index, number, size = self._index, COLUMNS.index(name), item_dtype(name).itemsize
         inside = rows - self._first_row[file_of]
         base = self._map.starts[file_of]
         table = base + index.offsets[file_of, number]
         if index.kind == "fixed" or (index.kind == "variable" and name == "next_sentence_labels"):
             width = 1 if name == "next_sentence_labels" else index.max_masked if "masked" in name else index.max_tokens
-            return self._views[size], table + inside * (width * size), np.full(len(rows), width, np.int64), size
+            return Items(self._views[size], table + inside * (width * size), np.full(len(rows), width, np.int64), size)
         references = self._references[table + inside * REFERENCE.itemsize]
         counts = references["length"].astype(np.int64)
         starts = base + item_starts(references, index.places[rows, number])
         if (starts + counts * size > self._map.ends[file_of])[counts > 0].any():
             raise UserError(self.info.folder, "was changed while it was open", "Open it again")
-        return self._views[size], starts, counts, size
+        return Items(self._views[size], starts, counts, size)

@@ -25,13 +25,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.store.file_map import at_every_byte
+from mlbert.store.ragged import offsets_of
 
 SUFFIXES = (".hdf5", ".hdf", ".h5", "")
 REMAKE = "Restore the file or make it again"
@@ -354,14 +355,37 @@ def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tu
     return keys, places, rooms
 
 
-def read_column(file: h5py.File, shard: Shard, column: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+class Items(NamedTuple):
+    """Where the items (int8 or int16) of some rows of a column lie.
+
+    Attributes:
+        source: [B]; where it is a file's bytes, with an item at every byte.
+        starts: int64 [R], index of each row's first item.
+        counts: int64 [R], items of each row.
+        step: distance between a row's items in ``source``.
+    """
+
+    source: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+    step: int
+
+    def of(self, rows: np.ndarray) -> Items:
+        """Those of some rows."""
+        return self._replace(starts=self.starts[rows], counts=self.counts[rows])
+
+    def gather(self) -> np.ndarray:
+        """The items, back to back."""
+        ends = np.cumsum(self.counts)
+        index = np.arange(int(ends[-1]) if len(ends) else 0) * self.step
+        return self.source[index + np.repeat(self.starts - (ends - self.counts) * self.step, self.counts)]
+
+
+def read_column(file: h5py.File, shard: Shard, column: str, rows: np.ndarray) -> Items:
     """Items of some rows through h5py: the plain form of what the mapped reading does.
 
     Args:
         rows: int64 [R], any order.
-
-    Returns:
-        flat items (int8 or int16), and int64 [R] how many each row has (the width, for a fixed column).
 
     Raises:
         UserError: the file is damaged there.
@@ -378,7 +402,7 @@ def read_column(file: h5py.File, shard: Shard, column: str, rows: np.ndarray) ->
     chosen = [np.atleast_1d(read[index]) for index in back]
     counts = np.asarray([len(row) for row in chosen], np.int64)
     flat = np.concatenate(chosen) if chosen else np.empty(0, wanted)
-    return flat.astype(wanted), counts
+    return Items(flat.astype(wanted), offsets_of(counts)[:-1], counts, 1)
 
 
 def _read_rows(dataset: Any, rows: np.ndarray) -> np.ndarray:

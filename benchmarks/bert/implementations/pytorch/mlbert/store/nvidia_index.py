@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import filecmp
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from mlbert.store.nvidia_files import (
     COLUMNS,
     HEADER_BYTES,
     KINDS,
+    Items,
     Shard,
     heap_places,
     inspect,
@@ -146,7 +147,7 @@ def index_shard(shard: Shard, content: np.ndarray, limits: Limits) -> Index:
     """
     if shard.kind == "fixed":
         return _index_fixed(shard, content, limits)
-    return _index_rows(shard, _mapped_rows(shard, content) or _plain_rows(shard), limits)
+    return _index_rows(shard, *_columns(shard, content), limits)
 
 
 def _index_of(
@@ -173,7 +174,7 @@ def _index_fixed(shard: Shard, content: np.ndarray, limits: Limits) -> Index:
                 begin = shard.offsets["input_mask"] + start * shard.max_tokens
                 flat = np.frombuffer(content, np.int8, len(rows) * shard.max_tokens, begin)
             else:
-                flat, _ = read_column(file, shard, "input_mask", rows)
+                flat = read_column(file, shard, "input_mask", rows).source
             mask = flat.reshape(len(rows), shard.max_tokens)
             lengths[rows] = (mask == 1).sum(axis=1)
             odd = (mask != (np.arange(shard.max_tokens) < lengths[rows, None])).any(axis=1)
@@ -184,48 +185,20 @@ def _index_fixed(shard: Shard, content: np.ndarray, limits: Limits) -> Index:
     return _index_of(shard, bool(shard.offsets), lengths, np.empty(0), np.empty((shard.rows, 0)), problems)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """A shard's variable-length columns.
-
-    Attributes:
-        counts: column -> int64 [rows], items of each row.
-        places: column -> uint16 [rows], see `heap_places`; None when the shard is read through h5py.
-        items: gives a column's items of some rows (int64), back to back.
-    """
-
-    counts: dict[str, np.ndarray]
-    places: dict[str, np.ndarray] | None
-    items: Callable[[str, np.ndarray], np.ndarray]
-
-
-def _mapped_rows(shard: Shard, content: np.ndarray) -> _Rows | None:
-    """Out of the file's bytes; None where they do not lie in them plainly."""
+def _columns(shard: Shard, content: np.ndarray) -> tuple[dict[str, Items], dict[str, np.ndarray] | None]:
+    """The variable-length columns of a shard and their `heap_places`; None where it is read through h5py."""
     found = heap_places(content, shard) if shard.offsets else None
     if found is None:
-        return None
-    references, places = found
-    counts = {name: table["length"].astype(np.int64) for name, table in references.items()}
-
-    def items(column: str, rows: np.ndarray) -> np.ndarray:
-        dtype = item_dtype(column)
-        starts = item_starts(references[column][rows], places[column][rows])
-        return gather_items(at_every_byte(content, dtype), starts, counts[column][rows], dtype.itemsize)
-
-    return _Rows(counts, places, items)
-
-
-def _plain_rows(shard: Shard) -> _Rows:
-    """The same through h5py."""
-    with open_shard(shard.path) as file:
         names = [name for name in shard.columns if shard.is_variable(name)]
-        columns = {name: read_column(file, shard, name, np.arange(shard.rows)) for name in names}
-
-    def items(column: str, rows: np.ndarray) -> np.ndarray:
-        flat, counts = columns[column]
-        return gather_items(flat, offsets_of(counts)[:-1][rows], counts[rows], 1)
-
-    return _Rows({name: counts for name, (_, counts) in columns.items()}, None, items)
+        with open_shard(shard.path) as file:
+            return {name: read_column(file, shard, name, np.arange(shard.rows)) for name in names}, None
+    references, places = found
+    columns = {}
+    for name, table in references.items():
+        dtype = item_dtype(name)
+        starts, counts = item_starts(table, places[name]), table["length"].astype(np.int64)
+        columns[name] = Items(at_every_byte(content, dtype), starts, counts, dtype.itemsize)
+    return columns, places
 
 
 def item_starts(references: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -233,26 +206,12 @@ def item_starts(references: np.ndarray, places: np.ndarray) -> np.ndarray:
     return references["address"].astype(np.int64) + 8 * places.astype(np.int64) + HEADER_BYTES
 
 
-def gather_items(source: np.ndarray, starts: np.ndarray, counts: np.ndarray, step: int) -> np.ndarray:
-    """Items of ranges of an array.
-
-    Args:
-        source: [B], the items.
-        starts: int64 [S], index of each range's first item.
-        counts: int64 [S], items of each range.
-        step: distance between items of a range in ``source``: their size, where it has one at every byte.
-    """
-    ends = np.cumsum(counts)
-    index = np.arange(int(ends[-1]) if len(ends) else 0) * step
-    return source[index + np.repeat(starts - (ends - counts) * step, counts)]
-
-
-def _index_rows(shard: Shard, rows: _Rows, limits: Limits) -> Index:
+def _index_rows(shard: Shard, columns: dict[str, Items], places: dict[str, np.ndarray] | None, limits: Limits) -> Index:
     """Index of a shard with rows of their own length; every check that needs no token."""
     problems: dict[int, str] = {}
-    counts = rows.counts
-    for name, places in (rows.places or {}).items():
-        _note(problems, (counts[name] > 0) & (places == 0), f"has a {name} that is not in the file")
+    counts = {name: items.counts for name, items in columns.items()}
+    for name, places_of in (places or {}).items():
+        _note(problems, (counts[name] > 0) & (places_of == 0), f"has a {name} that is not in the file")
     tokens, masked = counts["input_ids"], counts["masked_lm_ids"]
     _note(problems, tokens < 1, "is empty")
     _note(problems, tokens > limits.max_seq_length, f"has more than {limits.max_seq_length} tokens")
@@ -260,28 +219,30 @@ def _index_rows(shard: Shard, rows: _Rows, limits: Limits) -> Index:
     different = "has masked_lm_positions of another length than masked_lm_ids"
     _note(problems, counts["masked_lm_positions"] != masked, different)
     if shard.kind == "packed":
-        lengths, sequences = _index_packs(shard, rows, limits, problems)
+        lengths, sequences = _index_packs(shard, columns, limits, problems)
     else:
         _note(problems, masked > limits.max_predictions, f"has more than {limits.max_predictions} masked tokens")
         lengths, sequences = tokens.copy(), np.empty(0, np.int64)
         lengths[list(problems)] = 1
     kept = [name for name in COLUMNS if name in counts]
-    found = np.stack([rows.places[name] for name in kept], axis=1) if rows.places else np.zeros((shard.rows, len(kept)))
-    return _index_of(shard, rows.places is not None, lengths, sequences, found, problems)
+    table = np.stack([places[name] for name in kept], axis=1) if places else np.zeros((shard.rows, len(kept)))
+    return _index_of(shard, places is not None, lengths, sequences, table, problems)
 
 
-def _index_packs(shard: Shard, rows: _Rows, limits: Limits, problems: dict[int, str]) -> tuple[np.ndarray, np.ndarray]:
+def _index_packs(
+    shard: Shard, columns: dict[str, Items], limits: Limits, problems: dict[int, str]
+) -> tuple[np.ndarray, np.ndarray]:
     """Lengths of the sequences (int64 [N]) and how many each pack has (int64 [R]); notes bad packs."""
-    counts = rows.counts["packed_input_len"].copy()
+    counts = columns["packed_input_len"].counts
     _note(problems, counts < 1, "has no packed_input_len")
     for name in ("packed_masked_lm_len", "next_sentence_labels"):
-        _note(problems, rows.counts[name] != counts, f"has {name} of another length than packed_input_len")
+        _note(problems, columns[name].counts != counts, f"has {name} of another length than packed_input_len")
     good = np.ones(shard.rows, bool)
     good[list(problems)] = False
     chosen = np.flatnonzero(good)
     pack_of = np.repeat(chosen, counts[chosen])
-    lengths = rows.items("packed_input_len", chosen).astype(np.int64)
-    masked = rows.items("packed_masked_lm_len", chosen).astype(np.int64)
+    lengths = columns["packed_input_len"].of(chosen).gather().astype(np.int64)
+    masked = columns["packed_masked_lm_len"].of(chosen).gather().astype(np.int64)
 
     def with_any(bad: np.ndarray) -> np.ndarray:
         return np.bincount(pack_of[bad], minlength=shard.rows) > 0
@@ -290,9 +251,11 @@ def _index_packs(shard: Shard, rows: _Rows, limits: Limits, problems: dict[int, 
         return np.bincount(pack_of, values, minlength=shard.rows).astype(np.int64)
 
     _note(problems, with_any(lengths < 1), "has a sequence without tokens in packed_input_len")
-    _note(problems, good & (total(lengths) != rows.counts["input_ids"]), "has a packed_input_len that does not add up")
-    sums = total(masked) != rows.counts["masked_lm_ids"]
-    _note(problems, good & sums, "has a packed_masked_lm_len that does not add up")
+    for name, values, column in (
+        ("packed_input_len", lengths, "input_ids"),
+        ("packed_masked_lm_len", masked, "masked_lm_ids"),
+    ):
+        _note(problems, good & (total(values) != columns[column].counts), f"has a {name} that does not add up")
     too_many = (masked < 0) | (masked > limits.max_predictions)
     _note(problems, with_any(too_many), f"has a sequence with more than {limits.max_predictions} masked tokens")
     bad = np.asarray(sorted(problems), np.int64)
