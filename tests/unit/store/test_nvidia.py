@@ -19,8 +19,8 @@ from mlbert.feed.packed import PackedSource
 from mlbert.store import nvidia, nvidia_index
 from mlbert.store.file_map import FileMap
 from mlbert.store.nvidia import NvidiaStore
-from mlbert.store.nvidia_files import Items
 from mlbert.store.nvidia_index import Limits
+from mlbert.store.nvidia_shard import Items
 from mlbert.store.open import describe, open_store
 from mlbert.store.prepared import ShardWriter
 from mlbert.store.ragged import DTYPES, Ragged, offsets_of

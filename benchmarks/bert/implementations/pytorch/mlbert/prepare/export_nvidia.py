@@ -1,4 +1,4 @@
-"""A stored set to HDF5 shards as NVIDIA's trainers read them: fixed, variable or packed (`mlbert.store.nvidia_files`).
+"""A stored set to HDF5 shards as NVIDIA's trainers read them: fixed, variable or packed (`mlbert.store.nvidia_shard`).
 
 Legend: S sequences, R rows (sequences, or packs in the packed layout).
 """
@@ -18,7 +18,7 @@ from mlbert.core.errors import UserError
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import gather_rows, opened
 from mlbert.store.manifest import make_folder, write_atomically
-from mlbert.store.nvidia_files import item_dtype
+from mlbert.store.nvidia_shard import item_dtype
 from mlbert.store.open import describe, open_store
 from mlbert.store.ragged import Ragged, offsets_of
 

@@ -25,8 +25,9 @@ from mlbert.store import nvidia
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BINS
 from mlbert.store.manifest import MANIFEST, Manifest, file_sha256
-from mlbert.store.nvidia_files import bin_name, bins_of, check_bins, inspect, list_shards
+from mlbert.store.nvidia_folder import bin_name, bins_of, check_bins, list_shards
 from mlbert.store.nvidia_index import Limits
+from mlbert.store.nvidia_shard import inspect
 from mlbert.store.open import describe, open_store
 from mlbert.store.prepared import ShardEntry, ShardWriter
 from mlbert.store.ragged import Ragged, offsets_of

@@ -27,6 +27,7 @@ from mlbert.store.base import StoreInfo
 from mlbert.store.bins import BINS, describe_bins, read_bins
 from mlbert.store.checks import mask_problems, pack_problems, row_problems
 from mlbert.store.manifest import MANIFEST, file_sha256, read_manifest
+from mlbert.store.nvidia_folder import bins_of, list_shards
 from mlbert.store.open import describe
 from mlbert.store.prepared import ShardSet, info_of, matching_shard
 from mlbert.store.ragged import Ragged, offsets_of
@@ -291,7 +292,7 @@ def _plan(folder: Path) -> tuple[StoreInfo | None, list[FileJob], list[str]]:
     info = describe(folder)
     if info.kind == "tfrecord":
         return info, [FileJob(path, info) for path in tfrecord.find_files(folder)], []
-    groups = nvidia.bins_of(folder) or [nvidia.list_shards(folder)]
+    groups = bins_of(folder) or [list_shards(folder)]
     return info, [FileJob(path, info) for group in groups for path in group], []
 
 

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,9 +41,12 @@ class IndexCache:
         self.folder = cache_folder() / kind
         self._kept = self.folder / f"{self._which}-{self._state}"
 
-    def read(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+    def read(self, names: Sequence[str]) -> dict[str, Any]:
         """The arrays that `write` kept. Raises OSError or ValueError where there are none, or damaged ones."""
-        return {name: np.load(self._kept / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in names}
+        try:
+            return {name: np.load(self._kept / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in names}
+        except EOFError:  # an empty file
+            raise ValueError("not an array") from None
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Keep arrays instead of older ones of the same files. A cache that cannot be written costs time at the next

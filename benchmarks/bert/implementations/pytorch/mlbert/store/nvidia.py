@@ -1,6 +1,6 @@
 """Folders of HDF5 shards that NVIDIA's data pipeline made, read as they are: fixed, variable and packed.
 
-`mlbert.store.nvidia_files` describes the three kinds. Rows lie in memory maps of all files at once, so a step's
+`mlbert.store.nvidia_shard` describes the three kinds. Rows lie in memory maps of all files at once, so a step's
 sequences from as many different shards are taken with a few array operations, by any number of threads; only shards in
 an unusual form (compressed, chunked) go through the HDF5 library.
 
@@ -25,21 +25,18 @@ from mlbert.core.errors import UserError
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BinnedStore
 from mlbert.store.file_map import FileMap
-from mlbert.store.nvidia_files import (
+from mlbert.store.nvidia_folder import bin_name, bins_of, check_bins, list_shards
+from mlbert.store.nvidia_index import Limits, item_starts, load_index
+from mlbert.store.nvidia_shard import (
     COLUMNS,
     REFERENCE,
     Items,
     Shard,
-    bin_name,
-    bins_of,
-    check_bins,
     inspect,
     item_dtype,
-    list_shards,
     open_shard,
     read_column,
 )
-from mlbert.store.nvidia_index import Limits, item_starts, load_index
 from mlbert.store.ragged import Ragged, offsets_of
 
 DEFAULT_LIMITS = Limits()

@@ -12,7 +12,7 @@ import filecmp
 import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from mlbert.core.errors import UserError
 from mlbert.store.file_map import FileMap, at_every_byte
 from mlbert.store.index_cache import IndexCache
-from mlbert.store.nvidia_files import (
+from mlbert.store.nvidia_shard import (
     COLUMNS,
     HEADER_BYTES,
     KINDS,
@@ -126,7 +126,7 @@ def build_index(paths: Sequence[Path], content: FileMap, limits: Limits) -> Inde
     problems = {
         start + row: text for start, part in zip(starts, parts, strict=True) for row, text in part.problems.items()
     }
-    return Index(first.head, **joined, problems=problems)
+    return replace(first, **joined, problems=problems)
 
 
 def _refuse_copies(paths: Sequence[Path], parts: Sequence[Index]) -> None:

@@ -102,7 +102,7 @@ def masked_crc32c(data: bytes) -> bytes:
 
 def scan(data: np.ndarray, most: int) -> Scan:
     """Find the whole records at the start of ``data`` (uint8 [B]), at most ``most``."""
-    starts, intact, stopped = [0], [], FULL
+    starts, intact, stopped = [0], list[bool](), FULL
     while len(intact) < most:
         at = starts[-1]
         header = data[at : at + HEADER_BYTES].tobytes()
