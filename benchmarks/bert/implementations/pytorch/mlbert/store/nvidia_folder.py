@@ -1,4 +1,4 @@
-"""Which files of a folder are NVIDIA's HDF5 shards, in which order, and which are bins by length, as their names say."""
+"""Which files of a folder are NVIDIA's HDF5 shards, in which order, and which are bins by length: their names tell."""
 
 from __future__ import annotations
 
