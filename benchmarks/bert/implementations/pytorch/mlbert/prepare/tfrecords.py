@@ -53,11 +53,7 @@ class ImportJob:
     vocab_size: int
     fingerprints: tuple[str, ...]
     skip_bad: bool
-
-    @property
-    def left_out(self) -> LeftOut:
-        """Notes of bad records."""
-        return LeftOut(self.out, len(self.files))
+    left_out: LeftOut
 
     def make_shard(self, index: int) -> tuple[ShardEntry, list[str]]:
         """Make one shard unless an earlier run did; also gives what was left out of it."""
@@ -116,16 +112,16 @@ def tfrecords_to_hdf5(
         vocab_size=vocabulary["size"],
         fingerprints=tuple(json.dumps([*name, vocabulary["sha256"], skip_bad]) for name in named),
         skip_bad=skip_bad,
+        left_out=LeftOut(out, len(files)),
     )
     writer = ShardWriter(out, len(files), "")
     writer.clear_leftovers()
-    sizes = [stat.st_size for stat in stats]
     results = run_jobs(
         job.make_shard,
         range(len(files)),
         name="TFRecords to HDF5",
         where=out,
-        sizes=sizes,
+        sizes=[stat.st_size for stat in stats],
         workers=workers,
         progress=progress,
     )
