@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from mlbert.store import tfrecord_plain as plain
+from mlbert.store.ragged import Ragged
+from mlbert.store.tfrecord import ExampleReader
 
 Lists = dict[str, list]
+
+
+def read_examples(path: Path | str, **options: Any) -> Iterator[Ragged]:
+    """The sequences of a file."""
+    return (part.rows for part in ExampleReader(path, **options))
 
 
 def varint(value: int) -> bytes:

@@ -267,7 +267,7 @@ def test_finished_with_other_input(tmp_path, vocab):
     write(tmp_path / "theirs", "variable")
     import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
     write_variable(shard_path(tmp_path / "theirs", 0), bert_rows(EACH + 1))
-    with pytest.raises(UserError, match="ours: was imported from other input"):
+    with pytest.raises(UserError, match="ours: was prepared with other input or options"):
         import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
 
 

@@ -20,7 +20,7 @@ from mlbert.prepare.wordpiece import SPECIAL_TOKENS
 from mlbert.store.manifest import read_manifest
 from mlbert.store.prepared import ShardSet
 from mlbert.store.ragged import DTYPES, Ragged
-from mlbert.store.tfrecord import ExampleReader, Widths, read_examples, write_examples
+from mlbert.store.tfrecord import ExampleReader, Widths, write_examples
 
 SPECIAL = len(SPECIAL_TOKENS)
 WIDTHS = Widths(32, 5)
@@ -94,10 +94,10 @@ def test_there_and_back(folder, vocab, tmp_path):
 def test_other_input_is_refused(folder, vocab, tmp_path):
     tfrecords_to_hdf5([folder], vocab, tmp_path / "set")
     hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back")
-    with pytest.raises(UserError, match="was prepared from other input or with other options"):
+    with pytest.raises(UserError, match="was prepared with other input or options"):
         tfrecords_to_hdf5(sorted(folder.iterdir())[:2], vocab, tmp_path / "set")
     tfrecords_to_hdf5(sorted(folder.iterdir())[:2], vocab, tmp_path / "two")
-    with pytest.raises(UserError, match="was prepared from another set"):
+    with pytest.raises(UserError, match="was prepared with other input or options"):
         hdf5_to_tfrecords(tmp_path / "two", tmp_path / "back")
 
 
@@ -136,7 +136,7 @@ def test_skip_bad(folder, vocab, tmp_path):
     assert f"left out: {files[1]}: record 0 (byte 0)" in done.output
     assert "2 records left out" in done.output
     assert read_manifest(tmp_path / "set").num_sequences == 178
-    assert not list((tmp_path / "set").glob("*.skipped.json"))
+    assert not list((tmp_path / "set").glob("skipped-*"))
 
 
 def test_list_of_skipped_survives_an_interruption(folder, vocab, tmp_path):
@@ -147,7 +147,7 @@ def test_list_of_skipped_survives_an_interruption(folder, vocab, tmp_path):
     manifest = tmp_path / "killed" / "manifest.json"
     ((_, listed),) = json.loads(manifest.read_bytes())["provenance"]["skipped"].items()
     manifest.unlink()
-    (tmp_path / "killed" / "shard-00000-of-00003.h5.skipped.json").write_text(json.dumps(listed))
+    (tmp_path / "killed" / "skipped-00000.json").write_text(json.dumps(listed))
     (tmp_path / "killed" / "shard-00002-of-00003.h5").unlink()
     kept = (tmp_path / "killed" / "shard-00000-of-00003.h5").stat().st_mtime_ns
     tfrecords_to_hdf5([folder], vocab, tmp_path / "killed", skip_bad=True)
@@ -204,8 +204,8 @@ def test_full_disk(folder, vocab, tmp_path):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "from pathlib import Path\n"
-        "from mlbert.store.tfrecord import read_examples, write_examples\n"
-        "rows = next(read_examples(sys.argv[1]))\n"
+        "from mlbert.store.tfrecord import ExampleReader, write_examples\n"
+        "rows = next(iter(ExampleReader(sys.argv[1]))).rows\n"
         "write_examples(Path(sys.argv[2]), rows, 32, 5)\n"
     )
     target = tmp_path / "out.tfrecord"
@@ -214,4 +214,4 @@ def test_full_disk(folder, vocab, tmp_path):
     assert "out.tfrecord: cannot be written (File too large)" in done.stderr
     assert not target.exists()
     assert not list(tmp_path.glob("*.tmp"))
-    assert len(next(read_examples(source))) == 50
+    assert len(next(iter(ExampleReader(source))).rows) == 50

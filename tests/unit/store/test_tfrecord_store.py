@@ -75,13 +75,15 @@ def test_index_is_kept_and_follows_the_files(folder, cache, monkeypatch):
     assert not kept.exists()
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing", "other"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "missing", "other"])
 def test_damaged_index_is_made_again(folder, cache, damage):
     TFRecordStore(folder)
     (kept,) = cache.iterdir()
     starts = kept / "starts.npy"
     if damage == "truncated":
         os.truncate(starts, starts.stat().st_size - 8)
+    elif damage == "empty":
+        os.truncate(starts, 0)
     elif damage == "missing":
         starts.unlink()
     else:

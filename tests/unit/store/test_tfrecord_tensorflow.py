@@ -13,9 +13,9 @@ import pytest
 
 from mlbert.prepare.instances import FEATURES, padded_feature
 from mlbert.store.ragged import DTYPES, Ragged
-from mlbert.store.tfrecord import read_examples, write_examples
+from mlbert.store.tfrecord import write_examples
 from random_set import random_rows
-from tfrecord_examples import SIMPLE_ROW, frame, odd_examples, simple_lists
+from tfrecord_examples import SIMPLE_ROW, frame, odd_examples, read_examples, simple_lists
 
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("TensorFlow is not installed (the tf extra)", allow_module_level=True)

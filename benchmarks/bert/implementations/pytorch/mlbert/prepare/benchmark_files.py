@@ -15,29 +15,17 @@ LIST = Path(__file__).with_name("benchmark_files.json")
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of the list.
+    """One file of the list."""
 
-    Attributes:
-        name: path below the output folder, and below a mirror.
-        size: bytes; None where only the sum is published.
-        md5: 32 hexadecimal digits.
-        group: for ``--only``.
-        urls: where it is published; tried in order.
-        unpack: folder for the files of an archive, or "".
-        checksums: name of a list of sums for the archive's files, or "".
-        members: sums known beforehand, name -> (bytes, md5).
-        default: fetched when nothing is named.
-    """
-
-    name: str
-    size: int | None
-    md5: str
-    group: str
-    urls: tuple[str, ...]
-    unpack: str = ""
-    checksums: str = ""
-    members: dict[str, tuple[int, str]] = field(default_factory=dict)
-    default: bool = True
+    name: str  # path below the output folder, and below a mirror
+    size: int | None  # bytes; None where only the sum is published
+    md5: str  # 32 hexadecimal digits
+    group: str  # for ``--only``
+    urls: tuple[str, ...]  # where it is published; tried in order
+    unpack: str = ""  # folder for the files of an archive, or ""
+    checksums: str = ""  # name of a list of sums for the archive's files, or ""
+    members: dict[str, tuple[int, str]] = field(default_factory=dict)  # sums known beforehand, name -> (bytes, md5)
+    default: bool = True  # fetched when nothing is named
 
 
 def read_list(path: Path | None = None) -> list[Entry]:

@@ -22,6 +22,7 @@ from mlbert.prepare import shuffle
 from mlbert.prepare.instance_set import InstanceJob, prepare_instances
 from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.jobs import processes
+from mlbert.store.manifest import file_size
 
 BENCHMARK_INSTANCES = 156_726_829
 BENCHMARK_MEAN_LENGTH = 254.2  # tokens, from the published packing statistics
@@ -32,42 +33,26 @@ PLACE_BYTES = 8  # what a spill file holds beside each sequence
 
 @dataclass(frozen=True)
 class Measured:
-    """One step on the sample, in one process.
+    """One step on the sample, in one process."""
 
-    Attributes:
-        seconds: wall time.
-        base_bytes, peak_bytes: memory of the process before and at most.
-        disk_bytes: size of what the step made.
-        count, tokens: sequences made, and their tokens.
-    """
-
-    seconds: float
-    base_bytes: int
-    peak_bytes: int
-    disk_bytes: int
-    count: int
+    seconds: float  # wall time
+    base_bytes: int  # memory of the process before
+    peak_bytes: int  # and at most
+    disk_bytes: int  # size of what the step made
+    count: int  # sequences made
     tokens: int
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is predicted of one step.
+    """What is predicted of one step."""
 
-    Attributes:
-        name: of the ``mlbert prepare`` command.
-        core_seconds: time on one core.
-        most_workers: pieces of work, so more workers do not help.
-        disk_bytes: what the step leaves.
-        peak_disk_bytes: at most during the step, with what it reads from the step before.
-        worker_bytes: memory of a worker.
-    """
-
-    name: str
-    core_seconds: float
-    most_workers: int
-    disk_bytes: int
-    peak_disk_bytes: int
-    worker_bytes: int
+    name: str  # of the ``mlbert prepare`` command
+    core_seconds: float  # time on one core
+    most_workers: int  # pieces of work: more workers do not help
+    disk_bytes: int  # what the step leaves
+    peak_disk_bytes: int  # at most during the step, with what it reads from the step before
+    worker_bytes: int  # memory of a worker
 
     def seconds(self, workers: int) -> float:
         """Time with so many workers."""
@@ -76,13 +61,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is predicted of one amount of text.
-
-    Attributes:
-        name: of the text.
-        text_bytes, parts, num_sequences: how much it is.
-        steps: in order.
-    """
+    """What is predicted of one amount of text."""
 
     name: str
     text_bytes: int
@@ -123,7 +102,7 @@ def estimate(
     Raises:
         UserError: a part or the vocabulary is bad, or a process was killed.
     """
-    sizes = [_size(path) for path in parts]
+    sizes = [file_size(path) for path in parts]
     with tempfile.TemporaryDirectory(prefix="mlbert-estimate-") as temporary:
         folder = Path(temporary)
         text_bytes = _take_sample(parts, folder / "sample.txt", sample_bytes)
@@ -168,13 +147,6 @@ def _steps(made: Measured, packed: Measured, grow: float, sequences: int, parts:
 
 def _memory(step: Measured, ratio: float) -> int:
     return round(step.base_bytes + (step.peak_bytes - step.base_bytes) * ratio)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check --input") from None
 
 
 def _take_sample(parts: Sequence[Path], sample: Path, sample_bytes: int) -> int:

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.prepare.finished import finished_manifest
 from mlbert.prepare.jobs import SILENT, Progress
-from mlbert.prepare.shuffle import check_output, finished_manifest, inherited, known_vocabulary
+from mlbert.prepare.shuffle import check_output, inherited, known_vocabulary
 from mlbert.store.manifest import Manifest
 from mlbert.store.open import describe, open_store
 from mlbert.store.prepared import ShardWriter

@@ -1,4 +1,4 @@
-"""A stored set to HDF5 shards as NVIDIA's trainers read them: fixed, variable or packed (`mlbert.store.nvidia_files`).
+"""A stored set to HDF5 shards as NVIDIA's trainers read them: fixed, variable or packed (`mlbert.store.nvidia_shard`).
 
 Legend: S sequences, R rows (sequences, or packs in the packed layout).
 """
@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import json
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import h5py
@@ -17,9 +16,9 @@ import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
-from mlbert.store.base import Store
-from mlbert.store.manifest import write_atomically
-from mlbert.store.nvidia_files import item_dtype
+from mlbert.prepare.leave_out import gather_rows, opened
+from mlbert.store.manifest import make_folder, write_atomically
+from mlbert.store.nvidia_shard import item_dtype
 from mlbert.store.open import describe, open_store
 from mlbert.store.ragged import Ragged, offsets_of
 
@@ -58,11 +57,8 @@ class ExportJob:
         fingerprint = hashlib.sha256(named.encode()).hexdigest()
         if _is_written(self.path(index), fingerprint):
             return
-        store, chosen = _opened(self.folder), self.rows(index)
-        if self.layout == "packed":
-            rows, counts = store.gather_packs(chosen)
-        else:
-            rows, counts = store.gather(chosen), np.ones(len(chosen), np.int64)
+        store = opened(self.folder)
+        rows, counts = gather_rows(store, self.rows(index), self.layout == "packed")
         _refuse(self.folder, rows, self.layout)
         if self.layout == "fixed":
             columns = fixed_columns(rows, store.info.max_seq_length, store.info.max_predictions)
@@ -76,12 +72,6 @@ class ExportJob:
             file.flush()
             image = file.id.get_file_image()
         write_atomically(self.path(index), image)
-
-
-@lru_cache(maxsize=1)
-def _opened(folder: Path) -> Store:
-    """Opened once in each worker."""
-    return open_store(folder)
 
 
 def _is_written(path: Path, fingerprint: str) -> bool:
@@ -188,12 +178,8 @@ def export_nvidia(
     num_files = num_files or max(1, round(num_rows / ROWS_A_FILE))
     job = ExportJob(folder, out, layout, describe(folder).identity, num_rows, num_files)
     wanted = [job.path(index) for index in range(num_files)]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        strangers = sorted(path for path in out.iterdir() if path.name.startswith("part_") and path not in wanted)
-    except OSError as error:
-        raise UserError(out, f"cannot be made ({error.strerror})", "Choose another output folder") from None
-    for path in strangers:
+    make_folder(out)
+    for path in sorted(path for path in out.glob("part_*") if path not in wanted):
         if path.name.endswith(".tmp"):
             path.unlink()
         else:

@@ -10,22 +10,24 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.prepare.finished import finished_manifest
 from mlbert.prepare.instance_set import tool_version
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.prepare.leave_out import LeftOut, gather_rows, opened, read_past_errors
 from mlbert.prepare.wordpiece import load_vocabulary
 from mlbert.store import nvidia
-from mlbert.store.base import Store
+from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BINS
-from mlbert.store.manifest import MANIFEST, Manifest, file_sha256, read_manifest, write_atomically
-from mlbert.store.nvidia_files import bin_name, bins_of, check_bins, inspect, list_shards
+from mlbert.store.manifest import MANIFEST, Manifest, file_sha256
+from mlbert.store.nvidia_folder import bin_name, bins_of, check_bins, list_shards
 from mlbert.store.nvidia_index import Limits
+from mlbert.store.nvidia_shard import inspect
 from mlbert.store.open import describe, open_store
 from mlbert.store.prepared import ShardEntry, ShardWriter
 from mlbert.store.ragged import Ragged, offsets_of
@@ -50,44 +52,25 @@ class Part:
 
 @dataclass(frozen=True)
 class PartResult:
-    """A finished shard.
+    """A finished shard."""
 
-    Attributes:
-        source: name and sha256 of what it was made from.
-        entry: for the manifest.
-        skipped: a line for each row (or file) left out.
-        max_seq_length, max_predictions, max_pack_tokens: limits of its source.
-    """
-
-    source: dict[str, str]
-    entry: ShardEntry
-    skipped: list[str]
-    max_seq_length: int
-    max_predictions: int
-    max_pack_tokens: int | None
+    source: dict[str, str]  # name and sha256 of what it was made from
+    entry: ShardEntry  # for the manifest
+    skipped: list[str]  # a line for each row (or file) left out
+    info: StoreInfo | None  # limits of its source; None for a file that was left out
 
 
 @dataclass(frozen=True)
 class ImportJob:
-    """One import.
-
-    Attributes:
-        source: folder of the data set.
-        vocab_file: the vocabulary that it was made with.
-        out: folder of the prepared set.
-        parts: see `parts_of`.
-        packed: whether rows are packs.
-        limits: most tokens of a row and masked tokens of a sequence, where the data does not say.
-        skip_bad: leave bad rows and unreadable files out instead of stopping.
-    """
+    """One import."""
 
     source: Path
-    vocab_file: Path
+    vocab_file: Path  # the vocabulary that it was made with
     out: Path
-    parts: tuple[Part, ...]
-    packed: bool
-    limits: Limits = nvidia.DEFAULT_LIMITS
-    skip_bad: bool = False
+    parts: tuple[Part, ...]  # see `parts_of`
+    packed: bool  # whether rows are packs
+    limits: Limits = nvidia.DEFAULT_LIMITS  # where the data does not say
+    skip_bad: bool = False  # leave bad rows and unreadable files out instead of stopping
 
     def options(self) -> dict[str, Any]:
         """What the set is made of, compared on a rerun."""
@@ -99,9 +82,10 @@ class ImportJob:
             "skip_bad": self.skip_bad,
         }
 
-    def skipped_file(self, index: int) -> Path:
-        """Where a shard's left-out rows are noted until the manifest is written."""
-        return self.out / f"skipped-{index:05d}.json"
+    @property
+    def left_out(self) -> LeftOut:
+        """Notes of bad rows and files."""
+        return LeftOut(self.out, len(self.parts))
 
     def make_shard(self, index: int) -> PartResult:
         """Make shard ``index`` unless an earlier run did.
@@ -114,56 +98,30 @@ class ImportJob:
         named = json.dumps([part.name, part.first, part.end, sha256, self.options()])
         fingerprint = hashlib.sha256(named.encode()).hexdigest()
         writer = ShardWriter(self.out, len(self.parts), fingerprint)
-        kept = writer.is_written(index)
-        skipped = self._noted(index) if kept else None
-        store, unreadable = self._try_open(part)
-        if skipped is None:
-            rows, offsets, skipped = _read(store, part, self) if store else (*_nothing(), unreadable)
-            if self.skip_bad:  # before the shard: a shard that is there has its note beside it
-                write_atomically(self.skipped_file(index), json.dumps(skipped).encode())
+        skipped = self.left_out.read(index) if self.skip_bad else []
+        store = self._open(part)
+        if skipped is None or not writer.is_written(index):
+            rows, offsets, skipped = _read(store, part, self)
+            if self.skip_bad:
+                self.left_out.write(index, skipped)
             writer.write_shard(index, rows, offsets if self.packed else None)
-        source, entry = {"file": part.name, "sha256": sha256}, writer.entry(index)
-        if store is None:
-            return PartResult(source, entry, skipped, 0, 0, None)
-        info = store.info
-        return PartResult(source, entry, skipped, info.max_seq_length, info.max_predictions, info.max_pack_tokens)
+        info = None if isinstance(store, UserError) else store.info
+        return PartResult({"file": part.name, "sha256": sha256}, writer.entry(index), skipped, info)
 
-    def _noted(self, index: int) -> list[str] | None:
-        """What was left out of a shard that is there; None when that is not known."""
-        if not self.skip_bad:
-            return []
+    def _open(self, part: Part) -> Store | UserError:
+        """The part's store; or why there is none, where bad files are left out."""
+        if part.path is None:
+            return opened(self.source)
         try:
-            return [str(line) for line in json.loads(self.skipped_file(index).read_bytes())]
-        except (OSError, ValueError, TypeError):
-            return None
-
-    def _try_open(self, part: Part) -> tuple[Store | None, list[str]]:
-        """The part's store; or None and why, where bad files are left out."""
-        try:
-            return self._open(part), []
+            store = nvidia.NvidiaStore(part.path, limits=self.limits, strict=not self.skip_bad, cached=False)
+            if bool(store.num_packs) != self.packed and len(store):
+                reason = f"{'does not hold' if self.packed else 'holds'} packs, unlike the files before it"
+                raise UserError(part.path, reason, "Keep one kind in a folder")
         except UserError as error:
             if not self.skip_bad:
                 raise
-            return None, [str(error)]
-
-    def _open(self, part: Part) -> Store:
-        if part.path is None:
-            return _opened(self.source)
-        store = nvidia.NvidiaStore(part.path, limits=self.limits, strict=not self.skip_bad, cached=False)
-        if bool(store.num_packs) != self.packed and len(store):
-            reason = f"{'does not hold' if self.packed else 'holds'} packs, unlike the files before it"
-            raise UserError(part.path, reason, "Keep one kind in a folder")
+            return error
         return store
-
-
-@lru_cache(maxsize=1)
-def _opened(folder: Path) -> Store:
-    """Opened once in each worker."""
-    return open_store(folder)
-
-
-def _nothing() -> tuple[Ragged, np.ndarray]:
-    return Ragged.concatenate([]), np.zeros(1, np.int64)
 
 
 def parts_of(source: Path) -> tuple[list[Part], bool]:
@@ -223,14 +181,8 @@ def import_store(
     parts, packed = parts_of(source)
     job = ImportJob(source, vocab_file, out, tuple(parts), packed, limits, skip_bad)
     options = json.loads(json.dumps(job.options()))
-    if (out / MANIFEST).exists():
-        found = read_manifest(out)
-        if found.provenance.get("options") != options:
-            raise UserError(
-                out, "was imported from other input or with other options", "Choose another --out, or remove it"
-            )
-        progress(f"{out} is finished with these options: nothing to do")
-        _remove_notes(job)
+    if found := finished_manifest(out, options, progress):
+        job.left_out.remove()
         return found
     ShardWriter(out, len(parts), "").clear_leftovers()
     results = run_jobs(
@@ -243,16 +195,11 @@ def import_store(
         progress=progress,
     )
     manifest = _finish(job, results, options)
-    _remove_notes(job)
+    job.left_out.remove()
     count = manifest.provenance["skipped"]["count"]
     if count:
         progress(f"{count:,} bad rows or files left out; {out / MANIFEST} lists them")
     return manifest
-
-
-def _remove_notes(job: ImportJob) -> None:
-    for index in range(len(job.parts)):
-        job.skipped_file(index).unlink(missing_ok=True)
 
 
 def _finish(job: ImportJob, results: list[PartResult], options: dict[str, Any]) -> Manifest:
@@ -264,85 +211,70 @@ def _finish(job: ImportJob, results: list[PartResult], options: dict[str, Any]) 
             raise UserError(job.source / name, f"holds the same sequences as {seen[content]}", "Remove one of them")
     _check_bins(job, results)
     skipped = [line for result in results for line in result.skipped]
+    infos = [result.info for result in results if result.info]
     if not seen:
         reason = f"holds no good sequence; first: {skipped[0]}" if skipped else "holds no sequence"
         raise UserError(job.source, reason, "Check the data and the vocabulary")
-    pack_tokens = max((result.max_pack_tokens or 0 for result in results), default=0)
     return ShardWriter(job.out, len(job.parts), "").finish(
         vocabulary={"sha256": options["vocabulary"], "size": len(vocabulary)},
-        max_seq_length=max(result.max_seq_length for result in results),
-        max_predictions=max(result.max_predictions for result in results),
+        max_seq_length=max(info.max_seq_length for info in infos),
+        max_predictions=max(info.max_predictions for info in infos),
         provenance={
             "tool": f"mlbert {tool_version()}",
             "options": options,
             "sources": [result.source for result in results],
             "skipped": {"count": len(skipped), "first": skipped[:LISTED]},
         },
-        packs={"max_tokens": pack_tokens, "max_sequences": _most_sequences(job)} if job.packed else None,
+        packs=_packs(job, infos) if job.packed else None,
         entries=[result.entry for result in results],
     )
 
 
 def _check_bins(job: ImportJob, results: list[PartResult]) -> None:
     """Files of several folders must be length bins of one set."""
-    longest: dict[str, int] = {}
-    shortest: dict[str, int] = {}
+    found: dict[str, list[int]] = {}
     for part, result in zip(job.parts, results, strict=True):
-        lengths = np.flatnonzero(result.entry.histogram)
-        if part.path is not None and len(lengths):
-            name = bin_name(part.path)
-            longest[name] = max(longest.get(name, 0), int(lengths[-1]))
-            shortest[name] = min(shortest.get(name, int(lengths[0])), int(lengths[0]))
-    check_bins(job.source, shortest, longest)
+        if part.path is not None:
+            found.setdefault(bin_name(part.path), []).extend(np.flatnonzero(result.entry.histogram).tolist())
+    lengths = {name: values for name, values in found.items() if values}
+    check_bins(job.source, {name: (min(values), max(values)) for name, values in lengths.items()})
 
 
-def _most_sequences(job: ImportJob) -> int:
+def _packs(job: ImportJob, infos: list[StoreInfo]) -> dict[str, int]:
     writer = ShardWriter(job.out, len(job.parts), "")
     offsets = [map_file(writer.path(index)).pack_offsets for index in range(len(job.parts))]
-    return max((int(np.diff(array).max()) for array in offsets if array is not None and len(array) > 1), default=1)
+    most = max((int(np.diff(array).max()) for array in offsets if array is not None and len(array) > 1), default=1)
+    return {"max_tokens": max(info.max_pack_tokens or 0 for info in infos), "max_sequences": most}
 
 
-def _read(store: Store, part: Part, job: ImportJob) -> tuple[Ragged, np.ndarray, list[str]]:
+def _read(store: Store | UserError, part: Part, job: ImportJob) -> tuple[Ragged, np.ndarray, list[str]]:
     """Good rows of a part, int64 [rows+1] offsets of its packs, and a line for each row left out."""
-    vocabulary = load_vocabulary(job.vocab_file)
-    check = _vocabulary_check(vocabulary)
-    subject = part.path or job.source
-    taken: list[Ragged] = []
-    counts: list[np.ndarray] = []
-    skipped: list[str] = []
+    if isinstance(store, UserError):
+        return Ragged.concatenate([]), offsets_of([]), [str(store)]
+    check = _vocabulary_check(load_vocabulary(job.vocab_file))
     end = part.end if part.path is None else store.num_packs or len(store)
     unit = "row" if part.path else "pack" if job.packed else "sequence"
 
-    def take(first: int, last: int) -> None:
-        try:
-            rows, each = _gather(store, np.arange(first, last), job.packed)
-            bad = check(rows)
-            if bad:
-                sequence, reason = bad
-                row = first + int(np.searchsorted(np.cumsum(each), sequence, side="right"))
-                raise UserError(subject, f"{unit} {row} {reason}", "Give the data's own vocabulary, or use --skip-bad")
-        except UserError as error:
-            if not job.skip_bad:
-                raise
-            if last - first == 1:
-                skipped.append(str(error))
-            else:
-                middle = (first + last) // 2
-                take(first, middle)
-                take(middle, last)
+    def read(numbers: np.ndarray) -> tuple[Ragged, np.ndarray]:
+        rows, counts = gather_rows(store, numbers, job.packed)
+        if bad := check(rows):
+            sequence, reason = bad
+            row = numbers[np.searchsorted(np.cumsum(counts), sequence, side="right")]
+            remedy = "Give the data's own vocabulary, or use --skip-bad"
+            raise UserError(part.path or job.source, f"{unit} {row} {reason}", remedy)
+        return rows, counts
+
+    taken: list[tuple[Ragged, np.ndarray]] = []
+    skipped: list[str] = []
+    for found in read_past_errors(read, part.first, end, _BLOCK):
+        if not isinstance(found, UserError):
+            taken.append(found)
+        elif job.skip_bad:
+            skipped.append(str(found))
         else:
-            taken.append(rows)
-            counts.append(each)
-
-    for first in range(part.first, end, _BLOCK):
-        take(first, min(first + _BLOCK, end))
-    if not taken:
-        return *_nothing(), skipped
-    return Ragged.concatenate(taken), offsets_of(np.concatenate(counts)), skipped
-
-
-def _gather(store: Store, rows: np.ndarray, packed: bool) -> tuple[Ragged, np.ndarray]:
-    return store.gather_packs(rows) if packed else (store.gather(rows), np.ones(len(rows), np.int64))
+            raise found
+    rows, counts = zip(*taken, strict=True) if taken else ((), (np.empty(0, np.int64),))
+    return Ragged.concatenate(rows), offsets_of(np.concatenate(counts)), skipped
 
 
 def _vocabulary_check(vocabulary: dict[str, int]) -> Callable[[Ragged], tuple[int, str] | None]:

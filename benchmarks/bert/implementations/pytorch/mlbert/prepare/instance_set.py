@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 from mlbert.core import native
 from mlbert.core.errors import UserError
+from mlbert.prepare.finished import check_finished
 from mlbert.prepare.generator import Generator, make_generator
 from mlbert.prepare.instances import InstanceOptions, digest
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
@@ -47,41 +48,25 @@ def tool_version() -> str:
 
 @dataclass(frozen=True)
 class MadeSet:
-    """What a step made, or found finished.
-
-    Attributes:
-        num_sequences, num_tokens: of the set.
-        vocab_size: entries of the vocabulary.
-        skipped: {"part": file, "reason": line} of every part that was left out.
-    """
+    """What a step made, or found finished."""
 
     num_sequences: int
     num_tokens: int
     vocab_size: int
-    skipped: list[dict[str, str]] = field(default_factory=list)
+    skipped: list[dict[str, str]] = field(default_factory=list)  # {"part": file, "reason": line}
 
 
 @dataclass(frozen=True)
 class InstanceJob:
-    """Text parts to turn into one set, one shard or file for each part.
-
-    Attributes:
-        parts: text files.
-        vocab_file: vocabulary.
-        out: folder of the set.
-        options: of the generator.
-        lower_case: the uncased form.
-        set_format: what to write.
-        skip_bad: leave bad parts out instead of ending with the first one's error.
-    """
+    """Text parts to turn into one set, one shard or file for each part."""
 
     parts: tuple[Path, ...]
     vocab_file: Path
     out: Path
     options: InstanceOptions
-    lower_case: bool = True
+    lower_case: bool = True  # the uncased form
     set_format: SetFormat = SetFormat.hdf5
-    skip_bad: bool = False
+    skip_bad: bool = False  # leave bad parts out instead of ending with the first one's error
 
 
 @dataclass(frozen=True)
@@ -122,18 +107,17 @@ class _Work:
             return _Outcome(writer.entry(index), kept=True)
         rows, outcome = self._rows(index)
         writer.write_shard(index, rows)
-        return _Outcome(writer.entry(index), problem=outcome.problem, single_document=outcome.single_document)
+        return replace(outcome, entry=writer.entry(index))
 
     def _make_tfrecord(self, index: int) -> _Outcome:
         folder, fingerprint = self.tfrecords(), self.fingerprint(index)
-        known = folder.written(index, fingerprint)
-        if known is not None:
+        if known := folder.written(index, fingerprint):
             return _Outcome(known, kept=True)
         rows, outcome = self._rows(index)
         if outcome.problem:
             folder.leave_out(index)
             return outcome
-        return _Outcome(folder.write(index, rows, fingerprint), single_document=outcome.single_document)
+        return replace(outcome, entry=folder.write(index, rows, fingerprint))
 
     def _rows(self, index: int) -> tuple[Ragged, _Outcome]:
         part = self.parts[index]
@@ -244,30 +228,26 @@ def prepare_instances(job: InstanceJob, *, workers: int = 1, progress: Progress 
         "lower_case": job.lower_case,
         **asdict(job.options),
     }
-    found = _finished(job.out)
-    if found is None:
-        provenance = {"tool": f"mlbert {tool_version()}", "options": options}
-        return make_instances(job, provenance, parts=parts, workers=workers, progress=progress)
-    made, known = found
-    if known.get("options") != options:
-        raise UserError(job.out, "was prepared with other input or options", "Choose another --out, or remove it")
-    progress(f"{job.out} is finished with these options: nothing to do")
-    return made
+    if found := _finished(job.out):
+        made, provenance = found
+        check_finished(job.out, provenance, options, progress)
+        return made
+    provenance = {"tool": f"mlbert {tool_version()}", "options": options}
+    return make_instances(job, provenance, parts=parts, workers=workers, progress=progress)
 
 
 def _finished(out: Path) -> tuple[MadeSet, dict[str, Any]] | None:
     """A finished set of either format, with its provenance."""
     if (out / MANIFEST).exists():
         manifest = read_manifest(out)
-        skipped = manifest.provenance.get("skipped", [])
-        made = MadeSet(manifest.num_sequences, manifest.num_tokens, manifest.vocab_size, skipped)
-        return made, manifest.provenance
-    found = read_finished(out)
-    if found is None:
+        counts = manifest.num_sequences, manifest.num_tokens, manifest.vocab_size
+        provenance = manifest.provenance
+    elif found := read_finished(out):
+        counts = found["num_sequences"], found["num_tokens"], found["vocabulary"]["size"]
+        provenance = found["provenance"]
+    else:
         return None
-    known = found["provenance"]
-    skipped = known.get("skipped", [])
-    return MadeSet(found["num_sequences"], found["num_tokens"], found["vocabulary"]["size"], skipped), known
+    return MadeSet(*counts, provenance.get("skipped", [])), provenance
 
 
 def set_digests(path: Path) -> list[tuple[str, int, str]]:
@@ -276,25 +256,24 @@ def set_digests(path: Path) -> list[tuple[str, int, str]]:
     The digest is the sha256 over the padded features in the benchmark's form, see `mlbert.prepare.instances.digest`.
     A single shard takes its limits from the manifest beside it.
     """
-    if (path / MANIFEST).exists() or path.suffix == ".h5":
-        return list(_shard_digests(path, path if path.is_dir() else path.parent))
-    return [_tfrecord_digest(file) for file in find_files(path)]
+    digests = _shard_digests if (path / MANIFEST).exists() or path.suffix == ".h5" else _tfrecord_digests
+    return list(digests(path))
 
 
-def _tfrecord_digest(file: Path) -> tuple[str, int, str]:
-    reader = ExampleReader(file)
-    rows = Ragged.concatenate([part.rows for part in reader])
-    if reader.widths is None:
-        raise UserError(file, "holds no record", "Give a TFRecord file or a prepared set")
-    return file.name, len(rows), digest(rows, reader.widths.max_seq_length, reader.widths.max_predictions)
+def _tfrecord_digests(path: Path) -> Iterator[tuple[str, int, str]]:
+    for file in find_files(path):
+        reader = ExampleReader(file)
+        rows = Ragged.concatenate([part.rows for part in reader])
+        assert reader.widths is not None
+        yield file.name, len(rows), digest(rows, *reader.widths)
 
 
-def _shard_digests(path: Path, folder: Path) -> Iterator[tuple[str, int, str]]:
+def _shard_digests(path: Path) -> Iterator[tuple[str, int, str]]:
+    folder = path if path.is_dir() else path.parent
     manifest = ShardSet.open(folder).manifest
     names = [str(shard["file"]) for shard in manifest.shards]
-    chosen = names if path.is_dir() else [path.name]
-    if not set(chosen) <= set(names):
+    if path != folder and path.name not in names:
         raise UserError(path, f"is no shard of {folder / MANIFEST}")
-    for name in chosen:
+    for name in names if path == folder else [path.name]:
         shard = map_shard(folder / name)
         yield name, len(shard), digest(shard, manifest.max_seq_length, manifest.max_predictions)

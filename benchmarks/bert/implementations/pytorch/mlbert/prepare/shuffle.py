@@ -27,10 +27,11 @@ import numpy as np
 from mlbert.core.errors import UserError
 from mlbert.core.packing import pack_lengths
 from mlbert.core.permutation import Permutation
+from mlbert.prepare.finished import finished_manifest
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BinnedStore
-from mlbert.store.manifest import MANIFEST, Manifest, read_manifest
+from mlbert.store.manifest import Manifest, make_folder
 from mlbert.store.open import describe, open_store
 from mlbert.store.prepared import ShardEntry, ShardSet, ShardWriter, verified_shard
 from mlbert.store.ragged import Ragged, offsets_of
@@ -43,74 +44,45 @@ SPILL = "spill"
 
 @dataclass(frozen=True)
 class Packing:
-    """Options of packing.
+    """Options of packing."""
 
-    Attributes:
-        max_tokens: slots of a pack; None: the data's max_seq_length.
-        max_sequences: most sequences of one pack.
-    """
-
-    max_tokens: int | None = None
-    max_sequences: int = 3
+    max_tokens: int | None = None  # slots of a pack; None: the data's max_seq_length
+    max_sequences: int = 3  # most sequences of one pack
 
 
 @dataclass(frozen=True)
 class Target:
-    """One output set: bin ``number`` of a folder of bins, or the only set.
-
-    Attributes:
-        folder: where its shards go.
-        num_shards: how many.
-        shortest, longest: tokens of the sequences that belong to it.
-    """
+    """One output set: bin ``number`` of a folder of bins, or the only set."""
 
     folder: Path
     num_shards: int
-    shortest: int
-    longest: int
+    shortest: int  # tokens of the sequences that belong to it, at least
+    longest: int  # and at most
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive input sequences.
-
-    Attributes:
-        number: of the piece.
-        first, end: its sequences.
-        shard: number, over all of `prepared_sets`, of the shard that holds them all; None for other stores.
-        row: number of the first one in that shard.
-        before: sequences of each target in the pieces before this one; empty until they are counted.
-    """
+    """Consecutive input sequences."""
 
     number: int
-    first: int
+    first: int  # its sequences
     end: int
-    shard: int | None = None
-    row: int = 0
-    before: tuple[int, ...] = ()
+    shard: int | None = None  # of all `prepared_sets`, the one that holds them all; None for other stores
+    row: int = 0  # of the first one in that shard
+    before: tuple[int, ...] = ()  # sequences of each target in earlier pieces; empty until they are counted
 
 
 @dataclass(frozen=True)
 class Shuffle:
-    """What to shuffle into what; picklable, and all that a job needs.
-
-    Attributes:
-        source: input folder, any kind of store.
-        identity: of its data.
-        out: output folder; spill files go into a folder below it.
-        targets: the output sets.
-        counts: sequences of each target.
-        seed: of places and packing.
-        packing: None for single sequences.
-    """
+    """What to shuffle into what; picklable, and all that a job needs. Spill files go into a folder below ``out``."""
 
     source: Path
-    identity: str
+    identity: str  # of its data
     out: Path
     targets: tuple[Target, ...]
-    counts: tuple[int, ...]
-    seed: int
-    packing: Packing | None = None
+    counts: tuple[int, ...]  # sequences of each target
+    seed: int  # of places and packing
+    packing: Packing | None = None  # None for single sequences
 
     @property
     def fingerprint(self) -> str:
@@ -252,22 +224,6 @@ def default_shards(num_sequences: int) -> int:
     return max(1, round(num_sequences / SHARD))
 
 
-def finished_manifest(out: Path, options: dict[str, Any], progress: Progress) -> Manifest | None:
-    """The manifest of ``out`` when it was finished with the same options.
-
-    Raises:
-        UserError: it was finished with other ones: nothing is overwritten.
-    """
-    if not (out / MANIFEST).exists():
-        return None
-    found = read_manifest(out)
-    if found.provenance.get("options") != options:
-        raise UserError(out, "was prepared with other input or options", "Choose another --out, or remove it")
-    remove_spill(out)
-    progress(f"{out} is finished with these options: nothing to do")
-    return found
-
-
 def remove_spill(out: Path) -> None:
     """Remove the folder of spill files."""
     shutil.rmtree(out / SPILL, ignore_errors=True)
@@ -298,10 +254,7 @@ def run_shuffle(
     shuffle: Shuffle, pieces: list[Piece], *, workers: int, progress: Progress
 ) -> Iterator[tuple[ShardWriter, list[ShardEntry]]]:
     """Both passes; gives each target's writer and entries, for `ShardWriter.finish`."""
-    try:
-        (shuffle.out / SPILL).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(shuffle.out, f"cannot be made ({error.strerror})", "Choose another output folder") from None
+    make_folder(shuffle.out / SPILL)
     starts = np.cumsum([0, *(target.num_shards for target in shuffle.targets)]).tolist()
     for start in starts[:-1]:
         shuffle.output(start)[0].clear_leftovers()
@@ -364,6 +317,7 @@ def shuffle_set(
     options |= packs or {}
     options["shards"] = num_shards or default_shards(info.num_sequences or len(open_store(source, verify=False)))
     if found := finished_manifest(out, options, progress):
+        remove_spill(out)
         return found
     store = open_store(source, verify=False)
     check_shards(options["shards"], len(store))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.prepare.finished import check_finished
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.shuffle import (
     Piece,
@@ -141,11 +142,9 @@ def _finished(out: Path, options: dict[str, Any], progress: Progress) -> list[Ma
     if not (out / BINS).exists():
         return []
     found = read_bins(out)
-    if found["provenance"].get("options") != options:
-        raise UserError(out, "was prepared with other input or options", "Choose another --out, or remove it")
+    check_finished(out, found["provenance"], options, progress)
     describe(out)
     remove_spill(out)
-    progress(f"{out} is finished with these options: nothing to do")
     return [read_manifest(out / entry["folder"]) for entry in found["bins"]]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
-from mlbert.store.manifest import write_atomically
+from mlbert.store.manifest import make_folder, write_atomically
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import LIST, write_examples
 
@@ -57,10 +57,7 @@ class TfrecordFolder:
         self.num_parts = num_parts
         self.max_seq_length = max_seq_length
         self.max_predictions = max_predictions
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(folder, f"cannot be made ({error.strerror})", "Choose another output folder") from None
+        make_folder(folder)
 
     def path(self, index: int) -> Path:
         """Final path of part ``index``."""

@@ -5,7 +5,6 @@ Both steps go on where an interrupted run stopped: what is there was written as 
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
+from mlbert.prepare.finished import check_finished, finished_manifest
 from mlbert.prepare.instance_set import tool_version
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.prepare.leave_out import LeftOut
 from mlbert.prepare.tfrecord_folder import TfrecordFolder, read_finished
 from mlbert.prepare.wordpiece import load_vocabulary
-from mlbert.store.manifest import MANIFEST, Manifest, file_sha256, read_manifest, write_atomically
+from mlbert.store.manifest import Manifest, file_sha256, read_manifest
 from mlbert.store.prepared import ShardEntry, ShardWriter, verified_shard
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import ExampleReader, Widths, find_files, read_widths, slowness
 
 _SKIP = "Restore the file, or leave bad records out with --skip-bad"
-_OTHER_OUT = "Choose another --out, or remove it"
 
 
 def input_files(inputs: Sequence[Path]) -> list[Path]:
@@ -53,16 +53,13 @@ class ImportJob:
     vocab_size: int
     fingerprints: tuple[str, ...]
     skip_bad: bool
+    left_out: LeftOut
 
-    def skipped_file(self, index: int) -> Path:
-        """Lists what was left out of shard ``index``, until the manifest does."""
-        path = ShardWriter(self.out, len(self.files), "").path(index)
-        return path.with_name(path.name + ".skipped.json")
-
-    def make_shard(self, index: int) -> ShardEntry:
-        """Make one shard unless an earlier run did."""
+    def make_shard(self, index: int) -> tuple[ShardEntry, list[str]]:
+        """Make one shard unless an earlier run did; also gives what was left out of it."""
         writer = ShardWriter(self.out, len(self.files), self.fingerprints[index])
-        if not writer.is_written(index):
+        skipped = self.left_out.read(index) if self.skip_bad else []
+        if skipped is None or not writer.is_written(index):
             reader = ExampleReader(
                 self.files[index],
                 widths=self.widths,
@@ -71,25 +68,11 @@ class ImportJob:
                 remedy=_SKIP,
             )
             rows = Ragged.concatenate([part.rows for part in reader])
-            # First the list: a shard that is there has been listed.
-            self.skipped_file(index).unlink(missing_ok=True)
-            if reader.bad:
-                write_atomically(self.skipped_file(index), json.dumps([str(bad) for bad in reader.bad]).encode())
+            skipped = [str(bad) for bad in reader.bad]
+            if self.skip_bad:
+                self.left_out.write(index, skipped)
             writer.write_shard(index, rows)
-        return writer.entry(index)
-
-    def skipped(self) -> dict[str, list[str]]:
-        """File -> the records left out of it."""
-        found = {}
-        for index, file in enumerate(self.files):
-            with contextlib.suppress(FileNotFoundError):
-                found[str(file)] = json.loads(self.skipped_file(index).read_bytes())
-        return found
-
-    def remove_lists(self) -> None:
-        """Remove the files of `skipped_file`."""
-        for index in range(len(self.files)):
-            self.skipped_file(index).unlink(missing_ok=True)
+        return writer.entry(index), skipped
 
 
 def tfrecords_to_hdf5(
@@ -119,11 +102,7 @@ def tfrecords_to_hdf5(
     stats = [file.stat() for file in files]
     named = [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in zip(files, stats, strict=True)]
     options: dict[str, Any] = {"inputs": named, "vocabulary": vocabulary["sha256"], "skip_bad": skip_bad}
-    if (out / MANIFEST).exists():
-        found = read_manifest(out)
-        if found.provenance.get("options") != options:
-            raise UserError(out, "was prepared from other input or with other options", _OTHER_OUT)
-        progress(f"{out} is finished with these options: nothing to do")
+    if found := finished_manifest(out, options, progress):
         return found
     _say_slowness(progress)
     job = ImportJob(
@@ -133,28 +112,28 @@ def tfrecords_to_hdf5(
         vocab_size=vocabulary["size"],
         fingerprints=tuple(json.dumps([*name, vocabulary["sha256"], skip_bad]) for name in named),
         skip_bad=skip_bad,
+        left_out=LeftOut(out, len(files)),
     )
     writer = ShardWriter(out, len(files), "")
     writer.clear_leftovers()
-    sizes = [stat.st_size for stat in stats]
-    entries = run_jobs(
+    results = run_jobs(
         job.make_shard,
         range(len(files)),
         name="TFRecords to HDF5",
         where=out,
-        sizes=sizes,
+        sizes=[stat.st_size for stat in stats],
         workers=workers,
         progress=progress,
     )
-    skipped = job.skipped()
+    skipped = {str(file): lines for file, (_, lines) in zip(files, results, strict=True) if lines}
     manifest = writer.finish(
         vocabulary=vocabulary,
         max_seq_length=job.widths.max_seq_length,
         max_predictions=job.widths.max_predictions,
         provenance={"tool": f"mlbert {tool_version()}", "options": options, "skipped": skipped},
-        entries=entries,
+        entries=[entry for entry, _ in results],
     )
-    job.remove_lists()
+    job.left_out.remove()
     return manifest
 
 
@@ -213,9 +192,7 @@ def hdf5_to_tfrecords(folder: Path, out: Path, *, workers: int = 1, progress: Pr
     manifest = read_manifest(folder)
     options = {"source": manifest.sha256}
     if found := read_finished(out):
-        if found["provenance"].get("options") != options:
-            raise UserError(out, "was prepared from another set", _OTHER_OUT)
-        progress(f"{out} is finished with this set: nothing to do")
+        check_finished(out, found["provenance"], options, progress)
         return found
     _say_slowness(progress)
     job = ExportJob(manifest, out)

@@ -9,9 +9,10 @@ Legend: S sequences, P packs.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.prepare.leave_out import gather_rows, read_past_errors
 from mlbert.store import nvidia, tfrecord
 from mlbert.store.base import StoreInfo
 from mlbert.store.bins import BINS, describe_bins, read_bins
 from mlbert.store.checks import mask_problems, pack_problems, row_problems
 from mlbert.store.manifest import MANIFEST, file_sha256, read_manifest
+from mlbert.store.nvidia_folder import bins_of, list_shards
 from mlbert.store.open import describe
 from mlbert.store.prepared import ShardSet, info_of, matching_shard
 from mlbert.store.ragged import Ragged, offsets_of
@@ -37,15 +40,14 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 class Md5List:
     """A published list: of files as ``md5sum`` writes it, or of token ids as NVIDIA's ``*.chk`` lists have it.
 
-    Attributes:
-        path: the list.
-        files: name -> md5 of the file's bytes.
-        rows: name -> md5 of its rows, see `mlbert.store.nvidia.nvidia_md5`.
+    The md5 of a shard's rows, as NVIDIA's ``hdf5_md5.py`` prints it, is that of the text of a Python list
+    ("['0cc1...', '92eb...']") which holds for each row, without padding, the md5 of the text of its token ids as a
+    Python list ("[101, 2023, 102]").
     """
 
     path: Path
-    files: dict[str, str]
-    rows: dict[str, str]
+    files: dict[str, str]  # name -> md5 of the file's bytes
+    rows: dict[str, str]  # name -> md5 of its rows
 
     @classmethod
     def read(cls, path: Path) -> Md5List:
@@ -66,7 +68,7 @@ class Md5List:
                 continue
             first, last = words[0], words[-1].strip()
             if len(words) == 2 and _MD5.fullmatch(first):
-                files[Path(last.removeprefix("*")).name] = first
+                files[Path(last.removeprefix("*")).name] = first  # md5sum's * marks a file read as bytes
             elif len(words) == 2 and _MD5.fullmatch(last):
                 rows[Path(first).name] = last
             else:
@@ -76,21 +78,13 @@ class Md5List:
 
 @dataclass(frozen=True)
 class FileJob:
-    """One file to check.
-
-    Attributes:
-        path: the file.
-        info: limits of the set that it belongs to.
-        shard: its number in the manifest beside it; None for other kinds.
-        shortest: tokens that its sequences must have at least.
-        md5, rows_md5: what a published list says of it, or "".
-    """
+    """One file to check."""
 
     path: Path
-    info: StoreInfo
-    shard: int | None = None
-    shortest: int = 1
-    md5: str = ""
+    info: StoreInfo  # limits of the set that it belongs to
+    shard: int | None = None  # its number in the manifest beside it; None for other kinds
+    shortest: int = 1  # tokens that its sequences must have at least
+    md5: str = ""  # of the file and of its rows, as a published list has them, or ""
     rows_md5: str = ""
 
 
@@ -111,18 +105,12 @@ class FileReport:
 
 @dataclass(frozen=True)
 class SetReport:
-    """What was found in a folder.
-
-    Attributes:
-        info: what is known of the set; None when that cannot be read.
-        files: of each file.
-        problems: one line each, with the name of the file.
-    """
+    """What was found in a folder."""
 
     folder: Path
-    info: StoreInfo | None
+    info: StoreInfo | None  # what is known of the set; None when that cannot be read
     files: list[FileReport]
-    problems: list[str]
+    problems: list[str]  # one line each, with the name of the file
 
     def total(self, name: str) -> int:
         """Sum of a number over the files."""
@@ -132,68 +120,65 @@ class SetReport:
 class _Tally:
     """Counts sequences and the rules they break."""
 
-    def __init__(self, job: FileJob, report: FileReport) -> None:
-        self.job, self.report = job, report
-        self.broken: Counter[str] = Counter()
-        self.example: dict[str, int] = {}
-        self.row_sums: list[str] = []
+    def __init__(self, job: FileJob) -> None:
+        self.job, self.report = job, FileReport(job.path)
+        self._broken: Counter[str] = Counter()
+        self._example: dict[str, int] = {}
+        self._row_sums: list[str] = []
 
-    def add(self, rows: Ragged, first: int, pack_sizes: np.ndarray | None = None) -> None:
-        """Sequences from number ``first`` of the file; ``pack_sizes`` int64 [P] when they are packed."""
+    def add(self, rows: Ragged, pack_sizes: np.ndarray | None = None) -> None:
+        """The next sequences of the file; ``pack_sizes`` int64 [P] when they are packed."""
         report, job = self.report, self.job
         problems = row_problems(rows, job.info) | mask_problems(rows)
         problems[f"is shorter than its bin's {job.shortest}"] = np.flatnonzero(rows.lengths < job.shortest)
-        good = np.ones(len(rows), bool)
-        for problem, where in problems.items():
-            where = np.unique(where)
-            good[where] = False
-            self._note(problem, where, first)
-        offsets = offsets_of(pack_sizes) if pack_sizes is not None else None
+        bad = [self._note(problem, np.unique(where)) for problem, where in problems.items()]
+        offsets = None if pack_sizes is None else offsets_of(pack_sizes)
         if offsets is not None:
             report.packs += len(offsets) - 1
             for problem, where in pack_problems(rows, offsets, job.info.max_pack_tokens or 0).items():
-                for pack in where.tolist():
-                    good[offsets[pack] : offsets[pack + 1]] = False
-                self._note(f"begins a pack that {problem}", offsets[where], first)
+                self._note(f"begins a pack that {problem}", offsets[where])
+                bad += [np.arange(offsets[pack], offsets[pack + 1]) for pack in where]
         report.sequences += len(rows)
-        report.good += int(good.sum())
+        report.good += len(rows) - len(np.unique(np.concatenate(bad)))
         report.tokens += len(rows.tokens)
         report.masked += len(rows.masked_labels)
         report.random_next += int(np.count_nonzero(rows.next_sentence))
         if job.rows_md5:
             borders = rows.offsets if offsets is None else rows.offsets[offsets]
-            for low, high in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
-                text = str(rows.tokens[low:high].tolist()).encode()
-                self.row_sums.append(hashlib.md5(text, usedforsecurity=False).hexdigest())
+            self._row_sums += [_md5_of_text(rows.tokens[a:b].tolist()) for a, b in itertools.pairwise(borders.tolist())]
 
     def unreadable(self, count: int, reason: str) -> None:
         """``count`` samples that cannot be read."""
         self.report.sequences += count
         self.report.problems.append(reason)
 
-    def _note(self, problem: str, where: np.ndarray, first: int) -> None:
+    def _note(self, problem: str, where: np.ndarray) -> np.ndarray:
         if len(where):
-            self.broken[problem] += len(where)
-            self.example.setdefault(problem, first + int(where[0]))
+            self._broken[problem] += len(where)
+            self._example.setdefault(problem, self.report.sequences + int(where[0]))
+        return where
 
-    def finish(self) -> None:
+    def finish(self) -> FileReport:
         """Turn counts into lines."""
-        for problem, count in self.broken.items():
+        for problem, count in self._broken.items():
             more = f" (and {count - 1:,} more)" if count > 1 else ""
-            self.report.problems.append(f"sequence {self.example[problem]} {problem}{more}")
-        if self.job.rows_md5:
-            found = hashlib.md5(str(self.row_sums).encode(), usedforsecurity=False).hexdigest()
-            if found != self.job.rows_md5:
-                self.report.problems.append(f"its rows have md5 {found}, the list says {self.job.rows_md5}")
+            self.report.problems.append(f"sequence {self._example[problem]} {problem}{more}")
+        if self.job.rows_md5 and (found := _md5_of_text(self._row_sums)) != self.job.rows_md5:
+            self.report.problems.append(f"its rows have md5 {found}, the list says {self.job.rows_md5}")
+        return self.report
+
+
+def _md5_of_text(values: list) -> str:
+    return hashlib.md5(str(values).encode(), usedforsecurity=False).hexdigest()
 
 
 def check_file(job: FileJob) -> FileReport:
     """Read one file through."""
-    report = FileReport(job.path)
-    tally = _Tally(job, report)
+    tally = _Tally(job)
+    report = tally.report
     try:
         if job.shard is not None:
-            _check_shard(job, report, tally)
+            _check_shard(job, tally)
         else:
             report.content = file_sha256(job.path)
             check = _check_tfrecords if job.info.kind == "tfrecord" else _check_nvidia
@@ -207,34 +192,30 @@ def check_file(job: FileJob) -> FileReport:
         report.problems.append(error.reason)
     except OSError as error:
         report.problems.append(f"cannot be read ({error.strerror or error})")
-    tally.finish()
-    return report
+    return tally.finish()
 
 
-def _check_shard(job: FileJob, report: FileReport, tally: _Tally) -> None:
-    manifest = read_manifest(job.path.parent)
+def _check_shard(job: FileJob, tally: _Tally) -> None:
+    report, manifest = tally.report, read_manifest(job.path.parent)
     assert job.shard is not None
     entry = manifest.shards[job.shard]
     report.sequences = int(entry["num_sequences"])  # until they can be read
     sha256 = file_sha256(job.path)
     shard = matching_shard(manifest, job.shard)
     report.sequences = 0
-    rows = shard.rows
+    rows, offsets = shard.rows, shard.pack_offsets
     if (np.diff(rows.offsets) < 0).any() or (np.diff(rows.masked_offsets) < 0).any():
         tally.unreadable(len(rows), "has offsets that fall")
-    elif shard.pack_offsets is None:
+    elif offsets is None:
         for first in range(0, len(rows), BLOCK):
-            tally.add(rows.slice(first, min(first + BLOCK, len(rows))), first)
+            tally.add(rows.slice(first, min(first + BLOCK, len(rows))))
+    elif len(pack_problems(rows, offsets, 0)["is empty or does not follow the pack before it"]):
+        tally.unreadable(len(rows), "has packs that do not follow each other")
+        return
     else:
-        offsets = shard.pack_offsets
-        broken = pack_problems(rows, offsets, job.info.max_pack_tokens or 0)
-        if len(broken["is empty or does not follow the pack before it"]):
-            tally.unreadable(len(rows), "has packs that do not follow each other")
-            return
         for pack in range(0, len(offsets) - 1, BLOCK):
-            sizes = np.diff(offsets[pack : pack + BLOCK + 1])
-            first = int(offsets[pack])
-            tally.add(rows.slice(first, first + int(sizes.sum())), first, sizes)
+            borders = offsets[pack : pack + BLOCK + 1]
+            tally.add(rows.slice(int(borders[0]), int(borders[-1])), np.diff(borders))
     if sha256 != entry["sha256"]:
         report.problems.insert(0, "its checksum differs from the manifest's: none of its samples counts as good")
         report.good = 0
@@ -243,10 +224,8 @@ def _check_shard(job: FileJob, report: FileReport, tally: _Tally) -> None:
 
 def _check_tfrecords(job: FileJob, tally: _Tally) -> None:
     reader = tfrecord.ExampleReader(job.path, skip_bad=True)
-    first = 0
     for part in reader:
-        tally.add(part.rows, first)
-        first += len(part.rows)
+        tally.add(part.rows)
     for bad in reader.bad:
         tally.unreadable(1, str(bad))
 
@@ -254,30 +233,16 @@ def _check_tfrecords(job: FileJob, tally: _Tally) -> None:
 def _check_nvidia(job: FileJob, tally: _Tally) -> None:
     store = nvidia.NvidiaStore(job.path.parent, [job.path], strict=False, cached=False)
     packed = store.num_packs > 0
-    units = store.num_packs or len(store)
-    first = 0
-    for low in range(0, units, BLOCK):
-        for rows, sizes in _readable(store, low, min(low + BLOCK, units), packed, tally):
-            tally.add(rows, first, sizes if packed else None)
-            first += len(rows)
 
+    def read(numbers: np.ndarray) -> tuple[Ragged, np.ndarray]:
+        return gather_rows(store, numbers, packed)
 
-def _readable(
-    store: nvidia.NvidiaStore, low: int, high: int, packed: bool, tally: _Tally
-) -> Iterator[tuple[Ragged, np.ndarray]]:
-    """The units from ``low`` to before ``high`` that can be read; the others are told to ``tally``."""
-    indices = np.arange(low, high)
-    try:
-        rows = store.gather_packs(indices) if packed else (store.gather(indices), np.ones(len(indices), np.int64))
-    except UserError as error:
-        if high - low == 1:
-            tally.unreadable(1, error.reason)
-            return
-        middle = (low + high) // 2
-        yield from _readable(store, low, middle, packed, tally)
-        yield from _readable(store, middle, high, packed, tally)
-        return
-    yield rows
+    for found in read_past_errors(read, 0, store.num_packs or len(store), BLOCK):
+        if isinstance(found, UserError):
+            tally.unreadable(1, found.reason)
+        else:
+            rows, sizes = found
+            tally.add(rows, sizes if packed else None)
 
 
 def verify(
@@ -327,7 +292,7 @@ def _plan(folder: Path) -> tuple[StoreInfo | None, list[FileJob], list[str]]:
     info = describe(folder)
     if info.kind == "tfrecord":
         return info, [FileJob(path, info) for path in tfrecord.find_files(folder)], []
-    groups = nvidia.bins_of(folder) or [nvidia.list_shards(folder)]
+    groups = bins_of(folder) or [list_shards(folder)]
     return info, [FileJob(path, info) for group in groups for path in group], []
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.store.manifest import file_size, unreadable
 
 _PAGE = 65_536  # a multiple of every page size in use
 _PROT_READ = 1
@@ -40,7 +41,7 @@ class FileMap:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        sizes = np.asarray([_size(path) for path in paths], np.int64)
+        sizes = np.asarray([file_size(path) for path in paths], np.int64)
         slots = -(-np.maximum(sizes, 1) // _PAGE) * _PAGE
         total = max(_PAGE, int(slots.sum()))
         self.starts: np.ndarray = np.cumsum(slots) - slots
@@ -52,6 +53,7 @@ class FileMap:
             reason = f"{total:,} bytes cannot be mapped into memory ({os.strerror(ctypes.get_errno())})"
             raise UserError(paths[0].parent if paths else "data", reason, "Raise the limit `ulimit -v`")
         memory = (ctypes.c_uint8 * total).from_address(address)
+        # NumPy arrays keep `memory` alive, and with it the map: views may outlive this object.
         weakref.finalize(memory, libc.munmap, address, total)
         for path, start, size in zip(paths, self.starts.tolist(), sizes.tolist(), strict=True):
             if size:
@@ -60,9 +62,13 @@ class FileMap:
         self.bytes.flags.writeable = False
 
     def view(self, dtype: np.dtype) -> np.ndarray:
-        """``bytes`` read as items of ``dtype``, one at every byte: item i begins at byte i."""
-        count = len(self.bytes) - dtype.itemsize + 1
-        return np.ndarray((count,), dtype, self.bytes.data, 0, (1,))
+        """`at_every_byte` of ``bytes``."""
+        return at_every_byte(self.bytes, dtype)
+
+
+def at_every_byte(content: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Contiguous uint8 [B] read as items of ``dtype``, one at every byte: item i begins at byte i."""
+    return np.ndarray((max(0, len(content) - dtype.itemsize + 1),), dtype, content.data, 0, (1,))
 
 
 def _libc() -> ctypes.CDLL:
@@ -74,18 +80,11 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
-
-
 def _map_over(libc: ctypes.CDLL, path: Path, address: int, size: int) -> None:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
+        raise unreadable(path, error) from None
     try:
         if libc.mmap(address, size, _PROT_READ, _MAP_SHARED | _MAP_FIXED, descriptor, 0) == _FAILED:
             reason = f"cannot be mapped into memory ({os.strerror(ctypes.get_errno())})"

@@ -64,7 +64,7 @@ def read_manifest(folder: Path | str) -> Manifest:
         reason = "the folder has no manifest.json" if folder.is_dir() else no_folder(folder)
         raise UserError(folder, reason, "Give a folder that `mlbert prepare` finished") from None
     except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions") from None
+        raise unreadable(path, error) from None
     try:
         document = json.loads(raw)
         if document["format"] != FORMAT or document["version"] != FORMAT_VERSION:
@@ -106,6 +106,27 @@ def no_folder(path: Path) -> str:
     return "is a file, not a folder" if path.exists() else "there is no such folder"
 
 
+def unreadable(path: Path | str, error: OSError) -> UserError:
+    """What to raise for a file or folder that the system does not let us read."""
+    return UserError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions")
+
+
+def make_folder(path: Path) -> None:
+    """Make an output folder, where it is not there. Raises UserError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(path, f"cannot be made ({error.strerror})", "Choose another output folder") from None
+
+
+def file_size(path: Path) -> int:
+    """Bytes of a file. Raises UserError."""
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
 def file_sha256(path: Path) -> str:
     """sha256 of a file, read in pieces.
 
@@ -116,7 +137,7 @@ def file_sha256(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
+        raise unreadable(path, error) from None
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Folders of HDF5 shards that NVIDIA's data pipeline made, read as they are: fixed, variable and packed.
 
-`mlbert.store.nvidia_files` describes the three kinds. Rows lie in memory maps of all files at once, so a step's
+`mlbert.store.nvidia_shard` describes the three kinds. Rows lie in memory maps of all files at once, so a step's
 sequences from as many different shards are taken with a few array operations, by any number of threads; only shards in
 an unusual form (compressed, chunked) go through the HDF5 library.
 
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,26 +25,21 @@ from mlbert.core.errors import UserError
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BinnedStore
 from mlbert.store.file_map import FileMap
-from mlbert.store.nvidia_files import (
+from mlbert.store.nvidia_folder import bin_name, bins_of, check_bins, list_shards
+from mlbert.store.nvidia_index import Limits, item_starts, load_index
+from mlbert.store.nvidia_shard import (
     COLUMNS,
-    HEADER_BYTES,
     REFERENCE,
+    Items,
     Shard,
-    bin_name,
-    bins_of,
-    check_bins,
     inspect,
     item_dtype,
-    list_shards,
     open_shard,
     read_column,
 )
-from mlbert.store.nvidia_index import Limits, gather_items, load_index
 from mlbert.store.ragged import Ragged, offsets_of
 
-KINDS = {"fixed": "nvidia-fixed", "variable": "nvidia-variable", "packed": "nvidia-packed"}
 DEFAULT_LIMITS = Limits()
-_Column = tuple[np.ndarray, np.ndarray]  # items back to back; int64 [rows], items of each row
 
 
 def accepts(folder: Path) -> bool:
@@ -68,7 +63,7 @@ def _describe(folder: Path, paths: Sequence[Path], limits: Limits) -> StoreInfo:
     named = [f"{path.parent.name}/{path.name} {path.stat().st_size}" for path in paths]
     return StoreInfo(
         folder=folder,
-        kind=KINDS[first.kind],
+        kind=f"nvidia-{first.kind}",
         identity=hashlib.sha256("\n".join(sorted(named)).encode()).hexdigest(),
         max_seq_length=first.max_tokens or limits.max_seq_length,
         max_predictions=first.max_masked or limits.max_predictions,
@@ -93,8 +88,7 @@ def open_folder(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Store:
         if store.num_packs:
             raise UserError(store.paths[0], "is a packed shard in a folder of bins", "Bins hold single sequences")
     filled = {bin_name(store.paths[0]): store.lengths for store in bins if len(store)}
-    shortest = {name: int(lengths.min()) for name, lengths in filled.items()}
-    check_bins(folder, shortest, {name: int(lengths.max()) for name, lengths in filled.items()})
+    check_bins(folder, {name: (int(lengths.min()), int(lengths.max())) for name, lengths in filled.items()})
     info = replace(
         describe(folder, limits),
         max_seq_length=max(store.info.max_seq_length for store in bins),
@@ -179,132 +173,58 @@ class NvidiaStore:
 
     def _rows(self, rows: np.ndarray) -> Ragged:
         """Sequences of the rows (int64 [R], of all files), in that order."""
-        bad = rows[np.isin(rows, self._bad_rows)]
-        if len(bad):
+        if len(bad := rows[np.isin(rows, self._bad_rows)]):
             raise self._error(int(bad[0]), self._index.problems[int(bad[0])])
-        file_of = np.searchsorted(self._first_row, rows, side="right") - 1
-        mapped = self._index.offsets[file_of, 0] >= 0
-        if mapped.all():
-            return self._ragged(rows, lambda name: self._mapped_column(name, rows, file_of))
-        parts, order = [], []
-        if mapped.any():
-            chosen = np.flatnonzero(mapped)
-            some, files = rows[chosen], file_of[chosen]
-            parts.append(self._ragged(some, lambda name: self._mapped_column(name, some, files)))
-            order.append(chosen)
-        for number in np.unique(file_of[~mapped]).tolist():
-            chosen = np.flatnonzero(file_of == number)
-            parts.append(self._plain_rows(number, rows[chosen]))
-            order.append(chosen)
-        return _reorder(parts, np.concatenate(order), self._row_counts(rows))
-
-    def _row_counts(self, rows: np.ndarray) -> np.ndarray:
-        return self._index.counts[rows].astype(np.int64) if self._packed else np.ones(len(rows), np.int64)
-
-    def _plain_rows(self, number: int, rows: np.ndarray) -> Ragged:
-        """Through h5py; one file at a time, since its handles are shared by threads."""
-        shard = Shard(self.paths[number], self._index.kind, int(self._index.rows[number]))
-        inside = rows - self._first_row[number]
-        with self._lock, open_shard(shard.path) as file:
-            columns = {name: read_column(file, shard, name, inside) for name in COLUMNS}
-        return self._ragged(rows, columns.__getitem__)
-
-    def _mapped_column(self, name: str, rows: np.ndarray, file_of: np.ndarray) -> _Column:
-        number = COLUMNS.index(name)
-        size = item_dtype(name).itemsize
-        inside = rows - self._first_row[file_of]
-        base = self._map.starts[file_of]
-        table = base + self._index.offsets[file_of, number]
-        kind = self._index.kind
-        if kind == "fixed" or (kind == "variable" and name == "next_sentence_labels"):
-            width = {"input_ids": self._index.max_tokens, "segment_ids": self._index.max_tokens}.get(name)
-            width = 1 if name == "next_sentence_labels" else width or self._index.max_masked
-            counts = np.full(len(rows), width, np.int64)
-            starts = table + inside * (width * size)
-        else:
-            references = self._references[table + inside * REFERENCE.itemsize]
-            counts = references["length"].astype(np.int64)
-            starts = base + references["address"].astype(np.int64) + HEADER_BYTES
-            starts += 8 * self._index.places[rows, number].astype(np.int64)
-            if (starts + counts * size > self._map.ends[file_of])[counts > 0].any():
-                raise UserError(self.info.folder, "was changed while it was open", "Open it again")
-        return gather_items(self._views[size], starts, counts), counts
-
-    def _ragged(self, rows: np.ndarray, column: Callable[[str], _Column]) -> Ragged:
-        """Check the columns of some rows and put them in our form."""
-        row_counts = self._row_counts(rows)
-        if self._packed:
-            shift = self._first_sequence[rows] - offsets_of(row_counts)[:-1]
-            sequences = np.repeat(shift, row_counts) + np.arange(row_counts.sum())
-        else:
-            sequences = rows
-        block = _Block(self._index.lengths[sequences].astype(np.int64), row_counts, self._index.kind == "fixed")
-        try:
-            return block.ragged({name: column(name) for name in COLUMNS}, self.info.max_predictions)
-        except _BadRow as error:
-            raise self._error(int(rows[error.row]), error.reason) from None
-
-
-def _reorder(parts: Sequence[Ragged], row_of: np.ndarray, row_counts: np.ndarray) -> Ragged:
-    """Sequences of rows that were taken in the order ``row_of``, put into the order of the rows."""
-    starts_of_parts = offsets_of(row_counts[row_of])[:-1]
-    back = np.argsort(row_of)
-    first = np.repeat(starts_of_parts[back] - (np.cumsum(row_counts) - row_counts), row_counts)
-    return Ragged.concatenate(parts).take(first + np.arange(row_counts.sum()))
-
-
-class _BadRow(Exception):
-    def __init__(self, row: int, reason: str) -> None:
-        super().__init__(reason)
-        self.row, self.reason = row, reason
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Some rows on their way to a `Ragged`.
-
-    Attributes:
-        lengths: int64 [S], tokens of each sequence.
-        row_counts: int64 [R], sequences of each row.
-        padded: whether columns come with their padding.
-    """
-
-    lengths: np.ndarray
-    row_counts: np.ndarray
-    padded: bool
-
-    def ragged(self, columns: dict[str, _Column], max_predictions: int) -> Ragged:
-        """Raises `_BadRow` for the first row of the first rule that is broken."""
-        row_of = np.repeat(np.arange(len(self.row_counts)), self.row_counts)
-        offsets = offsets_of(self.lengths)
-        row_starts = offsets[offsets_of(self.row_counts)]
+        row_counts, lengths = self._sizes(rows)
+        offsets = offsets_of(lengths)
+        row_starts = offsets[offsets_of(row_counts)]  # first token of each row, and the end
         row_lengths = np.diff(row_starts)
-        tokens = self._trimmed(columns["input_ids"], row_lengths, "input_ids")
-        segments = self._trimmed(columns["segment_ids"], row_lengths, "segment_ids")
-        token_row = np.repeat(np.arange(len(row_lengths)), row_lengths)
-        _refuse(token_row, tokens < 0, "has a negative token id")
-        second = np.diff(np.concatenate([[0], np.cumsum(segments, dtype=np.int64)])[offsets])
-        first_lengths = self.lengths - second
-        expected = np.arange(len(tokens)) >= np.repeat(offsets[:-1] + first_lengths, self.lengths)
-        _refuse(token_row, segments != expected, "has segment_ids that are not zeros and then ones")
-        _refuse(row_of, first_lengths < 1, "has segment_ids without a zero")
-        labels, next_counts = columns["next_sentence_labels"]
-        _refuse(np.arange(len(next_counts)), next_counts != self.row_counts, "has too many or few next_sentence_labels")
-        _refuse(row_of, (labels != 0) & (labels != 1), "has a next_sentence_label other than 0 or 1")
-        positions, masked_counts = self._masked(columns["masked_lm_positions"])
-        ids = self._trimmed(columns["masked_lm_ids"], masked_counts, "masked_lm_ids")
-        masked_row = np.repeat(np.arange(len(masked_counts)), masked_counts)
+        columns = self._columns(rows)
+        each_row = np.arange(len(rows))
+
+        def refuse(row_of: np.ndarray, wrong: np.ndarray, reason: str) -> None:
+            if wrong.any():
+                raise self._error(int(rows[row_of[np.argmax(wrong)]]), reason)
+
+        def items(name: str, wanted: np.ndarray) -> np.ndarray:
+            column = columns[name]
+            if self._index.kind == "fixed":
+                column = column._replace(counts=wanted)  # the rest is padding
+            refuse(each_row, column.counts != wanted, f"has {name} of another length than the columns beside it")
+            return column.gather()
+
+        tokens, segments = items("input_ids", row_lengths), items("segment_ids", row_lengths)
+        token_row = np.repeat(each_row, row_lengths)
+        refuse(token_row, tokens < 0, "has a negative token id")
+        second_lengths = np.diff(np.concatenate([[0], np.cumsum(segments, dtype=np.int64)])[offsets])
+        first_lengths = lengths - second_lengths
+        expected = np.arange(len(tokens)) >= np.repeat(offsets[:-1] + first_lengths, lengths)
+        refuse(token_row, segments != expected, "has segment_ids that are not zeros and then ones")
+        row_of = np.repeat(each_row, row_counts)  # of each sequence
+        refuse(row_of, first_lengths < 1, "has segment_ids without a zero")
+        next_counts = columns["next_sentence_labels"].counts
+        refuse(each_row, next_counts != row_counts, "has too many or few next_sentence_labels")
+        labels = items("next_sentence_labels", row_counts)
+        refuse(row_of, (labels != 0) & (labels != 1), "has a next_sentence_label other than 0 or 1")
+
+        masked_counts = columns["masked_lm_positions"].counts
+        if self._index.kind == "fixed":
+            used = columns["masked_lm_positions"].gather().reshape(len(rows), self._index.max_masked) != 0
+            masked_counts = used.sum(axis=1)
+            gaps = (used != (np.arange(used.shape[1]) < masked_counts[:, None])).any(axis=1)
+            refuse(each_row, gaps, "has a masked position after the padding")
+        positions = items("masked_lm_positions", masked_counts).astype(np.int64)  # from the start of the row
+        ids = items("masked_lm_ids", masked_counts)
+        masked_row = np.repeat(each_row, masked_counts)
         outside = (positions < 0) | (positions >= row_lengths[masked_row])
-        _refuse(masked_row, outside, "has a masked position outside the row")
-        _refuse(masked_row, ids < 0, "has a negative id in masked_lm_ids")
-        place = positions.astype(np.int64) + row_starts[masked_row]
-        falling = np.diff(place, prepend=-1) <= 0
-        _refuse(masked_row, falling, "has masked positions that do not ascend")
+        refuse(masked_row, outside, "has a masked position outside the row")
+        refuse(masked_row, ids < 0, "has a negative id in masked_lm_ids")
+        place = positions + row_starts[masked_row]  # among all tokens
+        refuse(masked_row, np.diff(place, prepend=-1) <= 0, "has masked positions that do not ascend")
         sequence = np.searchsorted(offsets, place, side="right") - 1
-        per_sequence = np.bincount(sequence, minlength=len(self.lengths))
-        _refuse(
-            row_of, per_sequence > max_predictions, f"has a sequence with more than {max_predictions} masked tokens"
-        )
+        per_sequence = np.bincount(sequence, minlength=len(lengths))
+        most = self.info.max_predictions
+        refuse(row_of, per_sequence > most, f"has a sequence with more than {most} masked tokens")
         return Ragged(
             tokens=tokens.view(np.uint16),
             offsets=offsets,
@@ -315,46 +235,47 @@ class _Block:
             next_sentence=labels.view(np.uint8),
         )
 
-    def _trimmed(self, column: _Column, wanted: np.ndarray, name: str) -> np.ndarray:
-        """The first ``wanted`` items of every row."""
-        flat, counts = column
-        if not self.padded:
-            _refuse(
-                np.arange(len(counts)), counts != wanted, f"has {name} of another length than the columns beside it"
-            )
-            return flat
-        width = len(flat) // max(1, len(counts))
-        return flat.reshape(len(counts), width)[np.arange(width) < wanted[:, None]]
+    def _sizes(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64 [R], sequences of each row; int64 [S], tokens of each sequence."""
+        if not self._packed:
+            return np.ones(len(rows), np.int64), self._index.lengths[rows].astype(np.int64)
+        counts = self._index.counts[rows].astype(np.int64)
+        shift = self._first_sequence[rows] - offsets_of(counts)[:-1]
+        return counts, self._index.lengths[np.repeat(shift, counts) + np.arange(counts.sum())].astype(np.int64)
 
-    def _masked(self, column: _Column) -> _Column:
-        """Masked positions without the zeros that pad them, and how many of each row."""
-        flat, counts = column
-        if not self.padded:
-            return flat, counts
-        table = flat.reshape(len(counts), -1) if len(counts) else flat.reshape(0, 0)
-        used = table != 0
-        real = used.sum(axis=1)
-        gaps = (used != (np.arange(table.shape[1]) < real[:, None])).any(axis=1)
-        _refuse(np.arange(len(counts)), gaps, "has a masked position after the padding")
-        return table[used], real
+    def _columns(self, rows: np.ndarray) -> dict[str, Items]:
+        file_of = np.searchsorted(self._first_row, rows, side="right") - 1
+        if (self._index.offsets[file_of, 0] >= 0).all():
+            return {name: self._mapped_column(name, rows, file_of) for name in COLUMNS}
+        return self._plain_columns(rows, file_of)
 
+    def _plain_columns(self, rows: np.ndarray, file_of: np.ndarray) -> dict[str, Items]:
+        """Through h5py; one file at a time, since its handles are shared by threads."""
+        order = np.argsort(file_of, kind="stable")  # rows as they are read, file by file
+        read: dict[str, list[Items]] = {name: [] for name in COLUMNS}
+        for number in np.unique(file_of).tolist():
+            inside = rows[order[file_of[order] == number]] - self._first_row[number]
+            shard = Shard(self.paths[number], self._index.kind, int(self._index.rows[number]))
+            with self._lock, open_shard(shard.path) as file:
+                for name in COLUMNS:
+                    read[name].append(read_column(file, shard, name, inside))
+        columns, back = {}, np.argsort(order)
+        for name, parts in read.items():
+            flat, counts = (np.concatenate([getattr(part, of) for part in parts]) for of in ("source", "counts"))
+            columns[name] = Items(flat, offsets_of(counts)[:-1], counts, 1).of(back)
+        return columns
 
-def _refuse(row_of: np.ndarray, wrong: np.ndarray, reason: str) -> None:
-    if wrong.any():
-        raise _BadRow(int(row_of[int(np.argmax(wrong))]), reason)
-
-
-def nvidia_md5(rows: Iterable[np.ndarray]) -> str:
-    """The checksum that NVIDIA's ``hdf5_md5.py`` prints for a shard; lists of them are published (``*.chk``).
-
-    It is the md5 of the text of a Python list that holds, for each row, the md5 of the text of the row's token ids as
-    a Python list. Text means what `str` gives, in UTF-8: "[101, 2023, 102]" for a row, numbers in decimal and a comma
-    and a space between them; "['0cc1...', '92eb...']" for the outer list, 32 lower-case hexadecimal digits in single
-    quotes. The published lists are of the variable-length shards, whose rows have no padding; the rows of a fixed
-    shard would count with it.
-
-    Args:
-        rows: ``input_ids`` of the shard's rows in order, any integer type.
-    """
-    sums = [hashlib.md5(str(np.asarray(row).tolist()).encode(), usedforsecurity=False).hexdigest() for row in rows]
-    return hashlib.md5(str(sums).encode(), usedforsecurity=False).hexdigest()
+    def _mapped_column(self, name: str, rows: np.ndarray, file_of: np.ndarray) -> Items:
+        index, number, size = self._index, COLUMNS.index(name), item_dtype(name).itemsize
+        inside = rows - self._first_row[file_of]
+        base = self._map.starts[file_of]
+        table = base + index.offsets[file_of, number]
+        if index.kind == "fixed" or (index.kind == "variable" and name == "next_sentence_labels"):
+            width = 1 if name == "next_sentence_labels" else index.max_masked if "masked" in name else index.max_tokens
+            return Items(self._views[size], table + inside * (width * size), np.full(len(rows), width, np.int64), size)
+        references = self._references[table + inside * REFERENCE.itemsize]
+        counts = references["length"].astype(np.int64)
+        starts = base + item_starts(references, index.places[rows, number])
+        if (starts + counts * size > self._map.ends[file_of])[counts > 0].any():
+            raise UserError(self.info.folder, "was changed while it was open", "Open it again")
+        return Items(self._views[size], starts, counts, size)

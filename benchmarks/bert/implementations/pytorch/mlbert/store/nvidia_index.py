@@ -1,8 +1,6 @@
 """What a reader of NVIDIA's shards must know before it can take rows in any order, found once and kept.
 
-Finding it reads every file's references and heap chains (or input masks), so the result is kept in the user's cache
-folder (``$XDG_CACHE_HOME/mlbert``, by default ``~/.cache/mlbert``), never beside the data. It counts as fresh while
-every file has the same name, size and modification time.
+Finding it reads every file's references and heap chains (or input masks), so it is kept (`mlbert.store.index_cache`).
 
 Legend: F files, R rows of all files, N sequences, C variable-length columns of `COLUMNS`.
 """
@@ -12,22 +10,21 @@ from __future__ import annotations
 import contextlib
 import filecmp
 import hashlib
-import json
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.core.native import cache_folder
-from mlbert.store.file_map import FileMap
-from mlbert.store.nvidia_files import (
+from mlbert.store.file_map import FileMap, at_every_byte
+from mlbert.store.index_cache import IndexCache
+from mlbert.store.nvidia_shard import (
     COLUMNS,
     HEADER_BYTES,
+    KINDS,
+    Items,
     Shard,
     heap_places,
     inspect,
@@ -37,9 +34,10 @@ from mlbert.store.nvidia_files import (
 )
 from mlbert.store.ragged import offsets_of
 
-_VERSION = 1
+_VERSION = 2
 _THREADS = 4
 _BLOCK_ROWS = 8192
+_ARRAYS = ("head", "rows", "offsets", "lengths", "counts", "places")
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,7 @@ class Index:
     """Rows and lengths of a set of shards.
 
     Attributes:
-        kind: "fixed", "variable" or "packed".
-        max_tokens, max_masked: widths of fixed shards, 0 otherwise.
+        head: int64 [3], place of the kind in `KINDS`, widths of tokens and masked tokens of fixed shards (or 0).
         rows: int64 [F].
         offsets: int64 [F, 5], byte offset of each of `COLUMNS` in its file; -1 where the file is read through h5py.
         lengths: uint16 [N], tokens of each sequence.
@@ -57,15 +54,28 @@ class Index:
         problems: row (of all files) -> what is wrong with it; its lengths are not to be trusted.
     """
 
-    kind: str
-    max_tokens: int
-    max_masked: int
+    head: np.ndarray
     rows: np.ndarray
     offsets: np.ndarray
     lengths: np.ndarray
     counts: np.ndarray
     places: np.ndarray
     problems: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """ "fixed", "variable" or "packed"."""
+        return KINDS[self.head[0]]
+
+    @property
+    def max_tokens(self) -> int:
+        """Width of ``input_ids`` of fixed shards."""
+        return int(self.head[1])
+
+    @property
+    def max_masked(self) -> int:
+        """Width of ``masked_lm_ids`` of fixed shards."""
+        return int(self.head[2])
 
 
 @dataclass(frozen=True)
@@ -82,104 +92,44 @@ def load_index(paths: Sequence[Path], content: FileMap, limits: Limits, cached: 
     Raises:
         UserError: a file is damaged, of another kind than the first, or a copy of another.
     """
-    state = _state(paths, limits)
-    name = hashlib.sha256(str(paths[0].resolve()).encode()).hexdigest()[:16]
-    kept = cache_folder() / "nvidia" / f"{name}-{state[:32]}.h5"
+    cache = IndexCache("nvidia", paths, [_VERSION, limits.max_seq_length, limits.max_predictions])
     if cached:
-        with contextlib.suppress(OSError, KeyError, ValueError, RuntimeError):
-            return _read(kept, state)
+        with contextlib.suppress(OSError, ValueError):
+            return Index(**cache.read(_ARRAYS))
     index = build_index(paths, content, limits)
     if cached and not index.problems:
-        # A cache that cannot be written costs time at the next opening, nothing else.
-        with contextlib.suppress(OSError):
-            _write(kept, state, index)
+        cache.write({name: getattr(index, name) for name in _ARRAYS})
     return index
-
-
-def _state(paths: Sequence[Path], limits: Limits) -> str:
-    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    text = json.dumps([_VERSION, limits.max_seq_length, limits.max_predictions, files])
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-_ARRAYS = ("rows", "offsets", "lengths", "counts", "places")
-
-
-def _write(path: Path, state: str, index: Index) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with h5py.File(temporary, "w") as file:
-            for name in _ARRAYS:
-                file.create_dataset(name, data=getattr(index, name))
-            file.attrs.update({"kind": index.kind, "widths": [index.max_tokens, index.max_masked], "state": state})
-        for old in path.parent.glob(f"{path.name.split('-')[0]}-*.h5"):
-            old.unlink()
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _read(path: Path, state: str) -> Index:
-    """``places`` stays a memory map, which the processes of a machine share."""
-    with h5py.File(path, "r") as file:
-        if file.attrs["state"] != state:
-            raise ValueError("of other files")
-        arrays = {name: file[name][:] for name in _ARRAYS if name != "places"}
-        places = file["places"]
-        if places.size:
-            start = places.id.get_offset()
-            arrays["places"] = np.memmap(path, np.uint16, "r", start, places.shape).view(np.ndarray)
-        else:
-            arrays["places"] = places[:]
-        max_tokens, max_masked = (int(width) for width in file.attrs["widths"])
-        return Index(str(file.attrs["kind"]), max_tokens, max_masked, **arrays)
 
 
 def build_index(paths: Sequence[Path], content: FileMap, limits: Limits) -> Index:
     """`load_index` without the cache."""
 
-    def one(number: int) -> tuple[Shard, ShardIndex]:
-        shard = inspect(paths[number])
+    def one(number: int) -> Index:
         inside = content.bytes[content.starts[number] : content.ends[number]]
-        return shard, index_shard(shard, inside, limits)
+        return index_shard(inspect(paths[number]), inside, limits)
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        results = list(pool.map(one, range(len(paths))))
-    shards, parts = [shard for shard, _ in results], [part for _, part in results]
-    first = shards[0]
-    for shard in shards:
-        if shard.kind != first.kind:
-            reason = f"is a {shard.kind} shard beside the {first.kind} shard {first.path.name}"
-            raise UserError(shard.path, reason, "Keep one kind in a folder")
-        if (shard.max_tokens, shard.max_masked) != (first.max_tokens, first.max_masked):
-            reason = f"its rows have {shard.max_tokens} tokens and {shard.max_masked} masked tokens"
-            reason += f", those of {first.path.name} {first.max_tokens} and {first.max_masked}"
-            raise UserError(shard.path, reason, "Keep one set in a folder")
+        parts = list(pool.map(one, range(len(paths))))
+    first = parts[0]
+    for path, part in zip(paths, parts, strict=True):
+        if part.kind != first.kind:
+            reason = f"is a {part.kind} shard beside the {first.kind} shard {paths[0].name}"
+            raise UserError(path, reason, "Keep one kind in a folder")
+        if (part.head != first.head).any():
+            reason = f"its rows have {part.max_tokens} tokens and {part.max_masked} masked tokens"
+            reason += f", those of {paths[0].name} {first.max_tokens} and {first.max_masked}"
+            raise UserError(path, reason, "Keep one set in a folder")
     _refuse_copies(paths, parts)
-    starts = offsets_of([shard.rows for shard in shards])
-    mapped = [bool(shard.offsets) and part.mapped for shard, part in results]
-    offsets = [
-        [shard.offsets[name] if use else -1 for name in COLUMNS] for shard, use in zip(shards, mapped, strict=True)
-    ]
-    return Index(
-        kind=first.kind,
-        max_tokens=first.max_tokens,
-        max_masked=first.max_masked,
-        rows=np.asarray([shard.rows for shard in shards], np.int64),
-        offsets=np.asarray(offsets, np.int64),
-        lengths=np.concatenate([part.lengths for part in parts]),
-        counts=np.concatenate([part.counts for part in parts]),
-        places=np.concatenate([part.places for part in parts]),
-        problems={
-            int(start) + row: text
-            for start, part in zip(starts, parts, strict=False)
-            for row, text in part.problems.items()
-        },
-    )
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS if name != "head"}
+    starts = offsets_of(joined["rows"])[:-1].tolist()
+    problems = {
+        start + row: text for start, part in zip(starts, parts, strict=True) for row, text in part.problems.items()
+    }
+    return replace(first, **joined, problems=problems)
 
 
-def _refuse_copies(paths: Sequence[Path], parts: Sequence[ShardIndex]) -> None:
+def _refuse_copies(paths: Sequence[Path], parts: Sequence[Index]) -> None:
     seen: dict[bytes, Path] = {}
     for path, part in zip(paths, parts, strict=True):
         if len(part.lengths):
@@ -189,18 +139,7 @@ def _refuse_copies(paths: Sequence[Path], parts: Sequence[ShardIndex]) -> None:
                 raise UserError(path, f"is a copy of {other.name}", "Remove one of them")
 
 
-@dataclass(frozen=True)
-class ShardIndex:
-    """`Index` of one shard; ``mapped`` is False when it must be read through h5py."""
-
-    lengths: np.ndarray
-    counts: np.ndarray
-    places: np.ndarray
-    mapped: bool
-    problems: dict[int, str]
-
-
-def index_shard(shard: Shard, content: np.ndarray, limits: Limits) -> ShardIndex:
+def index_shard(shard: Shard, content: np.ndarray, limits: Limits) -> Index:
     """Find lengths and places of one shard's rows and check them.
 
     Args:
@@ -208,13 +147,24 @@ def index_shard(shard: Shard, content: np.ndarray, limits: Limits) -> ShardIndex
     """
     if shard.kind == "fixed":
         return _index_fixed(shard, content, limits)
-    found = heap_places(content, shard) if shard.offsets else None
-    if found is None:
-        return _index_rows(shard, _PlainRows(shard), limits)
-    return _index_rows(shard, _MappedRows(content, *found), limits)
+    return _index_rows(shard, *_columns(shard, content), limits)
 
 
-def _index_fixed(shard: Shard, content: np.ndarray, limits: Limits) -> ShardIndex:
+def _index_of(
+    shard: Shard, mapped: bool, lengths: np.ndarray, counts: np.ndarray, places: np.ndarray, problems: dict[int, str]
+) -> Index:
+    return Index(
+        head=np.array([KINDS.index(shard.kind), shard.max_tokens, shard.max_masked]),
+        rows=np.array([shard.rows]),
+        offsets=np.array([[shard.offsets[name] if mapped else -1 for name in COLUMNS]]),
+        lengths=lengths.astype(np.uint16),
+        counts=counts.astype(np.uint16),
+        places=places.astype(np.uint16),
+        problems=problems,
+    )
+
+
+def _index_fixed(shard: Shard, content: np.ndarray, limits: Limits) -> Index:
     lengths = np.zeros(shard.rows, np.int64)
     problems: dict[int, str] = {}
     with open_shard(shard.path) as file:
@@ -224,7 +174,7 @@ def _index_fixed(shard: Shard, content: np.ndarray, limits: Limits) -> ShardInde
                 begin = shard.offsets["input_mask"] + start * shard.max_tokens
                 flat = np.frombuffer(content, np.int8, len(rows) * shard.max_tokens, begin)
             else:
-                flat, _ = read_column(file, shard, "input_mask", rows)
+                flat = read_column(file, shard, "input_mask", rows).source
             mask = flat.reshape(len(rows), shard.max_tokens)
             lengths[rows] = (mask == 1).sum(axis=1)
             odd = (mask != (np.arange(shard.max_tokens) < lengths[rows, None])).any(axis=1)
@@ -232,112 +182,67 @@ def _index_fixed(shard: Shard, content: np.ndarray, limits: Limits) -> ShardInde
     _note(problems, lengths < 1, "is empty")
     _note(problems, lengths > limits.max_seq_length, f"has more than {limits.max_seq_length} tokens")
     lengths[list(problems)] = 1
-    none = np.empty(0, np.uint16)
-    return ShardIndex(
-        lengths.astype(np.uint16), none, np.empty((shard.rows, 0), np.uint16), bool(shard.offsets), problems
-    )
+    return _index_of(shard, bool(shard.offsets), lengths, np.empty(0), np.empty((shard.rows, 0)), problems)
 
 
-class _MappedRows:
-    """Row lengths and items of a shard's variable-length columns out of its bytes."""
-
-    def __init__(self, content: np.ndarray, references: dict[str, np.ndarray], places: dict[str, np.ndarray]) -> None:
-        self._content, self._references = content, references
-        self.places = places
-
-    def counts(self, column: str) -> np.ndarray:
-        return self._references[column]["length"].astype(np.int64)
-
-    def missing(self, column: str) -> np.ndarray:
-        return (self.counts(column) > 0) & (self.places[column] == 0)
-
-    def items(self, column: str, rows: np.ndarray) -> np.ndarray:
-        addresses = self._references[column]["address"][rows].astype(np.int64)
-        starts = addresses + 8 * self.places[column][rows].astype(np.int64) + HEADER_BYTES
-        dtype = item_dtype(column)
-        view = np.ndarray((len(self._content) - dtype.itemsize + 1,), dtype, self._content.data, 0, (1,))
-        return gather_items(view, starts, self.counts(column)[rows])
-
-
-class _PlainRows:
-    """The same through h5py."""
-
-    places: dict[str, np.ndarray] | None = None
-
-    def __init__(self, shard: Shard) -> None:
-        self._columns: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+def _columns(shard: Shard, content: np.ndarray) -> tuple[dict[str, Items], dict[str, np.ndarray] | None]:
+    """The variable-length columns of a shard and their `heap_places`; None where it is read through h5py."""
+    found = heap_places(content, shard) if shard.offsets else None
+    if found is None:
+        names = [name for name in shard.columns if shard.is_variable(name)]
         with open_shard(shard.path) as file:
-            for name in shard.columns:
-                if shard.is_variable(name):
-                    self._columns[name] = read_column(file, shard, name, np.arange(shard.rows))
-
-    def counts(self, column: str) -> np.ndarray:
-        return self._columns[column][1]
-
-    def missing(self, column: str) -> np.ndarray:
-        return np.zeros(len(self.counts(column)), bool)
-
-    def items(self, column: str, rows: np.ndarray) -> np.ndarray:
-        flat, counts = self._columns[column]
-        return gather_items(flat, offsets_of(counts)[:-1][rows], counts[rows], 1)
+            return {name: read_column(file, shard, name, np.arange(shard.rows)) for name in names}, None
+    references, places = found
+    columns = {}
+    for name, table in references.items():
+        dtype = item_dtype(name)
+        starts, counts = item_starts(table, places[name]), table["length"].astype(np.int64)
+        columns[name] = Items(at_every_byte(content, dtype), starts, counts, dtype.itemsize)
+    return columns, places
 
 
-def gather_items(view: np.ndarray, starts: np.ndarray, counts: np.ndarray, step: int = 0) -> np.ndarray:
-    """Items of ranges of an array.
-
-    Args:
-        view: [B], the items; when it has one at every byte, ``step`` is left at the item size.
-        starts: int64 [S], index of each range's first item.
-        counts: int64 [S], items of each range.
-        step: distance between items of a range in ``view``.
-    """
-    step = step or view.dtype.itemsize
-    ends = np.cumsum(counts)
-    index = np.arange(int(ends[-1]) if len(ends) else 0) * step
-    return view[index + np.repeat(starts - (ends - counts) * step, counts)]
+def item_starts(references: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """int64 [S], byte of the file where each row's items begin, from `REFERENCE` [S] and its `heap_places`."""
+    return references["address"].astype(np.int64) + 8 * places.astype(np.int64) + HEADER_BYTES
 
 
-def _index_rows(shard: Shard, rows: _MappedRows | _PlainRows, limits: Limits) -> ShardIndex:
+def _index_rows(shard: Shard, columns: dict[str, Items], places: dict[str, np.ndarray] | None, limits: Limits) -> Index:
     """Index of a shard with rows of their own length; every check that needs no token."""
     problems: dict[int, str] = {}
-    packed = shard.kind == "packed"
-    columns = [name for name in shard.columns if shard.is_variable(name)]
-    for name in columns:
-        _note(problems, rows.missing(name), f"has a {name} that is not in the file")
-    tokens, masked = rows.counts("input_ids"), rows.counts("masked_lm_ids")
+    counts = {name: items.counts for name, items in columns.items()}
+    for name, places_of in (places or {}).items():
+        _note(problems, (counts[name] > 0) & (places_of == 0), f"has a {name} that is not in the file")
+    tokens, masked = counts["input_ids"], counts["masked_lm_ids"]
     _note(problems, tokens < 1, "is empty")
     _note(problems, tokens > limits.max_seq_length, f"has more than {limits.max_seq_length} tokens")
-    _note(problems, rows.counts("segment_ids") != tokens, "has segment_ids of another length than input_ids")
+    _note(problems, counts["segment_ids"] != tokens, "has segment_ids of another length than input_ids")
     different = "has masked_lm_positions of another length than masked_lm_ids"
-    _note(problems, rows.counts("masked_lm_positions") != masked, different)
-    if packed:
-        lengths, counts = _index_packs(shard, rows, limits, problems)
+    _note(problems, counts["masked_lm_positions"] != masked, different)
+    if shard.kind == "packed":
+        lengths, sequences = _index_packs(shard, columns, limits, problems)
     else:
         _note(problems, masked > limits.max_predictions, f"has more than {limits.max_predictions} masked tokens")
-        lengths, counts = tokens.copy(), np.empty(0, np.int64)
+        lengths, sequences = tokens.copy(), np.empty(0, np.int64)
         lengths[list(problems)] = 1
-    kept = [name for name in COLUMNS if name in columns]
-    if rows.places is None:
-        places = np.zeros((shard.rows, len(kept)), np.uint16)
-    else:
-        places = np.stack([rows.places[name] for name in kept], axis=1)
-    return ShardIndex(lengths.astype(np.uint16), counts.astype(np.uint16), places, rows.places is not None, problems)
+    kept = [name for name in COLUMNS if name in counts]
+    table = np.stack([places[name] for name in kept], axis=1) if places else np.zeros((shard.rows, len(kept)))
+    return _index_of(shard, places is not None, lengths, sequences, table, problems)
 
 
 def _index_packs(
-    shard: Shard, rows: _MappedRows | _PlainRows, limits: Limits, problems: dict[int, str]
+    shard: Shard, columns: dict[str, Items], limits: Limits, problems: dict[int, str]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lengths of the sequences (int64 [N]) and how many each pack has (int64 [R]); notes bad packs."""
-    counts = rows.counts("packed_input_len").copy()
+    counts = columns["packed_input_len"].counts
     _note(problems, counts < 1, "has no packed_input_len")
     for name in ("packed_masked_lm_len", "next_sentence_labels"):
-        _note(problems, rows.counts(name) != counts, f"has {name} of another length than packed_input_len")
+        _note(problems, columns[name].counts != counts, f"has {name} of another length than packed_input_len")
     good = np.ones(shard.rows, bool)
     good[list(problems)] = False
     chosen = np.flatnonzero(good)
     pack_of = np.repeat(chosen, counts[chosen])
-    lengths = rows.items("packed_input_len", chosen).astype(np.int64)
-    masked = rows.items("packed_masked_lm_len", chosen).astype(np.int64)
+    lengths = columns["packed_input_len"].of(chosen).gather().astype(np.int64)
+    masked = columns["packed_masked_lm_len"].of(chosen).gather().astype(np.int64)
 
     def with_any(bad: np.ndarray) -> np.ndarray:
         return np.bincount(pack_of[bad], minlength=shard.rows) > 0
@@ -346,9 +251,11 @@ def _index_packs(
         return np.bincount(pack_of, values, minlength=shard.rows).astype(np.int64)
 
     _note(problems, with_any(lengths < 1), "has a sequence without tokens in packed_input_len")
-    _note(problems, good & (total(lengths) != rows.counts("input_ids")), "has a packed_input_len that does not add up")
-    sums = total(masked) != rows.counts("masked_lm_ids")
-    _note(problems, good & sums, "has a packed_masked_lm_len that does not add up")
+    for name, values, column in (
+        ("packed_input_len", lengths, "input_ids"),
+        ("packed_masked_lm_len", masked, "masked_lm_ids"),
+    ):
+        _note(problems, good & (total(values) != columns[column].counts), f"has a {name} that does not add up")
     too_many = (masked < 0) | (masked > limits.max_predictions)
     _note(problems, with_any(too_many), f"has a sequence with more than {limits.max_predictions} masked tokens")
     bad = np.asarray(sorted(problems), np.int64)

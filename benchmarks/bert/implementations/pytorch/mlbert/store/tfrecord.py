@@ -1,6 +1,6 @@
 """The benchmark's TFRecords: read into ragged sequences, written from them.
 
-    for rows in read_examples(Path("part-00000-of-00500")):
+    for rows, starts, ends in ExampleReader("part-00000-of-00500"):
         ...
 
 Every checksum is checked and every value is looked at; padding is removed. What is wrong is told with the file, the
@@ -16,18 +16,19 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
 from mlbert.core import native
 from mlbert.core.errors import UserError
 from mlbert.store import tfrecord_native, tfrecord_plain
-from mlbert.store.manifest import whole_file
+from mlbert.store.manifest import unreadable, whole_file
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord_plain import (
     BAD_LENGTH,
@@ -58,33 +59,10 @@ _COMPRESSED = {
 }
 
 
-class Codec(Protocol):
-    """What `mlbert.store.tfrecord_plain` and `mlbert.store.tfrecord_native` both offer."""
-
-    def scan(self, data: np.ndarray, most: int) -> Scan:
-        """Find whole records."""
-
-    def check(self, data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Compare checksums."""
-
-    def parse(
-        self,
-        data: np.ndarray,
-        starts: np.ndarray,
-        ends: np.ndarray,
-        wanted: np.ndarray,
-        widths: Widths,
-        vocab_size: int = MAX_ID + 1,
-    ) -> tuple[Ragged, np.ndarray]:
-        """Read examples."""
-
-    def encode(self, rows: Ragged, widths: Widths) -> bytes | memoryview:
-        """Make records."""
-
-
 @functools.cache
-def codec() -> Codec:
-    """The compiled functions, or the plain ones where there is no compiler (`slowness` tells)."""
+def codec() -> ModuleType:
+    """The module with the compiled ``scan``, ``check``, ``parse`` and ``encode``, or the one with the same functions in
+    Python where there is no compiler (`slowness` tells)."""
     try:
         tfrecord_native.library()
     except native.NativeUnavailable:
@@ -111,16 +89,15 @@ def find_files(path: Path | str) -> list[Path]:
     try:
         files = sorted(file for file in path.iterdir() if _NAME.fullmatch(file.name) and file.is_file())
     except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions") from None
+        raise unreadable(path, error) from None
     if not files:
         raise UserError(path, "has no TFRecord files (part-*, *.tfrecord, *.tfrecords)", "Give another folder")
-    names = [file.name for file in files]
+    names = {file.name for file in files}
     listed = _listed(path)
-    missing = missing_numbers(names) if listed is None else sorted(listed - {*names})
-    extra = _beyond(names) if listed is None else sorted({*names} - listed)
-    if extra:
+    expected = _whole_set(names) if listed is None else listed
+    if extra := sorted(names - expected):
         raise UserError(path / extra[0], "is not one of the set's files", "Remove it")
-    if missing:
+    if missing := sorted(expected - names):
         raise UserError(path, missing_text(missing), "Restore what is missing, or name the files that you want")
     return files
 
@@ -133,21 +110,17 @@ def _listed(folder: Path) -> set[str] | None:
         return None
 
 
-def missing_numbers(names: Sequence[str]) -> list[str]:
+def _whole_set(names: Collection[str]) -> set[str]:
+    """All of ``part-00000-of-00500`` and so on that some of the names speak of, and the names without numbers."""
+    matches = {name: _NUMBERED.fullmatch(name) for name in names}
+    sets = {match.group("stem", "count", "rest") for match in matches.values() if match}
+    expected = {f"{stem}{index:05d}-of-{count}{rest}" for stem, count, rest in sets for index in range(int(count))}
+    return expected | {name for name, match in matches.items() if not match}
+
+
+def missing_numbers(names: Collection[str]) -> list[str]:
     """The names that are not there of ``part-00000-of-00500`` and so on, as far as others speak of them."""
-    matches = [match for name in names if (match := _NUMBERED.fullmatch(name))]
-    expected = {
-        f"{match['stem']}{index:05d}-of-{match['count']}{match['rest']}"
-        for match in matches
-        for index in range(int(match["count"]))
-    }
-    return sorted(expected - {*names})
-
-
-def _beyond(names: Sequence[str]) -> list[str]:
-    """Names such as ``part-00500-of-00500``."""
-    matches = [match for name in names if (match := _NUMBERED.fullmatch(name))]
-    return [match.string for match in matches if int(match["index"]) >= int(match["count"])]
+    return sorted(_whole_set(names) - {*names})
 
 
 def missing_text(missing: Sequence[str]) -> str:
@@ -246,8 +219,7 @@ class ExampleReader:
             with self.path.open("rb", buffering=0) as file:
                 yield file
         except OSError as error:
-            reason = f"cannot be read ({error.strerror})"
-            raise UserError(self.path, reason, "Check the path and its permissions") from None
+            raise unreadable(self.path, error) from None
 
     def _scans(self, file: FileIO, size: int) -> Iterator[tuple[np.ndarray, int, Scan]]:
         """(bytes, their place in the file, records in them) until the end of the file or of what can be found."""
@@ -343,18 +315,6 @@ class ExampleReader:
 
 def _content(record: np.ndarray) -> bytes:
     return record[HEADER_BYTES:-FOOTER_BYTES].tobytes()
-
-
-def read_examples(
-    path: Path | str, *, batch: int = BATCH, widths: Widths | None = None, vocab_size: int | None = None
-) -> Iterator[Ragged]:
-    """The sequences of a TFRecord file, in order, at most ``batch`` at a time; see `ExampleReader`, which skips too.
-
-    Raises:
-        UserError: names file, record number (from 0) and its first byte.
-    """
-    for part in ExampleReader(path, batch=batch, widths=widths, vocab_size=vocab_size):
-        yield part.rows
 
 
 def read_widths(

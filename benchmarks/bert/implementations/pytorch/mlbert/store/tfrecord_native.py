@@ -19,20 +19,9 @@ _EXTRA_BYTES = 512  # of a record besides its lists' values: checksums, names, t
 
 
 class _Rows(ctypes.Structure):
-    """`struct rows` of tfrecord.h."""
+    """`struct rows` of tfrecord.h, whose pointers stand in the order of `DTYPES`."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_void_p)
-        for name in (
-            "tokens",
-            "offsets",
-            "masked_positions",
-            "masked_labels",
-            "masked_offsets",
-            "first_lengths",
-            "next_sentence",
-        )
-    )
+    _fields_ = tuple((name, ctypes.c_void_p) for name in DTYPES)
 
     @classmethod
     def over(cls, arrays: dict[str, np.ndarray]) -> _Rows:
@@ -98,16 +87,9 @@ def parse(
     count = len(wanted)
     assert len(starts) == len(ends) == count, "starts, ends and wanted are of the same records"
     assert vocab_size <= MAX_ID + 1, "ids have 16 bits"
-    sizes = {
-        "tokens": count * widths.max_seq_length,
-        "offsets": count + 1,
-        "masked_positions": count * widths.max_predictions,
-        "masked_labels": count * widths.max_predictions,
-        "masked_offsets": count + 1,
-        "first_lengths": count,
-        "next_sentence": count,
-    }
-    arrays = {name: np.empty(size, DTYPES[name]) for name, size in sizes.items()}
+    tokens, masked = count * widths.max_seq_length, count * widths.max_predictions
+    most = _sizes(count, tokens, masked)
+    arrays = {name: np.empty(most[name], dtype) for name, dtype in DTYPES.items()}
     good = np.empty(count, bool)
     num_rows = library().tfrecord_parse(
         _address(data, "u1"),
@@ -122,11 +104,15 @@ def parse(
     )
     if num_rows < 0:
         raise MemoryError("no memory for one example")
-    used = {**dict.fromkeys(arrays, num_rows), "offsets": num_rows + 1, "masked_offsets": num_rows + 1}
-    used["tokens"] = int(arrays["offsets"][num_rows])
-    used["masked_positions"] = used["masked_labels"] = int(arrays["masked_offsets"][num_rows])
+    used = _sizes(num_rows, int(arrays["offsets"][num_rows]), int(arrays["masked_offsets"][num_rows]))
     # Copies of what is used: the arrays have room for examples without padding.
     return Ragged(**{name: array[: used[name]].copy() for name, array in arrays.items()}), good
+
+
+def _sizes(rows: int, tokens: int, masked: int) -> dict[str, int]:
+    """Lengths of a `Ragged`'s arrays."""
+    sizes = {**dict.fromkeys(DTYPES, rows), "offsets": rows + 1, "masked_offsets": rows + 1}
+    return {**sizes, "tokens": tokens, "masked_positions": masked, "masked_labels": masked}
 
 
 def encode(rows: Ragged, widths: Widths) -> memoryview:

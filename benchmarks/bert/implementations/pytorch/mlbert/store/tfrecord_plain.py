@@ -22,6 +22,7 @@ Legend: R records, S sequences.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -46,6 +47,7 @@ _BYTES, _FLOAT, _INT = 1, 2, 3  # field numbers of tf.train.Feature
 _KIND = {name: _FLOAT if name == "masked_lm_weights" else _INT for name in NAMES}
 _KIND_NAMES = {_BYTES: "strings", _FLOAT: "floats", _INT: "integers"}
 _VARINT, _64_BITS, _LENGTH, _32_BITS = 0, 1, 2, 5  # wire types
+_NO_EXAMPLE = "is not a tf.train.Example"
 
 
 class Widths(NamedTuple):
@@ -74,74 +76,62 @@ class Scan(NamedTuple):
     stopped: int
 
 
-def _crc_table() -> np.ndarray:
-    table: np.ndarray = np.arange(256, dtype=np.uint32)
+def _crc_table() -> list[int]:
+    table = list(range(256))
     for _ in range(8):
-        table = (table >> 1) ^ np.where(table & 1, np.uint32(0x82F63B78), np.uint32(0))
+        table = [crc >> 1 ^ (0x82F63B78 if crc & 1 else 0) for crc in table]
     return table
 
 
 _CRC_TABLE = _crc_table()
 
 
-def crc32c(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """CRC32C (Castagnoli, reflected, 0x82F63B78) of each ``data[starts[r]:ends[r]]``: uint32 [R]; data uint8."""
-    lengths = np.asarray(ends) - starts
-    order = np.argsort(-lengths, kind="stable")
-    crc = np.full(len(order), 0xFFFFFFFF, np.uint32)
-    ordered_starts, ordered_lengths = np.asarray(starts)[order], lengths[order]
-    for i in range(int(ordered_lengths[0]) if len(order) else 0):
-        longer = np.searchsorted(-ordered_lengths, -i)  # the first ones are longer than i
-        byte = data[ordered_starts[:longer] + i]
-        crc[:longer] = (crc[:longer] >> 8) ^ _CRC_TABLE[(crc[:longer] ^ byte) & 255]
-    result = np.empty_like(crc)
-    result[order] = ~crc
-    return result
+def crc32c(data: bytes) -> int:
+    """CRC32C of some bytes (Castagnoli, reflected, 0x82F63B78)."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC_TABLE[(crc ^ byte) & 255] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
 
 
-def masked_crc32c(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """`crc32c` rotated and shifted as TFRecords store it."""
-    crc = crc32c(data, starts, ends)
-    return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
-
-
-def _stored_crcs(data: np.ndarray, at: np.ndarray) -> np.ndarray:
-    return data[at[:, None] + np.arange(4)].copy().view("<u4")[:, 0]
+def masked_crc32c(data: bytes) -> bytes:
+    """`crc32c` rotated and shifted: the four bytes that a TFRecord stores."""
+    crc = crc32c(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def scan(data: np.ndarray, most: int) -> Scan:
     """Find the whole records at the start of ``data`` (uint8 [B]), at most ``most``."""
-    size = len(data)
-    starts, stopped = [0], FULL
-    while len(starts) <= most:
+    starts, intact, stopped = [0], list[bool](), FULL
+    while len(intact) < most:
         at = starts[-1]
-        stopped = INCOMPLETE
-        if size - at < HEADER_BYTES:
-            break
-        where = np.array([at])
-        if masked_crc32c(data, where, where + 8)[0] != _stored_crcs(data, where + 8)[0]:
+        header = data[at : at + HEADER_BYTES].tobytes()
+        end = at + HEADER_BYTES + int.from_bytes(header[:8], "little") + FOOTER_BYTES
+        if len(header) == HEADER_BYTES and header[8:] != masked_crc32c(header[:8]):
             stopped = BAD_LENGTH
             break
-        end = at + HEADER_BYTES + int(data[at : at + 8].view("<u8")[0]) + FOOTER_BYTES
-        if end > size:
+        if len(header) < HEADER_BYTES or end > len(data):
+            stopped = INCOMPLETE
             break
         starts.append(end)
-        stopped = FULL
-    borders = np.array(starts, np.int64)
-    return Scan(borders, _data_intact(data, borders[:-1], borders[1:]), stopped)
+        intact.append(_is_intact(data[at:end].tobytes()))
+    return Scan(np.array(starts, np.int64), np.array(intact, bool), stopped)
 
 
-def _data_intact(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    ends = ends - FOOTER_BYTES
-    return masked_crc32c(data, starts + HEADER_BYTES, ends) == _stored_crcs(data, ends)
+def _is_intact(record: bytes) -> bool:
+    return record[-FOOTER_BYTES:] == masked_crc32c(record[HEADER_BYTES:-FOOTER_BYTES])
 
 
 def check(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """bool [R]: whether a whole record with right checksums lies at ``data[starts[r]:ends[r]]``, 16 bytes or more."""
-    fine = masked_crc32c(data, starts, starts + 8) == _stored_crcs(data, starts + 8)
-    sizes = data[starts[:, None] + np.arange(8)].copy().view("<u8")[:, 0]
-    fine &= sizes == (ends - starts - HEADER_BYTES - FOOTER_BYTES).astype(np.uint64)
-    return fine & _data_intact(data, starts, ends)
+    records = [data[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
+    return np.array([record[:HEADER_BYTES] == _header(len(record)) and _is_intact(record) for record in records], bool)
+
+
+def _header(record_bytes: int) -> bytes:
+    """The first bytes of a record of ``record_bytes`` in all."""
+    length = struct.pack("<Q", record_bytes - HEADER_BYTES - FOOTER_BYTES)
+    return length + masked_crc32c(length)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -155,59 +145,52 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         result |= (byte & 127) << shift
         if byte < 128:
             return result & 0xFFFF_FFFF_FFFF_FFFF, at
-    raise BadExample("is not a tf.train.Example")
+    raise BadExample(_NO_EXAMPLE)
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """(number, wire type, value) of each field of a message; bytes for what is not a varint."""
+def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(number, wire type, bytes of the value) of each field of a message."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
         number, wire = tag >> 3, tag & 7
         if tag >> 32 or number == 0 or wire not in (_VARINT, _64_BITS, _LENGTH, _32_BITS):
-            raise BadExample("is not a tf.train.Example")
+            raise BadExample(_NO_EXAMPLE)
         if wire == _VARINT:
-            value, at = _varint(data, at)
-            yield number, wire, value
-            continue
-        size = {_64_BITS: 8, _32_BITS: 4}.get(wire, 0)
-        if wire == _LENGTH:
+            _, end = _varint(data, at)
+        elif wire == _LENGTH:
             size, at = _varint(data, at)
-        if at + size > len(data):
-            raise BadExample("is not a tf.train.Example")
-        yield number, wire, data[at : at + size]
-        at += size
+            end = at + size
+        else:
+            end = at + (8 if wire == _64_BITS else 4)
+        if end > len(data):
+            raise BadExample(_NO_EXAMPLE)
+        yield number, wire, data[at:end]
+        at = end
 
 
 def _messages(data: bytes, wanted: int) -> Iterator[bytes]:
     """The sub-messages of field ``wanted``."""
-    for number, wire, value in _fields(data):
-        if number == wanted and wire == _LENGTH:
-            assert isinstance(value, bytes)
-            yield value
+    return (value for number, wire, value in _fields(data) if number == wanted and wire == _LENGTH)
 
 
-def _read_values(data: bytes, kind: int) -> list[int] | list[float]:
-    """The values of a tf.train.Int64List or FloatList."""
+def _values(data: bytes, kind: int) -> list:
+    """The values of a tf.train.Int64List or FloatList, packed or one by one."""
     values: list = []
     for number, wire, value in _fields(data):
-        if number != 1:
-            continue
-        if isinstance(value, int):
-            values += [value] if kind == _INT else []
-        elif wire == _LENGTH and kind == _INT:
+        if number == 1 and kind == _INT and wire in (_VARINT, _LENGTH):
             at = 0
             while at < len(value):
                 element, at = _varint(value, at)
-                values.append(element)
-        elif wire in (_LENGTH, _32_BITS) and kind == _FLOAT:
+                values.append(element - (1 << 64) if element >> 63 else element)
+        elif number == 1 and kind == _FLOAT and wire in (_32_BITS, _LENGTH):
             if len(value) % 4:
-                raise BadExample("is not a tf.train.Example")
+                raise BadExample(_NO_EXAMPLE)
             values += struct.unpack(f"<{len(value) // 4}f", value)
-    return [value - (1 << 64) if isinstance(value, int) and value >> 63 else value for value in values]
+    return values
 
 
-def read_lists(record: bytes) -> dict[str, tuple[int, list]]:
+def _read_lists(record: bytes) -> dict[str, tuple[int, list]]:
     """Name -> (kind of list, values) of the features that the benchmark uses."""
     found: dict[str, tuple[int, list]] = {}
     for features in _messages(record, 1):
@@ -225,37 +208,28 @@ def _read_feature(entry: bytes) -> tuple[int, list]:
         for number, wire, value in _fields(feature):
             if wire != _LENGTH or number > _INT:
                 continue
-            assert isinstance(value, bytes)
-            if number != kind:
+            if number != kind:  # the kinds are a "oneof": another kind replaces, the same one is continued
                 values = []
             kind = number
-            values += [] if kind == _BYTES else _read_values(value, kind)
+            values += [] if kind == _BYTES else _values(value, kind)
     return kind, values
 
 
 def _check_lists(lists: dict[str, tuple[int, list]], widths: Widths | None) -> Widths:
     for name in NAMES:
-        if name not in lists or lists[name][0] == 0:
+        kind = lists.get(name, (0, []))[0]
+        if kind == 0:
             raise BadExample(f"has no feature {name}")
-        kind = lists[name][0]
         if kind != _KIND[name]:
             raise BadExample(f"has {_KIND_NAMES[kind]} in {name}, not {_KIND_NAMES[_KIND[name]]}")
     own = Widths(len(lists["input_ids"][1]), len(lists["masked_lm_ids"][1]))
-    expected, predictions = widths or own
-    wanted = {
-        "input_ids": expected,
-        "input_mask": expected,
-        "segment_ids": expected,
-        "masked_lm_ids": predictions,
-        "masked_lm_positions": predictions,
-        "masked_lm_weights": predictions,
-        "next_sentence_labels": 1,
-    }
-    for name, count in wanted.items():
-        if len(lists[name][1]) != count:
-            raise BadExample(f"has {len(lists[name][1])} values in {name}, {count} expected")
-    if expected > MAX_ID:
-        raise BadExample(f"has {expected} values in input_ids, at most {MAX_ID} are possible")
+    tokens, predictions = widths or own
+    for name in NAMES:
+        expected = 1 if name == "next_sentence_labels" else predictions if "masked_lm" in name else tokens
+        if len(lists[name][1]) != expected:
+            raise BadExample(f"has {len(lists[name][1])} values in {name}, {expected} expected")
+    if tokens > MAX_ID:
+        raise BadExample(f"has {tokens} values in input_ids, at most {MAX_ID} are possible")
     return own
 
 
@@ -291,7 +265,7 @@ def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID
     Raises:
         BadExample: says what is wrong.
     """
-    lists = read_lists(record)
+    lists = _read_lists(record)
     own = _check_lists(lists, widths)
     values = {name: content for name, (_, content) in lists.items()}
     length, first = _length(values["input_mask"], values["segment_ids"])
@@ -301,8 +275,8 @@ def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID
     for weight in weights:
         if weight not in (0.0, 1.0):
             raise BadExample(f"has {weight:g} in masked_lm_weights, 0 or 1 expected")
-    positions = [at for at, weight in zip(values["masked_lm_positions"], weights, strict=True) if weight]
-    labels = [label for label, weight in zip(values["masked_lm_ids"], weights, strict=True) if weight]
+    positions = list(itertools.compress(values["masked_lm_positions"], weights))
+    labels = list(itertools.compress(values["masked_lm_ids"], weights))
     for position in positions:
         if not 0 <= position < length:
             raise BadExample(f"has {position} in masked_lm_positions, the sequence has {length} tokens")
@@ -377,24 +351,17 @@ def encode_example(row: Row, widths: Widths) -> bytes:
     return _put(1, entries)
 
 
-def frame(record: bytes) -> bytes:
+def frame(content: bytes) -> bytes:
     """One record: length, data and their checksums."""
-    length = struct.pack("<Q", len(record))
-    crcs = [
-        masked_crc32c(np.frombuffer(part, np.uint8), np.array([0]), np.array([len(part)]))[0]
-        for part in (length, record)
-    ]
-    return length + struct.pack("<I", crcs[0]) + record + struct.pack("<I", crcs[1])
+    return _header(len(content) + HEADER_BYTES + FOOTER_BYTES) + content + masked_crc32c(content)
 
 
 def encode(rows: Ragged, widths: Widths) -> bytes:
     """All sequences as records, back to back. They must fit ``widths``."""
-    ends, masked_ends = rows.offsets[1:], rows.masked_offsets[1:]
-    out = []
-    for s in range(len(rows)):
-        tokens = rows.tokens[rows.offsets[s] : ends[s]].tolist()
-        masked = slice(rows.masked_offsets[s], masked_ends[s])
-        positions, labels = rows.masked_positions[masked].tolist(), rows.masked_labels[masked].tolist()
-        row = (tokens, int(rows.first_lengths[s]), bool(rows.next_sentence[s]), positions, labels)
-        out.append(frame(encode_example(row, widths)))
-    return b"".join(out)
+    records = []
+    for number in range(len(rows)):
+        one = rows.slice(number, number + 1)
+        masked = one.masked_positions.tolist(), one.masked_labels.tolist()
+        row = (one.tokens.tolist(), int(one.first_lengths[0]), bool(one.next_sentence[0]), *masked)
+        records.append(frame(encode_example(row, widths)))
+    return b"".join(records)

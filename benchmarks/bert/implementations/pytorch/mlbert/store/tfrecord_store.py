@@ -1,9 +1,7 @@
 """The benchmark's TFRecords as a `mlbert.store.base.Store`: read as they are, in any order.
 
-Opening a folder for the first time reads it once, checks every record, and keeps where each one lies in the user's
-cache folder (``$XDG_CACHE_HOME/mlbert/tfrecord``, by default under ``~/.cache``), never beside the data. That index
-counts while every file has the same path, size and modification time. It is a memory map, shared by the processes of a
-machine. Checksums are checked again whenever a record is read.
+Opening a folder for the first time reads it once, checks every record, and keeps where each one lies
+(`mlbert.store.index_cache`). Checksums are checked again whenever a record is read.
 
 Legend: N records of all files, F files, S sequences asked for.
 """
@@ -14,8 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,9 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.core.native import cache_folder
 from mlbert.store.base import StoreInfo
 from mlbert.store.file_map import FileMap
+from mlbert.store.index_cache import IndexCache
+from mlbert.store.manifest import file_size
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import RESTORE, ExampleReader, Widths, codec, find_files, read_widths
 from mlbert.store.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, BadExample, parse_example
@@ -55,10 +52,7 @@ def describe(folder: Path | str) -> StoreInfo:
     files = find_files(folder)
     # A bad record is told by whoever reads the set.
     widths = read_widths(files[0], skip_bad=True)
-    try:
-        named = [(file.name, file.stat().st_size) for file in files]
-    except OSError as error:
-        raise UserError(folder, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
+    named = [(file.name, file_size(file)) for file in files]
     return StoreInfo(
         folder=Path(folder),
         kind="tfrecord",
@@ -78,7 +72,7 @@ def open_folder(folder: Path | str) -> TFRecordStore:
 
 @dataclass(frozen=True)
 class Index:
-    """Where the records of some files lie.
+    """Where the records of some files lie. Raises ValueError for arrays that do not fit each other.
 
     Attributes:
         widths: int64 [2], tokens and predictions of every record.
@@ -94,8 +88,13 @@ class Index:
     sizes: np.ndarray
     lengths: np.ndarray
 
+    def __post_init__(self) -> None:
+        if {len(self.starts), len(self.sizes), len(self.lengths)} != {int(self.counts.sum())}:
+            raise ValueError("arrays of different sets")
 
-_DTYPES = {"widths": "<i8", "counts": "<i8", "starts": "<i8", "sizes": "<u4", "lengths": "<u2"}
+
+_PER_RECORD = ("starts", "sizes", "lengths")
+_ARRAYS = ("widths", "counts", *_PER_RECORD)
 
 
 class TFRecordStore:
@@ -109,11 +108,14 @@ class TFRecordStore:
         UserError: a file is unreadable or damaged, or has records of another width than the first one.
     """
 
+    num_packs = 0  # single sequences
+
     def __init__(self, folder: Path | str, cached: bool = True) -> None:
         self.info = describe(folder)
         self._paths = find_files(folder)
         self._map = FileMap(self._paths)
-        self._index = load_index(self._paths, cached)
+        self._cache = IndexCache("tfrecord", self._paths, [_VERSION])
+        self._index = load_index(self._paths, self._cache if cached else None)
         self._widths = Widths(*self._index.widths.tolist())
         self._first = np.cumsum(self._index.counts) - self._index.counts
 
@@ -124,11 +126,6 @@ class TFRecordStore:
     def lengths(self) -> np.ndarray:
         """int32 [N], tokens of every sequence."""
         return self._index.lengths.astype(np.int32)
-
-    @property
-    def num_packs(self) -> int:
-        """0: these are single sequences."""
-        return 0
 
     def gather(self, indices: np.ndarray) -> Ragged:
         """The sequences ``indices`` (int64 [S]), in that order.
@@ -169,35 +166,31 @@ class TFRecordStore:
         start = int(self._index.starts[record])
         place = start + int(self._map.starts[file])
         content = self._map.bytes[place : place + int(self._index.sizes[record])]
+        whole = len(content) >= HEADER_BYTES + FOOTER_BYTES
         reason = "has damaged data: a checksum is wrong"
-        if len(content) >= HEADER_BYTES + FOOTER_BYTES and codec().check(
-            content, np.array([0]), np.array([len(content)])
-        ):
+        if whole and codec().check(content, np.array([0]), np.array([len(content)])):
             try:
                 (tokens, *_), _ = parse_example(content[HEADER_BYTES:-FOOTER_BYTES].tobytes(), self._widths)
                 reason = f"has {len(tokens)} tokens, its index says {self._index.lengths[record]}"
             except BadExample as error:
                 reason = str(error)
         number = record - int(self._first[file])
-        remedy = f"{RESTORE}, and remove {_cache()} if the file is right"
+        remedy = f"{RESTORE}, and remove {self._cache.folder} if the file is right"
         return UserError(self._paths[file], f"record {number} (byte {start}) {reason}", remedy)
 
 
-def load_index(paths: Sequence[Path], cached: bool = True) -> Index:
+def load_index(paths: Sequence[Path], cache: IndexCache | None) -> Index:
     """The index of some files, from the cache or made now by several threads.
 
     Raises:
         UserError: a file is unreadable or damaged, or has records of another width than the first one.
     """
-    kept = _cache() / _name(paths)
-    if cached:
+    if cache:
         with contextlib.suppress(OSError, ValueError):
-            return _read(kept)
+            return Index(**cache.read(_ARRAYS))
     index = build_index(paths)
-    if cached:
-        # A cache that cannot be written costs time at the next opening, nothing else.
-        with contextlib.suppress(OSError):
-            _write(kept, index)
+    if cache:
+        cache.write(vars(index))
     return index
 
 
@@ -210,7 +203,7 @@ def build_index(paths: Sequence[Path]) -> Index:
             reason = f"its records have {part.widths[0]} tokens and {part.widths[1]} predictions"
             reason += f", those of {paths[0].name} {parts[0].widths[0]} and {parts[0].widths[1]}"
             raise UserError(path, reason, "Keep one set in a folder")
-    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _DTYPES if name != "widths"}
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("counts", *_PER_RECORD)}
     return Index(widths=parts[0].widths, **joined)
 
 
@@ -219,44 +212,5 @@ def _index_file(path: Path) -> Index:
     parts = [(part.starts, part.ends - part.starts, part.rows.lengths) for part in reader]
     assert reader.widths is not None
     starts, sizes, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Index(
-        widths=np.array(reader.widths, np.int64),
-        counts=np.array([len(starts)], np.int64),
-        starts=starts,
-        sizes=sizes.astype(np.uint32),
-        lengths=lengths.astype(np.uint16),
-    )
-
-
-def _cache() -> Path:
-    return cache_folder() / "tfrecord"
-
-
-def _name(paths: Sequence[Path]) -> str:
-    """Of the index: which files, and what they are now."""
-    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    which, state = files[0][0], json.dumps([_VERSION, files])
-    return "-".join(hashlib.sha256(text.encode()).hexdigest()[:32] for text in (which, state))
-
-
-def _read(folder: Path) -> Index:
-    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in _DTYPES}
-    if any(array.dtype != np.dtype(_DTYPES[name]) or array.ndim != 1 for name, array in arrays.items()):
-        raise ValueError("not an index")
-    if {len(arrays[name]) for name in ("starts", "sizes", "lengths")} != {int(arrays["counts"].sum())}:
-        raise ValueError("arrays of different sets")
-    return Index(**arrays)
-
-
-def _write(folder: Path, index: Index) -> None:
-    """A folder with a file for each array; renamed as a whole, whoever comes first. Older ones of the set go."""
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".index-", dir=folder.parent))
-    try:
-        for name, dtype in _DTYPES.items():
-            np.save(temporary / f"{name}.npy", getattr(index, name).astype(dtype, copy=False))
-        for old in folder.parent.glob(f"{folder.name.split('-')[0]}-*"):
-            shutil.rmtree(old)  # also one of this name: it is damaged, or it would have been read
-        os.rename(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    counts = np.array([len(starts)], np.int64)
+    return Index(np.array(reader.widths), counts, starts, sizes.astype(np.uint32), lengths.astype(np.uint16))

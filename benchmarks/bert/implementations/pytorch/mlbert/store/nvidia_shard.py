@@ -1,4 +1,4 @@
-"""One HDF5 shard of NVIDIA's data pipeline: its name, its datasets, and where their rows lie in the file.
+"""One HDF5 shard of NVIDIA's data pipeline: its datasets, and where their rows lie in the file.
 
 =========  ==============================================================================================
 fixed      ``input_ids`` i2 [N, S], ``input_mask`` i1 [N, S], ``segment_ids`` i1 [N, S], ``masked_lm_positions``
@@ -19,26 +19,22 @@ Legend: N rows, S positions, P predictions, C columns.
 
 from __future__ import annotations
 
-import itertools
-import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.store.file_map import at_every_byte
+from mlbert.store.ragged import offsets_of
 
-SUFFIXES = (".hdf5", ".hdf", ".h5", "")
 REMAKE = "Restore the file or make it again"
+KINDS = ("fixed", "variable", "packed")
 COLUMNS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 _PACK_COLUMNS = ("packed_input_len", "packed_masked_lm_len")
 _ITEM_SIZE = {"input_ids": 2, "masked_lm_positions": 2, "masked_lm_ids": 2, **dict.fromkeys(_PACK_COLUMNS, 2)}
-_NUMBERED = re.compile(r"part[-_](\d+)(?:[-_]of[-_](\d+))?")
-_BIN = re.compile(r"bin[-_]?\d+(?:[-_]\d+)?")
 
 REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
 HEAP_OBJECT = np.dtype([("index", "<u2"), ("references", "<u2"), ("reserved", "<u4"), ("size", "<u8")])
@@ -81,114 +77,6 @@ class Shard:
     def is_variable(self, column: str) -> bool:
         """Whether the column's rows have lengths of their own."""
         return self.kind == "packed" or (self.kind == "variable" and column != "next_sentence_labels")
-
-
-def list_shards(folder: Path) -> list[Path]:
-    """The HDF5 files of a folder, by shard number and name; a file is a folder of one.
-
-    Files count as shards when they end in .hdf5, .hdf or .h5, or have no ending and begin like HDF5; beside one of
-    these also what is called ``part_<number>`` and does not begin so.
-
-    Raises:
-        UserError: no folder; a shard of ``part_i_of_n`` is missing or there twice; shards of two numberings.
-    """
-    if folder.is_file():
-        return [folder]
-    try:
-        found = _shard_files(folder)
-    except OSError as error:
-        raise UserError(folder, f"cannot be read ({error.strerror})", "Give a folder of HDF5 shards") from None
-    for group in _groups(found).values():
-        _check_numbers(folder, group)
-    return sorted(found, key=lambda path: (_group_of(path), _number(path), path.name))
-
-
-def bins_of(folder: Path) -> list[list[Path]]:
-    """The length bins of a folder: its sub-folders that hold shards, or its files grouped by ``bin<number>`` in their
-    names. Empty when the folder has no bins."""
-    if not folder.is_dir():
-        return []
-    files = list_shards(folder)
-    if not files:
-        folders = sorted(path for path in folder.iterdir() if path.is_dir())
-        return [shards for path in folders if (shards := list_shards(path))]
-    groups = _groups(files)
-    return list(groups.values()) if len(groups) > 1 else []
-
-
-def check_bins(folder: Path, shortest: Mapping[str, int], longest: Mapping[str, int]) -> None:
-    """Make sure that what looks like bins is cut by length: no two share one. A folder that holds, say, training and
-    evaluation data side by side is no set.
-
-    Args:
-        shortest, longest: bin -> tokens of its shortest and longest sequence.
-
-    Raises:
-        UserError: two bins overlap.
-    """
-    order = sorted(shortest, key=lambda name: (shortest[name], longest[name]))
-    for one, other in itertools.pairwise(order):
-        if shortest[other] <= longest[one]:
-            reason = f"{one} (lengths {shortest[one]} to {longest[one]}) and {other} ({shortest[other]} to "
-            reason += f"{longest[other]}) are no length bins of one set"
-            raise UserError(folder, reason, "Give one of the folders")
-
-
-def bin_name(path: Path) -> str:
-    """What names the bin of a shard: ``bin<number>`` in its name, or its folder."""
-    return _group_of(path) or path.parent.name
-
-
-def _group_of(path: Path) -> str:
-    match = _BIN.search(path.name)
-    return match.group() if match else ""
-
-
-def _groups(paths: Sequence[Path]) -> dict[str, list[Path]]:
-    groups = defaultdict(list)
-    for path in paths:
-        groups[_group_of(path)].append(path)
-    return dict(sorted(groups.items()))
-
-
-def _number(path: Path) -> int:
-    match = _NUMBERED.search(path.name)
-    return int(match.group(1)) if match else -1
-
-
-def _shard_files(folder: Path) -> list[Path]:
-    files = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
-    plain = [path for path in files if not path.suffix]
-    found = [path for path in files if path.suffix and path.suffix in SUFFIXES]
-    if any(h5py.is_hdf5(path) for path in plain):
-        found += [path for path in plain if _NUMBERED.fullmatch(path.name) or h5py.is_hdf5(path)]
-    return sorted(found)
-
-
-def _check_numbers(folder: Path, paths: Sequence[Path]) -> None:
-    """Of ``part_i_of_n`` every i from 0 to n-1 must be there exactly once."""
-    seen: dict[int, Path] = {}
-    totals: dict[int, Path] = {}
-    for path in paths:
-        match = _NUMBERED.search(path.name)
-        if match is None:
-            continue
-        number = int(match.group(1))
-        if number in seen:
-            raise UserError(path, f"has the same shard number as {seen[number].name}", "Remove one of them")
-        seen[number] = path
-        if match.group(2):
-            totals[int(match.group(2))] = path
-    if len(totals) > 1:
-        one, other = list(totals.values())[:2]
-        raise UserError(other, f"is of another set than {one.name}", "Keep one set in a folder")
-    for total in totals:
-        missing = [number for number in range(total) if number not in seen]
-        if missing:
-            which = f"{len(missing)} of {total} shards are missing, the first is number {missing[0]}"
-            raise UserError(folder, which, "Restore the missing files")
-        if len(seen) > total:
-            raise UserError(seen[max(seen)], f"its number is beyond the {total} shards of the set", "Remove it")
 
 
 def open_shard(path: Path) -> h5py.File:
@@ -318,7 +206,7 @@ def _collections(content: np.ndarray, addresses: np.ndarray) -> tuple[np.ndarray
     """int64 start and end of each collection; start = end for an address without one."""
     last = len(content) - HEADER_BYTES
     starts = np.where(addresses <= max(last, 0), addresses, 0).astype(np.int64)
-    heads = _strided(content, _COLLECTION)[starts] if len(starts) else np.empty(0, _COLLECTION)
+    heads = at_every_byte(content, _COLLECTION)[starts] if len(starts) else np.empty(0, _COLLECTION)
     sizes = np.minimum(heads["size"], len(content)).astype(np.int64)
     good = (heads["signature"] == b"GCOL") & (heads["version"] == 1) & (starts + sizes <= len(content))
     return starts, np.where(good, starts + sizes, starts)
@@ -332,7 +220,7 @@ def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tu
         its items.
     """
     starts, ends = collections
-    objects = _strided(content, HEAP_OBJECT)
+    objects = at_every_byte(content, HEAP_OBJECT)
     current, at = np.arange(len(starts)), starts + HEADER_BYTES
     steps = [np.empty((3, 0), np.int64)]
     while True:
@@ -353,19 +241,37 @@ def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tu
     return keys, places, rooms
 
 
-def _strided(content: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """``content`` (uint8, contiguous) read as items of ``dtype``, one at every byte."""
-    return np.ndarray((max(0, len(content) - dtype.itemsize + 1),), dtype, content.data, 0, (1,))
+class Items(NamedTuple):
+    """Where the items (int8 or int16) of some rows of a column lie.
+
+    Attributes:
+        source: [B]; where it is a file's bytes, with an item at every byte.
+        starts: int64 [R], index of each row's first item.
+        counts: int64 [R], items of each row.
+        step: distance between a row's items in ``source``.
+    """
+
+    source: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+    step: int
+
+    def of(self, rows: np.ndarray) -> Items:
+        """Those of some rows."""
+        return self._replace(starts=self.starts[rows], counts=self.counts[rows])
+
+    def gather(self) -> np.ndarray:
+        """The items, back to back."""
+        ends = np.cumsum(self.counts)
+        index = np.arange(int(ends[-1]) if len(ends) else 0) * self.step
+        return self.source[index + np.repeat(self.starts - (ends - self.counts) * self.step, self.counts)]
 
 
-def read_column(file: h5py.File, shard: Shard, column: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def read_column(file: h5py.File, shard: Shard, column: str, rows: np.ndarray) -> Items:
     """Items of some rows through h5py: the plain form of what the mapped reading does.
 
     Args:
         rows: int64 [R], any order.
-
-    Returns:
-        flat items (int8 or int16), and int64 [R] how many each row has (the width, for a fixed column).
 
     Raises:
         UserError: the file is damaged there.
@@ -382,7 +288,7 @@ def read_column(file: h5py.File, shard: Shard, column: str, rows: np.ndarray) ->
     chosen = [np.atleast_1d(read[index]) for index in back]
     counts = np.asarray([len(row) for row in chosen], np.int64)
     flat = np.concatenate(chosen) if chosen else np.empty(0, wanted)
-    return flat.astype(wanted), counts
+    return Items(flat.astype(wanted), offsets_of(counts)[:-1], counts, 1)
 
 
 def _read_rows(dataset: Any, rows: np.ndarray) -> np.ndarray:

@@ -1,0 +1,39 @@
+"""Whether an earlier run finished what a step is asked for: nothing that is finished is made again or overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlbert.core.errors import UserError
+from mlbert.prepare.jobs import Progress
+from mlbert.store.manifest import MANIFEST, Manifest, read_manifest
+
+
+def check_finished(out: Path, provenance: Mapping[str, Any], options: Mapping[str, Any], progress: Progress) -> None:
+    """Compare what a finished folder was made with, and say that there is nothing to do.
+
+    Args:
+        provenance: what the folder says of itself.
+        options: what is asked for now, as they come back from JSON.
+
+    Raises:
+        UserError: it was made with other options.
+    """
+    if provenance.get("options") != options:
+        raise UserError(out, "was prepared with other input or options", "Choose another --out, or remove it")
+    progress(f"{out} is finished with these options: nothing to do")
+
+
+def finished_manifest(out: Path, options: Mapping[str, Any], progress: Progress) -> Manifest | None:
+    """The manifest of ``out`` when it was finished with the same options; None when it was not finished.
+
+    Raises:
+        UserError: as `check_finished`.
+    """
+    if not (out / MANIFEST).exists():
+        return None
+    found = read_manifest(out)
+    check_finished(out, found.provenance, options, progress)
+    return found
