@@ -11,9 +11,10 @@ from mlbert import ops
 from mlbert.bench.profile import profile_step
 from mlbert.bench.step import Trainer, make_batch
 from mlbert.feed.batch import Batch
-from mlbert.models import BertConfig, BertForPreTraining, DropoutState
+from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.ops.fp8 import Products
 from mlbert.ops.precision import FP8_CAPABILITY
+from model_loss import loss_of
 
 STEPS = 3
 
@@ -38,7 +39,7 @@ def gradients(
     model = BertForPreTraining(config, dtype)
     model.initialize(seed=1)
     model = model.to(batch.input_ids.device)
-    loss = model(batch, DropoutState(1, 0)).loss(batch.num_masked, batch.num_samples)
+    loss = loss_of(model, batch, (1, 0))
     loss.backward()
     return float(loss), {name: p.grad for name, p in model.named_parameters()}
 

@@ -17,6 +17,7 @@ from mlbert.models import BertForPreTraining
 from mlbert.ops.fp8 import Products
 from mlbert.train import loop
 from mlbert.train.evaluate import Evaluator, evaluate
+from model_loss import loss_of, masked_sums
 from recorded_graph import RecordedGraph
 from training_settings import read_metrics, train_arguments
 
@@ -42,13 +43,8 @@ def model_of(seed: int, products: Products | None = None) -> BertForPreTraining:
 
 
 def by_hand(model: BertForPreTraining, batches: list[Batch]) -> tuple[float, float]:
-    with torch.no_grad():
-        outputs = [model(batch) for batch in batches]
-    masked = sum(batch.num_masked for batch in batches)
-    return (
-        sum(int(output.num_correct) for output in outputs) / masked,
-        sum(float(output.mlm_loss_sum) for output in outputs) / masked,
-    )
+    correct, loss, masked = (sum(column) for column in zip(*(masked_sums(model, b) for b in batches), strict=True))
+    return correct / masked, loss / masked
 
 
 def test_each_masked_token_counts_once(batches):
@@ -73,8 +69,8 @@ def test_kept_batches_of_one_shape_give_the_same(batches, graph):
 def test_a_graph_reads_the_fp8_copies_of_the_present_weights(batches):
     def calibrated() -> BertForPreTraining:
         model = model_of(1, Products())
-        model(batches[0]).loss(1, 1).backward()
-        model.bert.scaling.update(lambda amax: amax)
+        loss_of(model, batches[0]).backward()
+        model.end_step(lambda amax: amax)
         return model
 
     graphed, plain = calibrated(), calibrated()
@@ -82,7 +78,7 @@ def test_a_graph_reads_the_fp8_copies_of_the_present_weights(batches):
     for seed in (1, 2):
         for model in (graphed, plain):
             model.initialize(seed)
-            model.bert.scaling.weights_changed()
+            model.weights_changed()
         found, expected = evaluator.begin().result(), evaluate(plain, batches, World())
         assert found == pytest.approx(expected, rel=1e-6)
 

@@ -25,10 +25,11 @@ from mlbert.feed.batch import Batch
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.packed import make_batch as pack_into_batch
 from mlbert.feed.synthetic import SyntheticSource, lengths_at
-from mlbert.models import BertConfig, BertForPreTraining, DropoutState
+from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.flops import Work, training_flops
 from mlbert.models.huggingface import huggingface_config, padded_inputs, to_huggingface
-from mlbert.ops.fp8 import Products, Scaling
+from mlbert.models.objectives import PreTraining, divisor_tensors
+from mlbert.ops.fp8 import Products
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
@@ -37,7 +38,6 @@ LEARNING_RATE = 1e-4
 MIN_PAIRS = 5
 MAX_SEQUENCES_PER_PACK = 3
 OPTIMIZER_RANGE = "mlbert::optimizer"
-LINEARS_PER_LAYER = 4
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,9 @@ class Trainer:
         counts: tuple[int, int] | None = None,
     ) -> None:
         self.batch, self.seed = batch, seed
-        self._counts = counts or (batch.num_masked, batch.num_samples)
+        self._objective, device = PreTraining("step"), batch.input_ids.device
+        counts = counts or self._objective.counts(batch)
+        self._divisors = divisor_tensors(self._objective.divisors(counts), device)
         if start is None:
             model = BertForPreTraining(config, dtype)
             model.initialize(seed)
@@ -108,8 +110,7 @@ class Trainer:
             self.flat = FlatParameters(self.model.ordered_parameters())
         else:
             self.model, self.flat = start.model, start.flat
-        scaling = Scaling(LINEARS_PER_LAYER * config.num_hidden_layers, products) if products else None
-        self.model.bert.scaling = scaling.to(self.flat.data.device) if scaling else None
+        self.model.use_products(products)
         numbers = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
         self.optimizer = Lamb(self.flat, **numbers, implementation=lamb)
         self._steps = iter(range(10**9))
@@ -119,12 +120,12 @@ class Trainer:
         batch = self.batch
         with record_function(OPTIMIZER_RANGE):
             self.flat.zero_grad()
-        loss = self.model(batch, DropoutState(self.seed, next(self._steps))).loss(*self._counts)
+        keys = self.model.dropout_keys(self.seed, next(self._steps)).tolist()
+        loss = self._objective.loss(self.model, batch, keys, self._divisors)
         loss.backward()
         with record_function(OPTIMIZER_RANGE):
             self.optimizer.step(LEARNING_RATE)
-            if scaling := self.model.bert.scaling:
-                scaling.update(lambda magnitudes: magnitudes)
+            self.model.end_step(lambda magnitudes: magnitudes)
         return loss.detach()
 
     def side(self) -> Side:

@@ -29,6 +29,7 @@ class Batch:
         next_sentence_labels: int64 [S], 1 when sentence B is a random one.
         dropout_rows: int32 [T], names each token within the optimizer step, the same however the step's batch is
             split over ranks and accumulation steps; dropout masks are keyed by it.
+        labels: float32 [S], a task's labels; None where there are none.
     """
 
     input_ids: Tensor
@@ -40,6 +41,7 @@ class Batch:
     masked_labels: Tensor
     next_sentence_labels: Tensor
     dropout_rows: Tensor
+    labels: Tensor | None = None
 
     @property
     def num_samples(self) -> int:

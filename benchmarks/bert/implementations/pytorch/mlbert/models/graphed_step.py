@@ -24,9 +24,9 @@ from mlbert.dist.capture import Capture
 from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
 from mlbert.feed.compact import CompactBatch
-from mlbert.models.bert import BertForPreTraining, loss_divisors
-from mlbert.models.encoder import NUM_SITES, DropoutKeys
-from mlbert.ops import dropout_keys
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.encoder import Keys
+from mlbert.models.objectives import PreTraining
 
 NUM_DIVISORS = 2
 
@@ -113,11 +113,11 @@ class GraphedStep:
         device = flat.grad.device
         copies = micro_batches if mode is GraphMode.FULL_ITERATION else 1
         self._batches = [budget.allocate(device) for _ in range(copies)]
-        layers = model.config.num_hidden_layers + 1
-        self._keys_shape = (layers, NUM_SITES)
+        self._objective = PreTraining("step")
+        keys = model.dropout_keys(0, 0)
         # Keys and divisors, bit by bit, so that one copy brings both.
-        self._numbers = torch.zeros(layers * NUM_SITES + NUM_DIVISORS, dtype=torch.int32, device=device)
-        self._dropout = DropoutKeys(self._numbers[:-NUM_DIVISORS].view(self._keys_shape))
+        self._numbers = torch.zeros(keys.numel() + NUM_DIVISORS, dtype=torch.int32, device=device)
+        self._keys: Keys = self._numbers[:-NUM_DIVISORS].view(keys.shape)
         self._divisors = self._numbers[-NUM_DIVISORS:].view(torch.float32).unbind()
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._replay: Callable[[], None] | None = None
@@ -128,25 +128,17 @@ class GraphedStep:
 
     def record(self) -> None:
         """Warms up and captures. Weights, moments and scales are afterwards as before, and gradients are zero."""
-        scaling = self._model.bert.scaling
-        kept = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
-        calibrated, updates = bool(scaling and scaling.calibrated), self._optimizer.num_updates
-        if scaling:
-            scaling.calibrated = True  # an uncalibrated step is never replayed
-        # Divisors of 0 make gradients that are not finite, and such an update changes nothing.
-        self._write_numbers(0, 0, (0.0, 0.0))
-        self._flat.zero_grad()
-        self._model.bert.quantise_weights()
-        function = self._iteration if self.mode is GraphMode.FULL_ITERATION else self._micro_batch
-        self._capture.warm_up(function)
-        self._replay = self._capture.record(function)
-        self._flat.zero_grad()
-        assert self._optimizer.num_updates == updates, "a warm-up step changed the weights"
-        for name, buffer in self._model.named_buffers():
-            buffer.copy_(kept[name])
-        self._forget_copies()
-        if scaling:
-            scaling.calibrated = calibrated
+        updates = self._optimizer.num_updates
+        with self._model.recording():  # an uncalibrated step is never replayed
+            # Divisors of 0 make gradients that are not finite, and such an update changes nothing.
+            self._write_numbers(0, 0, (0.0, 0.0))
+            self._flat.zero_grad()
+            self._model.refresh()
+            function = self._iteration if self.mode is GraphMode.FULL_ITERATION else self._micro_batch
+            self._capture.warm_up(function)
+            self._replay = self._capture.record(function)
+            self._flat.zero_grad()
+            assert self._optimizer.num_updates == updates, "a warm-up step changed the weights"
 
     def __call__(
         self,
@@ -161,7 +153,7 @@ class GraphedStep:
 
         Args:
             batches: this rank's micro-batches, which must be held; on any device.
-            seed, step: name the dropout masks, as in `DropoutState`.
+            seed, step: name the dropout masks, see `BertBase.dropout_keys`.
             num_masked, num_samples: masked tokens and sequences of the step over all ranks.
             lr: learning rate.
 
@@ -169,7 +161,7 @@ class GraphedStep:
             (float64 scalar on the device, this rank's part of the step's loss, valid until the next step; the
             optimizer's result).
         """
-        self._write_numbers(seed, step, loss_divisors(num_masked, num_samples))
+        self._write_numbers(seed, step, self._objective.divisors((num_masked, num_samples)))
         if self.mode is GraphMode.FULL_ITERATION:
             result = self._whole_step(batches, lr)
         else:
@@ -181,32 +173,31 @@ class GraphedStep:
             self.budget.write(batch, target)
         self._optimizer.set_learning_rate(lr)
         self._run(self._iteration)
-        self._forget_copies()  # a replay changes the weights behind the host's back
+        self._model.weights_changed()  # a replay changes the weights behind the host's back
         return self._optimizer.result()
 
     def _segmented_step(self, batches: Iterable[Batch | CompactBatch], lr: float) -> Any:
         self._clear()
-        self._model.bert.quantise_weights()  # once for all micro-batches: their graph only reads the copies
+        self._model.refresh()  # once for all micro-batches: their graph only reads the copies
         for batch in batches:
             self.budget.write(batch, self._batches[0])
             self._run(self._micro_batch)
         if self._reducer:
             self._reducer.finish()
         result = self._optimizer.step(lr)
-        self._update_scales()
+        self._model.end_step(self._over_ranks)
         return result
 
     def _run(self, function: Callable[[], None]) -> None:
         """Replays the function, or calls it where FP8 scales are not known yet: then each tensor finds its own."""
         assert self._replay is not None, "record() first"
-        scaling = self._model.bert.scaling
-        (function if scaling and not scaling.calibrated else self._replay)()
+        (self._replay if self._model.is_calibrated else function)()
 
     def _micro_batch(self) -> None:
         self._forward_backward(self._batches[0])
 
     def _iteration(self) -> None:
-        self._forget_copies()
+        self._model.weights_changed()
         self._clear()
         for i, batch in enumerate(self._batches):
             if self._reducer:
@@ -215,28 +206,19 @@ class GraphedStep:
         if self._reducer:
             self._reducer.finish()
         self._optimizer.launch()
-        self._update_scales()
+        self._model.end_step(self._over_ranks)
 
     def _clear(self) -> None:
         self._flat.zero_grad()
         self._loss_sum.zero_()
 
     def _forward_backward(self, batch: Batch) -> None:
-        loss = self._model(batch, self._dropout).loss_by(*self._divisors)
+        loss = self._objective.loss(self._model, batch, self._keys, self._divisors)
         loss.backward()
         self._loss_sum += loss.detach()
 
-    def _forget_copies(self) -> None:
-        """The weights' FP8 copies have to be made anew."""
-        if scaling := self._model.bert.scaling:
-            scaling.weights_changed()
-
-    def _update_scales(self) -> None:
-        if scaling := self._model.bert.scaling:
-            scaling.update(self._over_ranks)
-
-    def _write_numbers(self, seed: int, step: int, divisors: tuple[float, float]) -> None:
-        keys = dropout_keys(seed, step, *self._keys_shape).flatten()
+    def _write_numbers(self, seed: int, step: int, divisors: tuple[float, ...]) -> None:
+        keys = self._model.dropout_keys(seed, step).flatten()
         numbers = torch.cat([keys, torch.tensor(divisors, dtype=torch.float32).view(torch.int32)])
         # The allocator gives page-locked memory to nobody else before the copy is made.
         numbers = numbers.pin_memory() if self._numbers.is_cuda else numbers

@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors under other programs' names to the parameters of our `BertForPreTraining`.
+"""From a checkpoint's tensors under other programs' names to the parameters of our models.
 
 Every tensor's fate is kept in a `Report`. A tensor is [out, in] for a matrix, [out] for a vector; the vocabulary's
 rows may be padded or not.
@@ -19,7 +19,7 @@ from torch import Tensor
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import TIED, VOCABULARY, WORD_EMBEDDINGS, own_torch_names
 from mlbert.core.errors import UserError
-from mlbert.models.bert import BertForPreTraining
+from mlbert.models.bert import BertBase, BertForPreTraining
 
 ANOTHER = "Choose a complete BERT checkpoint"
 OTHER_CONFIG = "Use the bert_config.json of the checkpoint"
@@ -54,21 +54,25 @@ def empty_parameters(shape: BertConfig) -> dict[str, Tensor]:
         return dict(BertForPreTraining(shape).named_parameters())
 
 
-def own_state(tensors: Mapping[str, Tensor], shape: BertConfig, source: str) -> tuple[dict[str, Tensor], Report]:
+def own_state(
+    tensors: Mapping[str, Tensor], shape: BertConfig, source: str, known: Mapping[str, Tensor] | None = None
+) -> tuple[dict[str, Tensor], Report]:
     """Renames, splits and checks the tensors of a Hugging Face, NVIDIA or Composer checkpoint.
+
+    ``known`` are the parameters of the model that they are for; None: `BertForPreTraining`'s of this shape.
 
     Returns float32 tensors by our names, vocabulary rows unpadded, and the report. Raises UserError when a tensor has
     another shape, the encoder is incomplete, two copies of a tensor differ, or a matrix of the encoder is no BERT's.
     """
     for name in tensors:
         refuse_other_architecture(name, source)
-    known = empty_parameters(shape)
+    known = known or empty_parameters(shape)
     report = Report()
     state: dict[str, Tensor] = {}
     came_from: dict[str, str] = {}
     for name in sorted(tensors, key=lambda name: own_torch_names(name)[0] in TIED):
         names = own_torch_names(name)
-        own = tuple(TIED.get(part, part) for part in names)
+        own = tuple(part if part in known else TIED.get(part, part) for part in names)
         if not all(part in known for part in own):
             if own[0].startswith("bert.encoder.") and not name.endswith("_extra_state"):
                 raise UserError(source, f"{name} has no place in a BERT of this shape", OTHER_CONFIG)
@@ -105,7 +109,7 @@ def fitted(own: str, name: str, tensor: Tensor, parameter: Tensor, shape: BertCo
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         raise UserError(source, f"{name} holds no floating-point numbers", ANOTHER)
     wanted = list(parameter.shape)
-    if own in VOCABULARY:
+    if own in (*VOCABULARY, *TIED):
         if list(tensor.shape) not in (wanted, [shape.vocab_size, *wanted[1:]]):
             check_shape(name, tensor, [shape.vocab_size, *wanted[1:]], source)
         return tensor[: shape.vocab_size].float()
@@ -144,12 +148,12 @@ def complete(
 
 
 @torch.no_grad()
-def load_state(model: BertForPreTraining, tensors: Mapping[str, Tensor], source: str) -> Report:
+def load_state(model: BertBase, tensors: Mapping[str, Tensor], source: str) -> Report:
     """Copies a checkpoint's tensors into ``model``; padding rows become zero, missing heads stay as they are.
 
     Raises UserError as `own_state` does, before anything is changed.
     """
-    state, report = own_state(tensors, model.config, source)
+    state, report = own_state(tensors, model.config, source, dict(model.named_parameters()))
     for name, parameter in model.named_parameters():
         if name in state:
             parameter.zero_()
@@ -160,7 +164,7 @@ def load_state(model: BertForPreTraining, tensors: Mapping[str, Tensor], source:
 def padded(state: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Tensor]:
     """The same state with zero rows up to the padded vocabulary."""
     result = dict(state)
-    for name in VOCABULARY:
+    for name in (name for name in (*VOCABULARY, *TIED) if name in state):
         rows = state[name].new_zeros(shape.padded_vocab_size - shape.vocab_size, *state[name].shape[1:])
         result[name] = torch.cat([state[name], rows])
     return result

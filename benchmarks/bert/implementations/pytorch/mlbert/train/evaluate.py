@@ -25,6 +25,7 @@ from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
 from mlbert.feed.compact import CompactBatch
 from mlbert.models.bert import BertForPreTraining
+from mlbert.models.objectives import PreTraining
 from mlbert.optim.host_copy import HostCopy
 
 Passing = Callable[[Iterable[Any]], Iterable[Any]]
@@ -107,7 +108,7 @@ class Evaluator:
         """
         self._model.eval()
         self._sums.zero_()
-        self._model.bert.quantise_weights()  # once for all batches: a graph only reads the copies
+        self._model.refresh()  # once for all batches: a graph only reads the copies
         num_masked = self._over_kept(each) if self._resident else self._over_given(each)
         self._sums[2].fill_(num_masked)
         self._model.train()
@@ -125,10 +126,9 @@ class Evaluator:
         if self._kept is None:
             self._kept = [self._keep(batch) for batch in self._batches]
             self._target = Budget.over(self._kept).allocate(self._device) if self._kept else None
-        scaling = self._model.bert.scaling
         for batch in each(self._kept):
             batch.to(self._device, out=self._target)
-            if self._capture is None or (scaling and not scaling.calibrated):
+            if self._capture is None or not self._model.is_calibrated:
                 self._add_target()
             else:
                 self._replay = self._replay or self._record(self._capture)
@@ -152,5 +152,4 @@ class Evaluator:
         self._add(self._target)
 
     def _add(self, batch: Batch) -> None:
-        output = self._model(batch)
-        self._sums[:2] += torch.stack([output.num_correct.double(), output.mlm_loss_sum.double()])
+        self._sums[:2] += PreTraining("step").sums(self._model, batch)[:2]

@@ -19,11 +19,11 @@ from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.world import World
 from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.load import load_weights
 from mlbert.ops.precision import compute_dtype
 from mlbert.store.open import describe
 from mlbert.train.evaluate import EvaluationSet, evaluate
 from mlbert.train.experiment import threads_per_rank
-from mlbert.train.weights import load_weights
 
 # Masked-LM accuracy of the benchmark's phase-1 checkpoint on the benchmark's evaluation samples.
 BENCHMARK_INITIAL_ACCURACY = 0.34085

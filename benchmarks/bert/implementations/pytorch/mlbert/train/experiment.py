@@ -37,7 +37,10 @@ from mlbert.dist.world import World
 from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
 from mlbert.feed.compact import CompactBatch
-from mlbert.models import BertConfig, BertForPreTraining, DropoutState
+from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.export import write_weights
+from mlbert.models.load import load_weights
+from mlbert.models.objectives import PreTraining, divisor_tensors
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.ops.precision import compute_dtype, fp8_products
 from mlbert.store.base import StoreInfo
@@ -49,7 +52,6 @@ from mlbert.train.graphs import check_graph_mode, evaluation_capture, graphed_st
 from mlbert.train.loop import FlatBuffers, Optimizer, Reducer, Run, Source, load_checkpoint, train
 from mlbert.train.monitor import Monitor
 from mlbert.train.progress import ABORTED, Limits, Outcome, Schedule, TrainState
-from mlbert.train.weights import load_weights
 
 
 @dataclass(frozen=True)
@@ -261,12 +263,14 @@ def warm_up(model: BertForPreTraining, flat: FlatBuffers, shape: BertConfig) -> 
     )
     device = flat.data.device
     sent = CompactBatch.of(batch, page_locked=device.type == "cuda")
-    model(sent.to(device), DropoutState(0, 0)).loss(1, 1).backward()
+    objective = PreTraining("step")
+    objective.loss(
+        model, sent.to(device), model.dropout_keys(0, 0).tolist(), divisor_tensors((1.0, 1.0), device)
+    ).backward()
     with torch.no_grad():
-        model(sent.to(device))
+        model(sent.to(device), None)
     flat.zero_grad()
-    if model.bert.scaling:
-        model.bert.scaling.forget_step()
+    model.forget_step()
 
 
 def _assemble(
@@ -397,7 +401,7 @@ def _leave_behind(
         "ranks": world.world_size,
     }
     card = {**summary, **facts}
-    artifacts.write_weights(model, paths.folder, vocabulary_file(config), card)
+    write_weights(model, paths.folder, vocabulary_file(config), card)
     artifacts.write_curve(paths.folder / "metrics.jsonl", paths.folder / "curve.png")
     text = json.dumps(summary, indent=2) + "\n"
     (paths.folder / "summary.json").write_text(text, encoding="utf-8")

@@ -13,6 +13,7 @@ from mlbert.dist.capture import Capture, CudaCapture
 from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
 from mlbert.models import BertForPreTraining, GraphedStep, GraphMode
+from mlbert.ops.attention import TRITON_HEAD_SIZES as HEAD_SIZES
 
 SETTING = "CUDA_GRAPH_MODE"
 NONE = "none"
@@ -37,12 +38,9 @@ def check_graph_mode(mode: str, device: torch.device, ops: Mapping[str, str], he
     if ops["attention"] == "plain":
         reason = "plain attention reads the sequences' lengths on the host"
         raise UserError(f"{SETTING}={mode}", reason, f"Set OPS=auto, or {SETTING}=none")
-    if ops["attention"] == "triton":
-        from mlbert.ops.triton.attention import HEAD_SIZES
-
-        if head_size not in HEAD_SIZES:
-            reason = f"attention with heads of {head_size} runs plain, which reads lengths on the host"
-            raise UserError(f"{SETTING}={mode}", reason, f"Use heads of {HEAD_SIZES}, or {SETTING}=none")
+    if ops["attention"] == "triton" and head_size not in HEAD_SIZES:
+        reason = f"attention with heads of {head_size} runs plain, which reads lengths on the host"
+        raise UserError(f"{SETTING}={mode}", reason, f"Use heads of {HEAD_SIZES}, or {SETTING}=none")
 
 
 def graphed_step(

@@ -29,8 +29,8 @@ from mlbert.core.mllog import MLPerfLogger, Terminated
 from mlbert.dist.watch import Stage, Watch
 from mlbert.dist.world import World
 from mlbert.feed.batch import Batch
-from mlbert.models import BertForPreTraining, DropoutState, GraphedStep
-from mlbert.models.flops import Work, training_flops
+from mlbert.models import BertForPreTraining, GraphedStep
+from mlbert.models.objectives import PreTraining, divisor_tensors
 from mlbert.train.checkpoint import CheckpointFolder
 from mlbert.train.evaluate import Evaluation, EvaluationSet, Evaluator
 from mlbert.train.monitor import Monitor
@@ -254,19 +254,19 @@ def update_weights(
         (float64 scalar on the device, this rank's part of the step's loss; the optimizer's result).
     """
     step, device = run.state.step, run.flat.data.device
-    dropout = DropoutState(run.seed, step)
+    objective, keys = PreTraining("step"), run.model.dropout_keys(run.seed, step).tolist()
+    divisors = divisor_tensors(objective.divisors((num_masked, num_samples)), device)
     run.flat.zero_grad()
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     for i, batch in enumerate(run.watch.each(micro_batches, step, Stage.COMPUTE, Stage.REDUCE)):
         run.reducer.prepare(last=i == len(micro_batches) - 1)
-        loss = run.model(batch.to(device), dropout).loss(num_masked, num_samples)
+        loss = objective.loss(run.model, batch.to(device), keys, divisors)
         loss.backward()
         loss_sum += loss.detach()
     run.reducer.finish()
     run.watch.mark(step, Stage.UPDATE)
     result = run.optimizer.step(lr)
-    if scaling := run.model.bert.scaling:
-        scaling.update(run.world.all_reduce_max)
+    run.model.end_step(run.world.all_reduce_max)
     return loss_sum, result
 
 
@@ -300,8 +300,7 @@ def save_checkpoint(run: Run, elapsed_seconds: float) -> None:
     run.state.elapsed_seconds = elapsed_seconds
     optimizer = run.optimizer.state_dict()
     tensors = {f"optimizer.{k}": v for k, v in optimizer.items() if isinstance(v, Tensor)}
-    if scaling := run.model.bert.scaling:
-        tensors |= {f"fp8.{k}": v for k, v in scaling.state().items()}
+    tensors |= run.model.derived_state()
     numbers = {k: v for k, v in optimizer.items() if not isinstance(v, Tensor)}
     state = {"train": run.state.to_json(), "optimizer": numbers, "source": run.source.state_dict(), "seed": run.seed}
     with run.optimizer.exact_weights():
@@ -320,9 +319,7 @@ def load_checkpoint(run: Run, warn: Callable[[str], None]) -> bool:
     run.flat.data.copy_(checkpoint.tensors["weights"])
     tensors = {k.removeprefix("optimizer."): v for k, v in checkpoint.tensors.items() if k.startswith("optimizer.")}
     run.optimizer.load_state_dict({**tensors, **checkpoint.state["optimizer"]})
-    if scaling := run.model.bert.scaling:
-        parts = {k.removeprefix("fp8."): v for k, v in checkpoint.tensors.items() if k.startswith("fp8.")}
-        scaling.load_state(parts)
+    run.model.load_derived_state(checkpoint.tensors)
     run.source.load_state_dict(checkpoint.state["source"])
     run.state.restore(checkpoint.state["train"])
     run.seed = checkpoint.state["seed"]
@@ -336,7 +333,7 @@ def _global_counts(micro_batches: Iterable[Batch], run: Run) -> list[int]:
     """
     counts = torch.tensor([0, 0, 0, 0, run.warned])
     for batch in micro_batches:
-        flops = training_flops(run.model.config, Work.of(batch))
+        flops = run.model.training_flops(batch)
         counts += torch.tensor([batch.num_samples, batch.num_masked, batch.num_tokens, flops, 0])
     run.world.all_reduce_sum(counts)
     return counts.tolist()
@@ -354,11 +351,11 @@ def _begin_evaluation(run: Run) -> Evaluation:
     """Queues an evaluation of the weights as they are."""
     run.logger.start("eval_start", metadata={"epoch_num": run.state.samples})
     with run.optimizer.exact_weights():
-        _weights_changed(run)
+        run.model.weights_changed()
         evaluation = run.evaluator.begin(
             lambda batches: run.watch.each(batches, run.state.step, Stage.EVALUATE, Stage.SUM)
         )
-    _weights_changed(run)  # what training reads may be rounded
+    run.model.weights_changed()  # what training reads may be rounded
     return evaluation
 
 
@@ -372,9 +369,3 @@ def _finish_evaluation(run: Run, evaluation: Evaluation, clock: Clock) -> None:
     while state.next_eval_samples <= state.samples:
         state.next_eval_samples += run.eval_every_samples
     run.monitor.evaluation(state, loss, clock.seconds())
-
-
-def _weights_changed(run: Run) -> None:
-    """What is derived from the weights, their FP8 copies, is made anew when it is next needed."""
-    if scaling := run.model.bert.scaling:
-        scaling.weights_changed()

@@ -7,8 +7,8 @@ from safetensors.torch import save_file
 from mlbert.core.errors import UserError
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.huggingface import to_huggingface
+from mlbert.models.load import load_weights
 from mlbert.models.renaming import padded
-from mlbert.train.weights import load_weights
 
 SHAPE = BertConfig(
     vocab_size=101,
