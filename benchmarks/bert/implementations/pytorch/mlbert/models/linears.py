@@ -65,7 +65,8 @@ class _Fp8LayerLinears(LayerLinears):
 
     def dropout_add_norm(self, reader: int, *arguments: Any) -> Hidden:
         slot = self._slots[reader] if reader < len(self._slots) else None
-        return fp8.dropout_add_layer_norm(*arguments, slot)
+        op: Callable[..., Hidden] = fp8.dropout_add_layer_norm
+        return op(*arguments, slot)
 
 
 class PlainLinears(nn.Module):
@@ -109,7 +110,7 @@ class Fp8Linears(PlainLinears):
         self.scaling = fp8.Scaling(fp8.LINEARS_PER_LAYER * num_layers, products)
 
     @property
-    def is_calibrated(self) -> bool:  # type: ignore[override]
+    def is_calibrated(self) -> bool:
         """Whether a step has set the scales."""
         return self.scaling.calibrated
 
