@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mlbert import ops
 from mlbert.ops import native_library, reference, registry
-from mlbert.ops.attention import native_attention, tiles_work
+from mlbert.ops.attention import capture_obstacle, native_attention, tiles_work
 from mlbert.ops.dropout import attention_keep_mask
 
 UGLY = {
@@ -247,3 +247,21 @@ def test_wrong_arguments_are_refused(use_native) -> None:
         ops.attention(qkv, cu_seqlens.flip(0), longest, 0.1, 5, rows)
     with pytest.raises(AssertionError, match=r"rows \(13,\)"):
         ops.attention(qkv, cu_seqlens, longest, 0.1, 5, rows[:13])
+
+
+def test_what_cannot_be_captured_is_told(native_ops) -> None:
+    device = torch.device("cpu")
+    bfloat16, single = torch.bfloat16, torch.float32
+    try:
+        for form in ("plain", "native"):
+            ops.select(form)
+            assert f"{form} attention reads" in str(capture_obstacle(device, single, 64, False))
+        for form, told in (
+            ("triton", {(bfloat16, 64, True): False, (bfloat16, 48, False): True, (single, 32, False): False}),
+            ("flash", {(bfloat16, 64, False): False, (bfloat16, 64, True): True, (single, 64, False): True}),
+        ):
+            registry.select_each({"attention": form})
+            for kind, expected in told.items():
+                assert (capture_obstacle(device, *kind) is not None) == expected, (form, kind)
+    finally:
+        ops.select("auto")
