@@ -13,9 +13,10 @@ from host_batches import made_up_batches
 from mlbert.dist.capture import Capture, CudaCapture, NoCapture
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
-from mlbert.models import BertConfig, GraphedStep, GraphMode
+from mlbert.models import BertConfig
 from mlbert.ops.fp8 import Products
 from mlbert.ops.precision import FP8_CAPABILITY
+from mlbert.train.step import GraphMode, Graphs
 
 PACKS, SEED = 8, 7
 RATES = (1e-3, 2e-3, 5e-4, 1e-3)
@@ -44,21 +45,20 @@ def history(
 ) -> list[list[Tensor]]:
     """Loss, norm, weights, moments and scales after each step, and before the first one."""
     batches = steps(config, accumulation)
-    trainer = Trainer(config, batches[0][0].to(device), torch.bfloat16, SEED, products=products)
+    budget = Budget.of_packs(PACKS, 512, 3, 512, 76)
+    graphs = Graphs(mode, budget, accumulation, lambda: capture)
+    trainer = Trainer(config, batches[0][0], device, torch.bfloat16, SEED, products=products, graphs=graphs)
     optimizer = trainer.optimizer
     tensors = [trainer.flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *trainer.model.buffers()]
     found = [[x.clone() for x in tensors]]
-    budget = Budget.of_packs(PACKS, 512, 3, 512, 76)
-    step = GraphedStep(trainer.model, trainer.flat, optimizer, budget, accumulation, mode, capture)
-    step.record()
+    trainer.make.record()
     assert all(torch.equal(a, b) for a, b in zip(found[0], tensors, strict=True)), "recording left a trace"
     for i, (parts, lr) in enumerate(zip(batches, RATES, strict=True)):
-        assert step.holds(parts)
-        masked, samples = (sum(getattr(b, n) for b in parts) for n in ("num_masked", "num_samples"))
+        assert trainer.make.holds(parts)
         torch.cuda.set_sync_debug_mode("error" if i == len(RATES) - 1 else "default")
-        loss, result = step(parts, SEED, i, masked, samples, lr)
+        result = trainer.steps(parts, i, lr)
         torch.cuda.set_sync_debug_mode("default")
-        found.append([loss.clone(), result.clone(), *(x.clone() for x in tensors)])
+        found.append([result.loss_sum.clone(), torch.tensor(result.grad_norm), *(x.clone() for x in tensors)])
     return found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,10 @@ from gpu_check.trainer import Trainer
 from mlbert import ops
 from mlbert.bench.step import make_batch
 from mlbert.feed.batch import Batch
-from mlbert.models import BertConfig, BertForPreTraining, DropoutState
+from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.ops.fp8 import Products
 from mlbert.ops.precision import FP8_CAPABILITY
+from model_loss import loss_of
 
 STEPS = 3
 
@@ -39,13 +42,17 @@ def gradients(
     model = BertForPreTraining(config, dtype)
     model.initialize(seed=1)
     model = model.to(batch.input_ids.device)
-    loss = model(batch, DropoutState(1, 0)).loss(batch.num_masked, batch.num_samples)
+    loss = loss_of(model, batch, (1, 0))
     loss.backward()
     return float(loss), {name: p.grad for name, p in model.named_parameters()}
 
 
-def test_fast_model_equals_plain_model(large: BertConfig, batch: Batch) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"position_embedding_type": "alibi", "gated_mlp": True}, {"norm_position": "pre"}], ids=str
+)
+def test_fast_model_equals_plain_model(large: BertConfig, batch: Batch, options: dict[str, Any]) -> None:
     """In bfloat16 the fast model is at most twice as far from the float32 one as the plain model is; same masks."""
+    large = dataclasses.replace(large, **options)
     exact_loss, exact = gradients(large, batch, torch.float32, "plain")
     plain_loss, plain = gradients(large, batch, torch.bfloat16, "plain")
     fast_loss, fast = gradients(large, batch, torch.bfloat16, "auto")
@@ -58,27 +65,27 @@ def test_fast_model_equals_plain_model(large: BertConfig, batch: Batch) -> None:
     assert distance(fast) <= 2 * distance(plain)
 
 
-def losses(config: BertConfig, batch: Batch, products: Products | None) -> list[float]:
-    trainer = Trainer(config, batch, torch.bfloat16, seed=1, products=products)
+def losses(config: BertConfig, device: torch.device, products: Products | None) -> list[float]:
+    trainer = Trainer(config, make_batch(config, 24, None, seed=1), device, torch.bfloat16, seed=1, products=products)
     return [float(trainer.step()) for _ in range(STEPS)]
 
 
 @pytest.mark.parametrize("products", [None, Products()], ids=["bf16", "fp8"])
-def test_two_runs_agree_bit_for_bit(products: Products | None, large: BertConfig, batch: Batch) -> None:
+def test_two_runs_agree_bit_for_bit(products: Products | None, large: BertConfig, device: torch.device) -> None:
     if products and torch.cuda.get_device_capability() < FP8_CAPABILITY:
         pytest.skip("this GPU has no FP8 products")
-    first = losses(large, batch, products)
-    assert first == losses(large, batch, products)
+    first = losses(large, device, products)
+    assert first == losses(large, device, products)
     assert first[-1] < first[0]
 
 
 @pytest.mark.parametrize("products", [None, Products()], ids=["bf16", "fp8"])
 def test_step_does_not_wait_for_the_device(
-    products: Products | None, large: BertConfig, batch: Batch, no_waiting: None
+    products: Products | None, large: BertConfig, device: torch.device, no_waiting: None
 ) -> None:
     if products and torch.cuda.get_device_capability() < FP8_CAPABILITY:
         pytest.skip("this GPU has no FP8 products")
-    trainer = Trainer(large, batch, torch.bfloat16, seed=1, products=products)
+    trainer = Trainer(large, make_batch(large, 24, None, seed=1), device, torch.bfloat16, seed=1, products=products)
     trainer.step()  # compiles the kernels
     torch.cuda.set_sync_debug_mode("error")
     loss = trainer.step()
@@ -88,7 +95,7 @@ def test_step_does_not_wait_for_the_device(
 
 def test_profile_names_the_kernels_groups(large: BertConfig, batch: Batch) -> None:
     """Every group that a step has gets kernels, and little is left without one."""
-    trainer = Trainer(large, batch, torch.bfloat16, seed=1)
+    trainer = Trainer(large, make_batch(large, 24, None, seed=1), device, torch.bfloat16, seed=1)
     groups = profile_step(trainer, large, torch.bfloat16)["groups"]
     for group in ("attention", "GEMM", "norm", "loss", "optimizer", "embedding"):
         assert groups[group]["seconds"] > 0, group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -10,7 +11,6 @@ import torch
 from gpu_check import ladder
 from gpu_check.ladder import Ladder, Rung, Sizes, fp8_rungs, rungs, token_budget, variants, without
 from gpu_check.parts import tiny_scale
-from host_batches import filled
 from mlbert.bench.step import make_batch
 from mlbert.feed.host_batch import HostBatch
 from mlbert.ops import registry
@@ -48,12 +48,12 @@ def test_filling_adds_next_to_nothing(tokens: int, filled: int) -> None:
 
 
 def test_a_filled_batch_has_the_same_loss(small: Ladder) -> None:
-    batch = make_batch(small.config, 3, None, 1)
-    budget = ladder.Budget(batch.num_tokens + 5, batch.num_samples, batch.num_masked + 3, batch.max_seqlen)
-    best = rungs(CPU, SIZES)[-1]
-    counts = (batch.num_masked, batch.num_samples)
-    losses = [float(Ladder(small.config, CPU, torch.float32, SIZES, 0.0).trainer(best, b, counts).step())
-              for b in (batch.to(CPU), filled(batch, budget))]  # fmt: skip
+    batch, best = make_batch(small.config, 3, None, 1), rungs(CPU, SIZES)[-1]
+    assert ladder.budget_of(batch, CPU, fill=True).masked > batch.num_masked
+    losses = []
+    for fill in (False, True):
+        measured = Ladder(small.config, CPU, torch.float32, SIZES, 0.0)
+        losses.append(float(measured.step_of(dataclasses.replace(best, fill=fill), batch)()))
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 

@@ -103,7 +103,7 @@ def test_an_operators_own_time_counts_on_a_cpu():
 @pytest.fixture
 def trainer() -> Trainer:
     ops.select("auto")
-    return Trainer(SHAPE, make_batch(SHAPE, 4, None, seed=1).to("cpu"), torch.float32, seed=1)
+    return Trainer(SHAPE, make_batch(SHAPE, 4, None, seed=1), torch.device("cpu"), torch.float32, seed=1)
 
 
 def test_a_real_step(trainer):

@@ -25,14 +25,15 @@ from gpu_check.op_speed import lamb_implementations
 from gpu_check.trainer import Trainer
 from mlbert.bench.step import LEARNING_RATE, make_batch, their_side
 from mlbert.core.errors import UserError
-from mlbert.dist.capture import Capture, CudaCapture, NoCapture
+from mlbert.dist.capture import CudaCapture, NoCapture
 from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
-from mlbert.models import BertConfig, GraphedStep, GraphMode
+from mlbert.models import BertConfig
 from mlbert.models.flops import Work, training_flops
 from mlbert.ops import registry
 from mlbert.ops.precision import fp8_products
+from mlbert.train.step import GraphMode, Graphs
 
 # The order in which ops become fast: the ones that keep most memory first. Others follow.
 OPS = (
@@ -156,7 +157,7 @@ def budget_of(batch: HostBatch, device: torch.device, fill: bool) -> Budget:
     tokens, masked = batch.num_tokens, batch.num_masked
     if fill:
         tokens, masked = token_budget(tokens, device), math.ceil(masked / FP8_ROWS) * FP8_ROWS
-    return Budget(tokens, batch.num_samples, masked, batch.max_seqlen)
+    return Budget(tokens, batch.num_samples, masked, batch.max_seqlen, batch.has_labels)
 
 
 def placed(batch: HostBatch, device: torch.device, fill: bool) -> Batch:
@@ -212,28 +213,30 @@ class Ladder:
 
     def step_of(self, rung: Rung, batch: HostBatch) -> Callable[[], Tensor]:
         """A function that queues one step, on the batch filled up as the rung asks."""
-        counts = (batch.num_masked, batch.num_samples)
-        trainer = self.trainer(rung, placed(batch, self.device, rung.fill), counts)
-        if not rung.graph:
-            return trainer.step
-        capture: Capture = CudaCapture(self.device) if self.device.type == "cuda" else NoCapture()
         budget = budget_of(batch, self.device, rung.fill)
-        parts = (trainer.model, trainer.flat, trainer.optimizer)
-        if rung.precision:
-            trainer.step()  # sets the scales: a graph's memory and that of a step without one would not fit together
+        if not rung.graph:
+            graphs = Graphs(GraphMode.SEGMENTED, budget, 1, NoCapture) if rung.fill else None
+        elif self.device.type == "cuda":
+            graphs = Graphs(GraphMode(rung.graph), budget, 1, lambda: CudaCapture(self.device))
+        else:
+            graphs = Graphs(GraphMode(rung.graph), budget, 1, NoCapture)
+        if rung.precision and rung.graph:
+            # Sets the scales: a graph's memory and that of a step without one would not fit together.
+            self.trainer(rung, batch, None).step()
             self._free_memory()
-        graphed, steps = GraphedStep(*parts, budget, 1, GraphMode(rung.graph), capture), itertools.count()
-        graphed.record()
-        return lambda: graphed([batch], self.seed, next(steps), *counts, LEARNING_RATE)[0]
+        trainer = self.trainer(rung, batch, graphs)
+        if graphs:
+            trainer.make.record()
+        return trainer.step
 
-    def trainer(self, rung: Rung, batch: Batch, counts: tuple[int, int] | None = None) -> Trainer:
-        """The model with the rung's forms selected; `counts` as in `Trainer`."""
+    def trainer(self, rung: Rung, batch: HostBatch, graphs: Graphs | None) -> Trainer:
+        """The model with the rung's forms selected; `graphs` as in `Trainer`."""
         registry.select_each(rung.forms, self.device)
-        arguments = (self.config, batch, self.dtype, self.seed)
+        arguments = (self.config, batch, self.device, self.dtype, self.seed)
         if self._first is None:
             self._first = Trainer(*arguments, lamb="plain")
         products = fp8_products(rung.precision, self.device)
-        return Trainer(*arguments, start=self._first, lamb=rung.lamb, products=products, counts=counts)
+        return Trainer(*arguments, start=self._first, lamb=rung.lamb, products=products, graphs=graphs)
 
     def batch(self, sequences: int) -> HostBatch:
         """Sequences with the training set's lengths, whose buffer the device keeps."""
@@ -249,9 +252,8 @@ class Ladder:
         best = rungs(self.device, self.sizes)[-1]
 
         def step_of(batch: HostBatch) -> dict[str, Any]:
-            plain = batch.to(self.device)
-            start = self.trainer(best, plain).model
-            side = their_side(self.config, plain, self.dtype, start, attention)
+            start = self.trainer(best, batch, None).model
+            side = their_side(self.config, batch, self.dtype, start, attention)
             return self._timed(lambda: torch.tensor(side.step()), batch, None)
 
         return self.with_largest_batch(self.sizes.huggingface, step_of)

@@ -92,7 +92,7 @@ def compile_calls(scale: Scale, device: torch.device) -> Iterator[tuple[str, Cal
     best = rungs(device, ladder.sizes)[-1]
 
     def step(rung: Rung) -> None:
-        ladder.trainer(rung, placed(ladder.batch(scale.compiled), device, fill=True)).step()
+        ladder.step_of(rung, ladder.batch(scale.compiled))()
 
     for rung in [*fp8_rungs(device, best), best]:
         yield rung.name, lambda r=rung: step(r)

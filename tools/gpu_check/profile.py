@@ -206,7 +206,7 @@ def profile_step(trainer: Trainer, config: BertConfig, dtype: torch.dtype, steps
         ``kernel_seconds`` and ``step_seconds`` (host time while profiled, so longer than usual), each a step;
         ``budgets`` on an H200: microseconds a sequence, measured and estimated.
     """
-    device = trainer.batch.input_ids.device
+    device = trainer.device
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with named_ops(device):
         trainer.step()
@@ -228,7 +228,7 @@ def summary(
     """`profile_step`'s result from `group_times`' of so many steps."""
     counts = step_counts(trainer, config, dtype)
     total = sum(sum(names.values()) for names in times.values()) / steps
-    peaks = peaks_of(device_name(trainer.batch.input_ids.device))
+    peaks = peaks_of(device_name(trainer.device))
     groups = {}
     for group, names in times.items():
         seconds = sum(names.values()) / steps
@@ -242,7 +242,7 @@ def summary(
         groups[group] = row
     sequences = trainer.batch.num_samples
     result: dict[str, Any] = {"sequences": sequences, "kernel_seconds": total, "groups": groups}
-    device = trainer.batch.input_ids.device
+    device = trainer.device
     if device.type == "cuda" and "H200" in device_name(device):
         measured = [1e6 / sequences * sum(groups[g]["seconds"] for g in members) for _, members in BUDGET_CLASSES]
         names = [name for name, _ in BUDGET_CLASSES]
@@ -253,7 +253,7 @@ def summary(
 def step_counts(trainer: Trainer, config: BertConfig, dtype: torch.dtype) -> dict[str, tuple[float, str]]:
     """Group -> (FLOPs or bytes that a step needs at least, unit of the rate), where they are known."""
     batch, layers = trainer.batch, config.num_hidden_layers
-    cases = OpCases(config, batch, dtype)
+    cases = OpCases(config, batch.to(trainer.device), dtype)
     work = Work.of(batch)
     attention = sum(cases.attention(0.1).cost.flops) * layers
     # Model FLOPs count attention's backward pass as twice the forward pass.

@@ -2,70 +2,79 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
 from mlbert.bench.step import LAMB, LEARNING_RATE
+from mlbert.dist.reduce import GradientReducer
 from mlbert.dist.sharding import ShardLayout
-from mlbert.feed.batch import Batch
-from mlbert.models import BertConfig, BertForPreTraining, DropoutState
-from mlbert.ops.fp8 import Products, Scaling
+from mlbert.dist.world import World
+from mlbert.feed.host_batch import HostBatch
+from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.objectives import PreTraining
+from mlbert.ops.fp8 import Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from mlbert.train.step import Graphs, Step, StepResult
 
 OPTIMIZER_RANGE = "mlbert::optimizer"
-LINEARS_PER_LAYER = 4
 
 
 class Trainer:
-    """Our model with LAMB on flat buffers, on one batch that lies on the device.
+    """Our model with LAMB on flat buffers, on one batch again and again.
 
     Args:
         config: shape of the model.
-        batch: what every step trains on.
+        batch: what every step trains on; on the host, or kept by the device.
+        device: where to compute.
         dtype: precision of the matrix products.
         seed: of weights and dropout.
         start: a model to take over in place of a new one; its parameters already lie in flat buffers.
         lamb: implementation of LAMB.
         products: the encoder's products that run in FP8; None: none.
-        counts: masked tokens and sequences that the loss divides by; None: all that the batch holds.
+        graphs: how the step becomes a graph, or is filled up; None: it is neither.
     """
 
     def __init__(
         self,
         config: BertConfig,
-        batch: Batch,
+        batch: HostBatch,
+        device: torch.device,
         dtype: torch.dtype,
         seed: int,
         start: Trainer | None = None,
         lamb: str = "auto",
         products: Products | None = None,
-        counts: tuple[int, int] | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
-        self.batch, self.seed = batch, seed
-        self._counts = counts or (batch.num_masked, batch.num_samples)
+        self.batch, self.device, self.seed = batch, device, seed
         if start is None:
             model = BertForPreTraining(config, dtype)
             model.initialize(seed)
-            self.model = model.to(batch.input_ids.device)
+            self.model = model.to(device)
             self.flat = FlatParameters(self.model.ordered_parameters())
         else:
             self.model, self.flat = start.model, start.flat
-        scaling = Scaling(LINEARS_PER_LAYER * config.num_hidden_layers, products) if products else None
-        self.model.bert.scaling = scaling.to(self.flat.data.device) if scaling else None
+        self.model.use_products(products)
         self.optimizer = Lamb(self.flat, ShardLayout.whole(self.flat.numel), **LAMB, implementation=lamb)
-        self._steps = iter(range(10**9))
+        # The profile tells these from the rest of the step.
+        self.flat.zero_grad = record_function(OPTIMIZER_RANGE)(type(self.flat).zero_grad.__get__(self.flat))
+        self.optimizer.step = record_function(OPTIMIZER_RANGE)(self.optimizer.step)
+        self.objective = PreTraining("step")
+        alone = GradientReducer(self.flat.parameters, self.flat.grad, self.flat.offsets, World(), [], None)
+        objects = (self.model, self.objective, self.flat, alone, self.optimizer)
+        self.make = Step(*objects, over_ranks=lambda amax: amax, say=print, graphs=graphs)
+        self._steps = itertools.count()
 
     def step(self) -> Tensor:
         """One step; returns its loss without waiting for it."""
-        batch = self.batch
-        with record_function(OPTIMIZER_RANGE):
-            self.flat.zero_grad()
-        loss = self.model(batch, DropoutState(self.seed, next(self._steps))).loss(*self._counts)
-        loss.backward()
-        with record_function(OPTIMIZER_RANGE):
-            self.optimizer.step(LEARNING_RATE)
-            if scaling := self.model.bert.scaling:
-                scaling.update(lambda magnitudes: magnitudes)
-        return loss.detach()
+        return self.steps([self.batch], next(self._steps), LEARNING_RATE).loss_sum
+
+    def steps(self, batches: Sequence[HostBatch], number: int, lr: float) -> StepResult:
+        """Step `number` on other batches."""
+        counts = [sum(column) for column in zip(*map(self.objective.counts, batches), strict=True)]
+        return self.make(batches, self.seed, number, self.objective.divisors(counts), lr)

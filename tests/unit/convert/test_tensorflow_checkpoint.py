@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mlbert.train.weights import load_weights
 from safetensors.torch import load_file
 
 from host_batches import made_up_batches
 from mlbert.core.checkpoint_names import tf1_names
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.huggingface import padded_inputs
+from mlbert.models.load import load_weights
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (pip install mlbert[tf])"
@@ -66,9 +66,8 @@ def test_logits_equal_those_of_tensorflow(tmp_path, written, mlbert, batch, form
     load_weights(model, tmp_path / "ours")
     expected = np.load(written / "outputs.npz")
     with torch.no_grad():
-        masked, first = model._head_inputs(batch, None)
-        logits = model.masked_logits(masked)[:, : model.config.vocab_size]
-        sentence = model.next_sentence_logits(first)
+        masked, sentence = model(batch, None)
+        logits = masked[:, : model.config.vocab_size]
     assert np.abs(expected["masked"]).max() > 0.5
     np.testing.assert_allclose(logits, expected["masked"], atol=1e-5, rtol=0)
     np.testing.assert_allclose(sentence, expected["sentence"], atol=1e-5, rtol=0)

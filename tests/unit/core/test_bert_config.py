@@ -50,6 +50,13 @@ def test_shipped_shapes_are_valid(name):
         ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob"),
         ({"hiden_size": 32}, "hiden_size"),
         ({"vocab_size": None}, "vocab_size"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
+        ({"num_hidden_layers": True}, "num_hidden_layers"),
+        ({"position_embedding_type": "rope"}, "absolute or alibi"),
+        ({"norm_position": "middle"}, "post or pre"),
+        ({"gated_mlp": 1}, "false or true"),
+        ({"tie_word_embeddings": "no"}, "true or false"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps"),
     ],
 )
 def test_bad_values_are_named_with_the_file(tmp_path, change, named):
@@ -70,3 +77,12 @@ def test_damaged_files_are_named(tmp_path, text):
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"nothing.json.*cannot be read"):
         BertConfig.from_json(tmp_path / "nothing.json")
+
+
+def test_options_are_written_where_they_are_used(tmp_path):
+    plain = BertConfig(**TINY)
+    assert "gated_mlp" not in plain.to_json()
+    other = BertConfig(**TINY, position_embedding_type="alibi", norm_position="pre", tie_word_embeddings=False)
+    assert BertConfig.from_json(write(tmp_path, other.to_json())) == other
+    assert plain.alibi_slopes == ()
+    assert other.alibi_slopes == (0.25, 0.0625, 0.015625, 0.00390625)

@@ -8,10 +8,11 @@ from transformers import BertConfig as PeerConfig
 from transformers import BertForPreTraining as PeerModel
 
 from host_batches import made_up_batches
-from mlbert.models import BertConfig, BertForPreTraining, DropoutState
+from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.huggingface import huggingface_config, padded_inputs
 from mlbert.models.renaming import load_state
 from mlbert.optim.flat import FlatParameters
+from model_loss import loss_of, masked_sums
 
 SHAPE = BertConfig(
     vocab_size=163,
@@ -43,7 +44,7 @@ def step_loss(model, batches, dropout=None):
     masked, samples = sum(b.num_masked for b in batches), sum(b.num_samples for b in batches)
     losses = []
     for batch in batches:
-        loss = model(batch, dropout).loss(masked, samples)
+        loss = loss_of(model, batch, dropout, (masked, samples))
         loss.backward()
         losses.append(float(loss.detach()))
     return sum(losses), {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -64,13 +65,10 @@ def test_equals_hugging_face(activation, sparse):
     inputs = padded_inputs(batch)
     expected = peer(**inputs)
     expected.loss.backward()
-    masked_MD, first_SD = model._head_inputs(batch, None)
-    logits = model.masked_logits(masked_MD)[:, : shape.vocab_size]
+    logits = model(batch, None)
     peer_logits = expected.prediction_logits[inputs["labels"] != -100]
-    torch.testing.assert_close(logits, peer_logits, atol=1e-5, rtol=0)
-    torch.testing.assert_close(
-        model.next_sentence_logits(first_SD), expected.seq_relationship_logits, atol=1e-5, rtol=0
-    )
+    torch.testing.assert_close(logits.masked[:, : shape.vocab_size], peer_logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits.next_sentence, expected.seq_relationship_logits, atol=1e-5, rtol=0)
     loss, gradients = step_loss(model, [batch])
     assert loss == pytest.approx(float(expected.loss.detach()), abs=1e-5)
     for name, parameter in peer.named_parameters():
@@ -83,7 +81,7 @@ def test_activations_are_told_apart():
     load_state(exact, peer.state_dict(), "peer")
     batch = micro_batches()[0]
     with torch.no_grad():
-        difference = abs(float(exact(batch).mlm_loss_sum) / batch.num_masked - float(peer(**padded_inputs(batch)).loss))
+        difference = abs(masked_sums(exact, batch)[1] / batch.num_masked - float(peer(**padded_inputs(batch)).loss))
     assert difference > 1e-5
 
 
@@ -91,7 +89,7 @@ def test_activations_are_told_apart():
 def test_accumulation_does_not_change_the_step(shape):
     model = BertForPreTraining(shape)
     model.initialize(seed=1)
-    dropout = DropoutState(seed=7, step=4)
+    dropout = (7, 4)
     whole_loss, whole = step_loss(model, micro_batches(1), dropout)
     split_loss, split = step_loss(model, micro_batches(4), dropout)
     assert split_loss == pytest.approx(whole_loss, abs=2e-6)
@@ -104,7 +102,7 @@ def test_last_layer_at_the_heads_only_is_the_same_with_dropout():
     for sparse in (True, False):
         model = BertForPreTraining(SHAPE, sparse_last_layer=sparse)
         model.initialize(seed=2)
-        outputs.append(step_loss(model, micro_batches(), DropoutState(1, 1)))
+        outputs.append(step_loss(model, micro_batches(), (1, 1)))
     assert outputs[0][0] == pytest.approx(outputs[1][0], abs=2e-6)
     for name, gradient in outputs[0][1].items():
         torch.testing.assert_close(gradient, outputs[1][1][name], atol=2e-6, rtol=1e-4, msg=name)
@@ -113,9 +111,9 @@ def test_last_layer_at_the_heads_only_is_the_same_with_dropout():
 def test_dropout_depends_on_seed_and_step_only():
     model = BertForPreTraining(SHAPE)
     model.initialize(seed=1)
-    losses = {state: step_loss(model, micro_batches(), DropoutState(*state))[0] for state in [(1, 0), (1, 1), (2, 0)]}
+    losses = {state: step_loss(model, micro_batches(), state)[0] for state in [(1, 0), (1, 1), (2, 0)]}
     assert len(set(losses.values())) == 3
-    assert step_loss(model, micro_batches(), DropoutState(1, 1))[0] == losses[1, 1]
+    assert step_loss(model, micro_batches(), (1, 1))[0] == losses[1, 1]
 
 
 def test_other_sequences_do_not_leak_into_a_sequence():
@@ -145,7 +143,7 @@ def test_bfloat16_stays_near_float32():
     for dtype in (torch.float32, torch.bfloat16):
         model = BertForPreTraining(SHAPE, dtype)
         model.initialize(seed=1)
-        losses.append(step_loss(model, micro_batches(), DropoutState(3, 3))[0])
+        losses.append(step_loss(model, micro_batches(), (3, 3))[0])
     assert losses[1] == pytest.approx(losses[0], rel=5e-3)
 
 

@@ -14,11 +14,13 @@ from host_batches import made_up_batches
 from mlbert import ops
 from mlbert.dist.sharding import ShardLayout
 from mlbert.feed.batch import Batch
-from mlbert.models import BertConfig, BertForPreTraining, DropoutState
+from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.linears import Fp8Linears
 from mlbert.ops import registry
 from mlbert.ops.fp8 import LINEARS_PER_LAYER, Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from model_loss import loss_of
 
 SHAPE = BertConfig(
     vocab_size=200,
@@ -31,15 +33,6 @@ SHAPE = BertConfig(
 STEPS = 60
 # Largest distance of the two curves, in nats of a loss that falls by 6; other weights at the start are 0.07 to 0.3 off.
 BOUND = 0.03
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small tensors on several threads spend their time waiting."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def model_and_batch(products: Products | None, seed: int = 3) -> tuple[BertForPreTraining, FlatParameters, Batch]:
@@ -59,11 +52,10 @@ def losses(products: Products | None, seed: int = 3) -> list[float]:
     curve = []
     for step in range(STEPS):
         flat.zero_grad()
-        loss = model(batch, DropoutState(seed, step)).loss(batch.num_masked, batch.num_samples)
+        loss = loss_of(model, batch, (seed, step))
         loss.backward()
         assert optimizer.step(0.03).isfinite()
-        if model.bert.scaling:
-            model.bert.scaling.update(lambda amax: amax)
+        model.end_step(lambda amax: amax)
         curve.append(float(loss.detach()))
     return curve
 
@@ -83,11 +75,10 @@ def two_steps(products: Products, seed: int = 3) -> list[Tensor]:
     found = []
     for step in range(2):  # by each tensor's own maximum, then by the scales of the step before
         flat.zero_grad()
-        loss = model(batch, DropoutState(seed, step)).loss(batch.num_masked, batch.num_samples)
+        loss = loss_of(model, batch, (seed, step))
         loss.backward()
-        assert model.bert.scaling is not None
-        model.bert.scaling.update(lambda amax: amax)
-        found = [loss.detach(), flat.grad.clone(), *model.bert.scaling.state().values()]
+        model.end_step(lambda amax: amax)
+        found = [loss.detach(), flat.grad.clone(), *model.derived_state().values()]
     return found
 
 
@@ -127,14 +118,15 @@ class _Counting:
 def test_passes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two micro-batches and an evaluation: every tensor is quantised by one pass, each weight once."""
     model, _, batch = model_and_batch(Products())
-    scaling, layers, micro_batches = model.bert.scaling, SHAPE.num_hidden_layers, 2
-    assert scaling is not None
+    linears_of_model, layers, micro_batches = model.bert.linears, SHAPE.num_hidden_layers, 2
+    assert isinstance(linears_of_model, Fp8Linears)
+    scaling = linears_of_model.scaling
     linears = LINEARS_PER_LAYER * layers
-    model(batch, DropoutState(1, 0)).loss(1, 1).backward()
-    scaling.update(lambda amax: amax)
+    loss_of(model, batch, (1, 0), (1, 1)).backward()
+    model.end_step(lambda amax: amax)
     counting = _Counting(monkeypatch)
     for _ in range(micro_batches):
-        model(batch, DropoutState(1, 1)).loss(1, 1).backward()
+        loss_of(model, batch, (1, 1), (1, 1)).backward()
     own_passes = 3 * layers + 1  # attention output's input and gradient, the gradient of the block; the first input
     assert counting.calls == {
         "weights": linears,
@@ -146,21 +138,21 @@ def test_passes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
         "fp8_product": micro_batches * 3 * linears,
     }
     counting.calls.clear()
-    model.bert.quantise_weights()
+    model.refresh()
     assert not counting.calls, "they are as they were"
-    scaling.weights_changed()
-    model.bert.quantise_weights()
-    model(batch, DropoutState(1, 1)).loss(1, 1).backward()
+    model.weights_changed()
+    model.refresh()
+    loss_of(model, batch, (1, 1), (1, 1)).backward()
     assert counting.calls["weights"] == linears, "made before the forward pass, none in it"
     magnitudes = scaling.amax.clone()
-    scaling.update(lambda amax: amax)
+    model.end_step(lambda amax: amax)
     counting.calls.clear()
     with torch.no_grad():
         for _ in range(3):
-            model(batch)
+            model(batch, None)
     assert counting.calls["weights"] == linears, "an evaluation quantises the new weights once"
     assert not scaling.amax.any()
-    model(batch, DropoutState(1, 1)).loss(1, 1).backward()
+    loss_of(model, batch, (1, 1), (1, 1)).backward()
     assert counting.calls["weights"] == 2 * linears, "training counts their magnitudes"
     torch.testing.assert_close(scaling.amax, magnitudes, rtol=0.1, atol=0)
 
@@ -171,5 +163,30 @@ def test_linear_layers_are_switched_one_by_one(monkeypatch: pytest.MonkeyPatch) 
         model, _, batch = model_and_batch(Products(linears=linears))
         with monkeypatch.context() as patch:
             counting = _Counting(patch)
-            model(batch, DropoutState(1, 0)).loss(1, 1).backward()
+            loss_of(model, batch, (1, 0), (1, 1)).backward()
             assert counting.calls["fp8_product"] == 3 * SHAPE.num_hidden_layers * sum(linears)
+
+
+def test_the_model_keeps_what_it_derives_to_itself() -> None:
+    """Recording leaves no trace, scales travel with a checkpoint, and one of another precision is passed over."""
+    model, _, batch = model_and_batch(Products())
+    assert not model.is_calibrated
+    before = [buffer.clone() for buffer in model.buffers()]
+    with model.recording():
+        assert model.is_calibrated
+        loss_of(model, batch, (1, 0)).backward()
+    assert not model.is_calibrated
+    assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
+    loss_of(model, batch, (1, 0)).backward()
+    model.end_step(lambda amax: amax)
+    again, plain = model_and_batch(Products())[0], model_and_batch(None)[0]
+    again.load_derived_state(plain.derived_state())
+    assert not again.is_calibrated
+    again.load_derived_state({"other": torch.ones(1), **model.derived_state()})
+    assert again.is_calibrated
+    for name, tensor in model.derived_state().items():
+        assert torch.equal(again.derived_state()[name], tensor), name
+    assert plain.is_calibrated
+    plain.load_derived_state(model.derived_state())
+    again.use_products(None)
+    assert again.derived_state() == {}

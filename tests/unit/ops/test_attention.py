@@ -6,6 +6,7 @@ Legend: T tokens, N heads, H head size, L tokens of one sequence.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from mlbert import ops
 from mlbert.ops import native_library, reference, registry
-from mlbert.ops.attention import native_attention, tiles_work
+from mlbert.ops.attention import capture_obstacle, native_attention, tiles_work
 from mlbert.ops.dropout import attention_keep_mask
 
 UGLY = {
@@ -43,14 +44,20 @@ def stream(
 
 
 def drawing(
-    lengths: list[int], num_heads: int, head_size: int, dropout: float, key: int = 99, factor: float = 1.0
+    lengths: list[int],
+    num_heads: int,
+    head_size: int,
+    dropout: float,
+    key: int = 99,
+    factor: float = 1.0,
+    slopes: Tensor | None = None,
 ) -> Callable[[], list]:
-    """Draws the arguments of attention."""
+    """Draws the arguments of attention; `slopes` are ALiBi's."""
     generator = torch.Generator().manual_seed(len(lengths))
 
     def draw() -> list:
         qkv, cu_seqlens, longest, rows = stream(lengths, num_heads, head_size, generator=generator)
-        return [factor * qkv, cu_seqlens, longest, dropout, key, rows]
+        return [factor * qkv, cu_seqlens, longest, dropout, key, rows, *([] if slopes is None else [slopes])]
 
     return draw
 
@@ -68,9 +75,43 @@ def test_error_on_head_sizes(error_rule, num_heads: int, head_size: int, dtype: 
     error_rule("attention", drawing([1, 64, 130, 31], num_heads, head_size, 0.1), dtype, [0])
 
 
-def tile_form(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float, key: int, rows: Tensor) -> Tensor:
+def tile_form(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float,
+    key: int,
+    rows: Tensor,
+    slopes: Tensor | None = None,
+) -> Tensor:
     """The kernel for the matrix unit; emulated in C on a processor without one."""
-    return native_attention(qkv, cu_seqlens, dropout_p, key, rows, tiles=True)
+    slopes = None if slopes is None else slopes.float()
+    return native_attention(qkv, cu_seqlens, dropout_p, key, rows, tiles=True, alibi_slopes=slopes)
+
+
+def native_form(*arguments: Any) -> Tensor:
+    """The public op: slopes are float32 whatever the activations are."""
+    *rest, slopes = arguments
+    return ops.attention(*rest, slopes.float())
+
+
+SLOPES = torch.tensor([0.5, 0.00390625])
+
+
+@pytest.mark.parametrize("shape", UGLY)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("form", [native_form, tile_form], ids=["native", "tiles"])
+def test_alibi_error_on_ugly_lengths(error_rule, shape: str, dropout: float, form: Callable[..., Tensor]) -> None:
+    """Output and gradient with both a steep and a gentle slope."""
+    for dtype in (torch.float32, torch.bfloat16) if form is native_form else (torch.bfloat16,):
+        error_rule("attention", drawing(UGLY[shape], 2, 64, dropout, slopes=SLOPES), dtype, [0], form)
+
+
+@pytest.mark.parametrize(("num_heads", "head_size"), [(6, 8), (1, 7), (2, 128)])
+def test_alibi_error_on_head_sizes(error_rule, num_heads: int, head_size: int) -> None:
+    slopes = torch.tensor([0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125])[:num_heads]
+    draw = drawing([1, 64, 130, 31], num_heads, head_size, 0.1, slopes=slopes)
+    error_rule("attention", draw, torch.float32, [0], native_form)
 
 
 @pytest.mark.parametrize("shape", UGLY)
@@ -164,7 +205,7 @@ def test_twin_gradient() -> None:
 
 
 def test_alibi_is_a_bias_of_the_scores(use_native) -> None:
-    """Against PyTorch's attention with the bias written out; the native form leaves it to the twin."""
+    """Against PyTorch's attention with the bias written out."""
     lengths, num_heads, head_size = [7, 0, 12], 3, 8
     qkv, cu_seqlens, longest, _ = stream(lengths, num_heads, head_size)
     slopes = torch.tensor([1.0, 0.25, 0.0])
@@ -206,3 +247,21 @@ def test_wrong_arguments_are_refused(use_native) -> None:
         ops.attention(qkv, cu_seqlens.flip(0), longest, 0.1, 5, rows)
     with pytest.raises(AssertionError, match=r"rows \(13,\)"):
         ops.attention(qkv, cu_seqlens, longest, 0.1, 5, rows[:13])
+
+
+def test_what_cannot_be_captured_is_told(native_ops) -> None:
+    device = torch.device("cpu")
+    bfloat16, single = torch.bfloat16, torch.float32
+    try:
+        for form in ("plain", "native"):
+            ops.select(form)
+            assert f"{form} attention reads" in str(capture_obstacle(device, single, 64, False))
+        for form, told in (
+            ("triton", {(bfloat16, 64, True): False, (bfloat16, 48, False): True, (single, 32, False): False}),
+            ("flash", {(bfloat16, 64, False): False, (bfloat16, 64, True): True, (single, 64, False): True}),
+        ):
+            registry.select_each({"attention": form})
+            for kind, expected in told.items():
+                assert (capture_obstacle(device, *kind) is not None) == expected, (form, kind)
+    finally:
+        ops.select("auto")

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from host_batches import made_up_batches
 from mlbert.core import native
-from mlbert.models import BertConfig, BertForPreTraining, DropoutState
+from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.ops import cublaslt, reference, registry
 from mlbert.ops.cublaslt_library import Epilogue
+from model_loss import loss_of
 
 GENERATOR = torch.Generator().manual_seed(0)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -171,7 +172,7 @@ def test_model_takes_the_form(emulator) -> None:
         model.initialize(seed=1)
         registry.select_each(names)
         try:
-            loss = model(batch, DropoutState(seed=1, step=2)).loss(batch.num_masked, batch.num_samples)
+            loss = loss_of(model, batch, (1, 2))
             loss.backward()
         finally:
             registry.select("auto")

@@ -15,6 +15,7 @@ from mlbert.dist.world import World
 from mlbert.feed.evaluation import EvalSet
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.huggingface import to_huggingface
+from mlbert.models.load import load_weights
 from mlbert.models.renaming import padded
 from mlbert.store.open import describe
 from mlbert.train.evaluate import evaluate

@@ -11,6 +11,7 @@ typedef struct {
     const void *qkv;        /* [T, 3, N, H] */
     const int32_t *bounds;  /* [S+1] */
     const int32_t *rows;    /* [T], dropout rows */
+    const float *slopes;    /* [N], ALiBi's, or NULL */
     int64_t num_heads, head_size, max_length;
     uint32_t key;
     int threshold, is_bf16;
@@ -56,6 +57,19 @@ INLINE void write_rows(const float *source, int64_t source_step, int64_t rows, i
 
 INLINE void mask_row(const Problem *p, uint32_t key, int64_t token, int64_t length, uint8_t *bytes) {
     if (p->threshold) dropout_bytes(row_hash(key, p->rows[token]), round_up(length, LANES), bytes);
+}
+
+/* ALiBi: subtracts slope * |query - j| from the scaled scores of one query; `scores` are unscaled, so the slope is divided
+ * by `root`. Written up to a whole vector: softmax_row overwrites what lies behind the sequence. */
+INLINE void alibi_row(const Problem *p, int64_t head, float *scores, int64_t query, int64_t length, float root) {
+    if (!p->slopes) return;
+    float step = p->slopes[head] / root;
+    vec lane;
+    for (int i = 0; i < LANES; i++) lane[i] = (float)i;
+    for (int64_t j = 0; j < length; j += LANES) {
+        vec distance = (vec)((ivec)(lane + (float)(j - query)) & 0x7fffffff); /* without the sign bit */
+        store(scores + j, load(scores + j) - step * distance);
+    }
 }
 
 /* Scores to exp(root * score - max), dropped ones 0; statistics: max, 1 / sum of exponentials. They stay apart: their

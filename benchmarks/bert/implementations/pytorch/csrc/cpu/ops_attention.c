@@ -139,6 +139,7 @@ static void forward_task(const Problem *p, int64_t sequence, int64_t head, float
         float row_statistics[BLOCK_ROWS][2];
         for (int64_t i = 0; i < count; i++) {
             mask_row(p, key, start + first + i, length, bytes);
+            alibi_row(p, head, scores + i * l.score_step, first + i, length, root);
             softmax_row(scores + i * l.score_step, length, root, bytes, p->threshold, row_statistics[i]);
             memcpy(statistics + 2 * ((start + first + i) * p->num_heads + head), row_statistics[i], sizeof(float[2]));
         }
@@ -181,6 +182,7 @@ static void backward_task(const Problem *p, int64_t sequence, int64_t head, floa
         for (int64_t i = 0; i < count; i++) {
             int64_t token = start + first + i;
             mask_row(p, key, token, length, bytes);
+            alibi_row(p, head, scores + i * l.score_step, first + i, length, root);
             softmax_row_backward(scores + i * l.score_step, d_scores + i * l.score_step, length, root,
                                  statistics + 2 * (token * p->num_heads + head), bytes, p->threshold);
         }
@@ -197,9 +199,10 @@ static void backward_task(const Problem *p, int64_t sequence, int64_t head, floa
 
 /* out [T, N, H] and statistics [T, N, 2]; scratch holds attention_scratch_floats() for each thread. */
 void attention_forward(const void *qkv, const int32_t *bounds, const int32_t *order, const int32_t *rows,
-                       int64_t num_sequences, int64_t num_heads, int64_t head_size, int64_t max_length, uint32_t key,
-                       int threshold, int is_bf16, int threads, float *scratch, float *statistics, void *out) {
-    Problem p = {qkv, bounds, rows, num_heads, head_size, max_length, key, threshold, is_bf16};
+                       const float *slopes, int64_t num_sequences, int64_t num_heads, int64_t head_size,
+                       int64_t max_length, uint32_t key, int threshold, int is_bf16, int threads, float *scratch,
+                       float *statistics, void *out) {
+    Problem p = {qkv, bounds, rows, slopes, num_heads, head_size, max_length, key, threshold, is_bf16};
 #pragma omp parallel num_threads(threads)
     {
         float *own = scratch + omp_get_thread_num() * attention_scratch_floats(max_length, head_size);
@@ -211,10 +214,10 @@ void attention_forward(const void *qkv, const int32_t *bounds, const int32_t *or
 
 /* d_qkv [T, 3, N, H] from d_out [T, N, H] and the forward's statistics. */
 void attention_backward(const void *qkv, const int32_t *bounds, const int32_t *order, const int32_t *rows,
-                        int64_t num_sequences, int64_t num_heads, int64_t head_size, int64_t max_length, uint32_t key,
-                        int threshold, int is_bf16, int threads, float *scratch, const float *statistics,
-                        const void *d_out, void *d_qkv) {
-    Problem p = {qkv, bounds, rows, num_heads, head_size, max_length, key, threshold, is_bf16};
+                        const float *slopes, int64_t num_sequences, int64_t num_heads, int64_t head_size,
+                        int64_t max_length, uint32_t key, int threshold, int is_bf16, int threads, float *scratch,
+                        const float *statistics, const void *d_out, void *d_qkv) {
+    Problem p = {qkv, bounds, rows, slopes, num_heads, head_size, max_length, key, threshold, is_bf16};
 #pragma omp parallel num_threads(threads)
     {
         float *own = scratch + omp_get_thread_num() * attention_scratch_floats(max_length, head_size);

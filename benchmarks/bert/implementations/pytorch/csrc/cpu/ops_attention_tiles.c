@@ -225,6 +225,7 @@ static void forward_task(const Problem *p, int64_t sequence, int64_t head, Scrat
         product(s.queries, size, s.keys, padded, keys, size, s.scores, keys, 0);
         for (int64_t i = 0; i < count; i++) {
             mask_row(p, key, start + first + i, length, s.bytes);
+            alibi_row(p, head, s.scores + i * keys, first + i, length, root);
             softmax_row(s.scores + i * keys, length, root, s.bytes, p->threshold,
                         statistics + 2 * ((start + first + i) * p->num_heads + head));
         }
@@ -261,6 +262,7 @@ static void backward_task(const Problem *p, int64_t sequence, int64_t head, Scra
         for (int64_t i = 0; i < count; i++) {
             int64_t token = start + first + i;
             mask_row(p, key, token, length, s.bytes);
+            alibi_row(p, head, s.scores + i * keys, first + i, length, root);
             softmax_row_backward(s.scores + i * keys, s.d_scores + i * keys, length, root,
                                  statistics + 2 * (token * p->num_heads + head), s.bytes, p->threshold);
         }
@@ -281,10 +283,10 @@ static void backward_task(const Problem *p, int64_t sequence, int64_t head, Scra
 
 /* Arguments of attention_forward, all activations bfloat16 (is_bf16 is not read). */
 void attention_tiles_forward(const void *qkv, const int32_t *bounds, const int32_t *order, const int32_t *rows,
-                             int64_t num_sequences, int64_t num_heads, int64_t head_size, int64_t max_length,
-                             uint32_t key, int threshold, int is_bf16, int threads, float *scratch, float *statistics,
-                             void *out) {
-    Problem p = {qkv, bounds, rows, num_heads, head_size, max_length, key, threshold, is_bf16};
+                             const float *slopes, int64_t num_sequences, int64_t num_heads, int64_t head_size,
+                             int64_t max_length, uint32_t key, int threshold, int is_bf16, int threads,
+                             float *scratch, float *statistics, void *out) {
+    Problem p = {qkv, bounds, rows, slopes, num_heads, head_size, max_length, key, threshold, is_bf16};
 #pragma omp parallel num_threads(threads)
     {
         Scratch own;
@@ -300,10 +302,10 @@ void attention_tiles_forward(const void *qkv, const int32_t *bounds, const int32
 
 /* Arguments of attention_backward, all activations bfloat16. */
 void attention_tiles_backward(const void *qkv, const int32_t *bounds, const int32_t *order, const int32_t *rows,
-                              int64_t num_sequences, int64_t num_heads, int64_t head_size, int64_t max_length,
-                              uint32_t key, int threshold, int is_bf16, int threads, float *scratch,
-                              const float *statistics, const void *d_out, void *d_qkv) {
-    Problem p = {qkv, bounds, rows, num_heads, head_size, max_length, key, threshold, is_bf16};
+                              const float *slopes, int64_t num_sequences, int64_t num_heads, int64_t head_size,
+                              int64_t max_length, uint32_t key, int threshold, int is_bf16, int threads,
+                              float *scratch, const float *statistics, const void *d_out, void *d_qkv) {
+    Problem p = {qkv, bounds, rows, slopes, num_heads, head_size, max_length, key, threshold, is_bf16};
 #pragma omp parallel num_threads(threads)
     {
         Scratch own;

@@ -21,18 +21,21 @@ import torch
 
 from mlbert import ops
 from mlbert.core.errors import UserError
+from mlbert.dist.reduce import GradientReducer
 from mlbert.dist.sharding import ShardLayout
-from mlbert.feed.batch import Batch
+from mlbert.dist.world import World
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.synthetic import lengths_at, sequences
-from mlbert.models import BertConfig, BertForPreTraining, DropoutState
+from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.flops import Work, training_flops
 from mlbert.models.huggingface import huggingface_config, padded_inputs, to_huggingface
+from mlbert.models.objectives import PreTraining
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.store.order import contiguous
+from mlbert.train.step import Step
 
 LEARNING_RATE = 1e-4
 LAMB: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
@@ -74,24 +77,19 @@ def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> 
     return batch
 
 
-def our_side(batch: Batch, model: BertForPreTraining, seed: int) -> Side:
-    """Our model with LAMB on flat buffers; moves the model's weights into one."""
-    flat, steps = FlatParameters(model.ordered_parameters()), itertools.count()
+def our_side(batch: HostBatch, model: BertForPreTraining, seed: int) -> Side:
+    """Our model with LAMB, in the step that training makes; moves the model's weights into a flat buffer."""
+    flat, steps, objective = FlatParameters(model.ordered_parameters()), itertools.count(), PreTraining("step")
     optimizer = Lamb(flat, ShardLayout.whole(flat.numel), **LAMB)
-
-    def step() -> float:
-        flat.zero_grad()
-        loss = model(batch, DropoutState(seed, next(steps))).loss(batch.num_masked, batch.num_samples)
-        loss.backward()
-        optimizer.step(LEARNING_RATE)
-        return float(loss.detach())
-
-    return Side("mlbert", step)
+    alone = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
+    step = Step(model, objective, flat, alone, optimizer, over_ranks=lambda amax: amax, say=print)
+    divisors = objective.divisors(objective.counts(batch))
+    return Side("mlbert", lambda: float(step([batch], seed, next(steps), divisors, LEARNING_RATE).loss_sum))
 
 
 def their_side(
     config: BertConfig,
-    batch: Batch,
+    batch: HostBatch,
     dtype: torch.dtype,
     start: BertForPreTraining,
     attention: str | None = None,
@@ -100,7 +98,7 @@ def their_side(
 
     ``attention``: its ``attn_implementation`` ("eager", "sdpa"); None leaves its own default.
     """
-    device = batch.input_ids.device
+    device = next(start.parameters()).device
     try:
         import transformers
     except ImportError:
@@ -173,7 +171,7 @@ def run(
     if pairs < MIN_PAIRS:
         raise UserError("--pairs", f"{pairs} is too few for a median", f"Give at least {MIN_PAIRS}")
     implementations = ops.select("auto", device)
-    batch = make_batch(config, packs, data, seed).to(device)
+    batch = make_batch(config, packs, data, seed)
     model = BertForPreTraining(config, dtype)
     model.initialize(seed)
     model = model.to(device)

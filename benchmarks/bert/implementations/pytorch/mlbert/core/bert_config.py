@@ -1,21 +1,48 @@
-"""The shape of a BERT, read from the benchmark's ``bert_config.json``."""
+"""The shape of a BERT and of its relatives, read from a ``bert_config.json``."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 
 from mlbert.core.errors import UserError
 
 VOCAB_MULTIPLE = 8
 
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
+_CHOICES = {
+    "hidden_act": ("gelu", "gelu_erf"),
+    "position_embedding_type": ("absolute", "alibi"),
+    "norm_position": ("post", "pre"),
+    "gated_mlp": (False, True),
+    "tie_word_embeddings": (True, False),
+}
+# What the benchmark's file does not know; written only where it differs from a plain BERT.
+_OPTIONS = ("position_embedding_type", "norm_position", "gated_mlp", "tie_word_embeddings")
+
 
 @dataclass(frozen=True)
 class BertConfig:
-    """Shape and dropout of a BERT. Field names are those of ``bert_config.json``.
+    """Shape and dropout of a BERT. Field names are those of ``bert_config.json``; the defaults are BERT's own.
 
-    ``hidden_act`` is "gelu", the benchmark's tanh form, or "gelu_erf", the exact form of Hugging Face checkpoints.
+    Attributes:
+        hidden_act: "gelu", the benchmark's tanh form, or "gelu_erf", the exact form of Hugging Face checkpoints.
+        position_embedding_type: "absolute", learned; or "alibi": none, but attention's scores fall with the distance
+            (`alibi_slopes`), and `max_position_embeddings` bounds nothing in the model.
+        norm_position: "post", LayerNorm after each residual sum; or "pre", before each sublayer and once at the end, as
+            in Hugging Face's RoBERTa-PreLayerNorm.
+        gated_mlp: the feed-forward part is (gelu(x A) * (x B)) W + b in place of gelu(x A + a) W + b, with dropout
+            before W in place of behind it: MosaicBERT's form. A and B are one matrix of 2 `intermediate_size` rows.
+        tie_word_embeddings: the masked-LM decoder is the table of word embeddings.
     """
 
     vocab_size: int
@@ -30,21 +57,32 @@ class BertConfig:
     attention_probs_dropout_prob: float = 0.1
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
+    position_embedding_type: str = "absolute"
+    norm_position: str = "post"
+    gated_mlp: bool = False
+    tie_word_embeddings: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise UserError("bert_config", f"{name} is {getattr(self, name)!r}, not a positive integer")
+        for name in _SIZES:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UserError("bert_config", f"{name} is {value!r}, not a positive integer")
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
                 "bert_config",
                 f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}",
             )
-        if self.hidden_act not in ("gelu", "gelu_erf"):
-            raise UserError("bert_config", f"hidden_act {self.hidden_act!r} is unknown", "Use gelu or gelu_erf")
+        for name, known in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in known or type(value) is not type(known[0]):  # 1 is not True
+                words = " or ".join(json.dumps(choice).strip('"') for choice in known)
+                raise UserError("bert_config", f"{name} {value!r} is unknown", f"Use {words}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise UserError("bert_config", f"{name} is {getattr(self, name)!r}, not in [0, 1)")
+        for name in ("initializer_range", "layer_norm_eps"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise UserError("bert_config", f"{name} is {getattr(self, name)!r}, not in (0, 1)")
 
     @property
     def head_size(self) -> int:
@@ -55,6 +93,32 @@ class BertConfig:
     def padded_vocab_size(self) -> int:
         """Vocabulary rows in memory: the next multiple of 8, so that the decoder's matrix product is aligned."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @property
+    def exact_gelu(self) -> bool:
+        """Whether GELU is the erf form."""
+        return self.hidden_act == "gelu_erf"
+
+    @property
+    def inner_rows(self) -> int:
+        """Rows of the first feed-forward matrix: two matrices side by side where it is gated."""
+        return (2 if self.gated_mlp else 1) * self.intermediate_size
+
+    @property
+    def alibi_slopes(self) -> tuple[float, ...]:
+        """One number a head: the bias of two tokens' score is -slope times their distance; () without ALiBi.
+
+        2^(-8 i / n), i from 1 to n, where the number of heads n is a power of two; else those of the power of two below
+        and then every second one of the power above (Press et al., arXiv 2108.12409, and its authors' code).
+        """
+        if self.position_embedding_type != "alibi":
+            return ()
+
+        def powers(heads: int) -> list[float]:
+            return [2.0 ** (-8.0 * i / heads) for i in range(1, heads + 1)]
+
+        below = 1 << (self.num_attention_heads.bit_length() - 1)
+        return (*powers(below), *powers(2 * below)[::2][: self.num_attention_heads - below])
 
     @classmethod
     def from_json(cls, path: Path) -> BertConfig:
@@ -72,8 +136,7 @@ class BertConfig:
         known = {f.name: f for f in fields(cls)}
         if unknown := sorted(set(values) - set(known)):
             raise UserError(path, f"unknown key {unknown[0]!r}", f"Known keys: {', '.join(known)}")
-        required = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        if missing := [name for name in required if name not in values]:
+        if missing := [name for name, f in known.items() if f.default is MISSING and name not in values]:
             raise UserError(path, f"key {missing[0]!r} is missing", "Add it")
         try:
             return cls(**values)
@@ -85,5 +148,7 @@ class BertConfig:
             ) from None
 
     def to_json(self) -> str:
-        """The configuration as JSON text with a trailing newline."""
-        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+        """The configuration as JSON text with a trailing newline; options that leave a plain BERT are left out."""
+        defaults = {f.name: f.default for f in fields(self)}
+        values = {k: v for k, v in asdict(self).items() if k not in _OPTIONS or v != defaults[k]}
+        return json.dumps(values, indent=2, sort_keys=True) + "\n"

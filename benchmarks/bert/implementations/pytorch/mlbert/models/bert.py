@@ -1,14 +1,17 @@
-"""BERT with its two pre-training heads on the flat token stream of `Batch`; the encoder is `mlbert.models.encoder`.
+"""BERT with its heads on the flat token stream of `Batch`; the encoder is `mlbert.models.encoder`.
 
-Legend: S sequences, T tokens, M masked tokens, R rows asked for, D hidden, V padded vocabulary.
+A model gives logits; losses and metrics are made of them by an objective (`mlbert.models.objectives`). Parameter names
+are those of Hugging Face's classes of the same names. The vocabulary is padded to a multiple of 8, and the masked-LM
+head runs on masked tokens only.
 
-The decoder is tied to the word embeddings, the vocabulary padded to a multiple of 8. Parameter names are those of
-Hugging Face's ``BertForPreTraining``. The masked-LM head runs on masked tokens only.
+Legend: S sequences, T tokens, M masked tokens, R rows asked for, D hidden, V padded vocabulary, L labels.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,41 +20,28 @@ from torch.nn import functional as F
 from mlbert import ops
 from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import Batch
-from mlbert.models.encoder import BertModel, Dropout
-from mlbert.ops import fp8
-
-# The reference divides the summed masked-LM loss by (sum of weights + 1e-5).
-MLM_DIVISOR_EPS = 1e-5
+from mlbert.models import flops
+from mlbert.models.encoder import NUM_SITES, SITE_CLASSIFIER, BertModel, Keys
+from mlbert.ops.fp8 import Products
 
 
-def loss_divisors(num_masked: int, num_samples: int) -> tuple[float, float]:
-    """What `PreTrainingOutput.loss` divides by, when the step holds these many masked tokens and sequences."""
-    return num_masked + MLM_DIVISOR_EPS, float(num_samples)
+class PreTrainingLogits(NamedTuple):
+    """Of the masked tokens' vocabulary, [M, V], and of "sentence B is a random one", [S, 2]."""
+
+    masked: Tensor
+    next_sentence: Tensor
 
 
-@dataclass(frozen=True)
-class PreTrainingOutput:
-    """Sums over one micro-batch, so that any split of a step's batch adds up to the same numbers.
+class MaskedLogits(NamedTuple):
+    """Of the masked tokens' vocabulary, [M, V]."""
 
-    Attributes:
-        mlm_loss_sum: float32 scalar, cross-entropy summed over the M masked tokens.
-        nsp_loss_sum: float32 scalar, cross-entropy summed over the S sequences.
-        num_correct: int64 scalar, masked tokens whose most probable token is the label.
-    """
+    masked: Tensor
 
-    mlm_loss_sum: Tensor
-    nsp_loss_sum: Tensor
-    num_correct: Tensor
 
-    def loss(self, num_masked: int, num_samples: int) -> Tensor:
-        """The benchmark's loss when the whole optimizer step holds these many masked tokens and sequences."""
-        masked, samples = loss_divisors(num_masked, num_samples)
-        # Tensors, though numbers would do: on a GPU a division by a number multiplies by its reciprocal instead.
-        return self.loss_by(torch.full_like(self.mlm_loss_sum, masked), torch.full_like(self.nsp_loss_sum, samples))
+class SequenceLogits(NamedTuple):
+    """Of each sequence's labels, [S, L]."""
 
-    def loss_by(self, masked_divisor: Tensor, sample_divisor: Tensor) -> Tensor:
-        """The same with the `loss_divisors` as scalars on the device, of the losses' types."""
-        return self.mlm_loss_sum / masked_divisor + self.nsp_loss_sum / sample_divisor
+    labels: Tensor
 
 
 class _Transform(nn.Module):
@@ -64,15 +54,19 @@ class _Transform(nn.Module):
 class _Predictions(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size))
+        if config.tie_word_embeddings:
+            self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size))
         self.transform = _Transform(config)
+        if not config.tie_word_embeddings:
+            self.decoder = nn.Linear(config.hidden_size, config.padded_vocab_size)
 
 
 class _Heads(nn.Module):
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, next_sentence: bool) -> None:
         super().__init__()
         self.predictions = _Predictions(config)
-        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+        if next_sentence:
+            self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
 
 @torch.no_grad()
@@ -86,15 +80,17 @@ def initialize_parameter(name: str, parameter: Tensor, std: float, generator: to
         nn.init.trunc_normal_(parameter, 0.0, std, -2 * std, 2 * std, generator=generator)
 
 
-class BertForPreTraining(nn.Module):
-    """BERT with masked-LM and next-sentence heads.
+class BertBase(nn.Module):
+    """What BERT is under any head.
 
     Args:
         config: shape.
         dtype: precision of the encoder's and heads' matrix products and activations (float32 or bfloat16); parameters
-            and losses are float32.
-        sparse_last_layer: do the last layer's per-token work only for masked tokens and [CLS]. The losses are the same.
+            are float32.
+        sparse_last_layer: do the last layer's per-token work only for the tokens that the heads read. The logits are
+            the same.
         fp8_products: which products of the encoder's linear layers run in FP8; sizes must be multiples of 16.
+        pooled: whether a head reads [CLS] through the pooler.
     """
 
     def __init__(
@@ -102,12 +98,12 @@ class BertForPreTraining(nn.Module):
         config: BertConfig,
         dtype: torch.dtype = torch.float32,
         sparse_last_layer: bool = True,
-        fp8_products: fp8.Products | None = None,
+        fp8_products: Products | None = None,
+        pooled: bool = True,
     ) -> None:
         super().__init__()
         self.config, self.dtype, self.sparse_last_layer = config, dtype, sparse_last_layer
-        self.bert = BertModel(config, dtype, fp8_products)
-        self.cls = _Heads(config)
+        self.bert = BertModel(config, dtype, fp8_products, pooled)
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
@@ -118,7 +114,8 @@ class BertForPreTraining(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             initialize_parameter(name, parameter, self.config.initializer_range, generator)
-        self.bert.embeddings.word_embeddings.weight[self.config.vocab_size :].zero_()
+            if name.endswith(("word_embeddings.weight", "decoder.weight")):
+                parameter[self.config.vocab_size :].zero_()
 
     def ordered_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """All parameters in flat-buffer order: query, key and value lie side by side, weights first."""
@@ -134,43 +131,170 @@ class BertForPreTraining(nn.Module):
                 ordered[name] = parameter
         return list(ordered.items())
 
-    def forward(self, batch: Batch, dropout: Dropout | None = None) -> PreTrainingOutput:
-        """Losses and hits of one micro-batch; ``dropout`` None means evaluation."""
-        masked_MD, first_SD = self._head_inputs(batch, dropout)
-        logits_MV = self.masked_logits(masked_MD)
-        mlm_loss_sum, num_correct = ops.masked_cross_entropy(logits_MV, batch.masked_labels, self.config.vocab_size)
-        nsp_logits = self.next_sentence_logits(first_SD).float()
-        nsp_loss_sum = F.cross_entropy(nsp_logits, batch.next_sentence_labels, reduction="sum")
-        return PreTrainingOutput(mlm_loss_sum, nsp_loss_sum, num_correct)
+    def dropout_keys(self, seed: int, step: int) -> Tensor:
+        """The keys of one optimizer step's masks: int32 [layers + 1, NUM_SITES] on the host; see `Keys`."""
+        return ops.dropout_keys(seed, step, self.config.num_hidden_layers + 1, NUM_SITES)
 
-    def _head_inputs(self, batch: Batch, dropout: Dropout | None) -> tuple[Tensor, Tensor]:
-        """Hidden states of the masked tokens [M, D] and of each sequence's [CLS] [S, D]."""
-        # Sequences without tokens, which fill a batch up, may begin behind the last token.
-        first = batch.cu_seqlens[:-1].long().clamp(max=batch.num_tokens - 1)
-        rows = torch.cat([batch.masked_positions, first])
+    def training_flops(self, batch: flops.Counted) -> int:
+        """FLOPs of forward and backward of a batch; `mlbert.models.flops` says what counts."""
+        return flops.BACKWARD_FACTOR * self._forward_flops(flops.Work.of(batch))
+
+    def capture_obstacle(self, device: torch.device) -> str | None:
+        """Why forward and backward can't be part of a CUDA graph with the ops that are selected; None: they can."""
+        alibi = self.config.position_embedding_type == "alibi"
+        return ops.capture_obstacle(device, self.dtype, self.config.head_size, alibi)
+
+    def use_products(self, products: Products | None) -> None:
+        """From now on these products run in FP8, with scales that are not known yet; None: none."""
+        self.bert.use_linears(products)
+
+    def weights_changed(self) -> None:
+        """Notes on the host that weights are others now: copies are made anew when they are next needed."""
+        self.bert.linears.weights_changed()
+
+    def refresh(self) -> None:
+        """Makes the copies that are to be made now, so that a graph only reads them."""
+        self.bert.refresh()
+
+    def end_step(self, over_ranks_max: Callable[[Tensor], Any]) -> None:
+        """After each update: takes in the step's magnitudes; the argument raises a tensor to the ranks' largest."""
+        self.bert.linears.end_step(over_ranks_max)
+
+    def forget_step(self) -> None:
+        """Drops the magnitudes that a pass has left which is no training."""
+        self.bert.linears.forget_step()
+
+    @property
+    def is_calibrated(self) -> bool:
+        """False: FP8 scales are not known yet, so a step has to run outside a graph, each tensor finding its own."""
+        return self.bert.linears.is_calibrated
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Within it the model counts as calibrated, for passes that warm up or record; afterwards all is as before."""
+        own = self.bert.linears
+        kept, calibrated = {name: buffer.clone() for name, buffer in self.named_buffers()}, own.is_calibrated
+        if not calibrated:
+            own.is_calibrated = True
+        try:
+            yield
+        finally:
+            for name, buffer in self.named_buffers():
+                buffer.copy_(kept[name])
+            own.weights_changed()
+            if not calibrated:
+                own.is_calibrated = False
+
+    def derived_state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps beside the weights, by name: the live tensors, valid between steps."""
+        return self.bert.linears.derived_state()
+
+    def load_derived_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what `derived_state` gave, by copy; what another precision gave leaves all as it is."""
+        self.bert.linears.load_derived_state(state)
+
+    def _forward_flops(self, work: flops.Work) -> int:
+        raise NotImplementedError
+
+    def _hidden(self, batch: Batch, keys: Keys | None, rows: Tensor) -> Tensor:
+        """The last hidden states of these rows, [R, D]."""
         if self.sparse_last_layer:
-            hidden = self.bert(batch, dropout, rows)
-        else:
-            hidden = self.bert(batch, dropout, None).index_select(0, rows)
-        return hidden[: batch.num_masked], hidden[batch.num_masked :]
+            return self.bert(batch, keys, rows)
+        return self.bert(batch, keys, None).index_select(0, rows)
 
-    def masked_logits(self, hidden_MD: Tensor) -> Tensor:
+    def _linear(self, x: Tensor, part: nn.Linear) -> Tensor:
+        return F.linear(x, part.weight.to(self.dtype), part.bias.to(self.dtype))
+
+    def _pooled(self, first_SD: Tensor) -> Tensor:
+        return torch.tanh(self._linear(first_SD, self.bert.pooler.dense))
+
+    def _masked_logits(self, hidden_MD: Tensor, predictions: _Predictions) -> Tensor:
         """Vocabulary logits [M, V] of hidden states, in the compute precision."""
-        transform = self.cls.predictions.transform
-        inner = ops.linear_gelu(
-            hidden_MD,
-            transform.dense.weight,
-            transform.dense.bias,
-            self.config.hidden_act == "gelu_erf",
-        )
-        norm = transform.LayerNorm
+        dense, norm = predictions.transform.dense, predictions.transform.LayerNorm
+        inner = ops.linear_gelu(hidden_MD, dense.weight, dense.bias, self.config.exact_gelu)
         inner = ops.layer_norm_dropout(inner, norm.weight, norm.bias, norm.eps, 0.0, 0, None)
+        if not self.config.tie_word_embeddings:
+            return self._linear(inner, predictions.decoder)
         decoder = self.bert.embeddings.word_embeddings.weight.to(self.dtype)
-        return F.linear(inner, decoder, self.cls.predictions.bias.to(self.dtype))
+        return F.linear(inner, decoder, predictions.bias.to(self.dtype))
 
-    def next_sentence_logits(self, first_SD: Tensor) -> Tensor:
-        """Logits [S, 2] from each sequence's [CLS] state."""
-        pooler = self.bert.pooler.dense
-        pooled = torch.tanh(F.linear(first_SD, pooler.weight.to(self.dtype), pooler.bias.to(self.dtype)))
-        head = self.cls.seq_relationship
-        return F.linear(pooled, head.weight.to(self.dtype), head.bias.to(self.dtype))
+
+class BertForPreTraining(BertBase):
+    """BERT with masked-LM and next-sentence heads."""
+
+    def __init__(
+        self,
+        config: BertConfig,
+        dtype: torch.dtype = torch.float32,
+        sparse_last_layer: bool = True,
+        fp8_products: Products | None = None,
+    ) -> None:
+        super().__init__(config, dtype, sparse_last_layer, fp8_products)
+        self.cls = _Heads(config, next_sentence=True)
+
+    def forward(self, batch: Batch, keys: Keys | None) -> PreTrainingLogits:
+        """Logits of both heads; ``keys`` None means evaluation."""
+        hidden = self._hidden(batch, keys, torch.cat([batch.masked_positions, first_tokens(batch)]))
+        masked_MD, first_SD = hidden[: batch.num_masked], hidden[batch.num_masked :]
+        masked = self._masked_logits(masked_MD, self.cls.predictions)
+        return PreTrainingLogits(masked, self._linear(self._pooled(first_SD), self.cls.seq_relationship))
+
+    def _forward_flops(self, work: flops.Work) -> int:
+        return flops.forward_flops(self.config, work)
+
+
+class BertForMaskedLM(BertBase):
+    """BERT with the masked-LM head only, without pooler."""
+
+    def __init__(
+        self,
+        config: BertConfig,
+        dtype: torch.dtype = torch.float32,
+        sparse_last_layer: bool = True,
+        fp8_products: Products | None = None,
+    ) -> None:
+        super().__init__(config, dtype, sparse_last_layer, fp8_products, pooled=False)
+        self.cls = _Heads(config, next_sentence=False)
+
+    def forward(self, batch: Batch, keys: Keys | None) -> MaskedLogits:
+        """Logits of the masked tokens; ``keys`` None means evaluation."""
+        hidden_MD = self._hidden(batch, keys, batch.masked_positions)
+        return MaskedLogits(self._masked_logits(hidden_MD, self.cls.predictions))
+
+    def _forward_flops(self, work: flops.Work) -> int:
+        return flops.encoder(self.config, work, work.masked) + flops.masked_lm_head(self.config, work)
+
+
+class BertForSequenceClassification(BertBase):
+    """BERT with pooler, dropout and a linear classifier of ``num_labels`` outputs; 1 is for regression."""
+
+    def __init__(
+        self,
+        config: BertConfig,
+        num_labels: int,
+        dtype: torch.dtype = torch.float32,
+        sparse_last_layer: bool = True,
+        fp8_products: Products | None = None,
+    ) -> None:
+        super().__init__(config, dtype, sparse_last_layer, fp8_products)
+        self.num_labels = num_labels
+        self.classifier = nn.Linear(config.hidden_size, num_labels)
+
+    def forward(self, batch: Batch, keys: Keys | None) -> SequenceLogits:
+        """Logits of each sequence; ``keys`` None means evaluation."""
+        first = first_tokens(batch)
+        pooled_SD = self._pooled(self._hidden(batch, keys, first))
+        if keys is not None:
+            rows = batch.dropout_rows.index_select(0, first)
+            probability = self.config.hidden_dropout_prob
+            pooled_SD = ops.apply_dropout(pooled_SD, probability, keys[0][SITE_CLASSIFIER], rows)
+        return SequenceLogits(self._linear(pooled_SD, self.classifier))
+
+    def _forward_flops(self, work: flops.Work) -> int:
+        head = flops.sequence_head(self.config, work, self.num_labels)
+        return flops.encoder(self.config, work, work.sequences) + head
+
+
+def first_tokens(batch: Batch) -> Tensor:
+    """int64 [S], each sequence's [CLS]. Sequences without tokens, which fill a batch up, may begin behind the end."""
+    return batch.cu_seqlens[:-1].long().clamp(max=batch.num_tokens - 1)

@@ -1,86 +1,56 @@
-"""BERT's encoder on the flat token stream of `Batch`: embeddings, layers, in the compute precision or in FP8.
+"""The encoder on the flat token stream of `Batch`: embeddings and layers, in the shapes that `BertConfig` names.
+
+Nothing is ever padded: attention is bounded by ``cu_seqlens``, and the last layer's per-token work is done only where
+the heads read it. Products run in the compute precision or in FP8 (`mlbert.models.linears`).
 
 Legend: S sequences, T tokens, R rows asked for, D hidden, N heads, H head size.
-
-Post-LayerNorm, GELU in the tanh form. Nothing is ever padded: attention is bounded by ``cu_seqlens``, and the last
-layer's per-token work is done only where the heads read it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mlbert import ops
 from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import Batch
-from mlbert.ops import fp8
+from mlbert.models.linears import ATTENTION_OUTPUT, INTERMEDIATE, NEXT_QKV, OUTPUT, LayerLinears, linears
+from mlbert.ops.fp8 import Hidden, Products
 
-# Places of one layer (or of the embeddings, as layer 0) at which dropout draws a mask of its own.
+# Places of one layer (or of the embeddings and heads, as layer 0) at which dropout draws a mask of its own.
 SITE_EMBEDDINGS, SITE_ATTENTION, SITE_ATTENTION_OUTPUT, SITE_OUTPUT = range(4)
+SITE_CLASSIFIER = 1  # of layer 0
 NUM_SITES = 4
 
-# Linear layers of one encoder layer, as its FP8 scales are numbered.
-QKV, ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT = range(4)
-
-
-class Dropout(Protocol):
-    """Names the masks of one optimizer step."""
-
-    def key(self, layer: int, site: int) -> ops.Key:
-        """The 32-bit key of one mask."""
-
-
-@dataclass(frozen=True)
-class DropoutState:
-    """Names the masks of one optimizer step: the run's seed and the step's number."""
-
-    seed: int
-    step: int
-
-    def key(self, layer: int, site: int) -> int:
-        """The 32-bit key of one mask."""
-        return ops.dropout_key(self.seed, self.step, layer, site)
-
-
-@dataclass(frozen=True)
-class DropoutKeys:
-    """The same names in memory of the device, so that a graph finds each step's.
-
-    Attributes:
-        table: int32 [layers + 1, NUM_SITES], as `ops.dropout_keys` gives it for `DropoutState`'s seed and step.
-    """
-
-    table: Tensor
-
-    def key(self, layer: int, site: int) -> Tensor:
-        """The key of one mask: an int32 scalar, part of the table."""
-        return self.table[layer, site]
+# The 32-bit keys of a step's masks, used as keys[layer][site]: an int32 table on the device, which a graph reads anew
+# at each replay, or numbers of the host, which C kernels need. None in evaluation.
+Keys = Tensor | Sequence[Sequence[int]]
 
 
 class BertEmbeddings(nn.Module):
-    """Sum of word, position and segment embeddings, LayerNorm, dropout."""
+    """Sum of word, segment and, where they are learned, position embeddings; LayerNorm; dropout."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
         self.word_embeddings = nn.Embedding(config.padded_vocab_size, config.hidden_size)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        if config.position_embedding_type == "absolute":
+            self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, batch: Batch, dropout: Dropout | None) -> Tensor:
+    def forward(self, batch: Batch, keys: Keys | None) -> Tensor:
         """Returns float32 [T, D]."""
+        learned = self.config.position_embedding_type == "absolute"
         total = ops.embedding_sum(
             batch.input_ids,
             batch.segment_ids,
             batch.position_ids,
             self.word_embeddings.weight,
-            self.position_embeddings.weight,
+            self.position_embeddings.weight if learned else None,
             self.token_type_embeddings.weight,
         )
         return ops.layer_norm_dropout(
@@ -88,8 +58,7 @@ class BertEmbeddings(nn.Module):
             self.LayerNorm.weight,
             self.LayerNorm.bias,
             self.LayerNorm.eps,
-            self.config.hidden_dropout_prob if dropout else 0.0,
-            dropout.key(0, SITE_EMBEDDINGS) if dropout else 0,
+            *_mask(self.config.hidden_dropout_prob, keys, 0, SITE_EMBEDDINGS),
             batch.dropout_rows,
         )
 
@@ -102,95 +71,80 @@ class _SelfAttention(nn.Module):
         self.value = nn.Linear(size, size)
 
 
-class _DenseNorm(nn.Module):
-    """A linear layer whose output is added to a residual and normalised."""
+class _Output(nn.Module):
+    """A linear layer whose output is added to a residual, and then normalised unless that is done before."""
 
-    def __init__(self, size_in: int, size_out: int, eps: float) -> None:
+    def __init__(self, config: BertConfig, size_in: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(size_in, size_out)
-        self.LayerNorm = nn.LayerNorm(size_out, eps=eps)
+        self.dense = nn.Linear(size_in, config.hidden_size)
+        if config.norm_position == "post":
+            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
 
 class _Attention(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
+        if config.norm_position == "pre":
+            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.self = _SelfAttention(config.hidden_size)
-        self.output = _DenseNorm(config.hidden_size, config.hidden_size, config.layer_norm_eps)
+        self.output = _Output(config, config.hidden_size)
 
 
 class _Intermediate(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        if config.norm_position == "pre":
+            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dense = nn.Linear(config.hidden_size, config.inner_rows, bias=not config.gated_mlp)
 
 
 class BertLayer(nn.Module):
     """One encoder layer. ``index`` counts from 1: layer 0 of the dropout keys is the embeddings."""
 
-    def __init__(self, config: BertConfig, index: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: BertConfig, index: int) -> None:
         super().__init__()
-        self.config, self.index, self.dtype = config, index, dtype
+        self.config, self.index = config, index
         self.attention = _Attention(config)
         self.intermediate = _Intermediate(config)
-        self.output = _DenseNorm(config.intermediate_size, config.hidden_size, config.layer_norm_eps)
+        self.output = _Output(config, config.intermediate_size)
 
-    def forward(self, hidden_TD: Tensor, batch: Batch, dropout: Dropout | None, rows: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        hidden: Hidden,
+        batch: Batch,
+        keys: Keys | None,
+        slopes: Tensor | None,
+        rows: Tensor | None,
+        linears: LayerLinears,
+    ) -> Hidden:
         """Encodes every token, or only those named by ``rows`` (int64 [R]): attention still reads all tokens.
 
-        Returns [T, D], or [R, D] where rows are given, in the compute precision.
-        """
-        weights, biases = self._qkv_parameters()
-        context_TD = self._attend(ops.linear_qkv(hidden_TD, *weights, *biases), batch, dropout)
-        dropout_rows = batch.dropout_rows
-        if rows is not None:
-            context_TD, hidden_TD = context_TD.index_select(0, rows), hidden_TD.index_select(0, rows)
-            dropout_rows = dropout_rows.index_select(0, rows)
-        part, inner = self.attention.output, self.intermediate.dense
-        projected = F.linear(context_TD, part.dense.weight.to(self.dtype))
-        hidden_TD = ops.dropout_add_layer_norm(
-            *self._norm_arguments(part, projected, hidden_TD, dropout, SITE_ATTENTION_OUTPUT, dropout_rows)
-        )
-        exact = self.config.hidden_act == "gelu_erf"
-        projected = ops.feed_forward(hidden_TD, inner.weight, inner.bias, self.output.dense.weight, exact)
-        return ops.dropout_add_layer_norm(
-            *self._norm_arguments(self.output, projected, hidden_TD, dropout, SITE_OUTPUT, dropout_rows)
-        )
+        Args:
+            hidden: [T, D] in the compute precision.
+            slopes: float32 [N], ALiBi's.
+            linears: how the linear layers are computed.
 
-    def forward_fp8(
-        self,
-        hidden: fp8.Hidden,
-        batch: Batch,
-        dropout: Dropout | None,
-        rows: Tensor | None,
-        slots: list[fp8.Slot],
-        next_slot: fp8.Slot | None,
-    ) -> fp8.Hidden:
-        """`forward` in FP8: ``slots`` of the four linear layers, ``next_slot`` of the one after them, if any."""
-        qkv = fp8.linear_qkv(hidden.product, *self._qkv_parameters(), slots[QKV], hidden.small)
-        context_TD = self._attend(qkv, batch, dropout)
+        Returns:
+            [T, D], or [R, D] where rows are given.
+        """
+        hidden = self._before(hidden, self.attention)
+        context_TD = self._attend(linears.qkv(hidden, *self._qkv_parameters()), batch, keys, slopes)
         residual_TD, dropout_rows = hidden.residual, batch.dropout_rows
         if rows is not None:
             context_TD, residual_TD = context_TD.index_select(0, rows), residual_TD.index_select(0, rows)
             dropout_rows = dropout_rows.index_select(0, rows)
-        part, inner = self.attention.output, self.intermediate.dense
-        projected = fp8.linear(context_TD, part.dense.weight, None, slots[ATTENTION_OUTPUT])
-        hidden = fp8.dropout_add_layer_norm(
-            *self._norm_arguments(part, projected, residual_TD, dropout, SITE_ATTENTION_OUTPUT, dropout_rows),
-            slots[INTERMEDIATE],
-        )
-        projected = fp8.feed_forward(
-            hidden.product,
-            inner.weight,
-            inner.bias,
-            self.output.dense.weight,
-            self.config.hidden_act == "gelu_erf",
-            (slots[INTERMEDIATE], slots[OUTPUT]),
-            hidden.small,
-        )
-        return fp8.dropout_add_layer_norm(
-            *self._norm_arguments(self.output, projected, hidden.residual, dropout, SITE_OUTPUT, dropout_rows),
-            next_slot,
-        )
+        part = self.attention.output
+        projected = linears.product(ATTENTION_OUTPUT, Hidden(context_TD, context_TD, None), part.dense.weight)
+        mask = _mask(self.config.hidden_dropout_prob, keys, self.index, SITE_ATTENTION_OUTPUT)
+        hidden = self._behind(part, projected, residual_TD, mask, dropout_rows, linears, INTERMEDIATE)
+        hidden = self._before(hidden, self.intermediate)
+        mask = _mask(self.config.hidden_dropout_prob, keys, self.index, SITE_OUTPUT)
+        if self.config.gated_mlp:
+            projected, mask = self._gated(hidden, mask, dropout_rows, linears), (0.0, 0)
+        else:
+            inner, outer = self.intermediate.dense, self.output.dense.weight
+            projected = linears.feed_forward(hidden, inner.weight, inner.bias, outer, self.config.exact_gelu)
+        return self._behind(self.output, projected, hidden.residual, mask, dropout_rows, linears, NEXT_QKV)
 
     def linear_weights(self) -> tuple[list[Tensor], ...]:
         """The weights of the four linear layers, each as its parts."""
@@ -201,38 +155,60 @@ class BertLayer(nn.Module):
         parts = (self.attention.self.query, self.attention.self.key, self.attention.self.value)
         return [part.weight for part in parts], [part.bias for part in parts]
 
-    def _attend(self, qkv: Tensor, batch: Batch, dropout: Dropout | None) -> Tensor:
+    def _attend(self, qkv: Tensor, batch: Batch, keys: Keys | None, slopes: Tensor | None) -> Tensor:
         context_TNH = ops.attention(
             qkv.view(-1, 3, self.config.num_attention_heads, self.config.head_size),
             batch.cu_seqlens,
             batch.max_seqlen,
-            self.config.attention_probs_dropout_prob if dropout else 0.0,
-            dropout.key(self.index, SITE_ATTENTION) if dropout else 0,
+            *_mask(self.config.attention_probs_dropout_prob, keys, self.index, SITE_ATTENTION),
             batch.dropout_rows,
+            slopes,
         )
         return context_TNH.reshape(-1, self.config.hidden_size)
 
-    def _norm_arguments(
-        self, part: _DenseNorm, x: Tensor, residual: Tensor, dropout: Dropout | None, site: int, rows: Tensor
-    ) -> tuple[Any, ...]:
-        """Of LayerNorm(residual + dropout(x + the linear layer's bias))."""
-        return (
-            x,
-            residual,
-            part.LayerNorm.weight,
-            part.LayerNorm.bias,
-            part.LayerNorm.eps,
-            self.config.hidden_dropout_prob if dropout else 0.0,
-            dropout.key(self.index, site) if dropout else 0,
-            rows,
-            part.dense.bias,
-        )
+    def _gated(
+        self, hidden: Hidden, mask: tuple[float, ops.Key], dropout_rows: Tensor, linears: LayerLinears
+    ) -> Tensor:
+        """dropout(gelu(x A) * (x B)) W."""
+        pre = linears.product(INTERMEDIATE, hidden, self.intermediate.dense.weight)
+        inner = ops.apply_dropout(ops.gated_gelu(pre, self.config.exact_gelu), *mask, dropout_rows)
+        return linears.product(OUTPUT, Hidden(inner, inner, None), self.output.dense.weight)
+
+    def _before(self, hidden: Hidden, part: _Attention | _Intermediate) -> Hidden:
+        """What a sublayer's product reads: the hidden state itself, or LayerNorm of it."""
+        if self.config.norm_position == "post":
+            return hidden
+        return Hidden(hidden.residual, _layer_norm(hidden.residual, part.LayerNorm), None)
+
+    def _behind(
+        self,
+        part: _Output,
+        x: Tensor,
+        residual: Tensor,
+        mask: tuple[float, ops.Key],
+        dropout_rows: Tensor,
+        linears: LayerLinears,
+        reader: int,
+    ) -> Hidden:
+        """residual + dropout(x + bias), and LayerNorm of it unless that comes before the next sublayer."""
+        if self.config.norm_position == "post":
+            norm = part.LayerNorm
+            sum_of = (x, residual, norm.weight, norm.bias, norm.eps, *mask, dropout_rows, part.dense.bias)
+            return linears.dropout_add_norm(reader, *sum_of)
+        total = residual + ops.apply_dropout(x + part.dense.bias.to(x.dtype), *mask, dropout_rows)
+        return Hidden(total, total, None)
 
 
 class _Encoder(nn.Module):
-    def __init__(self, config: BertConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(BertLayer(config, i + 1, dtype) for i in range(config.num_hidden_layers))
+        self.layer = nn.ModuleList(BertLayer(config, i + 1) for i in range(config.num_hidden_layers))
+        if config.norm_position == "pre":
+            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    @property
+    def layers(self) -> list[BertLayer]:
+        return [cast(BertLayer, layer) for layer in self.layer]
 
 
 class _Pooler(nn.Module):
@@ -242,42 +218,55 @@ class _Pooler(nn.Module):
 
 
 class BertModel(nn.Module):
-    """Embeddings, encoder and pooler; ``scaling`` holds the scales of the encoder's FP8 products, if it has any."""
+    """Embeddings, encoder and, for heads that read [CLS], the pooler's weights.
 
-    def __init__(self, config: BertConfig, dtype: torch.dtype, products: fp8.Products | None = None) -> None:
+    Args:
+        config: shape.
+        dtype: of activations and products.
+        products: which products run in FP8; None: none.
+        pooled: whether there is a pooler.
+
+    Attributes:
+        linears: how the encoder's products are computed, and what is derived from the weights for it.
+    """
+
+    def __init__(self, config: BertConfig, dtype: torch.dtype, products: Products | None, pooled: bool) -> None:
         super().__init__()
-        self.dtype = dtype
+        self.config, self.dtype = config, dtype
         self.embeddings = BertEmbeddings(config)
-        self.encoder = _Encoder(config, dtype)
-        self.pooler = _Pooler(config)
-        self.scaling = fp8.Scaling(fp8.LINEARS_PER_LAYER * config.num_hidden_layers, products) if products else None
+        self.encoder = _Encoder(config)
+        if pooled:
+            self.pooler = _Pooler(config)
+        self.use_linears(products)
+        slopes = torch.tensor(config.alibi_slopes) if config.alibi_slopes else None
+        self.register_buffer("alibi_slopes", slopes, persistent=False)
 
-    def forward(self, batch: Batch, dropout: Dropout | None, last_rows: Tensor | None) -> Tensor:
-        """Returns the last hidden states [T, D], or [R, D] of the rows asked for."""
-        hidden_TD = self.embeddings(batch, dropout).to(self.dtype)
-        if self.scaling is not None:
-            return self._encode_fp8(hidden_TD, batch, dropout, last_rows, self.scaling)
-        layers = self.encoder.layer
-        for i, layer in enumerate(layers):
-            hidden_TD = layer(hidden_TD, batch, dropout, last_rows if i == len(layers) - 1 else None)
-        return hidden_TD
-
-    def quantise_weights(self) -> None:
-        """Makes the FP8 copies of all weights that changed: before a graph that is to read them, not to make them."""
-        if self.scaling is None:
-            return
-        for i, layer in enumerate(self.encoder.layer):
-            for j, weights in enumerate(layer.linear_weights()):
-                fp8.quantise_weight(weights, self.scaling.slot(fp8.LINEARS_PER_LAYER * i + j))
-
-    def _encode_fp8(
-        self, hidden_TD: Tensor, batch: Batch, dropout: Dropout | None, last_rows: Tensor | None, scaling: fp8.Scaling
-    ) -> Tensor:
-        layers = self.encoder.layer
-        hidden = fp8.Hidden(hidden_TD, hidden_TD, None)
-        slots = [scaling.slot(i) for i in range(fp8.LINEARS_PER_LAYER * len(layers))]
-        for i, layer in enumerate(layers):
-            own, last = slots[fp8.LINEARS_PER_LAYER * i :][: fp8.LINEARS_PER_LAYER + 1], i == len(layers) - 1
-            next_slot = None if last else own.pop()
-            hidden = layer.forward_fp8(hidden, batch, dropout, last_rows if last else None, own, next_slot)
+    def forward(self, batch: Batch, keys: Keys | None, last_rows: Tensor | None) -> Tensor:
+        """Returns the last hidden states [T, D], or [R, D] of the rows asked for, in the compute precision."""
+        hidden_TD = self.embeddings(batch, keys).to(self.dtype)
+        hidden, layers = Hidden(hidden_TD, hidden_TD, None), self.encoder.layers
+        slopes = cast(Tensor | None, self.alibi_slopes)
+        for i, (layer, own_linears) in enumerate(zip(layers, self.linears.layers(), strict=True)):
+            rows = last_rows if i == len(layers) - 1 else None
+            hidden = layer(hidden, batch, keys, slopes, rows, own_linears)
+        if self.config.norm_position == "pre":
+            return _layer_norm(hidden.residual, self.encoder.LayerNorm)
         return hidden.residual
+
+    def use_linears(self, products: Products | None) -> None:
+        """From now on these products run in FP8, with scales that are not known yet; None: none."""
+        device = self.embeddings.word_embeddings.weight.device
+        self.linears = linears(len(self.encoder.layer), products).to(device)
+
+    def refresh(self) -> None:
+        """Makes what is derived from weights that changed."""
+        self.linears.refresh(layer.linear_weights() for layer in self.encoder.layers)
+
+
+def _mask(probability: float, keys: Keys | None, layer: int, site: int) -> tuple[float, ops.Key]:
+    """Probability and key of one dropout mask; without keys nothing is dropped."""
+    return (0.0, 0) if keys is None else (probability, keys[layer][site])
+
+
+def _layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    return ops.layer_norm_dropout(x, norm.weight, norm.bias, norm.eps, 0.0, 0, None)

@@ -1,21 +1,44 @@
 """Model FLOPs of a training step: the arithmetic that the losses ask for, not what an implementation spends.
 
 A multiply-add counts 2, the backward pass twice the forward, element-wise work nothing. What no loss reads is not
-counted: padding, vocabulary logits of unmasked tokens, and the last layer's per-token work outside masked tokens and
-[CLS]. Published figures count the last layer on all tokens; ``dense`` gives these.
+counted: padding, vocabulary logits of unmasked tokens, and the last layer's per-token work outside the tokens that the
+heads read. (Published figures count the last layer on all tokens.) With T tokens, hidden size D, inner size F, and L
+the length of each sequence:
+
+    Q K V of a layer              2 T 3 D^2
+    its scores and their values   4 sum(L^2) D
+    output and feed-forward       2 T (D^2 + 2 D F), or 3 D F where it is gated; of the last layer for the rows read
+    masked-LM head                2 M (D^2 + D V) of M masked tokens
+    pooler and what reads it      2 S (D^2 + D outputs) of S sequences
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from mlbert.core.bert_config import BertConfig
-from mlbert.feed.batch import Batch
-from mlbert.feed.host_batch import HostBatch
 
-BACKWARD_FACTOR = 3
+BACKWARD_FACTOR = 3  # forward and backward
+
+
+class Counted(Protocol):
+    """A batch, on the host or a device."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def num_samples(self) -> int: ...
+
+    @property
+    def num_masked(self) -> int: ...
+
+    @property
+    def cu_seqlens(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -28,25 +51,37 @@ class Work:
     sequences: int
 
     @classmethod
-    def of(cls, batch: Batch | HostBatch) -> Work:
-        """Counts one batch (reads ``cu_seqlens``: a host synchronisation where an accelerator has them)."""
+    def of(cls, batch: Counted) -> Work:
+        """Counts one batch (reads ``cu_seqlens``: a host synchronisation for a batch on an accelerator)."""
         lengths = torch.diff(batch.cu_seqlens.long())
         return cls(batch.num_tokens, int((lengths * lengths).sum()), batch.num_masked, batch.num_samples)
 
 
-def forward_flops(config: BertConfig, work: Work, dense: bool = False) -> int:
-    """FLOPs of one forward pass; ``dense`` counts the last layer on all tokens."""
-    d, inner = config.hidden_size, config.intermediate_size
+def encoder(config: BertConfig, work: Work, rows_read: int) -> int:
+    """FLOPs of the encoder's forward pass, of whose last layer ``rows_read`` tokens are read."""
+    d = config.hidden_size
     attention = work.tokens * 2 * 3 * d * d + 4 * work.squared_lengths * d
-    per_token = 2 * (d * d + 2 * d * inner)
-    last_tokens = work.tokens if dense else work.masked + work.sequences
-    full_layers = config.num_hidden_layers - 1
-    encoder = config.num_hidden_layers * attention + (full_layers * work.tokens + last_tokens) * per_token
-    head = work.masked * 2 * (d * d + d * config.vocab_size)
-    pooler = work.sequences * 2 * (d * d + 2 * d)
-    return encoder + head + pooler
+    per_token = 2 * (d * d + d * (config.inner_rows + config.intermediate_size))
+    all_tokens = (config.num_hidden_layers - 1) * work.tokens + rows_read
+    return config.num_hidden_layers * attention + all_tokens * per_token
 
 
-def training_flops(config: BertConfig, work: Work, dense: bool = False) -> int:
-    """FLOPs of forward and backward."""
-    return BACKWARD_FACTOR * forward_flops(config, work, dense)
+def masked_lm_head(config: BertConfig, work: Work) -> int:
+    """FLOPs of the masked-LM head's forward pass."""
+    return work.masked * 2 * (config.hidden_size**2 + config.hidden_size * config.vocab_size)
+
+
+def sequence_head(config: BertConfig, work: Work, outputs: int) -> int:
+    """FLOPs of the forward pass of the pooler and a linear layer behind it."""
+    return work.sequences * 2 * (config.hidden_size**2 + outputs * config.hidden_size)
+
+
+def forward_flops(config: BertConfig, work: Work) -> int:
+    """FLOPs of one forward pass of `BertForPreTraining`."""
+    heads = masked_lm_head(config, work) + sequence_head(config, work, 2)
+    return encoder(config, work, work.masked + work.sequences) + heads
+
+
+def training_flops(config: BertConfig, work: Work) -> int:
+    """FLOPs of forward and backward of `BertForPreTraining`."""
+    return BACKWARD_FACTOR * forward_flops(config, work)

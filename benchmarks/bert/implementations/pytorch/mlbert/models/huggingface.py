@@ -1,6 +1,6 @@
-"""Between our `BertForPreTraining` and Hugging Face's: names, configuration and the padded batch form.
+"""Between our models and Hugging Face's of the same names: names, configuration and the padded batch form.
 
-Names are equal except that Hugging Face stores the tied decoder a second time and knows no vocabulary padding.
+Names of parameters are equal, but Hugging Face stores the tied decoder a second time and pads no vocabulary.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.checkpoint_names import VOCABULARY
+from mlbert.core.checkpoint_names import TIED, VOCABULARY
 from mlbert.core.errors import UserError
 from mlbert.feed.batch import Batch
-from mlbert.models.bert import BertForPreTraining
+from mlbert.models.bert import BertBase, BertForSequenceClassification
 
 IGNORED_LABEL = -100
 
@@ -23,10 +23,23 @@ _ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu"}
 _ACTIVATIONS_BACK = {"gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "gelu": "gelu_erf"}
 
 
-def huggingface_config(config: BertConfig) -> dict[str, object]:
-    """The content of a Hugging Face ``config.json`` for this shape."""
+def obstacle(config: BertConfig) -> str | None:
+    """What of this shape Hugging Face's BERT does not have; None: nothing."""
+    options = {
+        "ALiBi": config.position_embedding_type == "alibi",
+        "LayerNorm before the sublayers": config.norm_position == "pre",
+        "gated feed-forward layers": config.gated_mlp,
+    }
+    missing = [name for name, used in options.items() if used]
+    return f"its BERT has no {' and no '.join(missing)}" if missing else None
+
+
+def huggingface_config(config: BertConfig, architecture: str = "BertForPreTraining") -> dict[str, object]:
+    """The content of a Hugging Face ``config.json`` for this shape. Raises UserError for one that it can't hold."""
+    if why_not := obstacle(config):
+        raise UserError("Hugging Face", why_not, "Keep the weights in our own form")
     return {
-        "architectures": ["BertForPreTraining"],
+        "architectures": [architecture],
         "model_type": "bert",
         "attention_probs_dropout_prob": config.attention_probs_dropout_prob,
         "hidden_act": _ACTIVATIONS[config.hidden_act],
@@ -39,10 +52,19 @@ def huggingface_config(config: BertConfig) -> dict[str, object]:
         "num_attention_heads": config.num_attention_heads,
         "num_hidden_layers": config.num_hidden_layers,
         "pad_token_id": 0,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": config.tie_word_embeddings,
         "type_vocab_size": config.type_vocab_size,
         "vocab_size": config.vocab_size,
     }
+
+
+def model_config(model: BertBase) -> dict[str, object]:
+    """`huggingface_config` of a model, with its number of labels."""
+    values = huggingface_config(model.config, type(model).__name__)
+    if isinstance(model, BertForSequenceClassification):
+        names = {i: f"LABEL_{i}" for i in range(model.num_labels)}
+        values |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
+    return values
 
 
 def config_from_huggingface(values: Mapping[str, object], path: str = "config.json") -> BertConfig:
@@ -54,7 +76,7 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
     activation = str(values.get("hidden_act", "gelu"))
     if activation not in _ACTIVATIONS_BACK:
         raise UserError(path, f"hidden_act {activation!r} is not a GELU", "Choose a checkpoint with GELU")
-    names = BertConfig.__dataclass_fields__.keys() - {"hidden_act"}
+    names = BertConfig.__dataclass_fields__.keys() - {"hidden_act", "gated_mlp", "norm_position"}
     known = {name: values[name] for name in names if name in values}
     try:
         return BertConfig(hidden_act=_ACTIVATIONS_BACK[activation], **known)  # type: ignore[arg-type]
@@ -62,16 +84,17 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
         raise UserError(path, "lacks the shape of a BERT", "Choose a complete config.json") from None
 
 
-def to_huggingface(model: BertForPreTraining) -> dict[str, Tensor]:
+def to_huggingface(model: BertBase) -> dict[str, Tensor]:
     """Parameters under Hugging Face's names, float32 on the CPU, without vocabulary padding and tied duplicates."""
     state = {name: p.detach().float().cpu().clone() for name, p in model.named_parameters()}
-    for name in VOCABULARY:
+    for name in state.keys() & {*VOCABULARY, *TIED}:
         state[name] = state[name][: model.config.vocab_size].clone()
     return state
 
 
 def padded_inputs(batch: Batch, pad_to: int | None = None) -> dict[str, Tensor]:
-    """The batch in Hugging Face's padded form: int64 [S, pad_to] arguments of ``BertForPreTraining.forward``.
+    """The batch in Hugging Face's padded form: int64 [S, pad_to] arguments of ``BertForPreTraining.forward``; of
+    ``BertForSequenceClassification.forward``, labels float32 [S], where the batch has a task's labels.
 
     ``pad_to`` None pads to the longest sequence of the batch.
     """
@@ -85,10 +108,11 @@ def padded_inputs(batch: Batch, pad_to: int | None = None) -> dict[str, Tensor]:
     def spread(values: Tensor) -> Tensor:
         return torch.zeros(lengths.numel() * width, dtype=torch.int64).index_copy_(0, place, values).view(-1, width)
 
-    return {
+    padded = {
         "input_ids": spread(batch.input_ids),
         "token_type_ids": spread(batch.segment_ids),
         "attention_mask": spread(torch.ones_like(batch.input_ids)),
-        "labels": labels.view(-1, width),
-        "next_sentence_label": batch.next_sentence_labels,
     }
+    if batch.labels is not None:
+        return padded | {"labels": batch.labels}
+    return padded | {"labels": labels.view(-1, width), "next_sentence_label": batch.next_sentence_labels}

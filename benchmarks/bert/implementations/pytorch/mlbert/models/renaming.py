@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors under other programs' names to the parameters of our `BertForPreTraining`.
+"""From a checkpoint's tensors under other programs' names to the parameters of our models.
 
 Every tensor's fate is kept in a `Report`. A tensor is [out, in] for a matrix, [out] for a vector; the vocabulary's
 rows may be padded or not.
@@ -20,7 +20,7 @@ from torch import Tensor
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import TIED, VOCABULARY, WORD_EMBEDDINGS, own_torch_names
 from mlbert.core.errors import UserError
-from mlbert.models.bert import BertForPreTraining
+from mlbert.models.bert import BertBase, BertForPreTraining
 
 ANOTHER = "Choose a complete BERT checkpoint"
 OTHER_CONFIG = "Use the bert_config.json of the checkpoint"
@@ -61,6 +61,7 @@ def own_state(
     source: str,
     own_names: Callable[[str], tuple[str, ...]] = own_torch_names,
     spelling: Mapping[str, str] | None = None,
+    known: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], Report]:
     """Renames, splits and checks the tensors of a checkpoint.
 
@@ -70,6 +71,7 @@ def own_state(
         source: what messages name.
         own_names: our names of one of theirs.
         spelling: our names as the checkpoint spells them, for what is missing.
+        known: the parameters of the model that they are for; None: `BertForPreTraining`'s of this shape.
 
     Returns:
         Float32 tensors by our names, vocabulary rows unpadded, and the report; heads may be missing.
@@ -80,13 +82,13 @@ def own_state(
     """
     for name in tensors:
         refuse_other_architecture(name, source)
-    known = empty_parameters(shape)
+    known = known or empty_parameters(shape)
     report = Report()
     state: dict[str, Tensor] = {}
     came_from: dict[str, str] = {}
     for name in sorted(tensors, key=lambda name: own_names(name)[0] in TIED):
         names = own_names(name)
-        own = tuple(TIED.get(part, part) for part in names)
+        own = tuple(part if part in known else TIED.get(part, part) for part in names)
         if not all(part in known for part in own):
             if own[0].startswith("bert.encoder.") and not name.endswith("_extra_state"):
                 raise UserError(source, f"{name} has no place in a BERT of this shape", OTHER_CONFIG)
@@ -127,10 +129,11 @@ def _fitted(own: str, name: str, tensor: Tensor, parameter: Tensor, shape: BertC
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         raise UserError(source, f"{name} holds no floating-point numbers", ANOTHER)
     wanted = list(parameter.shape)
-    if own in VOCABULARY and list(tensor.shape) != wanted:  # else padded as ours is
+    vocabulary = own in (*VOCABULARY, *TIED)
+    if vocabulary and list(tensor.shape) != wanted:  # else padded as ours is
         wanted[0] = shape.vocab_size
     _check_shape(name, tensor, wanted, source)
-    return (tensor[: shape.vocab_size] if own in VOCABULARY else tensor).float()
+    return (tensor[: shape.vocab_size] if vocabulary else tensor).float()
 
 
 def _check_shape(name: str, tensor: Tensor, wanted: list[int], source: str) -> None:
@@ -140,12 +143,12 @@ def _check_shape(name: str, tensor: Tensor, wanted: list[int], source: str) -> N
 
 
 @torch.no_grad()
-def load_state(model: BertForPreTraining, tensors: Mapping[str, Tensor], source: str) -> Report:
+def load_state(model: BertBase, tensors: Mapping[str, Tensor], source: str) -> Report:
     """Copies a checkpoint's tensors into ``model``; padding rows become zero, missing heads stay as they are.
 
     Raises UserError as `own_state` does, before anything is changed.
     """
-    state, report = own_state(tensors, model.config, source)
+    state, report = own_state(tensors, model.config, source, dict(model.named_parameters()))
     for name, parameter in model.named_parameters():
         if name in state:
             parameter.zero_()
@@ -156,7 +159,7 @@ def load_state(model: BertForPreTraining, tensors: Mapping[str, Tensor], source:
 def padded(state: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Tensor]:
     """The same state with zero rows up to the padded vocabulary."""
     result = dict(state)
-    for name in VOCABULARY:
+    for name in (name for name in (*VOCABULARY, *TIED) if name in state):
         rows = state[name].new_zeros(shape.padded_vocab_size - shape.vocab_size, *state[name].shape[1:])
         result[name] = torch.cat([state[name], rows])
     return result

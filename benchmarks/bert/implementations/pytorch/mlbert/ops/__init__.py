@@ -2,19 +2,22 @@
 `select` and told by `describe`.
 """
 
-from mlbert.ops import fp8
-from mlbert.ops.attention import attention
+from mlbert.ops import fp8, implementations
+from mlbert.ops.attention import attention, capture_obstacle
 from mlbert.ops.dropout import Key, dropout_key, dropout_keys
 from mlbert.ops.dropout import keep_mask as dropout_keep_mask
 from mlbert.ops.embedding import embedding_sum
 from mlbert.ops.linear import feed_forward, linear_gelu, linear_qkv
 from mlbert.ops.loss import masked_cross_entropy
 from mlbert.ops.norm import dropout_add_layer_norm, layer_norm_dropout
+from mlbert.ops.reference import apply_dropout, gated_gelu
 from mlbert.ops.registry import describe, select
 
 __all__ = [
     "Key",
+    "apply_dropout",
     "attention",
+    "capture_obstacle",
     "describe",
     "dropout_add_layer_norm",
     "dropout_keep_mask",
@@ -23,6 +26,8 @@ __all__ = [
     "embedding_sum",
     "feed_forward",
     "fp8",
+    "gated_gelu",
+    "implementations",
     "layer_norm_dropout",
     "linear_gelu",
     "linear_qkv",

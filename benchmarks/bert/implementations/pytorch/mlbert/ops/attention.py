@@ -25,6 +25,8 @@ from mlbert.ops.dropout import Key, dropout_threshold
 from mlbert.ops.native_library import check_rows, is_bf16, library, pointer
 
 TILE_HEAD_SIZE = 32
+TRITON_HEAD_SIZES = (32, 64, 128)  # others run plain
+FLASH_TYPES = (torch.bfloat16, torch.float16)
 # Two bfloat16 results differ by about 0.3 %; a wrong instruction or layout by more than 10 %.
 _TILE_TOLERANCE = 0.02
 
@@ -58,6 +60,21 @@ def attention(
     return form(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
 
 
+def capture_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, alibi: bool) -> str | None:
+    """Why attention of this kind can't be part of a CUDA graph with the forms that are selected; None: it can."""
+    form = registry.selected(device)["attention"]
+    left_to_plain = {
+        "triton": head_size not in TRITON_HEAD_SIZES,
+        "flash": alibi or dtype not in FLASH_TYPES,
+    }
+    if form in ("plain", "native"):
+        return f"{form} attention reads the sequences' lengths on the host"
+    if left_to_plain.get(form):
+        kind = f"{dtype} attention with heads of {head_size}{' and ALiBi' if alibi else ''}"
+        return f"{kind} has no {form} form and runs plain, which reads the sequences' lengths on the host"
+    return None
+
+
 registry.register("attention", "plain")(reference.attention)
 
 
@@ -75,10 +92,8 @@ def _native(
     rows: Tensor | None,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    if alibi_slopes is not None:
-        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
     tiles = qkv.dtype == torch.bfloat16 and qkv.shape[3] % TILE_HEAD_SIZE == 0 and tiles_work()
-    return native_attention(qkv, cu_seqlens, dropout_p, key, rows, tiles)
+    return native_attention(qkv, cu_seqlens, dropout_p, key, rows, tiles, alibi_slopes)
 
 
 @registry.register("attention", "flash")
@@ -92,7 +107,7 @@ def _flash(
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """`attention` by PyTorch's own kernel; what that can't do (float32, ALiBi) runs plain."""
-    if qkv.dtype not in (torch.bfloat16, torch.float16) or alibi_slopes is not None:
+    if qkv.dtype not in FLASH_TYPES or alibi_slopes is not None:
         return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
     # The kernel leaves tokens behind the last sequence unwritten, in the output and in the gradient.
     used = (torch.arange(qkv.shape[0], device=qkv.device) < cu_seqlens[-1])[:, None, None]
@@ -103,10 +118,17 @@ def _flash(
 
 
 def native_attention(
-    qkv: Tensor, cu_seqlens: Tensor, dropout_p: float, key: int, rows: Tensor | None, tiles: bool
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    dropout_p: float,
+    key: int,
+    rows: Tensor | None,
+    tiles: bool,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """`attention` by one of the two C kernels; `tiles` (bfloat16, H a multiple of 32): the one for the matrix unit."""
-    return _Attention.apply(qkv.contiguous(), cu_seqlens, dropout_threshold(dropout_p), key, rows, tiles)
+    threshold = dropout_threshold(dropout_p)
+    return _Attention.apply(qkv.contiguous(), cu_seqlens, threshold, key, rows, tiles, alibi_slopes)
 
 
 @functools.cache
@@ -130,11 +152,19 @@ def tiles_work() -> bool:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, qkv: Tensor, cu_seqlens: Tensor, threshold: int, key: int, rows: Tensor | None, tiles: bool
+        ctx: Any,
+        qkv: Tensor,
+        cu_seqlens: Tensor,
+        threshold: int,
+        key: int,
+        rows: Tensor | None,
+        tiles: bool,
+        slopes: Tensor | None,
     ) -> Tensor:
         num_tokens, three, num_heads, head_size = qkv.shape
         assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
         check_rows(rows, num_tokens, threshold)
+        assert slopes is None or slopes.shape == (num_heads,), f"slopes {tuple(slopes.shape)} for {num_heads} heads"
         lengths = cu_seqlens.diff()
         # Long sequences first: the threads then finish together.
         order = lengths.argsort(descending=True, stable=True).int()
@@ -146,30 +176,33 @@ class _Attention(torch.autograd.Function):
         out[ctx.end :].zero_()
         statistics = torch.empty(num_tokens, num_heads, 2)
         function = library().attention_tiles_forward if tiles else library().attention_forward
-        arguments, _scratch = _arguments(ctx, qkv, cu_seqlens, order, rows)
+        arguments, _scratch = _arguments(ctx, qkv, cu_seqlens, order, rows, slopes)
         function(*arguments, pointer(statistics), pointer(out))
-        ctx.save_for_backward(qkv, cu_seqlens, order, rows, statistics)
+        ctx.save_for_backward(qkv, cu_seqlens, order, rows, slopes, statistics)
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, cu_seqlens, order, rows, statistics = ctx.saved_tensors
+        qkv, cu_seqlens, order, rows, slopes, statistics = ctx.saved_tensors
         d_out, d_qkv = d_out.contiguous(), torch.empty_like(qkv)
         d_qkv[ctx.end :].zero_()
         function = library().attention_tiles_backward if ctx.tiles else library().attention_backward
-        arguments, _scratch = _arguments(ctx, qkv, cu_seqlens, order, rows)
+        arguments, _scratch = _arguments(ctx, qkv, cu_seqlens, order, rows, slopes)
         function(*arguments, pointer(statistics), pointer(d_out, qkv.dtype), pointer(d_qkv))
-        return d_qkv, None, None, None, None, None
+        return d_qkv, None, None, None, None, None, None
 
 
 def _arguments(
-    ctx: Any, qkv: Tensor, cu_seqlens: Tensor, order: Tensor, rows: Tensor | None
+    ctx: Any, qkv: Tensor, cu_seqlens: Tensor, order: Tensor, rows: Tensor | None, slopes: Tensor | None
 ) -> tuple[tuple[int | None, ...], Tensor]:
     """Both directions' leading arguments, and the scratch tensor among them to keep alive."""
     _, _, num_heads, head_size = qkv.shape
     threads = torch.get_num_threads()
     floats = library().attention_tiles_scratch_floats if ctx.tiles else library().attention_scratch_floats
     scratch = torch.empty(threads * floats(ctx.longest, head_size))
-    pointers = (pointer(qkv), pointer(cu_seqlens, torch.int32), pointer(order), pointer(rows, torch.int32))
+    pointers = (
+        *(pointer(qkv), pointer(cu_seqlens, torch.int32), pointer(order), pointer(rows, torch.int32)),
+        pointer(slopes, torch.float32),
+    )
     sizes = (order.numel(), num_heads, head_size, ctx.longest)
     return (*pointers, *sizes, ctx.key, ctx.threshold, is_bf16(qkv), threads, pointer(scratch)), scratch

@@ -17,6 +17,7 @@ Legend: T tokens, D hidden, F columns of a weight's product.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,11 +64,11 @@ def check_results(device: torch.device | str) -> None:
     hidden, columns = 64, 128
     x, square = draw(100, hidden).bfloat16(), [draw(hidden, hidden) / hidden**0.5 for _ in range(3)]
     feed = [x, draw(columns, hidden) / hidden**0.5, draw(columns), draw(hidden, columns) / columns**0.5]
-    cases = {
+    cases: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[Tensor]]] = {
         "linear_qkv": (linear_qkv, reference.linear_qkv, [x, *square, *(draw(hidden) for _ in range(3))]),
         "feed_forward": (
-            lambda *tensors: feed_forward(*tensors, False),
-            lambda *tensors: reference.feed_forward(*tensors, False),
+            lambda x, w1, b1, w2: feed_forward(x, w1, b1, w2, False),
+            lambda x, w1, b1, w2: reference.feed_forward(x, w1, b1, w2, False),
             feed,
         ),
     }

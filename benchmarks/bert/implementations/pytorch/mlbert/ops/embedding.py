@@ -21,7 +21,7 @@ def embedding_sum(
     segment_ids: Tensor,
     position_ids: Tensor,
     word: Tensor,
-    position: Tensor,
+    position: Tensor | None,
     segment: Tensor,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -29,12 +29,14 @@ def embedding_sum(
 
     Args:
         input_ids, segment_ids, position_ids: int64 [T].
-        word, position, segment: [V, D], [longest sequence, D], [2, D].
+        word, position, segment: [V, D], [longest sequence, D], [2, D]; without `position` the sum of two, plain.
         dtype: type of the result; None: that of `word`.
 
     Returns:
         [T, D].
     """
+    if position is None:
+        return reference.embedding_sum(input_ids, segment_ids, position_ids, word, None, segment, dtype)
     function = registry.implementation("embedding_sum", word)
     return function(input_ids, segment_ids, position_ids, word, position, segment, dtype)
 

@@ -149,7 +149,7 @@ def dropout_add_layer_norm(
         return Hidden(out, out, None)
     op = registry.implementation("fp8_dropout_add_layer_norm", x)
     (out, twin, small), inverse = slot.cast(INPUT, lambda scale, amax: op(*arguments, scale, amax))
-    return Hidden(out, twin, Scaled(*small, inverse))
+    return Hidden(out, twin, Scaled.of(small, inverse))
 
 
 def quantise_weight(weights: Sequence[Tensor], slot: Slot) -> None:
@@ -169,8 +169,9 @@ def _weight_in_fp8(weights: Sequence[Tensor], slot: Slot) -> Scaled:
         out = None if room is None else Quantised(room.rows, room.columns)
         op = registry.implementation("fp8_quantise", weight)
         copies, inverse = slot.cast(WEIGHT, lambda scale, amax: op(weight, scale, amax, TYPES[WEIGHT], out))
-        place.small, place.fresh, place.counted = Scaled(*copies, inverse), True, slot.counts
-    return place.small
+        place.small = room = Scaled.of(copies, inverse)
+        place.fresh, place.counted = True, slot.counts
+    return room
 
 
 def quantise(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> Quantised:
@@ -209,7 +210,7 @@ def _scaled(x: Tensor, slot: Slot, kind: int) -> Scaled:
     """A tensor quantised in a pass of its own."""
     x = x.contiguous()
     copies, inverse = slot.cast(kind, lambda scale, amax: quantise(x, scale, amax, TYPES[kind]))
-    return Scaled(*copies, inverse)
+    return Scaled.of(copies, inverse)
 
 
 def _scaled_and_summed(d_out: Tensor, slot: Slot) -> tuple[Scaled, Tensor]:
@@ -217,7 +218,7 @@ def _scaled_and_summed(d_out: Tensor, slot: Slot) -> tuple[Scaled, Tensor]:
     d_out = d_out.contiguous()
     op = registry.implementation("fp8_quantise_sum", d_out)
     (copies, total), inverse = slot.cast(GRADIENT, lambda scale, amax: op(d_out, scale, amax, TYPES[GRADIENT]))
-    return Scaled(*copies, inverse), total
+    return Scaled.of(copies, inverse), total
 
 
 class _Linear(torch.autograd.Function):
@@ -239,6 +240,7 @@ class _Linear(torch.autograd.Function):
             if products.input_gradient:
                 saved_weight, ctx.inverse_weight = small_weight.columns, small_weight.inverse
         if products.forward:
+            assert small is not None, "forward products read the input in FP8"
             operands = (small.rows, small_weight.rows, small.inverse, small_weight.inverse)
             out = product(*operands, x.dtype, fast=True, bias=bias)
         else:
@@ -266,7 +268,7 @@ class _Linear(torch.autograd.Function):
             d_weight = product(small.columns, x, small.inverse, ctx.inverse_x, torch.float32)
         else:
             d_weight = d_out.t() @ x
-        gradients = [*d_weight.chunk(ctx.parts), *(d_bias.chunk(len(ctx.types) - ctx.parts) if has_bias else ())]
+        gradients = [*d_weight.chunk(ctx.parts), *(() if d_bias is None else d_bias.chunk(len(ctx.types) - ctx.parts))]
         return d_x, None, None, None, *(g.to(dtype) for g, dtype in zip(gradients, ctx.types, strict=True))
 
 
@@ -350,8 +352,8 @@ def _plain_gelu_backward(
 
 
 def _plain_norm(*arguments: Any) -> tuple[Tensor, Tensor, Quantised]:
-    *arguments, scale, amax = arguments
-    out = norm.dropout_add_layer_norm(*arguments)
+    *rest, scale, amax = arguments
+    out = norm.dropout_add_layer_norm(*rest)
     return out, out, _plain_quantise(out.detach(), scale, amax, TYPES[INPUT])
 
 
@@ -368,7 +370,7 @@ def _scaled_product(
 ) -> Tensor:
     inside = bias if dtype != torch.float32 else None  # PyTorch has no float32 product with a bias
     out = torch._scaled_mm(a, b.t(), inverse_a, inverse_b, bias=inside, out_dtype=dtype, use_fast_accum=fast)
-    return out if bias is inside else out + bias
+    return out if bias is None or bias is inside else out + bias
 
 
 registry.register("fp8_product", "plain")(_plain_product)

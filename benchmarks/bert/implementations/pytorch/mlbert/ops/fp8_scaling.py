@@ -14,7 +14,7 @@ Legend: T tokens, U tokens rounded up to a multiple of 16, D columns of the inpu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -46,6 +46,12 @@ class Scaled(NamedTuple):
     columns: Tensor
     inverse: Tensor
 
+    @classmethod
+    def of(cls, copies: Sequence[Tensor], inverse: Tensor) -> Scaled:
+        """Of both copies, in `Quantised`'s order."""
+        rows, columns = copies
+        return cls(rows, columns, inverse)
+
 
 def padded_tokens(tokens: int) -> int:
     """U of the legend."""
@@ -63,7 +69,7 @@ class Products:
     forward: bool = True
     input_gradient: bool = True
     weight_gradient: bool = True
-    linears: tuple[bool, bool, bool, bool] = (True,) * LINEARS_PER_LAYER
+    linears: tuple[bool, bool, bool, bool] = (True, True, True, True)
 
     @property
     def all(self) -> bool:

@@ -31,10 +31,10 @@ _MIN_CHUNK_TOKENS = 32
 
 _CODES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "u": ctypes.c_uint32, "f": ctypes.c_float}
 _SIGNATURES = {
-    "attention_forward": "ppppllllu iii ppp",
-    "attention_backward": "ppppllllu iii pppp",
-    "attention_tiles_forward": "ppppllllu iii ppp",
-    "attention_tiles_backward": "ppppllllu iii pppp",
+    "attention_forward": "pppppllllu iii ppp",
+    "attention_backward": "pppppllllu iii pppp",
+    "attention_tiles_forward": "pppppllllu iii ppp",
+    "attention_tiles_backward": "pppppllllu iii pppp",
     "norm_forward": "pppppp ll f u iiii ppp",
     "norm_backward": "ppppp lll u iiii ppp i",
     "bias_gelu_forward": "pp ll ii p",

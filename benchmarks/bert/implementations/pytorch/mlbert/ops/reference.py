@@ -22,7 +22,8 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _dropout(x: Tensor, probability: float, key: Key, rows: Tensor | None) -> Tensor:
+def apply_dropout(x: Tensor, probability: float, key: Key, rows: Tensor | None) -> Tensor:
+    """x [T, D] where the mask of `key` and `rows` keeps it, scaled, else 0; `mlbert.ops.dropout` has the definition."""
     threshold = dropout_threshold(probability)
     if threshold == 0:
         return x
@@ -80,6 +81,12 @@ def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> 
     return F.linear(linear_gelu(x, w1, b1, exact), w2.to(x.dtype))
 
 
+def gated_gelu(pre: Tensor, exact: bool) -> Tensor:
+    """gelu(a) * b of pre [T, 2 F] = (a, b): [T, F]; the tanh form unless `exact`."""
+    gate, value = _wide(pre).chunk(2, dim=-1)
+    return (F.gelu(gate, approximate="none" if exact else "tanh") * value).to(pre.dtype)
+
+
 def dropout_add_layer_norm(
     x: Tensor,
     residual: Tensor,
@@ -93,7 +100,7 @@ def dropout_add_layer_norm(
 ) -> Tensor:
     """LayerNorm(residual + dropout(x + x_bias)) over the last dimension."""
     wide = _wide(x) if x_bias is None else _wide(x) + _wide(x_bias)
-    total = _wide(residual) + _dropout(wide, dropout_p, key, rows)
+    total = _wide(residual) + apply_dropout(wide, dropout_p, key, rows)
     return F.layer_norm(total, total.shape[-1:], _wide(weight), _wide(bias), eps).to(x.dtype)
 
 
@@ -102,7 +109,7 @@ def layer_norm_dropout(
 ) -> Tensor:
     """dropout(LayerNorm(x)) over the last dimension."""
     normal = F.layer_norm(_wide(x), x.shape[-1:], _wide(weight), _wide(bias), eps)
-    return _dropout(normal, dropout_p, key, rows).to(x.dtype)
+    return apply_dropout(normal, dropout_p, key, rows).to(x.dtype)
 
 
 def embedding_sum(
@@ -110,12 +117,14 @@ def embedding_sum(
     segment_ids: Tensor,
     position_ids: Tensor,
     word: Tensor,
-    position: Tensor,
+    position: Tensor | None,
     segment: Tensor,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """word[input_ids] + position[position_ids] + segment[segment_ids], [T, D] in `dtype` (default: the table's)."""
-    total = _wide(F.embedding(input_ids, word)) + _wide(F.embedding(position_ids, position))
+    total = _wide(F.embedding(input_ids, word))
+    if position is not None:
+        total = total + _wide(F.embedding(position_ids, position))
     return (total + _wide(F.embedding(segment_ids, segment))).to(dtype or word.dtype)
 
 

@@ -1,7 +1,7 @@
 """Which implementation of each op runs: decided once for a kind of device, told in the log, overridable.
 
-Every op module registers its implementations by name with `register`; `select` takes the user's choice, and the public
-functions ask `implementation`. The names:
+Every op module registers its implementations by name with `register`, `mlbert.ops.implementations` what has to be
+loaded for them; `select` takes the user's choice, and the public functions ask `implementation`. The names:
 
     plain    `mlbert.ops.reference`: any device
     native   C kernels, or PyTorch products around them: CPU
@@ -15,17 +15,14 @@ An op without the chosen implementation runs plain, and so do float64 tensors.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from mlbert.core import native
-from mlbert.core.config import environment
 from mlbert.core.errors import UserError
-from mlbert.ops import native_library
+from mlbert.core.native import NativeUnavailable
 
 CHOICES = ("auto", "plain", "native", "triton", "cublaslt", "flash")
 _PLAIN_DTYPES = (torch.float64,)
@@ -42,6 +39,7 @@ _PREFERENCES: dict[str, dict[str, tuple[str, ...]]] = {
 
 _implementations: dict[str, dict[str, Callable[..., Any]]] = {}
 _remarks: dict[tuple[str, str], Callable[[], str]] = {}
+_loaders: dict[str, Callable[[str], None]] = {}
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,17 @@ def register(
         _implementations.setdefault(op, {})[name] = function
         if remark:
             _remarks[op, name] = remark
+        return function
+
+    return keep
+
+
+def loader(name: str) -> Callable[[Callable[[str], None]], Callable[[str], None]]:
+    """Decorator: the function makes the implementations `name` usable on a kind of device, or raises NativeUnavailable
+    or ImportError with the reason why they can't be had."""
+
+    def keep(function: Callable[[str], None]) -> Callable[[str], None]:
+        _loaders[name] = function
         return function
 
     return keep
@@ -160,17 +169,8 @@ def _selection(kind: str) -> _Selection:
 def _why_missing(name: str, kind: str) -> str:
     """Loads what implements `name`; the reason in words if it can't be had, else empty."""
     try:
-        if name == "native":
-            native_library.library()
-        if name == "triton":
-            if kind == "cpu" and environment().get("TRITON_INTERPRET") != "1":
-                return "needs a CUDA device; on a CPU it is interpreted, for tests, with TRITON_INTERPRET=1"
-            importlib.import_module("mlbert.ops.triton")
-        if name == "cublaslt":
-            form = importlib.import_module("mlbert.ops.cublaslt")
-            form.library()
-            if torch.cuda.is_available():
-                form.check_results(kind)
-    except (native.NativeUnavailable, ImportError) as error:
+        if name in _loaders:
+            _loaders[name](kind)
+    except (NativeUnavailable, ImportError) as error:
         return str(error)
     return ""

@@ -17,6 +17,8 @@ result is the sum of two programs.
 Legend: S sequences, T tokens, N heads, H head size, L tokens of one sequence, Q and K block sizes of queries and keys.
 """
 
+# mypy: disallow-untyped-defs=False
+
 from __future__ import annotations
 
 import math
@@ -29,6 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlbert.ops import reference, registry
+from mlbert.ops.attention import TRITON_HEAD_SIZES
 from mlbert.ops.dropout import dropout_threshold
 from mlbert.ops.native_library import check_rows
 from mlbert.ops.triton.device import capability
@@ -63,8 +66,7 @@ _AMPERE = {
     128: (Blocks(64, 64, 8, 2), Blocks(32, 64, 8, 2), Blocks(32, 64, 8, 2)),
 }
 # float32 products run without tensor cores and spill: this form is for comparisons.
-_SINGLE = {size: (Blocks(rows, rows, 4, 1),) * 3 for size, rows in ((32, 32), (64, 32), (128, 16))}
-HEAD_SIZES = tuple(_SINGLE)  # others run plain
+_SINGLE = {size: (Blocks(rows, rows, 4, 1),) * 3 for size, rows in zip(TRITON_HEAD_SIZES, (32, 32, 16), strict=True)}
 _COUNTS = ("key", "num_tokens", "num_sequences", "num_blocks")
 
 

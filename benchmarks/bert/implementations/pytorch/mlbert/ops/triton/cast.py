@@ -9,6 +9,8 @@ multiple of 16 tokens, which the product over tokens asks for: nothing has to be
 Legend: T tokens, U tokens rounded up to a multiple of 16, F columns, P row blocks.
 """
 
+# mypy: disallow-untyped-defs=False
+
 from __future__ import annotations
 
 import torch

@@ -9,6 +9,8 @@ waits for the host.
 Legend: T tokens, D hidden, V rows of a table, C chunks of sorted tokens.
 """
 
+# mypy: disallow-untyped-defs=False
+
 from __future__ import annotations
 
 from typing import Any

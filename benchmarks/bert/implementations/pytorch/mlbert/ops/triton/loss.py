@@ -7,6 +7,8 @@ writes it once. Nothing waits for the host: a label that is no class makes the l
 Legend: M masked tokens, V vocabulary, V' columns of the logits (V padded).
 """
 
+# mypy: disallow-untyped-defs=False
+
 from __future__ import annotations
 
 from typing import Any

@@ -7,6 +7,8 @@ compiler mixes once, and passing words between threads would cost more than the 
 Legend: R rows, C columns.
 """
 
+# mypy: disallow-untyped-defs=False
+
 from __future__ import annotations
 
 import triton

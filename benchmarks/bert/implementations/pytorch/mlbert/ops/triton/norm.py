@@ -9,6 +9,8 @@ adds in registers.
 Legend: T tokens, U tokens rounded up to a multiple of 16, D hidden, P programs.
 """
 
+# mypy: disallow-untyped-defs=False
+
 from __future__ import annotations
 
 from typing import Any
@@ -110,7 +112,8 @@ class _DropoutNorm(torch.autograd.Function):
         x, residual = x.contiguous(), None if residual is None else residual.contiguous()
         total, out = x if drop_output else torch.empty_like(x), torch.empty_like(x)
         mean, inverse = (torch.empty(tokens, dtype=torch.float32, device=x.device) for _ in range(2))
-        scale, amax, copies = None, None, ()
+        scale, amax = None, None
+        copies: Quantised | tuple[()] = ()
         if quantisation:
             scale, amax, dtype = quantisation
             copies = quantised_buffers(x, dtype)

@@ -3,6 +3,8 @@
 Legend: P programs, N columns.
 """
 
+# mypy: disallow-untyped-defs=False
+
 from __future__ import annotations
 
 import functools

@@ -1,0 +1,64 @@
+"""A run's weights as files: ours, and a copy for Hugging Face where its BERT is of the same shape."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from mlbert.core.errors import UserError
+from mlbert.core.rules import UNVERIFIED
+from mlbert.models.bert import BertBase
+from mlbert.models.huggingface import model_config, obstacle, to_huggingface
+
+
+def write_weights(model: BertBase, folder: Path, vocabulary: Path | None, card: Mapping[str, object]) -> None:
+    """Writes ``weights/`` (safetensors, bert_config.json, README.md) and ``huggingface/`` into ``folder``.
+
+    Both hold float32 parameters under Hugging Face's names; ``huggingface/`` loads with ``from_pretrained`` of the
+    ``transformers`` class of the model's name. It is left out, and the model card says why, where that class has no
+    such shape. Raises UserError when a file cannot be written.
+    """
+    own, peer = folder / "weights", folder / "huggingface"
+    why_not = obstacle(model.config)
+    if why_not:
+        card = {**card, "Hugging Face": f"no copy: {why_not}"}
+    state = to_huggingface(model)
+    try:
+        for target in (own,) if why_not else (own, peer):
+            target.mkdir(parents=True, exist_ok=True)
+            save_file(state, target / "model.safetensors", metadata={"format": "pt"})
+            if vocabulary is not None:
+                shutil.copyfile(vocabulary, target / "vocab.txt")
+            (target / "README.md").write_text(_model_card(model, card), encoding="utf-8")
+        (own / "bert_config.json").write_text(model.config.to_json(), encoding="utf-8")
+        if not why_not:
+            tokenizer = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
+            for name, values in (("config.json", model_config(model)), ("tokenizer_config.json", tokenizer)):
+                (peer / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(folder, f"cannot be written ({error.strerror})", "Free space or change LOGDIR") from None
+
+
+def _model_card(model: BertBase, card: Mapping[str, object]) -> str:
+    lines = [
+        "---",
+        "library_name: transformers",
+        f"tags: [bert{', masked-lm' if hasattr(model, 'cls') else ''}]",
+        "---",
+        "",
+        f"# {type(model).__name__} trained by this run",
+        "",
+        "| what | value |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in card.items()),
+        "",
+        "Input: uncased WordPiece tokens of `vocab.txt`. The weights carry the biases of the text that trained them.",
+        "",
+        UNVERIFIED,
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,150 @@
+"""The encoder's linear layers behind one interface: their products in the activations' type, or in FP8.
+
+`PlainLinears` derives nothing from the weights. `Fp8Linears` owns what FP8 does: scales that follow the magnitudes of
+past steps, and the weights' FP8 copies (`mlbert.ops.fp8_scaling`). A layer sees its four linear layers as a
+`LayerLinears` and cannot tell which it has.
+
+Legend: T tokens, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mlbert import ops
+from mlbert.ops import fp8
+from mlbert.ops.fp8 import Hidden
+
+# Linear layers of one encoder layer, as FP8 scales are numbered; the one behind them is the next layer's first.
+QKV, ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT, NEXT_QKV = range(5)
+
+# The weights of each encoder layer's linear layers, each as its parts.
+LayerWeights = Iterable[Sequence[Sequence[Tensor]]]
+
+
+class LayerLinears:
+    """The four linear layers of one encoder layer, products in the activations' type."""
+
+    def qkv(self, hidden: Hidden, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+        """Query, key and value [T, 3 D]; see `mlbert.ops.linear_qkv`."""
+        return ops.linear_qkv(hidden.product, *weights, *biases)
+
+    def product(self, which: int, hidden: Hidden, weight: Tensor) -> Tensor:
+        """x W^T of one linear layer."""
+        return F.linear(hidden.product, weight.to(hidden.product.dtype))
+
+    def feed_forward(self, hidden: Hidden, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
+        """Both feed-forward products with GELU between them; see `mlbert.ops.feed_forward`."""
+        return ops.feed_forward(hidden.product, w1, b1, w2, exact)
+
+    def dropout_add_norm(self, reader: int, *arguments: Any) -> Hidden:
+        """`mlbert.ops.dropout_add_layer_norm` of the arguments; linear layer `reader` reads the result."""
+        out = ops.dropout_add_layer_norm(*arguments)
+        return Hidden(out, out, None)
+
+
+class _Fp8LayerLinears(LayerLinears):
+    """The same in FP8. ``slots``: of the four linear layers, and of the next layer's first, if there is one."""
+
+    def __init__(self, slots: Sequence[fp8.Slot]) -> None:
+        self._slots = slots
+
+    def qkv(self, hidden: Hidden, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+        return fp8.linear_qkv(hidden.product, weights, biases, self._slots[QKV], hidden.small)
+
+    def product(self, which: int, hidden: Hidden, weight: Tensor) -> Tensor:
+        return fp8.linear(hidden.product, weight, None, self._slots[which], hidden.small)
+
+    def feed_forward(self, hidden: Hidden, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
+        slots = self._slots[INTERMEDIATE], self._slots[OUTPUT]
+        return fp8.feed_forward(hidden.product, w1, b1, w2, exact, slots, hidden.small)
+
+    def dropout_add_norm(self, reader: int, *arguments: Any) -> Hidden:
+        slot = self._slots[reader] if reader < len(self._slots) else None
+        op: Callable[..., Hidden] = fp8.dropout_add_layer_norm
+        return op(*arguments, slot)
+
+
+class PlainLinears(nn.Module):
+    """Nothing is derived from the weights: there is nothing to refresh, to measure or to save."""
+
+    is_calibrated = True
+
+    def layers(self) -> list[LayerLinears]:
+        """What each encoder layer works with in this pass."""
+        return [LayerLinears()] * self._num_layers
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__()
+        self._num_layers = num_layers
+
+    def weights_changed(self) -> None:
+        """The weights are not those that copies were made of any more."""
+
+    def refresh(self, weights: LayerWeights) -> None:
+        """Makes the copies that are to be made, now."""
+
+    def end_step(self, over_ranks_max: Callable[[Tensor], Any]) -> None:
+        """Takes in what the step has measured."""
+
+    def forget_step(self) -> None:
+        """Drops what the step has measured."""
+
+    def derived_state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps."""
+        return {}
+
+    def load_derived_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what `derived_state` gave."""
+
+
+class Fp8Linears(PlainLinears):
+    """Scales and FP8 copies of all linear layers; ``products`` run in FP8."""
+
+    def __init__(self, num_layers: int, products: fp8.Products) -> None:
+        super().__init__(num_layers)
+        self.scaling = fp8.Scaling(fp8.LINEARS_PER_LAYER * num_layers, products)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether a step has set the scales."""
+        return self.scaling.calibrated
+
+    @is_calibrated.setter
+    def is_calibrated(self, value: bool) -> None:
+        self.scaling.calibrated = value
+
+    def layers(self) -> list[LayerLinears]:
+        slots = [self.scaling.slot(i) for i in range(fp8.LINEARS_PER_LAYER * self._num_layers)]
+        starts = range(0, len(slots), fp8.LINEARS_PER_LAYER)
+        return [_Fp8LayerLinears(slots[start : start + NEXT_QKV + 1]) for start in starts]
+
+    def weights_changed(self) -> None:
+        self.scaling.weights_changed()
+
+    def refresh(self, weights: LayerWeights) -> None:
+        linears = (linear for layer in weights for linear in layer)
+        for i, parts in enumerate(linears):
+            fp8.quantise_weight(parts, self.scaling.slot(i))
+
+    def end_step(self, over_ranks_max: Callable[[Tensor], Any]) -> None:
+        self.scaling.update(over_ranks_max)
+
+    def forget_step(self) -> None:
+        self.scaling.forget_step()
+
+    def derived_state(self) -> dict[str, Tensor]:
+        return {f"fp8.{name}": tensor for name, tensor in self.scaling.state().items()}
+
+    def load_derived_state(self, state: Mapping[str, Tensor]) -> None:
+        own = {name.removeprefix("fp8."): tensor for name, tensor in state.items() if name.startswith("fp8.")}
+        self.scaling.load_state(own)
+
+
+def linears(num_layers: int, products: fp8.Products | None) -> PlainLinears:
+    """Those of an encoder whose ``products`` run in FP8; None: none."""
+    return Fp8Linears(num_layers, products) if products else PlainLinears(num_layers)

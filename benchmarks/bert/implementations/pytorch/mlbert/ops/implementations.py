@@ -1,0 +1,33 @@
+"""Loads what the forms of the ops need beyond Python: C kernels, Triton, cublasLt.
+
+It stands above all forms, so that the registry below them knows none.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+from mlbert.core.config import environment
+from mlbert.core.native import NativeUnavailable
+from mlbert.ops import cublaslt, native_library, registry
+
+
+@registry.loader("native")
+def _native(kind: str) -> None:
+    native_library.library()
+
+
+@registry.loader("triton")
+def _triton(kind: str) -> None:
+    if kind == "cpu" and environment().get("TRITON_INTERPRET") != "1":
+        raise NativeUnavailable("needs a CUDA device; on a CPU it is interpreted, for tests, with TRITON_INTERPRET=1")
+    importlib.import_module("mlbert.ops.triton")  # registers its forms; Triton need not be installed
+
+
+@registry.loader("cublaslt")
+def _cublaslt(kind: str) -> None:
+    cublaslt.library()
+    if torch.cuda.is_available():
+        cublaslt.check_results(kind)

@@ -1,0 +1,38 @@
+"""The loss of one batch with numbers of the host, as a test wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlbert.feed.batch import Batch
+from mlbert.models.objectives import PreTraining, divisor_tensors
+
+
+def loss_of(
+    model: Any,
+    batch: Batch,
+    dropout: tuple[int, int] | None = None,
+    counts: Sequence[int] | None = None,
+    objective: Any = None,
+) -> Tensor:
+    """The loss of a batch.
+
+    Args:
+        dropout: seed and step that name the masks; None: no dropout.
+        counts: of the step; None: the batch's own.
+        objective: None: `PreTraining`.
+    """
+    objective = objective or PreTraining("step")
+    divisors = objective.divisors(objective.counts(batch) if counts is None else counts)
+    keys = model.dropout_keys(*dropout).tolist() if dropout else None
+    return objective.loss(model, batch, keys, divisor_tensors(divisors, batch.input_ids.device))
+
+
+def masked_sums(model: Any, batch: Batch) -> list[float]:
+    """Right predictions, summed loss and number of the masked tokens, without dropout."""
+    with torch.no_grad():
+        return PreTraining("step").sums(model, batch).tolist()

@@ -1,0 +1,79 @@
+"""Weights written at the end of a run: Hugging Face reads what it has a shape for, ours come back in any shape."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from mlbert.core.bert_config import BertConfig
+from mlbert.feed.synthetic import SyntheticSource
+from mlbert.models import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from mlbert.models.export import write_weights
+from mlbert.models.huggingface import config_from_huggingface, model_config, padded_inputs
+from mlbert.models.load import load_weights
+
+SHAPE = BertConfig(
+    vocab_size=99,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    max_position_embeddings=32,
+)
+FREE = dataclasses.replace(SHAPE, tie_word_embeddings=False)
+MOSAIC = dataclasses.replace(SHAPE, position_embedding_type="alibi", gated_mlp=True)
+
+
+def models() -> list[Any]:
+    made = [
+        BertForPreTraining(SHAPE),
+        BertForMaskedLM(FREE),
+        BertForSequenceClassification(SHAPE, 3),
+        BertForSequenceClassification(SHAPE, 1),
+    ]
+    for model in made:
+        model.initialize(1)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, 0.0, 0.1)
+    return made
+
+
+@pytest.mark.parametrize("model", models(), ids=lambda model: type(model).__name__)
+def test_hugging_face_reads_its_copy(tmp_path: Path, model: Any) -> None:
+    write_weights(model, tmp_path, None, {"steps": 3})
+    assert "| steps | 3 |" in (tmp_path / "huggingface/README.md").read_text()
+    peer = getattr(transformers, type(model).__name__).from_pretrained(tmp_path / "huggingface").eval()
+    (batch,) = SyntheticSource(packs_per_step=3, seed=1, vocab_size=99, max_tokens=32).batches_of(0)
+    inputs = padded_inputs(batch)
+    with torch.no_grad():
+        found = model(batch, None)[0][:, : SHAPE.vocab_size]
+        expected = peer(**{k: inputs[k] for k in ("input_ids", "token_type_ids", "attention_mask")})[0]
+    expected = expected if hasattr(model, "classifier") else expected[inputs["labels"] != -100]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert config_from_huggingface(model_config(model)) == model.config
+
+
+@pytest.mark.parametrize("shape", [FREE, MOSAIC, dataclasses.replace(MOSAIC, norm_position="pre")])
+def test_our_weights_come_back(tmp_path: Path, shape: BertConfig) -> None:
+    model = BertForPreTraining(shape)
+    model.initialize(1)
+    write_weights(model, tmp_path, None, {})
+    again = BertForPreTraining(BertConfig.from_json(tmp_path / "weights/bert_config.json"))
+    again.initialize(2)
+    report = load_weights(again, tmp_path / "weights")
+    assert report.missing == report.dropped == {}
+    for (name, a), (_, b) in zip(model.named_parameters(), again.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_a_shape_that_hugging_face_lacks_has_no_copy_and_says_so(tmp_path: Path) -> None:
+    model = BertForMaskedLM(MOSAIC)
+    model.initialize(1)
+    write_weights(model, tmp_path, None, {})
+    assert not (tmp_path / "huggingface").exists()
+    assert "no copy: its BERT has no ALiBi and no gated" in (tmp_path / "weights/README.md").read_text()

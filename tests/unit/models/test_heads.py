@@ -1,0 +1,214 @@
+"""All heads, a decoder of its own and LayerNorm before the sublayers against Hugging Face's models."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from mlbert.core.errors import UserError
+from mlbert.feed.batch import Batch
+from mlbert.feed.budget import Budget
+from mlbert.feed.synthetic import SyntheticSource
+from mlbert.models import BertConfig, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from mlbert.models.huggingface import huggingface_config, model_config, padded_inputs
+from mlbert.models.objectives import Classification, MaskedLM, Regression
+from mlbert.models.renaming import load_state
+from model_loss import loss_of
+
+SHAPE = BertConfig(
+    vocab_size=163,
+    hidden_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=96,
+    max_position_embeddings=64,
+    hidden_act="gelu_erf",
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
+
+
+def batch_of(labels: list[float] | None = None) -> Batch:
+    (batch,) = SyntheticSource(packs_per_step=6, seed=3, vocab_size=163, max_tokens=64).batches_of(0)
+    if labels is None:
+        return batch
+    return dataclasses.replace(batch, labels=torch.tensor([labels[i % len(labels)] for i in range(batch.num_samples)]))
+
+
+def peer_of(model: Any, **values: Any) -> Any:
+    """Hugging Face's model of the same class and shape with weights of its own, which ours takes over."""
+    known = {k: v for k, v in model_config(model).items() if k not in ("model_type", "architectures")}
+    config = transformers.BertConfig(**(known | values), attn_implementation="eager")
+    torch.manual_seed(5)
+    peer = getattr(transformers, type(model).__name__)(config)
+    for parameter in peer.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.1)
+    model.initialize(0)
+    report = load_state(model, peer.state_dict(), "peer")
+    assert report.missing == {}
+    lost = {name for name, why in report.dropped.items() if why == "no such parameter"}
+    # Hugging Face's own forward pass reads the bias of an untied decoder, not this one.
+    assert lost <= (set() if model.config.tie_word_embeddings else {"cls.predictions.bias"})
+    return peer.eval()
+
+
+def compare(model: Any, peer: Any, logits: Tensor, expected: Any, expected_logits: Tensor, loss: Tensor) -> None:
+    torch.testing.assert_close(logits, expected_logits, atol=1e-5, rtol=0)
+    assert float(loss.detach()) == pytest.approx(float(expected.loss.detach()), abs=1e-5)
+    loss.backward()
+    expected.loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    for name, parameter in peer.named_parameters():
+        if parameter.grad is None:
+            assert name not in gradients
+            continue
+        torch.testing.assert_close(gradients[name][: len(parameter)], parameter.grad, atol=1e-5, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_masked_lm(tied: bool, sparse: bool) -> None:
+    model = BertForMaskedLM(dataclasses.replace(SHAPE, tie_word_embeddings=tied), sparse_last_layer=sparse)
+    peer, batch = peer_of(model), batch_of()
+    inputs = {name: value for name, value in padded_inputs(batch).items() if name != "next_sentence_label"}
+    expected = peer(**inputs)
+    logits = model(batch, None).masked[:, : SHAPE.vocab_size]
+    loss = loss_of(model, batch, objective=MaskedLM("step"))
+    compare(model, peer, logits, expected, expected.logits[inputs["labels"] != -100], loss)
+
+
+def test_pre_training_with_a_decoder_of_its_own() -> None:
+    model = BertForPreTraining(dataclasses.replace(SHAPE, tie_word_embeddings=False))
+    peer, batch = peer_of(model), batch_of()
+    inputs = padded_inputs(batch)
+    expected = peer(**inputs)
+    logits = model(batch, None).masked[:, : SHAPE.vocab_size]
+    loss = loss_of(model, batch)
+    compare(model, peer, logits, expected, expected.prediction_logits[inputs["labels"] != -100], loss)
+    assert model.cls.predictions.decoder.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("num_labels", [2, 3])
+def test_classification(num_labels: int) -> None:
+    model = BertForSequenceClassification(SHAPE, num_labels)
+    peer = peer_of(model, problem_type="single_label_classification")
+    batch = batch_of([0.0, 1.0, float(num_labels - 1)])
+    expected = peer(**{k: v.long() for k, v in padded_inputs(batch).items()})
+    objective = Classification(num_labels, "step", "accuracy")
+    loss = loss_of(model, batch, objective=objective)
+    compare(model, peer, model(batch, None).labels, expected, expected.logits, loss)
+
+
+def test_regression() -> None:
+    model = BertForSequenceClassification(SHAPE, 1)
+    peer, batch = peer_of(model, problem_type="regression"), batch_of([0.5, 3.2, 5.0, 1.1])
+    expected = peer(**padded_inputs(batch))
+    loss = loss_of(model, batch, objective=Regression("step", "pearson"))
+    compare(model, peer, model(batch, None).labels, expected, expected.logits, loss)
+
+
+def test_weights_of_pre_training_start_a_classifier() -> None:
+    """Encoder and pooler are taken, the pre-training heads dropped, the classifier is told to be missing."""
+    start = BertForPreTraining(SHAPE)
+    start.initialize(3)
+    model = BertForSequenceClassification(SHAPE, 3)
+    model.initialize(4)
+    report = load_state(model, start.state_dict(), "start")
+    assert set(report.missing) == {"classifier.weight", "classifier.bias"}
+    assert {name for name, why in report.dropped.items()} == {n for n in start.state_dict() if n.startswith("cls.")}
+    assert torch.equal(model.bert.pooler.dense.weight, start.bert.pooler.dense.weight)
+
+
+def test_the_classifier_drops_out() -> None:
+    """Only the head's mask changes here: keys of another step, no dropout in the encoder but for its own."""
+    shape = dataclasses.replace(SHAPE, hidden_dropout_prob=0.1)
+    model, batch = BertForSequenceClassification(shape, 2), batch_of([0.0, 1.0])
+    model.initialize(1)
+    keys = model.dropout_keys(1, 0).tolist()
+    first = model(batch, keys).labels
+    keys[0][1] += 1
+    assert not torch.equal(model(batch, keys).labels, first)
+    keys[0][1] -= 1
+    assert torch.equal(model(batch, keys).labels, first)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("positions", ["absolute", "alibi"])
+def test_options_do_not_depend_on_the_split_or_on_filling(gated: bool, norm: str, positions: str) -> None:
+    """With dropout: a step in one batch, in three and filled up to fixed sizes has one loss and one gradient."""
+    shape = dataclasses.replace(
+        SHAPE,
+        hidden_dropout_prob=0.1,
+        attention_probs_dropout_prob=0.1,
+        gated_mlp=gated,
+        norm_position=norm,
+        position_embedding_type=positions,
+    )
+    model = BertForPreTraining(shape)
+    model.initialize(2)
+
+    def step(batches: list[Batch]) -> tuple[float, list[Tensor]]:
+        model.zero_grad()
+        losses = [loss_of(model, b, (5, 1), counts) for b in batches]
+        for loss in losses:
+            loss.backward()
+        return sum(float(loss.detach()) for loss in losses), [p.grad.clone() for p in model.parameters()]
+
+    def source(accumulation: int) -> list[Batch]:
+        return SyntheticSource(
+            packs_per_step=6, accumulation=accumulation, seed=3, vocab_size=163, max_tokens=64
+        ).batches_of(0)
+
+    (whole,) = source(1)
+    counts = whole.num_masked, whole.num_samples
+    sizes = Budget(whole.num_tokens + 9, whole.num_samples + 2, whole.num_masked + 3, 64)
+    loss, gradients = step([whole])
+    for other in (source(3), [sizes.fill(whole)]):
+        found, others = step(other)
+        assert found == pytest.approx(loss, abs=3e-6)
+        for a, b in zip(gradients, others, strict=True):
+            torch.testing.assert_close(b, a, atol=3e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_pre_layer_norm_is_that_of_roberta_prelayernorm(sparse: bool) -> None:
+    shape = dataclasses.replace(SHAPE, norm_position="pre")
+    model = BertForPreTraining(shape, sparse_last_layer=sparse)
+    model.initialize(1)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.1)
+    values = huggingface_config(SHAPE)
+    config = transformers.RobertaPreLayerNormConfig(
+        **{k: v for k, v in values.items() if k not in ("model_type", "architectures")}, attn_implementation="eager"
+    )
+    peer = transformers.RobertaPreLayerNormModel(config, add_pooling_layer=False).eval()
+    own = {name.removeprefix("bert."): p.detach() for name, p in model.named_parameters() if name.startswith("bert.")}
+    own["embeddings.word_embeddings.weight"] = own["embeddings.word_embeddings.weight"][: shape.vocab_size]
+    names = {name: name.replace("encoder.LayerNorm", "LayerNorm") for name in own if not name.startswith("pooler")}
+    state = {theirs: own[name] for name, theirs in names.items()}
+    missing, unexpected = peer.load_state_dict(state, strict=False)
+    assert unexpected == []
+    assert all("position_ids" in name or "token_type_ids" in name for name in missing)
+    batch = batch_of()
+    inputs = padded_inputs(batch)
+    width = inputs["input_ids"].shape[1]
+    hidden = peer(
+        **{name: inputs[name] for name in ("input_ids", "token_type_ids", "attention_mask")},
+        position_ids=torch.arange(width).expand(len(inputs["input_ids"]), -1),
+    ).last_hidden_state
+    used = inputs["attention_mask"].bool()
+    torch.testing.assert_close(model.bert(batch, None, None), hidden[used], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change", [{"gated_mlp": True}, {"norm_position": "pre"}, {"position_embedding_type": "alibi"}]
+)
+def test_shapes_that_hugging_face_lacks_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="Hugging Face"):
+        huggingface_config(dataclasses.replace(SHAPE, **change))

@@ -1,0 +1,173 @@
+"""Objectives: metrics against their definitions sample by sample, what is filled in counts for nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlbert.core.errors import UserError
+from mlbert.feed.batch import IGNORED_LABEL, Batch
+from mlbert.feed.budget import Budget
+from mlbert.feed.synthetic import SyntheticSource
+from mlbert.models import BertConfig, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification, metrics
+from mlbert.models.objectives import Classification, MaskedLM, PreTraining, Regression
+from model_loss import loss_of
+
+SHAPE = BertConfig(
+    vocab_size=99,
+    hidden_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=64,
+    max_position_embeddings=32,
+)
+
+
+def batches(*packs: int) -> list[Batch]:
+    return [SyntheticSource(packs_per_step=n, seed=n, vocab_size=99, max_tokens=32).batches_of(0)[0] for n in packs]
+
+
+def labelled(values: Tensor, *packs: int) -> list[Batch]:
+    """Batches whose sequences have these labels in turn."""
+    found = batches(*packs)
+    return [dataclasses.replace(b, labels=values[torch.arange(b.num_samples) % len(values)]) for b in found]
+
+
+def filled(batch: Batch, label: float) -> Batch:
+    """The batch with two sequences without tokens at its end, and five tokens of none."""
+    sizes = Budget(batch.num_tokens + 5, batch.num_samples + 2, batch.num_masked + 3, batch.max_seqlen)
+    if batch.labels is None:
+        return sizes.fill(batch)
+    labels = torch.cat([batch.labels, torch.full((2,), label)])
+    return dataclasses.replace(sizes.fill(dataclasses.replace(batch, labels=None)), labels=labels)
+
+
+def classifier(num_labels: int) -> BertForSequenceClassification:
+    model = BertForSequenceClassification(SHAPE, num_labels)
+    torch.manual_seed(3)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.5)
+    return model
+
+
+def evaluated(objective: Any, model: Any, given: list[Batch]) -> dict[str, float]:
+    with torch.no_grad():
+        sums = sum(objective.sums(model, batch) for batch in given)
+        rows = torch.cat([objective.rows(model, batch) for batch in given]) if objective.num_columns else None
+    assert sums.dtype == torch.float64
+    assert sums.shape == (len(objective.sum_names),)
+    found = objective.metrics(sums.tolist(), rows)
+    assert objective.metric in found
+    return found
+
+
+@pytest.mark.parametrize(("kind", "objective"), [(BertForPreTraining, PreTraining), (BertForMaskedLM, MaskedLM)])
+def test_masked_lm_metrics(kind: Any, objective: Any) -> None:
+    model, given = kind(SHAPE), batches(3, 5)
+    model.initialize(1)
+    model.cls.predictions.bias.data[given[0].masked_labels[0]] = 10.0  # some hits, not all
+    right, losses = [], []
+    with torch.no_grad():
+        for batch in given:
+            logits = model(batch, None).masked[:, : SHAPE.vocab_size]
+            right += (logits.argmax(1) == batch.masked_labels).tolist()
+            losses += torch.nn.functional.cross_entropy(logits, batch.masked_labels, reduction="none").tolist()
+    found = evaluated(objective("step"), model, given)
+    assert 0.0 < found["mlm_accuracy"] == sum(right) / len(right)
+    assert found["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+    assert evaluated(objective("step"), model, [filled(b, 0.0) for b in given]) == pytest.approx(found, rel=1e-6)
+    assert objective("rank").scope == "rank"
+
+
+@pytest.mark.parametrize("num_labels", [2, 3])
+def test_classification_metrics(num_labels: int) -> None:
+    values = torch.tensor([0.0, 1.0, 1.0, 0.0, num_labels - 1.0])
+    model, given = classifier(num_labels), labelled(values, 5, 9)
+    objective = Classification(num_labels, "step", "matthews_correlation")
+    with torch.no_grad():
+        model.classifier.bias -= torch.cat([model(batch, None).labels for batch in given]).mean(0)
+        logits = torch.cat([model(batch, None).labels for batch in given])
+    labels = torch.cat([batch.labels for batch in given]).long()
+    taken_for = logits.argmax(1)
+    assert len(set(taken_for.tolist())) > 1, "the comparison needs predictions of several kinds"
+    found = evaluated(objective, model, given)
+    assert found["accuracy"] == pytest.approx(float((taken_for == labels).double().mean()))
+    assert found["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
+    # R_K is the correlation of the one-hot matrices.
+    x, y = (torch.nn.functional.one_hot(v, num_labels).double() for v in (taken_for, labels))
+    x, y = x - x.mean(0), y - y.mean(0)
+    correlation = float((x * y).sum() / ((x * x).sum() * (y * y).sum()).sqrt())
+    assert found["matthews_correlation"] == pytest.approx(correlation)
+    if num_labels == 2:
+        precision = float(labels[taken_for == 1].double().mean())
+        recall = float(taken_for[labels == 1].double().mean())
+        assert found["f1"] == pytest.approx(2 * precision * recall / (precision + recall))
+    else:
+        assert "f1" not in found
+    for filler in (0.0, float(IGNORED_LABEL), math.nan):
+        assert evaluated(objective, model, [filled(b, filler) for b in given]) == pytest.approx(found, rel=1e-6)
+
+
+def test_regression_metrics() -> None:
+    values = torch.tensor([0.5, 3.2, 5.0, 1.1, 0.5, 2.4, 2.4])
+    model, given = classifier(1), labelled(values, 5, 9)
+    objective = Regression("step", "spearman")
+    with torch.no_grad():
+        x = torch.cat([model(batch, None).labels[:, 0] for batch in given]).double()
+    y = torch.cat([batch.labels for batch in given]).double()
+    found = evaluated(objective, model, given)
+    assert found["loss"] == pytest.approx(float((x - y).square().mean()), rel=1e-5)
+    assert found["pearson"] == pytest.approx(float(torch.corrcoef(torch.stack([x, y]))[0, 1]), rel=1e-6)
+    # The mean rank by definition: how many are less, and half of those that are equal.
+    ranks = [(v[None] < v[:, None]).sum(1) + ((v[None] == v[:, None]).sum(1).double() + 1) / 2 for v in (x, y)]
+    assert found["spearman"] == pytest.approx(float(torch.corrcoef(torch.stack(ranks))[0, 1]), rel=1e-9)
+    assert evaluated(objective, model, [filled(b, math.nan) for b in given]) == pytest.approx(found, rel=1e-6)
+    pearson = Regression("rank", "pearson")
+    assert pearson.num_columns == 0
+    assert evaluated(pearson, model, given) == {k: v for k, v in found.items() if k != "spearman"}
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "values"),
+    [
+        (classifier(3), Classification(3, "step", "accuracy"), torch.tensor([0.0, 1.0, 2.0])),
+        (classifier(1), Regression("step", "pearson"), torch.tensor([0.5, 3.2, 5.0])),
+    ],
+)
+def test_parts_of_a_step_add_up(model: Any, objective: Any, values: Tensor) -> None:
+    """Whatever the filler is, the loss and its gradient are finite and those of the real sequences."""
+    given = labelled(values, 4, 7)
+    counts = [sum(column) for column in zip(*(objective.counts(batch) for batch in given), strict=True)]
+    assert objective.divisors(counts) == (float(sum(batch.num_samples for batch in given)),)
+    outcomes = []
+    for parts in (given, [filled(batch, math.nan) for batch in given]):
+        model.zero_grad()
+        losses = [loss_of(model, part, counts=counts, objective=objective) for part in parts]
+        sum(losses).backward()
+        outcomes.append([sum(losses).detach(), *(p.grad.clone() for p in model.parameters())])
+    for whole, other in zip(*outcomes, strict=True):
+        torch.testing.assert_close(other, whole, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        mean = evaluated(objective, model, given)["loss"]
+    assert float(outcomes[0][0]) == pytest.approx(mean, rel=1e-6)
+
+
+def test_undefined_metrics_are_zero() -> None:
+    assert metrics.f1([[5.0, 0.0], [0.0, 0.0]]) == 0.0
+    assert metrics.matthews_correlation([[5.0, 0.0], [3.0, 0.0]]) == 0.0
+    assert metrics.pearson(3, 6.0, 1.0, 12.0, 1.0, 2.0) == 0.0
+    assert metrics.accuracy([[0.0]]) == 0.0
+
+
+def test_unknown_choices_are_refused() -> None:
+    with pytest.raises(UserError, match="world"):
+        PreTraining("world")
+    with pytest.raises(UserError, match="f1"):
+        Classification(3, "step", "f1")
+    with pytest.raises(UserError, match="accuracy"):
+        Regression("step", "accuracy")
