@@ -93,7 +93,7 @@ def test_step_does_not_wait_for_the_device(
     assert torch.isfinite(loss)
 
 
-def test_profile_names_the_kernels_groups(large: BertConfig, batch: Batch) -> None:
+def test_profile_names_the_kernels_groups(large: BertConfig, device: torch.device) -> None:
     """Every group that a step has gets kernels, and little is left without one."""
     trainer = Trainer(large, make_batch(large, 24, None, seed=1), device, torch.bfloat16, seed=1)
     groups = profile_step(trainer, large, torch.bfloat16)["groups"]

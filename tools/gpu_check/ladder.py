@@ -23,7 +23,7 @@ from torch import Tensor
 from gpu_check.hardware import device_name, peaks_of, synchronize
 from gpu_check.op_speed import lamb_implementations
 from gpu_check.trainer import Trainer
-from mlbert.bench.step import LEARNING_RATE, make_batch, their_side
+from mlbert.bench.step import make_batch, their_side
 from mlbert.core.errors import UserError
 from mlbert.dist.capture import CudaCapture, NoCapture
 from mlbert.feed.batch import Batch

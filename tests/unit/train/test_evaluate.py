@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mlbert.models.objectives import PreTraining
 
 from capturable import SHAPE, select_capturable
 from host_batches import made_up_batches
@@ -13,6 +12,7 @@ from mlbert.cli.main import main
 from mlbert.dist.world import World
 from mlbert.feed.host_batch import HostBatch
 from mlbert.models.bert import BertForPreTraining
+from mlbert.models.objectives import PreTraining
 from mlbert.ops.fp8 import Products
 from mlbert.train.evaluate import Evaluation, Evaluator, evaluate
 from mlbert.train.reader import Reader

@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 import torch
-from mlbert.train.weights import load_weights
 from safetensors.torch import load_file, save_file
 
 from mlbert.cli.main import main
@@ -16,6 +15,7 @@ from mlbert.feed.evaluation import EvalSet
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.huggingface import to_huggingface
 from mlbert.models.load import load_weights
+from mlbert.models.objectives import PreTraining
 from mlbert.models.renaming import padded
 from mlbert.store.open import describe
 from mlbert.train.evaluate import evaluate
@@ -63,7 +63,7 @@ def run(tmp_path, capsys, prepared_data, shape):
 
 
 def printed(out):
-    found = re.search(r"initial masked-LM accuracy (\d\.\d{5}), loss (\d+\.\d{5}), 64 samples", out)
+    found = re.search(r"initial mlm_accuracy (\d\.\d{5}), loss (\d+\.\d{5}), 64 samples", out)
     assert found is not None, out
     return float(found[1]), float(found[2])
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from mlbert.models.objectives import PreTraining
 from torch import Tensor
 
 from capturable import SHAPE, TensorLamb, select_capturable, static_attention
@@ -18,6 +17,7 @@ from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.models.bert import BertForPreTraining
+from mlbert.models.objectives import PreTraining
 from mlbert.ops import registry
 from mlbert.ops.fp8 import Products
 from mlbert.optim.flat import FlatParameters
