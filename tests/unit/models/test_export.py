@@ -45,7 +45,7 @@ def models() -> list[Any]:
 
 @pytest.mark.parametrize("model", models(), ids=lambda model: type(model).__name__)
 def test_hugging_face_reads_its_copy(tmp_path: Path, model: Any) -> None:
-    write_weights(model, tmp_path, None, {"steps": 3})
+    write_weights(model, tmp_path, {"steps": 3}, None)
     assert "| steps | 3 |" in (tmp_path / "huggingface/README.md").read_text()
     peer = getattr(transformers, type(model).__name__).from_pretrained(tmp_path / "huggingface").eval()
     (batch,) = SyntheticSource(packs_per_step=3, seed=1, vocab_size=99, max_tokens=32).batches_of(0)
@@ -62,7 +62,7 @@ def test_hugging_face_reads_its_copy(tmp_path: Path, model: Any) -> None:
 def test_our_weights_come_back(tmp_path: Path, shape: BertConfig) -> None:
     model = BertForPreTraining(shape)
     model.initialize(1)
-    write_weights(model, tmp_path, None, {})
+    write_weights(model, tmp_path, {}, None)
     again = BertForPreTraining(BertConfig.from_json(tmp_path / "weights/bert_config.json"))
     again.initialize(2)
     report = load_weights(again, tmp_path / "weights")
@@ -74,6 +74,6 @@ def test_our_weights_come_back(tmp_path: Path, shape: BertConfig) -> None:
 def test_a_shape_that_hugging_face_lacks_has_no_copy_and_says_so(tmp_path: Path) -> None:
     model = BertForMaskedLM(MOSAIC)
     model.initialize(1)
-    write_weights(model, tmp_path, None, {})
+    write_weights(model, tmp_path, {}, None)
     assert not (tmp_path / "huggingface").exists()
     assert "no copy: its BERT has no ALiBi and no gated" in (tmp_path / "weights/README.md").read_text()

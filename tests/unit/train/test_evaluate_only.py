@@ -15,7 +15,6 @@ from mlbert.feed.evaluation import EvalSet
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.huggingface import to_huggingface
 from mlbert.models.load import load_weights
-from mlbert.models.objectives import PreTraining
 from mlbert.models.renaming import padded
 from mlbert.store.open import describe
 from mlbert.train.evaluate import evaluate

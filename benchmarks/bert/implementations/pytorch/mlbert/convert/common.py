@@ -20,10 +20,10 @@ from torch import Tensor
 
 from mlbert.core.checkpoint_names import VOCABULARY
 from mlbert.core.errors import UserError
+from mlbert.core.files import fsync_path
 from mlbert.models import BertConfig
 from mlbert.models.bert import initialize_parameter
 from mlbert.models.renaming import Report, empty_parameters, own_state
-from mlbert.store.manifest import fsync_path
 
 WEIGHTS = "model.safetensors"
 CONFIG = "bert_config.json"

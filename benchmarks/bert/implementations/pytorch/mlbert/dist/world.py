@@ -382,6 +382,16 @@ class World:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return tensor
 
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """The rows of every rank, rank by rank: [n, columns] of any n on each -> [N, columns] on all; on the host."""
+        sizes = torch.zeros(self.world_size, dtype=torch.int64)
+        sizes[self.rank] = len(rows)
+        self.all_reduce_sum(sizes)
+        first = int(sizes[: self.rank].sum())
+        gathered = torch.zeros(int(sizes.sum()), *rows.shape[1:], dtype=rows.dtype)
+        gathered[first : first + len(rows)] = rows
+        return self.all_reduce_sum(gathered)
+
     def begin_all_reduce_sum(self, tensor: Tensor) -> dist.Work | None:
         """Starts such a sum and returns at once; `wait()` on the result before use. None for a single process."""
         return dist.all_reduce(tensor, async_op=True) if self.world_size > 1 else None

@@ -15,7 +15,7 @@ from mlbert.models.bert import BertBase
 from mlbert.models.huggingface import model_config, obstacle, to_huggingface
 
 
-def write_weights(model: BertBase, folder: Path, vocabulary: Path | None, card: Mapping[str, object]) -> None:
+def write_weights(model: BertBase, folder: Path, card: Mapping[str, object], vocabulary: Path | None) -> None:
     """Writes ``weights/`` (safetensors, bert_config.json, README.md) and ``huggingface/`` into ``folder``.
 
     Both hold float32 parameters under Hugging Face's names; ``huggingface/`` loads with ``from_pretrained`` of the

@@ -163,15 +163,6 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
 
 
-def fsync_path(path: Path) -> None:
-    """Waits until a file that is written, or the names in a folder, are on disk. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a small file so that it is there as a whole or not at all; see `whole_file`."""
     with whole_file(path) as file:

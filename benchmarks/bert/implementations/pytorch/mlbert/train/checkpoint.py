@@ -20,7 +20,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from mlbert.core.errors import UserError
-from mlbert.store.manifest import fsync_path
+from mlbert.core.files import fsync_path
 
 FORMAT = "mlbert-checkpoint-1"
 _NAME = re.compile(r"step_(\d{8})")
