@@ -148,7 +148,7 @@ def load_state(model: BertBase, tensors: Mapping[str, Tensor], source: str) -> R
 
     Raises UserError as `own_state` does, before anything is changed.
     """
-    state, report = own_state(tensors, model.config, source, dict(model.named_parameters()))
+    state, report = own_state(tensors, model.config, source, known=dict(model.named_parameters()))
     for name, parameter in model.named_parameters():
         if name in state:
             parameter.zero_()
