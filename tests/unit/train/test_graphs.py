@@ -16,7 +16,7 @@ from mlbert.core.errors import UserError
 from mlbert.dist.capture import NoCapture
 from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
-from mlbert.recipes import packed_lamb
+from mlbert.optim import methods
 from mlbert.train import experiment, graphs
 from recorded_graph import RecordedGraph
 from training_settings import read_metrics, train_arguments
@@ -40,7 +40,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     def start(name: str, mode: str, capture: type = RecordedGraph) -> Path:
         monkeypatch.setattr(experiment, "check_graph_mode", lambda *_: select_capturable())
         monkeypatch.setattr(graphs, "CudaCapture", lambda device: capture())
-        monkeypatch.setattr(packed_lamb, "Lamb", TensorLamb)
+        monkeypatch.setitem(methods.OPTIMIZERS, "lamb", lambda flat, layout, **numbers: TensorLamb(flat, **numbers))
         with pytest.raises(SystemExit) as end:
             main(train_arguments(tmp_path, name, ops="plain", precision="fp32", cuda_graph_mode=mode, max_steps=4))
         assert end.value.code == 1  # the target is out of reach

@@ -34,7 +34,7 @@ def make(config: TrainConfig, flat: FlatParameters, layout: Layout) -> FlatOptim
     if config.optimizer_implementation == "apex" and config.sharded_optimizer != "off":
         raise UserError("apex optimizer", "it does not shard its state", "Set SHARDED_OPTIMIZER=off")
     cls = OPTIMIZERS[config.optimizer]
-    numbers: dict[str, Any] = {"base_lr": config.learning_rate} if issubclass(cls, DecoupledAdamW) else {}
+    numbers: dict[str, Any] = {"base_lr": config.learning_rate} if config.optimizer.startswith("decoupled") else {}
     return cls(
         flat,
         layout,
