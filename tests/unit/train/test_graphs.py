@@ -17,6 +17,7 @@ from mlbert.dist.capture import NoCapture
 from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
 from mlbert.optim import methods
+from mlbert.recipes import packed_lamb
 from mlbert.train import experiment, graphs
 from recorded_graph import RecordedGraph
 from training_settings import read_metrics, train_arguments
