@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.optim.adam import Adam
 from mlbert.optim.adamw import AdamW, DecoupledAdamW
@@ -28,10 +29,12 @@ def make(config: TrainConfig, flat: FlatParameters, layout: Layout) -> FlatOptim
         layout: how their buffers are shared out.
 
     Raises:
-        UserError: the form that OPTIMIZER_IMPLEMENTATION asks for cannot be had.
+        UserError: the form that OPTIMIZER_IMPLEMENTATION asks for cannot be had, or not sharded.
     """
+    if config.optimizer_implementation == "apex" and config.sharded_optimizer != "off":
+        raise UserError("apex optimizer", "it does not shard its state", "Set SHARDED_OPTIMIZER=off")
     cls = OPTIMIZERS[config.optimizer]
-    numbers: dict[str, Any] = {"base_lr": config.learning_rate} if issubclass(cls, DecoupledAdamW) else {}
+    numbers: dict[str, Any] = {"base_lr": config.learning_rate} if config.optimizer.startswith("decoupled") else {}
     return cls(
         flat,
         layout,
