@@ -128,6 +128,7 @@ static void forward_task(const Problem *p, int64_t sequence, int64_t head, float
     uint32_t key = head_key(p->key, (uint32_t)head);
     float scale = 256.0f / (float)(256 - p->threshold), root = 1.0f / sqrtf((float)size);
 
+    /* Keys as columns for Q K^T, values as rows for P V: packed once, read by every block of queries. */
     copy_rows(at(head_qkv, p->num_heads * size, bf16), step, length, size, rows, l.width, bf16);
     pack_rows(rows, l.width, length, size, keys);
     copy_rows(at(head_qkv, 2 * p->num_heads * size, bf16), step, length, size, rows, l.width, bf16);
@@ -143,6 +144,7 @@ static void forward_task(const Problem *p, int64_t sequence, int64_t head, float
             softmax_row(scores + i * l.score_step, length, root, bytes, p->threshold, row_statistics[i]);
             memcpy(statistics + 2 * ((start + first + i) * p->num_heads + head), row_statistics[i], sizeof(float[2]));
         }
+        /* Rows of `scores` are not normalised: 1 / sum and the dropout scale go into the output's one multiplication. */
         product(scores, l.score_step, 1, values, count, size, length, outputs, l.width, 0);
         for (int64_t i = 0; i < count; i++)
             write_rows(outputs + i * l.width, l.width, 1, size, scale * row_statistics[i][1],
@@ -168,6 +170,7 @@ static void backward_task(const Problem *p, int64_t sequence, int64_t head, floa
     uint32_t key = head_key(p->key, (uint32_t)head);
     float root = 1.0f / sqrtf((float)size);
 
+    /* `rows` is scratch for packing only: keys both ways (scores, and the gradient of queries), values one way. */
     copy_rows(at(head_qkv, out_step, bf16), step, length, size, rows, l.width, bf16);
     pack_rows(rows, l.width, length, size, keys_by_row);
     pack_columns(rows, l.width, length, size, keys_by_column);
@@ -188,6 +191,8 @@ static void backward_task(const Problem *p, int64_t sequence, int64_t head, floa
         }
         pack_columns(queries, l.width, count, size, query_panels);
         pack_columns(d_outputs, l.width, count, size, d_output_panels);
+        /* dQ = dS K; dK += dS^T Q and dV += P^T dO read the transposes by swapping the steps. The first block of queries
+         * writes, later ones add. */
         product(d_scores, l.score_step, 1, keys_by_column, count, size, length, d_queries, l.width, 0);
         product(d_scores, 1, l.score_step, query_panels, length, size, count, d_keys, l.width, first > 0);
         product(scores, 1, l.score_step, d_output_panels, length, size, count, d_values, l.width, first > 0);

@@ -229,6 +229,7 @@ static void forward_task(const Problem *p, int64_t sequence, int64_t head, Scrat
             softmax_row(s.scores + i * keys, length, root, s.bytes, p->threshold,
                         statistics + 2 * ((start + first + i) * p->num_heads + head));
         }
+        /* Probabilities, not normalised yet, as bfloat16 operands; rows behind `count` become zeros. */
         narrow(s.scores, keys, count, padded, keys, s.row_major);
         product(s.row_major, keys, s.values, padded, size, keys, s.rows, size, 0);
         for (int64_t i = 0; i < count; i++)
@@ -266,6 +267,7 @@ static void backward_task(const Problem *p, int64_t sequence, int64_t head, Scra
             softmax_row_backward(s.scores + i * keys, s.d_scores + i * keys, length, root,
                                  statistics + 2 * (token * p->num_heads + head), s.bytes, p->threshold);
         }
+        /* dV^T += dO^T P and dK^T += Q^T dS: sums [H, L], turned round once behind the loop. */
         narrow(s.scores, keys, count, padded, keys, s.row_major);
         pack(s.row_major, padded, keys, s.panels);
         transpose(s.d_outputs, padded, size, s.transposed);

@@ -164,6 +164,7 @@ def _weight_in_fp8(weights: Sequence[Tensor], slot: Slot) -> Scaled:
     room = place.small
     if room is not None and room.rows.device != first.device:
         room = None
+    # Made in an evaluation, a copy's magnitude was not counted: training makes it again.
     if room is None or not place.fresh or (slot.counts and not place.counted):
         weight = joined(tuple(part.detach() for part in weights)).contiguous()
         out = None if room is None else Quantised(room.rows, room.columns)
@@ -230,6 +231,7 @@ class _Linear(torch.autograd.Function):
         ctx.slot, ctx.parts, ctx.types = slot, parts, [tensor.dtype for tensor in tensors]
         # Reciprocals stay out of autograd's own list: scales change in place, after this step's backward.
         ctx.inverse_x = ctx.inverse_weight = None
+        # What backward multiplies by: the transposed FP8 copies where its products run in FP8, else the operands.
         saved_x, saved_weight = x, None
         if slot.takes_input:
             small = small or _scaled(x, slot, INPUT)

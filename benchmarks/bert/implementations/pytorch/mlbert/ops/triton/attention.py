@@ -213,6 +213,7 @@ def _work(cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS: t
     """This program's block and head, first token int64 and length of its sequence, and whether that is the tail."""
     program = tl.program_id(0)
     rank = program // (num_blocks * NUM_HEADS)
+    # One more than there are sequences: what lies behind the last one.
     is_tail = rank == num_sequences
     sequence = tl.load(order + rank, mask=rank < num_sequences, other=num_sequences)
     start = tl.load(cu_seqlens + sequence)
@@ -315,6 +316,7 @@ def attention_forward_kernel(
     highest = tl.full([BLOCK_Q], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     result = tl.zeros([BLOCK_Q, HEAD_SIZE], tl.float32)
+    # Whole blocks need no masks; the last, partial one is compiled apart with them.
     full = length // BLOCK_K * BLOCK_K
     for first_k in range(0, full, BLOCK_K):
         result, highest, total = _forward_step(
@@ -326,6 +328,7 @@ def attention_forward_kernel(
             result, highest, total, q, qkv + WIDTH, first, full, length, hashes, slopes, WIDTH, HEAD_SIZE, SCALE,
             THRESHOLD, BLOCK_Q, BLOCK_K, True,
         )  # fmt: skip
+    # int64: N T numbers may exceed 2^31.
     tl.store(log_sums + head.to(tl.int64) * num_tokens + start + row, highest + tl.log2(total), mask=row < length)
     result *= ((256.0 / (256 - THRESHOLD)) / total)[:, None]
     _store(out, result, first, length, WIDTH, BLOCK_Q, HEAD_SIZE)
@@ -344,9 +347,11 @@ def _forward_step(
         scores = tl.where((first_k + tl.arange(0, BLOCK_K) < length)[None, :], scores, -float("inf"))
     new_highest = tl.maximum(highest, tl.max(scores, 1))
     weights = tl.exp2(scores - new_highest[:, None])
+    # The first block finds highest = -inf: what is rescaled by exp2(-inf) = 0 is zero anyway.
     rescale = tl.exp2(highest - new_highest)
     total = total * rescale + tl.sum(weights, 1)
     if THRESHOLD:
+        # Behind the sum: dropout acts on normalised weights, so the divisor is that of all of them.
         weights = tl.where(keep(hashes, first_k, BLOCK_K, THRESHOLD), weights, 0.0)
     v = _tile(keys + WIDTH, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
     result = result * rescale[:, None] + _dot(weights.to(v.dtype), v)
@@ -366,6 +371,7 @@ def _weights_and_gradient(
         stays = keep(hashes, first_k, BLOCK_K, THRESHOLD)
         kept = tl.where(stays, weights, 0.0)
         d_weights = tl.where(stays, d_weights * (256.0 / (256 - THRESHOLD)), 0.0)
+    # softmax's derivative: delta = sum(dO O) is the sum over keys of P dP, dropout included.
     return kept, weights * (d_weights - delta[:, None])
 
 
@@ -414,6 +420,7 @@ def attention_query_gradient_kernel(
     o = _tile(out + place, first, length, WIDTH, BLOCK_Q, HEAD_SIZE, True)
     my_delta = tl.sum(d_o.to(tl.float32) * o.to(tl.float32), 1)
     tl.store(delta + statistic, my_delta, mask=row < length)
+    # exp2(score - inf) = 0: queries behind the end weigh nothing.
     log_sum = tl.load(log_sums + statistic, mask=row < length, other=float("inf"))
     hashes = _hashes(key, head, rows, start, row, length, THRESHOLD)
     if slopes is not None:

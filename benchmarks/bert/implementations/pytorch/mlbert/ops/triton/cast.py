@@ -130,6 +130,7 @@ def gelu_parts(y, EXACT: tl.constexpr):
 def store_quantised(value, row, column, tokens, padded, columns, out_rows, out_columns, scale, amax):
     """Writes a float32 tile, 0 where outside, as FP8 to out_rows [T, F] and out_columns [F, U]; raises amax."""
     inside = (row < tokens)[:, None] & (column < columns)[None, :]
+    # A maximum does not depend on the order, so the atomic is deterministic.
     tl.atomic_max(amax, tl.max(tl.max(tl.abs(value), 1), 0), sem="relaxed")
     largest = 448.0 if out_rows.dtype.element_ty == tl.float8e4nv else 57344.0
     scaled = value * scale
@@ -138,6 +139,7 @@ def store_quantised(value, row, column, tokens, padded, columns, out_rows, out_c
     small = scaled.to(out_rows.dtype.element_ty)
     wide_row, wide_column = row.to(tl.int64), column.to(tl.int64)
     tl.store(out_rows + wide_row[:, None] * columns + column[None, :], small, mask=inside)
+    # Columns up to U are written as well: products read them, as zeros.
     transposed_inside = (column < columns)[:, None] & (row < padded)[None, :]
     tl.store(out_columns + wide_column[:, None] * padded + row[None, :], tl.trans(small), mask=transposed_inside)
 
@@ -177,6 +179,7 @@ def cast_kernel(
     if OPERATION == _GELU_BACKWARD:
         value = gelu_parts(value, EXACT)[1] * tl.load(d_out + place, mask=inside, other=0.0).to(tl.float32)
     if bias is not None:
+        # gelu(0 + bias) is not 0: outside it would count in amax and in the sums.
         value = tl.where(inside, value, 0.0)
     store_quantised(value, row, column, tokens, padded, columns, out_rows, out_columns, tl.load(scale), amax)
     if partial is not None:

@@ -179,6 +179,7 @@ def embedding_sum_runs_kernel(
     first = chunk * CHUNK
     last = tl.minimum(first + CHUNK, tokens)
     run = tl.load(sorted_ids + first)
+    # Tokens are sorted by id: a table row's gradient is one run, which may span chunks.
     enters = tl.load(sorted_ids + first - 1, mask=first > 0, other=-1) == run
     enters = enters & (first > 0)
     total = tl.zeros([BLOCK], tl.float32)
@@ -220,6 +221,7 @@ def embedding_join_runs_kernel(
     end = tl.load(run_ends + chunk)
     before = tl.load(sorted_ids + chunk * CHUNK - 1, mask=chunk > 0, other=0)
     begins = (chunk == 0) | (before != run)
+    # The chunk in which a run begins writes the run's row, and no other does: no atomics.
     if begins & (end > (chunk + 1) * CHUNK) & (run >= 0) & (run < num_rows):
         total = tl.load(tails + chunk * hidden + columns, mask=columns < hidden, other=0.0)
         last = (end - 1) // CHUNK

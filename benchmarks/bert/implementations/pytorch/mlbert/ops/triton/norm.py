@@ -223,7 +223,7 @@ def norm_forward_kernel(
     column = tl.arange(0, BLOCK)
     is_column = (column < hidden)[None, :]
     inside = (token < tokens)[:, None] & is_column
-    place = token[:, None].to(tl.int64) * hidden + column[None, :]
+    place = token[:, None].to(tl.int64) * hidden + column[None, :]  # T D may exceed 2^31
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     if x_bias is not None:
         value += tl.load(x_bias + column, mask=column < hidden, other=0.0).to(tl.float32)[None, :]
@@ -255,6 +255,7 @@ def norm_forward_kernel(
     result = result.to(out.dtype.element_ty)
     tl.store(out + place, result, mask=inside)
     if out_rows is not None:
+        # FP8 rounds what was rounded to the activations' type, so that the twin finds the same numbers.
         value = tl.where(inside, result.to(tl.float32), 0.0)
         scale = tl.load(quantisation_scale)
         store_quantised(value, token, column, tokens, padded, hidden, out_rows, out_columns, scale, amax)
@@ -294,6 +295,7 @@ def norm_backward_kernel(
     sum_bias = tl.zeros([BLOCK], tl.float32)
     sum_x_bias = tl.zeros([BLOCK], tl.float32)
     start = tl.program_id(0) * ROWS
+    # Every program sums its own tiles in order, so partial sums and their total are the same in every run.
     while start < tokens:
         token = start + tl.arange(0, ROWS)
         inside = (token < tokens)[:, None] & is_column[None, :]
@@ -318,6 +320,7 @@ def norm_backward_kernel(
         sum_weight += tl.sum(d * normal, 0)
         sum_bias += tl.sum(d, 0)
         if d_x is not None:
+            # Drawn again from key and row: the forward pass stored no mask.
             result = tl.where(kept, result * (256.0 / (256 - threshold)), 0.0)
             tl.store(d_x + place, result.to(d_x.dtype.element_ty), mask=inside)
         if SUMS == 3:
