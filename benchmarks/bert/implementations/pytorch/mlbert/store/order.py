@@ -227,8 +227,10 @@ class StepReader:
     ) -> None:
         self._share, self._max_tokens, self._deal, self._mask = share, max_tokens, deal, mask
         self.units = make_units(store, len(store), max_tokens, max_sequences, seed)
-        from_bins = isinstance(store, BinnedStore) and max_sequences == 1
-        self._order = EpochOrder(store.first if from_bins else np.asarray([0, self.units.count]), seed)
+        first = np.asarray([0, self.units.count])
+        if isinstance(store, BinnedStore) and max_sequences == 1:
+            first = store.first
+        self._order = EpochOrder(first, seed)
 
     @property
     def steps_per_epoch(self) -> int:
