@@ -89,7 +89,9 @@ class Trainer:
         for i, (batches, lr) in enumerate(zip(steps(accumulation), RATES, strict=True)):
             counts = [sum(column) for column in zip(*map(self.objective.counts, batches), strict=True)]
             result = step(batches, SEED, i, self.objective.divisors(counts), lr)
-            history.append([result.loss_sum.clone(), torch.tensor(result.grad_norm, dtype=torch.float64), *self.state()])
+            history.append(
+                [result.loss_sum.clone(), torch.tensor(result.grad_norm, dtype=torch.float64), *self.state()]
+            )
         return history
 
 
