@@ -15,6 +15,7 @@ from mlbert.feed.evaluation import EvalSet
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.huggingface import to_huggingface
 from mlbert.models.load import load_weights
+from mlbert.models.objectives import PreTraining
 from mlbert.models.renaming import padded
 from mlbert.store.open import describe
 from mlbert.train.evaluate import evaluate
@@ -74,9 +75,9 @@ def test_prints_what_the_evaluator_finds_and_writes_nothing(tmp_path, run, start
     load_weights(model, start)
     samples = EvalSet(prepared_data / "eval", 64, packs_per_batch=5, max_sequences_per_pack=3)
     samples.open()
-    accuracy, loss = evaluate(model, samples, World.identify({}))
-    assert 0 < accuracy < 1
-    assert printed(out) == pytest.approx((accuracy, loss), abs=1e-5)
+    metrics = evaluate(model, PreTraining("step"), samples, World.identify({}))
+    assert 0 < metrics["mlm_accuracy"] < 1
+    assert printed(out) == pytest.approx((metrics["mlm_accuracy"], metrics["loss"]), abs=1e-5)
     assert not (tmp_path / "out").exists()
 
 
