@@ -65,7 +65,7 @@ def test_losses_equal_those_of_one_process(tmp_path, one_process, world_size, ac
     (evaluation,) = read_metrics(tmp_path / "out", "evaluation")
     assert evaluation["eval_loss"] == pytest.approx(one_process[1]["eval_loss"], abs=1e-3), "each sample counts once"
     config = json.loads((tmp_path / "out/run_0/config.json").read_text())
-    assert config["ranks"] == world_size
+    assert config["provenance"]["ranks"] == world_size
     assert [p.name for p in (tmp_path / "out").glob("result_*")] == ["result_0.txt"], "rank 0 alone writes"
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -195,15 +195,6 @@ class MultiStep(Schedule):
 SCHEDULES: Mapping[str, type[Schedule]] = {
     cls.name: cls for cls in (Polynomial, Linear, MultiStep, WarmupStableDecay, Cosine, Schedule)
 }
-# Which argument each of these settings is.
-_ARGUMENTS = {
-    "poly_power": "power",
-    "end_lr": "end_lr",
-    "lr_decay_end": "decay_end",
-    "lr_decay_steps": "decay_steps",
-    "lr_milestones": "milestones",
-    "lr_gamma": "gamma",
-}
 
 
 def parse_milestones(text: str) -> tuple[int, ...]:
@@ -221,15 +212,20 @@ def parse_milestones(text: str) -> tuple[int, ...]:
 def make(config: TrainConfig) -> Schedule:
     """The schedule that SCHEDULE names, with the numbers of the settings, which `core.config.validate` has seen."""
     cls = SCHEDULES[config.schedule]
-    given = {_ARGUMENTS[name]: getattr(config, name) for name in cls.SETTINGS}
-    given = {name: value for name, value in given.items() if value is not None}
-    if "milestones" in given:
-        given["milestones"] = parse_milestones(given["milestones"])
+    given = {
+        "power": config.poly_power,
+        "end_lr": config.end_lr,
+        "decay_end": config.lr_decay_end,
+        "decay_steps": config.lr_decay_steps,
+        "milestones": parse_milestones(config.lr_milestones) if config.lr_milestones else None,
+        "gamma": config.lr_gamma,
+    }
+    names = {field.name for field in fields(cls)}
     return cls(
         base_lr=config.learning_rate,
         warmup_steps=config.num_warmup_steps,
         start_warmup_step=config.start_warmup_step,
         max_steps=config.max_steps,
         first_step=config.lr_first_step,
-        **{"decay_end": config.max_steps, **given},
+        **{"decay_end": config.max_steps, **{k: v for k, v in given.items() if k in names and v is not None}},
     )
