@@ -13,7 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from capturable import SHAPE, TensorLamb, select_capturable
 from host_batches import made_up_batches
+from mlbert.dist.lifecycle import Lifecycle
 from mlbert.feed.budget import Budget
+from mlbert.feed.synthetic import SyntheticSource
 from mlbert.dist.capture import NoCapture
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.world import World
@@ -21,6 +23,7 @@ from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.ops.fp8 import Products
 from mlbert.optim.flat import FlatParameters
+from mlbert.train.reader import Reader
 from mlbert.train.step import GraphMode, Graphs, Step
 from recorded_graph import RecordedGraph
 
@@ -64,3 +67,28 @@ def train_once(world: World, mode: GraphMode, recorded: bool) -> dict[str, Any]:
         changed.update(tensor.numpy().tobytes())
     reducer.close()
     return {"mode": mode.value, "hash": changed.hexdigest(), "norms": norms, "overlapped": reducer.num_overlapped}
+
+
+def divisors(world: World) -> dict[str, Any]:
+    """What a step's loss divides by on this rank, in both scopes, and what the rank's own batches hold."""
+    model = BertForPreTraining(SHAPE)
+    found: dict[str, Any] = {}
+    for scope in ("step", "rank"):
+        source = SyntheticSource(
+            packs_per_step=4,
+            accumulation=2,
+            max_sequences_per_pack=3,
+            seed=SEED,
+            vocab_size=SHAPE.vocab_size,
+            max_tokens=MAX_TOKENS,
+            rank=world.rank,
+            world_size=world.world_size,
+        )
+        lifecycle = Lifecycle(world, lambda status, reason: None)
+        reader = Reader(source, PreTraining(scope), model, world, lifecycle.watch, lambda: world.rank == 1)
+        upcoming = reader.take(0)
+        source.close()
+        found[scope] = upcoming.divisors
+        found["warned"], found["samples"] = upcoming.warned, upcoming.counts.samples
+        found["own"] = [sum(getattr(b, n) for b in upcoming.batches) for n in ("num_masked", "num_samples")]
+    return found

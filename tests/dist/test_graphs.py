@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from harness import run_ranks
 
 
@@ -15,3 +16,16 @@ def test_replayed_ranks_agree(tmp_path: Path) -> None:
         assert recorded["norms"] == called["norms"]
     assert first[1]["overlapped"] == 0
     assert first[3]["overlapped"] > 1, "within a graph sums start during backward"
+
+
+def test_what_the_loss_divides_by(tmp_path):
+    """Counts of all ranks; or the rank's own, times the number of ranks, since gradients are summed. One rank's warning
+    reaches all."""
+    ranks = run_ranks("graph_programs:divisors", 2, tmp_path)
+    masked, samples = (sum(rank["own"][i] for rank in ranks) for i in (0, 1))
+    assert ranks[0]["own"] != ranks[1]["own"]
+    for rank in ranks:
+        assert rank["step"] == pytest.approx([masked + 1e-5, samples])
+        assert rank["rank"] == pytest.approx([2 * (rank["own"][0] + 1e-5), 2 * rank["own"][1]])
+        assert rank["samples"] == samples
+        assert rank["warned"]
