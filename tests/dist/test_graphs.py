@@ -18,10 +18,10 @@ def test_replayed_ranks_agree(tmp_path: Path) -> None:
     assert first[3]["overlapped"] > 1, "within a graph sums start during backward"
 
 
-def test_what_the_loss_divides_by(tmp_path):
+def test_what_the_loss_divides_by(tmp_path: Path) -> None:
     """Counts of all ranks; or the rank's own, times the number of ranks, since gradients are summed. One rank's warning
     reaches all."""
-    ranks = run_ranks("graph_programs:divisors", 2, tmp_path)
+    ranks = [result.value for result in run_ranks("graph_programs:divisors", 2, tmp_path)]
     masked, samples = (sum(rank["own"][i] for rank in ranks) for i in (0, 1))
     assert ranks[0]["own"] != ranks[1]["own"]
     for rank in ranks:
