@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mlbert.feed.batch import Batch
-from mlbert.models.objectives import PreTraining, divisor_tensors
+from mlbert.models.objectives import PreTraining
 
 
 def loss_of(
@@ -29,7 +29,8 @@ def loss_of(
     objective = objective or PreTraining("step")
     divisors = objective.divisors(objective.counts(batch) if counts is None else counts)
     keys = model.dropout_keys(*dropout).tolist() if dropout else None
-    return objective.loss(model, batch, keys, divisor_tensors(divisors, batch.input_ids.device))
+    device = batch.input_ids.device
+    return objective.loss(model, batch, keys, [torch.tensor(number, device=device) for number in divisors])
 
 
 def masked_sums(model: Any, batch: Batch) -> list[float]:

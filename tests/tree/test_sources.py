@@ -25,9 +25,7 @@ EXCEPTIONS = {
     "mlbert/ops/triton/norm.py norm_forward_kernel": 70,
     "mlbert/prepare/split_bins.py make_bins": 80,
     "mlbert/prepare/tfrecords.py tfrecords_to_hdf5": 70,
-    "mlbert/train/experiment.py": 410,
     "mlbert/train/experiment.py run_experiment": 70,
-    "mlbert/train/loop.py": 400,
     "tests/unit/store/test_nvidia.py": 520,
 }
 MOST_NESTING = 4

@@ -52,14 +52,6 @@ class Counts(Protocol):
     def num_masked(self) -> int: ...
 
 
-def divisor_tensors(numbers: Sequence[float], device: torch.device | str) -> list[Tensor]:
-    """An objective's divisors as `loss` takes them: float32 scalars on the device, made without waiting for it.
-
-    Tensors, though numbers would do: on a GPU a division by a number multiplies by its reciprocal instead.
-    """
-    return [torch.full((), number, dtype=torch.float32, device=device) for number in numbers]
-
-
 class _Objective:
     """What all have in common: where the divisor's counts come from, and no rows."""
 

@@ -33,7 +33,6 @@ from mlbert.train.host_copy import HostCopy
 from mlbert.train.protocols import FlatBuffers, GradientSync, Keys, Method, Model, Objective, Optimizer
 
 SETTING = "CUDA_GRAPH_MODE"
-KEY_MASK = 0xFFFFFFFF
 WARM_UP_TOKENS = 8
 
 Passing = Callable[[Iterable[Any]], Iterable[Any]]
@@ -247,7 +246,7 @@ class Step:
         numbers = numbers.pin_memory() if self._numbers.is_cuda else numbers
         self._numbers.copy_(numbers, non_blocking=True)
         if self._keys_on_host:
-            self._keys = [[key & KEY_MASK for key in row] for row in keys.tolist()]
+            self._keys = keys.tolist()
 
 
 def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.device) -> Graphs | None:
