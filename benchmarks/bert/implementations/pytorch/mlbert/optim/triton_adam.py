@@ -206,23 +206,9 @@ def _direction(weight, m, v, scalars, numbers, is_decayed):
 
 @triton.jit
 def first_pass_kernel(
-    data,
-    grad,
-    exp_avg,
-    exp_avg_sq,
-    sums_1,
-    sums_2,
-    offsets,
-    lengths,
-    decays,
-    grad_norm,
-    scalars,
-    lr,
-    numbers,
-    BLOCK: tl.constexpr,
-    SCALING: tl.constexpr,
-    ALIGNMENT: tl.constexpr,
-):
+    data, grad, exp_avg, exp_avg_sq, sums_1, sums_2, offsets, lengths, decays, grad_norm, scalars, lr, numbers,
+    BLOCK: tl.constexpr, SCALING: tl.constexpr, ALIGNMENT: tl.constexpr,
+):  # fmt: skip
     """Moments of one block; where the method scales, its two sums, else its new weights. Grid: B.
 
     data, grad, exp_avg, exp_avg_sq: float32 [n]; sums_1, sums_2: float32 [B], None where SCALING is 0; offsets: int64
@@ -277,23 +263,9 @@ def owner_sums_kernel(block_sums_1, block_sums_2, first_blocks, sums_1, sums_2, 
 
 @triton.jit
 def second_pass_kernel(
-    data,
-    exp_avg,
-    exp_avg_sq,
-    sums_1,
-    sums_2,
-    offsets,
-    lengths,
-    decays,
-    owners,
-    grad_norm,
-    scalars,
-    lr,
-    numbers,
-    BLOCK: tl.constexpr,
-    SCALING: tl.constexpr,
-    ALIGNMENT: tl.constexpr,
-):
+    data, exp_avg, exp_avg_sq, sums_1, sums_2, offsets, lengths, decays, owners, grad_norm, scalars, lr, numbers,
+    BLOCK: tl.constexpr, SCALING: tl.constexpr, ALIGNMENT: tl.constexpr,
+):  # fmt: skip
     """data -= lr * scale * update for one block. Grid: B.
 
     data, exp_avg, exp_avg_sq: float32 [n]; sums_1, sums_2: float64 [G]; owners: int32 [B]; the others as before.

@@ -276,24 +276,10 @@ def _hashes(key, head, rows, start, row, length, THRESHOLD: tl.constexpr):
 
 @triton.jit(do_not_specialize=_COUNTS)
 def attention_forward_kernel(
-    qkv,
-    cu_seqlens,
-    order,
-    rows,
-    slopes,
-    key,
-    out,
-    log_sums,
-    num_tokens,
-    num_sequences,
-    num_blocks,
-    NUM_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    SCALE: tl.constexpr,
-    THRESHOLD: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    qkv, cu_seqlens, order, rows, slopes, key, out, log_sums, num_tokens, num_sequences, num_blocks,
+    NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """Output of one block of queries. Grid: (S + 1) * N * L / Q.
 
     qkv: [T, 3, N, H]; out: [T, N, H]; log_sums: float32 [N, T]; rows: int32 [T] or None; slopes: float32 [N] or None.
@@ -377,27 +363,10 @@ def _weights_and_gradient(
 
 @triton.jit(do_not_specialize=_COUNTS)
 def attention_query_gradient_kernel(
-    qkv,
-    cu_seqlens,
-    order,
-    rows,
-    slopes,
-    key,
-    out,
-    d_out,
-    log_sums,
-    delta,
-    d_qkv,
-    num_tokens,
-    num_sequences,
-    num_blocks,
-    NUM_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    SCALE: tl.constexpr,
-    THRESHOLD: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    qkv, cu_seqlens, order, rows, slopes, key, out, d_out, log_sums, delta, d_qkv, num_tokens, num_sequences,
+    num_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """d_qkv[:, 0] and delta of one block of queries. Grid: (S + 1) * N * L / Q.
 
     qkv, d_qkv: [T, 3, N, H]; out, d_out: [T, N, H]; log_sums, delta: float32 [N, T]; the rest as in
@@ -461,26 +430,10 @@ def _query_gradient_step(
 
 @triton.jit(do_not_specialize=_COUNTS)
 def attention_key_value_gradient_kernel(
-    qkv,
-    cu_seqlens,
-    order,
-    rows,
-    slopes,
-    key,
-    d_out,
-    log_sums,
-    delta,
-    d_qkv,
-    num_tokens,
-    num_sequences,
-    num_blocks,
-    NUM_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    SCALE: tl.constexpr,
-    THRESHOLD: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    qkv, cu_seqlens, order, rows, slopes, key, d_out, log_sums, delta, d_qkv, num_tokens, num_sequences, num_blocks,
+    NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """d_qkv[:, 1] and d_qkv[:, 2] of one block of keys. Grid: (S + 1) * N * L / K. Arguments as above."""
     block, head, start, length, is_tail = _work(cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS)
     WIDTH: tl.constexpr = NUM_HEADS * HEAD_SIZE

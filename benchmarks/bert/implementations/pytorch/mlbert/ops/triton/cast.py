@@ -147,21 +147,9 @@ def store_quantised(value, row, column, tokens, padded, columns, out_rows, out_c
 # Scales of all layers lie in one tensor: their alignment is no reason to compile again.
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["scale", "amax"])
 def cast_kernel(
-    x,
-    d_out,
-    bias,
-    scale,
-    amax,
-    out_rows,
-    out_columns,
-    partial,
-    tokens,
-    padded,
-    columns,
-    OPERATION: tl.constexpr,
-    EXACT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    x, d_out, bias, scale, amax, out_rows, out_columns, partial, tokens, padded, columns, OPERATION: tl.constexpr,
+    EXACT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One tile: the operation, the two quantised copies, the tile's sum over tokens. Grid: F / BLOCK, P.
 
     x, d_out: [T, F]; bias: [F]; scale, amax: float32 scalars; out_rows [T, F], out_columns [F, U]: FP8;

@@ -125,19 +125,9 @@ def _table_row(table, ids, token, rows, columns, hidden):
 
 @triton.jit
 def embedding_forward_kernel(
-    word_ids,
-    position_ids,
-    segment_ids,
-    word,
-    position,
-    segment,
-    out,
-    words,
-    positions,
-    segments,
-    hidden,
+    word_ids, position_ids, segment_ids, word, position, segment, out, words, positions, segments, hidden,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """One token's sum [D], added in float32 in the twin's order. Grid: T. ids: int64 [T]; tables: [V, D]."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -158,18 +148,9 @@ def _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, 
 
 @triton.jit(do_not_specialize=["tokens"])
 def embedding_sum_runs_kernel(
-    values,
-    sorted_ids,
-    order,
-    out,
-    heads,
-    tails,
-    tokens,
-    num_rows,
-    hidden: tl.constexpr,
-    CHUNK: tl.constexpr,
+    values, sorted_ids, order, out, heads, tails, tokens, num_rows, hidden: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Sums the runs of equal ids among CHUNK sorted tokens. Grid: C.
 
     values: [T, D]; sorted_ids: int32 [T]; order: int64 [T]; out: float32 [V, D]; heads, tails: float32 [C, D].
@@ -200,17 +181,9 @@ def embedding_sum_runs_kernel(
 
 @triton.jit
 def embedding_join_runs_kernel(
-    sorted_ids,
-    run_ends,
-    out,
-    heads,
-    tails,
-    num_rows,
-    hidden: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    sorted_ids, run_ends, out, heads, tails, num_rows, hidden: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Writes the row of a run that begins in this chunk and goes on: its tail and the heads after it.
 
     Grid: full chunks, D / BLOCK. run_ends: int64 [full chunks], the sorted place after the run.

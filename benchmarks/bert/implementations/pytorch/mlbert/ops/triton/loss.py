@@ -73,16 +73,9 @@ def _block(columns: int) -> int:
 
 @triton.jit
 def loss_forward_kernel(
-    logits,
-    labels,
-    highests,
-    totals,
-    losses,
-    correct,
-    columns: tl.constexpr,
-    vocab_size: tl.constexpr,
+    logits, labels, highests, totals, losses, correct, columns: tl.constexpr, vocab_size: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Maximum, sum of exp(score - maximum), loss and hit of one row [V']. Grid: M.
 
     logits: float32 or bfloat16 [M, V']; labels: int64 [M]; highests, totals, losses: float32 [M]; correct: int32 [M],
@@ -132,15 +125,8 @@ def loss_sum_kernel(losses, correct, loss_sum, num_correct, rows, BLOCK: tl.cons
 
 @triton.jit
 def loss_backward_kernel(
-    logits,
-    labels,
-    highests,
-    totals,
-    d_loss,
-    columns: tl.constexpr,
-    vocab_size: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits, labels, highests, totals, d_loss, columns: tl.constexpr, vocab_size: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """(softmax - one-hot) * d_loss in place of BLOCK logits of one row; 0 in padded columns. Grid: M, V' / BLOCK."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -190,30 +190,10 @@ def _statistics(value, is_column, hidden, eps):
 
 @triton.jit(do_not_specialize=["key", "tokens"], do_not_specialize_on_alignment=["quantisation_scale", "amax"])
 def norm_forward_kernel(
-    x,
-    residual,
-    x_bias,
-    weight,
-    bias,
-    rows,
-    key,
-    total,
-    means,
-    inverses,
-    out,
-    out_rows,
-    out_columns,
-    quantisation_scale,
-    amax,
-    tokens,
-    padded,
-    hidden: tl.constexpr,
-    eps,
-    threshold: tl.constexpr,
-    DROP_OUTPUT: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, out_rows, out_columns,
+    quantisation_scale, amax, tokens, padded, hidden: tl.constexpr, eps, threshold: tl.constexpr,
+    DROP_OUTPUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """ROWS rows of LayerNorm(residual + dropout(x + x_bias)), or dropout(LayerNorm(x)). Grid: T / ROWS.
 
     x, residual, total, out: [T, D]; x_bias, weight, bias: [D]; rows: int32 [T]; means, inverses: float32 [T];
@@ -263,25 +243,9 @@ def norm_forward_kernel(
 
 @triton.jit(do_not_specialize=["key", "tokens"])
 def norm_backward_kernel(
-    d_out,
-    d_twin,
-    total,
-    means,
-    inverses,
-    weight,
-    rows,
-    key,
-    d_total,
-    d_x,
-    partial,
-    tokens,
-    hidden: tl.constexpr,
-    threshold: tl.constexpr,
-    DROP_OUTPUT: tl.constexpr,
-    SUMS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    d_out, d_twin, total, means, inverses, weight, rows, key, d_total, d_x, partial, tokens, hidden: tl.constexpr,
+    threshold: tl.constexpr, DROP_OUTPUT: tl.constexpr, SUMS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Gradients of every P-th tile of ROWS rows, and this program's sums over its tokens. Grid: P.
 
     With h = (total - mean) / deviation and g = weight * d: d_total = (g - mean(g) - h mean(g h)) / deviation.
