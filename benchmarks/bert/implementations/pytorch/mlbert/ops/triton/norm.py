@@ -13,8 +13,6 @@ Legend: T tokens, U tokens rounded up to a multiple of 16, D hidden, P programs.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -33,44 +31,20 @@ QUANTISED_TILE = 16384  # more rows write longer pieces of a transposed row; twi
 
 
 @registry.register("dropout_add_layer_norm", "triton")
-def dropout_add_layer_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout_p: float,
-    key: int | Tensor,
-    rows: Tensor | None,
-    x_bias: Tensor | None = None,
-) -> Tensor:
-    """See `mlbert.ops.norm.dropout_add_layer_norm`; `key` may be an int32 scalar on the device."""
+def dropout_add_layer_norm(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias=None):
+    """See `mlbert.ops.norm.dropout_add_layer_norm`."""
     threshold = dropout_threshold(dropout_p)
     return _DropoutNorm.apply(x, residual, x_bias, weight, bias, eps, threshold, key, rows, False, None)[0]
 
 
 @registry.register("layer_norm_dropout", "triton")
-def layer_norm_dropout(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout_p: float, key: int | Tensor, rows: Tensor | None
-) -> Tensor:
-    """See `mlbert.ops.norm.layer_norm_dropout`; `key` may be an int32 scalar on the device."""
+def layer_norm_dropout(x, weight, bias, eps, dropout_p, key, rows):
+    """See `mlbert.ops.norm.layer_norm_dropout`."""
     return _DropoutNorm.apply(x, None, None, weight, bias, eps, dropout_threshold(dropout_p), key, rows, True, None)[0]
 
 
 @registry.register("fp8_dropout_add_layer_norm", "triton")
-def dropout_add_layer_norm_quantised(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout_p: float,
-    key: int | Tensor,
-    rows: Tensor | None,
-    x_bias: Tensor | None,
-    scale: Tensor,
-    amax: Tensor,
-) -> tuple[Tensor, Tensor, Quantised]:
+def dropout_add_layer_norm_quantised(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias, scale, amax):
     """`dropout_add_layer_norm` that gives its result in e4m3 as well.
 
     Args:
@@ -83,9 +57,8 @@ def dropout_add_layer_norm_quantised(
     """
     quantisation = (scale, amax, torch.float8_e4m3fn)
     threshold = dropout_threshold(dropout_p)
-    out, twin, *copies = _DropoutNorm.apply(
-        x, residual, x_bias, weight, bias, eps, threshold, key, rows, False, quantisation
-    )
+    arguments = (x, residual, x_bias, weight, bias, eps, threshold, key, rows, False, quantisation)
+    out, twin, *copies = _DropoutNorm.apply(*arguments)
     return out, twin, Quantised(*copies)
 
 
@@ -93,27 +66,13 @@ class _DropoutNorm(torch.autograd.Function):
     """`drop_output` False: LayerNorm(residual + dropout(x + x_bias)); True: dropout(LayerNorm(x))."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        residual: Tensor | None,
-        x_bias: Tensor | None,
-        weight: Tensor,
-        bias: Tensor,
-        eps: float,
-        threshold: int,
-        key: int | Tensor,
-        rows: Tensor | None,
-        drop_output: bool,
-        quantisation: tuple[Tensor, Tensor, torch.dtype] | None,
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx, x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_output, quantisation):
         tokens, hidden = x.shape
         _check(x, residual, (weight, bias, x_bias), rows, threshold)
         x, residual = x.contiguous(), None if residual is None else residual.contiguous()
         total, out = x if drop_output else torch.empty_like(x), torch.empty_like(x)
         mean, inverse = (torch.empty(tokens, dtype=torch.float32, device=x.device) for _ in range(2))
-        scale, amax = None, None
-        copies: Quantised | tuple[()] = ()
+        scale, amax, copies = None, None, ()
         if quantisation:
             scale, amax, dtype = quantisation
             copies = quantised_buffers(x, dtype)
@@ -136,7 +95,7 @@ class _DropoutNorm(torch.autograd.Function):
         return out, out.detach(), *copies
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor, d_twin: Tensor | None = None, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx, d_out, d_twin=None, *_):
         total, mean, inverse, weight, rows, *saved_key = ctx.saved_tensors
         (key, threshold), (bias_type, x_bias_type) = ctx.dropout, ctx.types
         tokens, hidden = total.shape
@@ -163,9 +122,7 @@ class _DropoutNorm(torch.autograd.Function):
         )
 
 
-def _check(
-    x: Tensor, residual: Tensor | None, vectors: tuple[Tensor | None, ...], rows: Tensor | None, threshold: int
-) -> None:
+def _check(x, residual, vectors, rows, threshold) -> None:
     assert x.dtype in ACTIVATION_TYPES, f"expected float32 or bfloat16, got {x.dtype}"
     check_rows(rows, x.shape[0], threshold)
     for vector in vectors:
