@@ -17,7 +17,7 @@ from mlbert.feed.batch import Batch
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.linears import Fp8Linears
 from mlbert.ops import registry
-from mlbert.ops.fp8 import LINEARS_PER_LAYER, Products
+from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from model_loss import loss_of

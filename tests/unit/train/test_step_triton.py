@@ -20,7 +20,7 @@ from mlbert.dist.sharding import ShardLayout
 from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
 from mlbert.models.bert import BertForPreTraining
-from mlbert.ops.fp8 import Products
+from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.train.step import GraphMode, Graphs, Step

@@ -22,7 +22,7 @@ from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import Batch
 from mlbert.models import flops
 from mlbert.models.encoder import NUM_SITES, SITE_CLASSIFIER, BertModel, Keys
-from mlbert.ops.fp8 import Products
+from mlbert.ops.fp8_scaling import Products
 
 
 class PreTrainingLogits(NamedTuple):

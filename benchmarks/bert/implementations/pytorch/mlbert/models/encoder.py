@@ -18,7 +18,8 @@ from mlbert import ops
 from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import Batch
 from mlbert.models.linears import ATTENTION_OUTPUT, INTERMEDIATE, NEXT_QKV, OUTPUT, LayerLinears, linears
-from mlbert.ops.fp8 import Hidden, Products
+from mlbert.ops.fp8 import Hidden
+from mlbert.ops.fp8_scaling import Products
 
 # Places of one layer (or of the embeddings and heads, as layer 0) at which dropout draws a mask of its own.
 SITE_EMBEDDINGS, SITE_ATTENTION, SITE_ATTENTION_OUTPUT, SITE_OUTPUT = range(4)

@@ -40,42 +40,16 @@ from mlbert.ops import norm, registry
 from mlbert.ops.dropout import Key
 from mlbert.ops.fp8_scaling import (
     GRADIENT,
-    HISTORY,
     INNER_MULTIPLE,
     INPUT,
-    LINEARS_PER_LAYER,
     TYPES,
     WEIGHT,
-    Products,
     Quantised,
     Scaled,
-    Scaling,
     Slot,
     padded_tokens,
-    scale_for,
 )
 from mlbert.ops.linear import joined
-
-__all__ = [
-    "GRADIENT",
-    "HISTORY",
-    "INPUT",
-    "LINEARS_PER_LAYER",
-    "WEIGHT",
-    "Hidden",
-    "Products",
-    "Quantised",
-    "Scaling",
-    "Slot",
-    "dropout_add_layer_norm",
-    "feed_forward",
-    "linear",
-    "linear_qkv",
-    "product",
-    "quantise",
-    "quantise_weight",
-    "scale_for",
-]
 
 
 class Hidden(NamedTuple):
@@ -109,13 +83,7 @@ def linear_qkv(
 
 
 def feed_forward(
-    x: Tensor,
-    w1: Tensor,
-    b1: Tensor,
-    w2: Tensor,
-    exact: bool,
-    slots: tuple[Slot, Slot],
-    small: Scaled | None = None,
+    x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool, slots: tuple[Slot, Slot], small: Scaled | None = None
 ) -> Tensor:
     """gelu(x W1^T + b1) W2^T: x [T, D], w1 [F, D], b1 [F], w2 [D, F] -> [T, D]; the second bias is left to the caller.
 
@@ -276,17 +244,8 @@ class _Linear(torch.autograd.Function):
 
 class _FeedForward(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        small: Scaled | None,
-        w1: Tensor,
-        b1: Tensor,
-        w2: Tensor,
-        exact: bool,
-        slot1: Slot,
-        slot2: Slot,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, small: Scaled | None, *settings: Any) -> Tensor:
+        w1, b1, w2, exact, slot1, slot2 = settings
         _check_sizes(w1, w2)
         small = small or _scaled(x, slot1, INPUT)
         first, second = _weight_in_fp8((w1,), slot1), _weight_in_fp8((w2,), slot2)

@@ -17,14 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlbert.ops import reference, registry
-from mlbert.ops.native_library import (
-    is_bf16,
-    library,
-    pointer,
-    sum_tokens,
-    token_chunk,
-    token_chunks,
-)
+from mlbert.ops.native_library import is_bf16, library, pointer, sum_tokens, token_chunk, token_chunks
 
 
 def linear_qkv(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Tensor:
