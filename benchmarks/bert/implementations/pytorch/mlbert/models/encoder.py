@@ -72,14 +72,22 @@ class _SelfAttention(nn.Module):
         self.value = nn.Linear(size, size)
 
 
-class _Output(nn.Module):
-    """A linear layer whose output is added to a residual, and then normalised unless that is done before."""
+class Dense(nn.Module):
+    """A linear layer, with a LayerNorm of D columns before it (``norm`` "pre") or behind it ("post"), or None."""
 
-    def __init__(self, config: BertConfig, size_in: int) -> None:
+    def __init__(self, config: BertConfig, columns: int, rows: int, *, norm: str | None, bias: bool = True) -> None:
         super().__init__()
-        self.dense = nn.Linear(size_in, config.hidden_size)
-        if config.norm_position == "post":
+        # The order of a module's parameters is that in which they are drawn and lie in the flat buffer.
+        if norm == "pre":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dense = nn.Linear(columns, rows, bias=bias)
+        if norm == "post":
+            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+
+def _output(config: BertConfig, columns: int) -> Dense:
+    """A linear layer whose output is added to a residual, and then normalised unless that is done before."""
+    return Dense(config, columns, config.hidden_size, norm="post" if config.norm_position == "post" else None)
 
 
 class _Attention(nn.Module):
@@ -88,15 +96,7 @@ class _Attention(nn.Module):
         if config.norm_position == "pre":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.self = _SelfAttention(config.hidden_size)
-        self.output = _Output(config, config.hidden_size)
-
-
-class _Intermediate(nn.Module):
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        if config.norm_position == "pre":
-            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dense = nn.Linear(config.hidden_size, config.inner_rows, bias=not config.gated_mlp)
+        self.output = _output(config, config.hidden_size)
 
 
 class BertLayer(nn.Module):
@@ -106,8 +106,10 @@ class BertLayer(nn.Module):
         super().__init__()
         self.config, self.index = config, index
         self.attention = _Attention(config)
-        self.intermediate = _Intermediate(config)
-        self.output = _Output(config, config.intermediate_size)
+        norm = "pre" if config.norm_position == "pre" else None
+        sizes = config.hidden_size, config.inner_rows
+        self.intermediate = Dense(config, *sizes, norm=norm, bias=not config.gated_mlp)
+        self.output = _output(config, config.intermediate_size)
 
     def forward(
         self,
@@ -175,7 +177,7 @@ class BertLayer(nn.Module):
         inner = ops.apply_dropout(ops.gated_gelu(pre, self.config.exact_gelu), *mask, dropout_rows)
         return linears.product(OUTPUT, Hidden(inner, inner, None), self.output.dense.weight)
 
-    def _before(self, hidden: Hidden, part: _Attention | _Intermediate) -> Hidden:
+    def _before(self, hidden: Hidden, part: _Attention | Dense) -> Hidden:
         """What a sublayer's product reads: the hidden state itself, or LayerNorm of it."""
         if self.config.norm_position == "post":
             return hidden
@@ -183,7 +185,7 @@ class BertLayer(nn.Module):
 
     def _behind(
         self,
-        part: _Output,
+        part: Dense,
         x: Tensor,
         residual: Tensor,
         mask: tuple[float, ops.Key],
@@ -212,12 +214,6 @@ class _Encoder(nn.Module):
         return [cast(BertLayer, layer) for layer in self.layer]
 
 
-class _Pooler(nn.Module):
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-
-
 class BertModel(nn.Module):
     """Embeddings, encoder and, for heads that read [CLS], the pooler's weights.
 
@@ -237,7 +233,7 @@ class BertModel(nn.Module):
         self.embeddings = BertEmbeddings(config)
         self.encoder = _Encoder(config)
         if pooled:
-            self.pooler = _Pooler(config)
+            self.pooler = Dense(config, config.hidden_size, config.hidden_size, norm=None)
         self.use_linears(products)
         slopes = torch.tensor(config.alibi_slopes) if config.alibi_slopes else None
         self.register_buffer("alibi_slopes", slopes, persistent=False)
