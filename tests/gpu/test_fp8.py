@@ -60,7 +60,7 @@ def test_block_equals_its_plain_twin(tokens: int, exact: bool) -> None:
             w1, b1, w2, gain, shift = (value.clone().requires_grad_() for value in values[2:])
             slots = scaling.slot(0), scaling.slot(1)
             norm = (gain, shift, 1e-12, 0.1, 5, rows, None)
-            hidden = fp8.dropout_add_layer_norm(x, residual, *norm, slots[0])
+            hidden = fp8.dropout_add_layer_norm(slots[0], x, residual, *norm)
             out = fp8.feed_forward(hidden.product, w1, b1, w2, exact, slots, hidden.small)
             (out + hidden.residual).backward(torch.ones_like(out) * 1e-6)
             scaling.end_step(lambda amax: amax)
@@ -91,7 +91,7 @@ def test_a_step_never_waits_for_the_device() -> None:
             torch.cuda.set_sync_debug_mode("error")
         try:
             slots = scaling.slot(0), scaling.slot(1)
-            hidden = fp8.dropout_add_layer_norm(x, x, ones, ones, 1e-12, 0.0, 0, None, None, slots[0])
+            hidden = fp8.dropout_add_layer_norm(slots[0], x, x, ones, ones, 1e-12, 0.0, 0, None, None)
             inner = weight.t().contiguous()
             fp8.feed_forward(hidden.product, weight, bias, inner, False, slots, hidden.small).sum().backward()
             scaling.end_step(lambda amax: amax)

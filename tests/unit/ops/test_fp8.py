@@ -222,7 +222,7 @@ def test_norm_quantises_for_the_next_layer(choice: str, tokens: int, calibrated:
         slot = scaling.slot(0)
         leaves = [x.clone().requires_grad_(), residual.clone().requires_grad_()]
         vectors = (torch.ones(32), torch.zeros(32), 1e-12, 0.1, 5, rows, torch.ones(32))
-        hidden = fp8.dropout_add_layer_norm(*leaves, *vectors, slot if with_slot else None)
+        hidden = fp8.dropout_add_layer_norm(slot if with_slot else None, *leaves, *vectors)
         assert (hidden.small is not None) == with_slot
         out = fp8.linear(hidden.product, weight, None, slot, hidden.small)
         torch.autograd.backward([out, hidden.residual], [d_out, torch.ones_like(x)])

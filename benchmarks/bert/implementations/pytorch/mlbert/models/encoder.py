@@ -45,23 +45,12 @@ class BertEmbeddings(nn.Module):
 
     def forward(self, batch: Batch, keys: Keys | None) -> Tensor:
         """Returns float32 [T, D]."""
+        ids = batch.input_ids, batch.segment_ids, batch.position_ids
         learned = self.config.position_embedding_type == "absolute"
-        total = ops.embedding_sum(
-            batch.input_ids,
-            batch.segment_ids,
-            batch.position_ids,
-            self.word_embeddings.weight,
-            self.position_embeddings.weight if learned else None,
-            self.token_type_embeddings.weight,
-        )
-        return ops.layer_norm_dropout(
-            total,
-            self.LayerNorm.weight,
-            self.LayerNorm.bias,
-            self.LayerNorm.eps,
-            *_mask(self.config.hidden_dropout_prob, keys, 0, SITE_EMBEDDINGS),
-            batch.dropout_rows,
-        )
+        position = self.position_embeddings.weight if learned else None
+        total = ops.embedding_sum(*ids, self.word_embeddings.weight, position, self.token_type_embeddings.weight)
+        norm, mask = self.LayerNorm, _mask(self.config.hidden_dropout_prob, keys, 0, SITE_EMBEDDINGS)
+        return ops.layer_norm_dropout(total, norm.weight, norm.bias, norm.eps, *mask, batch.dropout_rows)
 
 
 class _SelfAttention(nn.Module):
@@ -159,14 +148,10 @@ class BertLayer(nn.Module):
         return [part.weight for part in parts], [part.bias for part in parts]
 
     def _attend(self, qkv: Tensor, batch: Batch, keys: Keys | None, slopes: Tensor | None) -> Tensor:
-        context_TNH = ops.attention(
-            qkv.view(-1, 3, self.config.num_attention_heads, self.config.head_size),
-            batch.cu_seqlens,
-            batch.max_seqlen,
-            *_mask(self.config.attention_probs_dropout_prob, keys, self.index, SITE_ATTENTION),
-            batch.dropout_rows,
-            slopes,
-        )
+        qkv = qkv.view(-1, 3, self.config.num_attention_heads, self.config.head_size)
+        mask = _mask(self.config.attention_probs_dropout_prob, keys, self.index, SITE_ATTENTION)
+        bounds = batch.cu_seqlens, batch.max_seqlen
+        context_TNH = ops.attention(qkv, *bounds, *mask, batch.dropout_rows, slopes)
         return context_TNH.reshape(-1, self.config.hidden_size)
 
     def _gated(

@@ -66,8 +66,7 @@ class _Fp8LayerLinears(LayerLinears):
 
     def dropout_add_norm(self, reader: int, *arguments: Any) -> Hidden:
         slot = self._slots[reader] if reader < len(self._slots) else None
-        op: Callable[..., Hidden] = fp8.dropout_add_layer_norm
-        return op(*arguments, slot)
+        return fp8.dropout_add_layer_norm(slot, *arguments)
 
 
 class PlainLinears(nn.Module):

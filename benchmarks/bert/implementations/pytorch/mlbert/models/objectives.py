@@ -25,6 +25,7 @@ from mlbert.feed.batch import IGNORED_LABEL, Batch
 from mlbert.models import metrics
 from mlbert.models.bert import MaskedLogits, PreTrainingLogits, SequenceLogits
 from mlbert.models.encoder import Keys
+from mlbert.models.flops import Counted
 
 # The reference divides the summed masked-LM loss by (sum of weights + 1e-5).
 MLM_DIVISOR_EPS = 1e-5
@@ -40,16 +41,6 @@ class Model(Protocol):
 
     def __call__(self, batch: Batch, keys: Keys | None) -> Any:
         """Logits; ``keys`` None means evaluation."""
-
-
-class Counts(Protocol):
-    """What an objective counts of a batch on the host."""
-
-    @property
-    def num_samples(self) -> int: ...
-
-    @property
-    def num_masked(self) -> int: ...
 
 
 def divisor_tensors(numbers: Sequence[float], device: torch.device | str) -> list[Tensor]:
@@ -84,7 +75,7 @@ class MaskedLM(_Objective):
     metric = "mlm_accuracy"
     sum_names: tuple[str, ...] = ("correct", "mlm_loss", "masked")
 
-    def counts(self, batch: Counts) -> tuple[int, ...]:
+    def counts(self, batch: Counted) -> tuple[int, ...]:
         """Masked tokens."""
         return (batch.num_masked,)
 
@@ -120,7 +111,7 @@ class PreTraining(MaskedLM):
     Metrics as of `MaskedLM`: the next-sentence head takes no part.
     """
 
-    def counts(self, batch: Counts) -> tuple[int, ...]:
+    def counts(self, batch: Counted) -> tuple[int, ...]:
         """Masked tokens and sequences."""
         return batch.num_masked, batch.num_samples
 
@@ -139,7 +130,7 @@ class PreTraining(MaskedLM):
 class _SequenceObjective(_Objective):
     """Of one label a sequence."""
 
-    def counts(self, batch: Counts) -> tuple[int, ...]:
+    def counts(self, batch: Counted) -> tuple[int, ...]:
         """Sequences."""
         return (batch.num_samples,)
 

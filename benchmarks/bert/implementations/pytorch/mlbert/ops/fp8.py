@@ -37,7 +37,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlbert.ops import norm, registry
-from mlbert.ops.dropout import Key
 from mlbert.ops.fp8_scaling import (
     GRADIENT,
     INNER_MULTIPLE,
@@ -98,24 +97,13 @@ def feed_forward(
     return linear(inner, w2, None, slots[1])
 
 
-def dropout_add_layer_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout_p: float,
-    key: Key,
-    rows: Tensor | None,
-    x_bias: Tensor | None,
-    slot: Slot | None,
-) -> Hidden:
-    """`mlbert.ops.dropout_add_layer_norm` whose result is quantised for the linear layer of `slot`, if there is one."""
-    arguments = (x, residual, weight, bias, eps, dropout_p, key, rows, x_bias)
+def dropout_add_layer_norm(slot: Slot | None, *arguments: Any) -> Hidden:
+    """`mlbert.ops.dropout_add_layer_norm` of all its arguments, quantised for the linear layer of `slot`, if there is
+    one."""
     if slot is None or not slot.takes_input:
         out = norm.dropout_add_layer_norm(*arguments)
         return Hidden(out, out, None)
-    op = registry.implementation("fp8_dropout_add_layer_norm", x)
+    op = registry.implementation("fp8_dropout_add_layer_norm", arguments[0])
     (out, twin, small), inverse = slot.cast(INPUT, lambda scale, amax: op(*arguments, scale, amax))
     return Hidden(out, twin, Scaled.of(small, inverse))
 

@@ -172,18 +172,15 @@ def norm_forward_kernel(
     if residual is not None:
         value += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
     mean, centred, inverse = _statistics(value, is_column, hidden, eps)
-    if total is not None and total.dtype.element_ty != tl.float32:
-        # The backward pass normalises what is kept: the rounded sum, with the statistics of the rounded sum.
+    kept_mean, kept_inverse = mean, inverse
+    if total is not None:
         kept_sum = value.to(total.dtype.element_ty)
         tl.store(total + place, kept_sum, mask=inside)
-        kept_mean, _, kept_inverse = _statistics(kept_sum.to(tl.float32), is_column, hidden, eps)
-        tl.store(means + token, kept_mean, mask=token < tokens)
-        tl.store(inverses + token, kept_inverse, mask=token < tokens)
-    else:
-        if total is not None:
-            tl.store(total + place, value, mask=inside)
-        tl.store(means + token, mean, mask=token < tokens)
-        tl.store(inverses + token, inverse, mask=token < tokens)
+        if total.dtype.element_ty != tl.float32:
+            # The backward pass normalises what is kept: the rounded sum, with the statistics of the rounded sum.
+            kept_mean, _, kept_inverse = _statistics(kept_sum.to(tl.float32), is_column, hidden, eps)
+    tl.store(means + token, kept_mean, mask=token < tokens)
+    tl.store(inverses + token, kept_inverse, mask=token < tokens)
     gain = tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)[None, :]
     shift = tl.load(bias + column, mask=column < hidden, other=0.0).to(tl.float32)[None, :]
     result = centred * inverse[:, None] * gain + shift
