@@ -29,6 +29,8 @@ NUM_SITES = 4
 # The 32-bit keys of a step's masks, used as keys[layer][site]: an int32 table on the device, which a graph reads anew
 # at each replay, or numbers of the host, which C kernels need. None in evaluation.
 Keys = Tensor | Sequence[Sequence[int]]
+# What names one mask: probability, key, and the mask's row of each token.
+Mask = tuple[float, ops.Key, Tensor]
 
 
 class BertEmbeddings(nn.Module):
@@ -49,8 +51,8 @@ class BertEmbeddings(nn.Module):
         learned = self.config.position_embedding_type == "absolute"
         position = self.position_embeddings.weight if learned else None
         total = ops.embedding_sum(*ids, self.word_embeddings.weight, position, self.token_type_embeddings.weight)
-        norm, mask = self.LayerNorm, _mask(self.config.hidden_dropout_prob, keys, 0, SITE_EMBEDDINGS)
-        return ops.layer_norm_dropout(total, norm.weight, norm.bias, norm.eps, *mask, batch.dropout_rows)
+        mask = _mask(self.config.hidden_dropout_prob, keys, 0, SITE_EMBEDDINGS, batch.dropout_rows)
+        return ops.layer_norm_dropout(total, self.LayerNorm.weight, self.LayerNorm.bias, self.LayerNorm.eps, *mask)
 
 
 class _SelfAttention(nn.Module):
@@ -127,16 +129,16 @@ class BertLayer(nn.Module):
             dropout_rows = dropout_rows.index_select(0, rows)
         part = self.attention.output
         projected = linears.product(ATTENTION_OUTPUT, Hidden(context_TD, context_TD, None), part.dense.weight)
-        mask = _mask(self.config.hidden_dropout_prob, keys, self.index, SITE_ATTENTION_OUTPUT)
-        hidden = self._behind(part, projected, residual_TD, mask, dropout_rows, linears, INTERMEDIATE)
+        mask = _mask(self.config.hidden_dropout_prob, keys, self.index, SITE_ATTENTION_OUTPUT, dropout_rows)
+        hidden = self._behind(part, projected, residual_TD, mask, linears, INTERMEDIATE)
         hidden = self._before(hidden, self.intermediate)
-        mask = _mask(self.config.hidden_dropout_prob, keys, self.index, SITE_OUTPUT)
+        mask = _mask(self.config.hidden_dropout_prob, keys, self.index, SITE_OUTPUT, dropout_rows)
         if self.config.gated_mlp:
-            projected, mask = self._gated(hidden, mask, dropout_rows, linears), (0.0, 0)
+            projected, mask = self._gated(hidden, mask, linears), (0.0, 0, dropout_rows)
         else:
             inner, outer = self.intermediate.dense, self.output.dense.weight
             projected = linears.feed_forward(hidden, inner.weight, inner.bias, outer, self.config.exact_gelu)
-        return self._behind(self.output, projected, hidden.residual, mask, dropout_rows, linears, NEXT_QKV)
+        return self._behind(self.output, projected, hidden.residual, mask, linears, NEXT_QKV)
 
     def linear_weights(self) -> tuple[list[Tensor], ...]:
         """The weights of the four linear layers, each as its parts."""
@@ -149,17 +151,15 @@ class BertLayer(nn.Module):
 
     def _attend(self, qkv: Tensor, batch: Batch, keys: Keys | None, slopes: Tensor | None) -> Tensor:
         qkv = qkv.view(-1, 3, self.config.num_attention_heads, self.config.head_size)
-        mask = _mask(self.config.attention_probs_dropout_prob, keys, self.index, SITE_ATTENTION)
-        bounds = batch.cu_seqlens, batch.max_seqlen
-        context_TNH = ops.attention(qkv, *bounds, *mask, batch.dropout_rows, slopes)
+        probability = self.config.attention_probs_dropout_prob
+        mask = _mask(probability, keys, self.index, SITE_ATTENTION, batch.dropout_rows)
+        context_TNH = ops.attention(qkv, batch.cu_seqlens, batch.max_seqlen, *mask, slopes)
         return context_TNH.reshape(-1, self.config.hidden_size)
 
-    def _gated(
-        self, hidden: Hidden, mask: tuple[float, ops.Key], dropout_rows: Tensor, linears: LayerLinears
-    ) -> Tensor:
+    def _gated(self, hidden: Hidden, mask: Mask, linears: LayerLinears) -> Tensor:
         """dropout(gelu(x A) * (x B)) W."""
         pre = linears.product(INTERMEDIATE, hidden, self.intermediate.dense.weight)
-        inner = ops.apply_dropout(ops.gated_gelu(pre, self.config.exact_gelu), *mask, dropout_rows)
+        inner = ops.apply_dropout(ops.gated_gelu(pre, self.config.exact_gelu), *mask)
         return linears.product(OUTPUT, Hidden(inner, inner, None), self.output.dense.weight)
 
     def _before(self, hidden: Hidden, part: _Attention | Dense) -> Hidden:
@@ -169,21 +169,14 @@ class BertLayer(nn.Module):
         return Hidden(hidden.residual, _layer_norm(hidden.residual, part.LayerNorm), None)
 
     def _behind(
-        self,
-        part: Dense,
-        x: Tensor,
-        residual: Tensor,
-        mask: tuple[float, ops.Key],
-        dropout_rows: Tensor,
-        linears: LayerLinears,
-        reader: int,
+        self, part: Dense, x: Tensor, residual: Tensor, mask: Mask, linears: LayerLinears, reader: int
     ) -> Hidden:
         """residual + dropout(x + bias), and LayerNorm of it unless that comes before the next sublayer."""
         if self.config.norm_position == "post":
             norm = part.LayerNorm
-            sum_of = (x, residual, norm.weight, norm.bias, norm.eps, *mask, dropout_rows, part.dense.bias)
+            sum_of = (x, residual, norm.weight, norm.bias, norm.eps, *mask, part.dense.bias)
             return linears.dropout_add_norm(reader, *sum_of)
-        total = residual + ops.apply_dropout(x + part.dense.bias.to(x.dtype), *mask, dropout_rows)
+        total = residual + ops.apply_dropout(x + part.dense.bias.to(x.dtype), *mask)
         return Hidden(total, total, None)
 
 
@@ -245,9 +238,9 @@ class BertModel(nn.Module):
         self.linears.refresh(layer.linear_weights() for layer in self.encoder.layers)
 
 
-def _mask(probability: float, keys: Keys | None, layer: int, site: int) -> tuple[float, ops.Key]:
-    """Probability and key of one dropout mask; without keys nothing is dropped."""
-    return (0.0, 0) if keys is None else (probability, keys[layer][site])
+def _mask(probability: float, keys: Keys | None, layer: int, site: int, rows: Tensor) -> Mask:
+    """What names one dropout mask; without keys nothing is dropped."""
+    return (0.0, 0, rows) if keys is None else (probability, keys[layer][site], rows)
 
 
 def _layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
