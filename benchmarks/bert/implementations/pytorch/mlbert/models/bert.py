@@ -171,16 +171,14 @@ class BertBase(nn.Module):
         """Within it the model counts as calibrated, for passes that warm up or record; afterwards all is as before."""
         own = self.bert.linears
         kept, calibrated = {name: buffer.clone() for name, buffer in self.named_buffers()}, own.is_calibrated
-        if not calibrated:
-            own.is_calibrated = True
+        own.is_calibrated = True
         try:
             yield
         finally:
             for name, buffer in self.named_buffers():
                 buffer.copy_(kept[name])
             own.weights_changed()
-            if not calibrated:
-                own.is_calibrated = False
+            own.is_calibrated = calibrated
 
     def derived_state(self) -> dict[str, Tensor]:
         """What a checkpoint keeps beside the weights, by name: the live tensors, valid between steps."""

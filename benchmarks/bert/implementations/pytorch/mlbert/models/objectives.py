@@ -57,9 +57,7 @@ class _Objective:
     num_columns = 0
 
     def __init__(self, scope: str) -> None:
-        if scope not in SCOPES:
-            raise UserError("scope", f"{scope!r} is unknown", f"Use one of {', '.join(SCOPES)}")
-        self.scope = scope
+        self.scope = _known("scope", scope, SCOPES)
 
     def rows(self, model: Model, batch: Batch) -> Tensor:
         """float64 [S, num_columns]: asked for only where there are columns."""
@@ -138,11 +136,6 @@ class _SequenceObjective(_Objective):
         """Their number."""
         return (float(counts[0]),)
 
-    def _choose(self, metric: str, known: Sequence[str]) -> str:
-        if metric not in known:
-            raise UserError("metric", f"{metric!r} is unknown", f"Use one of {', '.join(known)}")
-        return metric
-
 
 class Classification(_SequenceObjective):
     """Cross-entropy of one of ``num_labels`` labels a sequence, for models that give `SequenceLogits`.
@@ -158,7 +151,8 @@ class Classification(_SequenceObjective):
     def __init__(self, num_labels: int, scope: str, metric: str) -> None:
         super().__init__(scope)
         self.num_labels = num_labels
-        self.metric = self._choose(metric, CLASSIFICATION_METRICS if num_labels == 2 else CLASSIFICATION_METRICS[::2])
+        known = CLASSIFICATION_METRICS if num_labels == 2 else CLASSIFICATION_METRICS[::2]
+        self.metric = _known("metric", metric, known)
         pairs = [f"label_{i}_taken_for_{j}" for i in range(num_labels) for j in range(num_labels)]
         self.sum_names = ("loss", *pairs)
 
@@ -210,7 +204,7 @@ class Regression(_SequenceObjective):
 
     def __init__(self, scope: str, metric: str) -> None:
         super().__init__(scope)
-        self.metric = self._choose(metric, REGRESSION_METRICS)
+        self.metric = _known("metric", metric, REGRESSION_METRICS)
         self.num_columns = 2 if metric == "spearman" else 0
 
     def loss(self, model: Model, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
@@ -245,6 +239,13 @@ class Regression(_SequenceObjective):
         labels, there = _labels_of(batch)
         predictions = model(batch, keys).labels.float().squeeze(1)
         return torch.where(there, predictions, 0.0), torch.where(there, labels, 0.0), there
+
+
+def _known(subject: str, choice: str, known: Sequence[str]) -> str:
+    """The choice; raises UserError for one that is not known."""
+    if choice not in known:
+        raise UserError(subject, f"{choice!r} is unknown", f"Use one of {', '.join(known)}")
+    return choice
 
 
 def _labels_of(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ from torch import Tensor
 from mlbert.core.native import NativeUnavailable
 from mlbert.ops import cublaslt_library, reference, registry
 from mlbert.ops.cublaslt_library import AUX_MULTIPLE, Epilogue, Library
-from mlbert.ops.linear import joined
+from mlbert.ops.linear import joined, needs_gradient
 
 # Two bfloat16 results differ by about 0.4 %; a wrong layout or epilogue by more than 10 %.
 _TOLERANCE = 0.02
@@ -100,7 +100,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
     """`mlbert.ops.linear_gelu`."""
     if exact:
         return reference.linear_gelu(x, weight, bias, exact)
-    return _LinearGelu.apply(x, weight, bias, _needs_gradient(x, weight, bias))
+    return _LinearGelu.apply(x, weight, bias, needs_gradient(x, weight, bias))
 
 
 @registry.register("feed_forward", "cublaslt")
@@ -108,11 +108,7 @@ def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> 
     """`mlbert.ops.feed_forward`."""
     if exact:
         return reference.feed_forward(x, w1, b1, w2, exact)
-    return _FeedForward.apply(x, w1, b1, w2, _needs_gradient(x, w1, b1, w2))
-
-
-def _needs_gradient(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return _FeedForward.apply(x, w1, b1, w2, needs_gradient(x, w1, b1, w2))
 
 
 class _LinearQKV(torch.autograd.Function):

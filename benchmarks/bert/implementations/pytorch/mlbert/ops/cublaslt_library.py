@@ -244,12 +244,8 @@ def _compiled() -> ctypes.CDLL:
     code.mhalib_open.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
     code.mhalib_open.restype = context
     code.mhalib_matmul.argtypes = [context, ctypes.POINTER(_Product)]
-    for name, result in (
-        ("version", ctypes.c_uint64),
-        ("plans_made", ctypes.c_uint64),
-        ("create_handle", ctypes.c_uint32),
-        ("close", None),
-    ):
+    numbers = {"version": ctypes.c_uint64, "plans_made": ctypes.c_uint64, "create_handle": ctypes.c_uint32}
+    for name, result in {**numbers, "close": None}.items():
         function = getattr(code, f"mhalib_{name}")
         function.argtypes, function.restype = [context], result
     code.mhalib_product_bytes.restype = ctypes.c_size_t

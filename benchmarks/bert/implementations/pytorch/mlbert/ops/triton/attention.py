@@ -73,10 +73,7 @@ _COUNTS = ("key", "num_tokens", "num_sequences", "num_blocks")
 def attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes=None):
     """See `mlbert.ops.attention.attention`; other head sizes than 32, 64 and 128 run plain.
 
-    Args:
-        max_seqlen: no sequence may be longer; it may be more than the longest one (blocks that find nothing to do cost
-            little).
-        key: a number, or an int32 tensor of one element on the device holding its 32 bits.
+    ``max_seqlen`` may be more than the longest sequence, not less: blocks that find nothing to do cost little.
     """
     if qkv.dtype == torch.float64 or qkv.shape[3] not in _SINGLE:
         return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)

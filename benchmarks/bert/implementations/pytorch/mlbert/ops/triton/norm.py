@@ -55,10 +55,8 @@ def dropout_add_layer_norm_quantised(x, residual, weight, bias, eps, dropout_p, 
         (result [T, D] of the type of x, the same memory again, its e4m3 copies: rows [T, D], columns [D, U], 0 behind
         T). The copies are of the rounded result and carry no gradient; those of the first two are added.
     """
-    quantisation = (scale, amax, torch.float8_e4m3fn)
-    threshold = dropout_threshold(dropout_p)
-    arguments = (x, residual, x_bias, weight, bias, eps, threshold, key, rows, False, quantisation)
-    out, twin, *copies = _DropoutNorm.apply(*arguments)
+    settings = (eps, dropout_threshold(dropout_p), key, rows, False, (scale, amax, torch.float8_e4m3fn))
+    out, twin, *copies = _DropoutNorm.apply(x, residual, x_bias, weight, bias, *settings)
     return out, twin, Quantised(*copies)
 
 
