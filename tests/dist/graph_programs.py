@@ -19,9 +19,10 @@ from mlbert.feed.synthetic import SyntheticSource
 from mlbert.dist.capture import NoCapture
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.world import World
+from mlbert.feed.budget import Budget
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
-from mlbert.ops.fp8 import Products
+from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.train.reader import Reader
 from mlbert.train.step import GraphMode, Graphs, Step

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mlbert import ops
-from mlbert.ops import fp8
+from mlbert.ops import fp8, fp8_scaling
 from mlbert.ops.precision import FP8_CAPABILITY
 
 pytestmark = [
@@ -29,12 +29,12 @@ def test_linear_equals_its_plain_twin(tokens: int) -> None:
     results: dict[str, list[Tensor]] = {}
     for choice in ("plain", "triton"):
         ops.select(choice, "cuda")
-        scaling = fp8.Scaling(2, fp8.Products()).cuda()
+        scaling = fp8_scaling.Scaling(2, fp8_scaling.Products()).cuda()
         for _ in range(2):  # by each tensor's own maximum, then by the scales of the step before
             leaves = [x.bfloat16().requires_grad_(), weight.clone().requires_grad_(), bias.clone().requires_grad_()]
             out = fp8.linear(*leaves, scaling.slot(1))
             out.backward(d_out.bfloat16() * 1e-6)
-            scaling.update(lambda amax: amax)
+            scaling.end_step(lambda amax: amax)
         results[choice] = [out.detach(), *(leaf.grad for leaf in leaves)]
     ops.select("auto")
     for found, expected in zip(results["triton"], results["plain"], strict=True):
@@ -54,18 +54,18 @@ def test_block_equals_its_plain_twin(tokens: int, exact: bool) -> None:
     results: dict[str, list[Tensor]] = {}
     for choice in ("plain", "triton"):
         ops.select(choice, "cuda")
-        scaling = fp8.Scaling(2, fp8.Products()).cuda()
+        scaling = fp8_scaling.Scaling(2, fp8_scaling.Products()).cuda()
         for _ in range(2):
             x, residual = (value.bfloat16().requires_grad_() for value in values[:2])
             w1, b1, w2, gain, shift = (value.clone().requires_grad_() for value in values[2:])
             slots = scaling.slot(0), scaling.slot(1)
             norm = (gain, shift, 1e-12, 0.1, 5, rows, None)
-            hidden = fp8.dropout_add_layer_norm(x, residual, *norm, slots[0])
+            hidden = fp8.dropout_add_layer_norm(slots[0], x, residual, *norm)
             out = fp8.feed_forward(hidden.product, w1, b1, w2, exact, slots, hidden.small)
             (out + hidden.residual).backward(torch.ones_like(out) * 1e-6)
-            scaling.update(lambda amax: amax)
+            scaling.end_step(lambda amax: amax)
         leaves = (x, residual, w1, b1, w2, gain, shift)
-        results[choice] = [out.detach(), *(leaf.grad for leaf in leaves), *scaling.state().values()]
+        results[choice] = [out.detach(), *(leaf.grad for leaf in leaves), *scaling.derived_state().values()]
     ops.select("auto")
     for found, expected in zip(results["triton"], results["plain"], strict=True):
         assert (found.float() - expected.float()).norm() <= 0.02 * expected.float().norm()
@@ -82,7 +82,7 @@ def test_bias_inside_the_product() -> None:
 
 def test_a_step_never_waits_for_the_device() -> None:
     ops.select("auto", "cuda")
-    scaling = fp8.Scaling(2, fp8.Products()).cuda()
+    scaling = fp8_scaling.Scaling(2, fp8_scaling.Products()).cuda()
     x = torch.randn(64, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(256, 128, device="cuda", requires_grad=True)
     bias, ones = torch.zeros(256, device="cuda", requires_grad=True), torch.ones(128, device="cuda")
@@ -91,9 +91,9 @@ def test_a_step_never_waits_for_the_device() -> None:
             torch.cuda.set_sync_debug_mode("error")
         try:
             slots = scaling.slot(0), scaling.slot(1)
-            hidden = fp8.dropout_add_layer_norm(x, x, ones, ones, 1e-12, 0.0, 0, None, None, slots[0])
+            hidden = fp8.dropout_add_layer_norm(slots[0], x, x, ones, ones, 1e-12, 0.0, 0, None, None)
             inner = weight.t().contiguous()
             fp8.feed_forward(hidden.product, weight, bias, inner, False, slots, hidden.small).sum().backward()
-            scaling.update(lambda amax: amax)
+            scaling.end_step(lambda amax: amax)
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -14,7 +14,7 @@ from mlbert.dist.capture import Capture, CudaCapture, NoCapture
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.models import BertConfig
-from mlbert.ops.fp8 import Products
+from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import FP8_CAPABILITY
 from mlbert.train.step import GraphMode, Graphs
 

@@ -15,7 +15,7 @@ from mlbert import ops
 from mlbert.bench.step import make_batch
 from mlbert.feed.batch import Batch
 from mlbert.models import BertConfig, BertForPreTraining
-from mlbert.ops.fp8 import Products
+from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import FP8_CAPABILITY
 from model_loss import loss_of
 

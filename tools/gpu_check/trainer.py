@@ -16,7 +16,7 @@ from mlbert.dist.world import World
 from mlbert.feed.host_batch import HostBatch
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.objectives import PreTraining
-from mlbert.ops.fp8 import Products
+from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.train.step import Graphs, Step, StepResult

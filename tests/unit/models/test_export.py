@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
+from host_batches import made_up_batches
 from mlbert.core.bert_config import BertConfig
-from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.export import write_weights
 from mlbert.models.huggingface import config_from_huggingface, model_config, padded_inputs
@@ -48,7 +48,7 @@ def test_hugging_face_reads_its_copy(tmp_path: Path, model: Any) -> None:
     write_weights(model, tmp_path, {"steps": 3}, None)
     assert "| steps | 3 |" in (tmp_path / "huggingface/README.md").read_text()
     peer = getattr(transformers, type(model).__name__).from_pretrained(tmp_path / "huggingface").eval()
-    (batch,) = SyntheticSource(packs_per_step=3, seed=1, vocab_size=99, max_tokens=32).batches_of(0)
+    batch = made_up_batches(3, seed=1, vocab_size=99, max_tokens=32)[0].to("cpu")
     inputs = padded_inputs(batch)
     with torch.no_grad():
         found = model(batch, None)[0][:, : SHAPE.vocab_size]

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from host_batches import made_up_batches
 from mlbert.cli.bench import CONFIGS
-from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertConfig, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.flops import Work, encoder, forward_flops, training_flops
 
@@ -39,7 +39,7 @@ def test_last_layer_counts_only_where_the_heads_read_it():
 
 def test_each_head_counts_what_it_reads():
     shape = BertConfig.from_json(CONFIGS / "demo.json")
-    (batch,) = SyntheticSource(packs_per_step=2, seed=1, vocab_size=shape.vocab_size, max_tokens=64).batches_of(0)
+    (batch,) = made_up_batches(2, seed=1, vocab_size=shape.vocab_size, max_tokens=64)
     work, d = Work.of(batch), shape.hidden_size
     whole, masked = BertForPreTraining(shape).training_flops(batch), BertForMaskedLM(shape).training_flops(batch)
     labelled = BertForSequenceClassification(shape, 5).training_flops(batch)

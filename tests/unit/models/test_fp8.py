@@ -17,7 +17,7 @@ from mlbert.feed.batch import Batch
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.linears import Fp8Linears
 from mlbert.ops import registry
-from mlbert.ops.fp8 import LINEARS_PER_LAYER, Products
+from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from model_loss import loss_of
@@ -118,9 +118,8 @@ class _Counting:
 def test_passes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two micro-batches and an evaluation: every tensor is quantised by one pass, each weight once."""
     model, _, batch = model_and_batch(Products())
-    linears_of_model, layers, micro_batches = model.bert.linears, SHAPE.num_hidden_layers, 2
-    assert isinstance(linears_of_model, Fp8Linears)
-    scaling = linears_of_model.scaling
+    scaling, layers, micro_batches = model.bert.linears, SHAPE.num_hidden_layers, 2
+    assert isinstance(scaling, Fp8Linears)
     linears = LINEARS_PER_LAYER * layers
     loss_of(model, batch, (1, 0), (1, 1)).backward()
     model.end_step(lambda amax: amax)

@@ -10,10 +10,10 @@ import torch
 import transformers
 from torch import Tensor
 
+from host_batches import filled, made_up_batches
 from mlbert.core.errors import UserError
 from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
-from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertConfig, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.huggingface import huggingface_config, model_config, padded_inputs
 from mlbert.models.objectives import Classification, MaskedLM, Regression
@@ -34,7 +34,7 @@ SHAPE = BertConfig(
 
 
 def batch_of(labels: list[float] | None = None) -> Batch:
-    (batch,) = SyntheticSource(packs_per_step=6, seed=3, vocab_size=163, max_tokens=64).batches_of(0)
+    batch = made_up_batches(6, seed=3, vocab_size=163, max_tokens=64)[0].to("cpu")
     if labels is None:
         return batch
     return dataclasses.replace(batch, labels=torch.tensor([labels[i % len(labels)] for i in range(batch.num_samples)]))
@@ -160,16 +160,12 @@ def test_options_do_not_depend_on_the_split_or_on_filling(gated: bool, norm: str
             loss.backward()
         return sum(float(loss.detach()) for loss in losses), [p.grad.clone() for p in model.parameters()]
 
-    def source(accumulation: int) -> list[Batch]:
-        return SyntheticSource(
-            packs_per_step=6, accumulation=accumulation, seed=3, vocab_size=163, max_tokens=64
-        ).batches_of(0)
-
-    (whole,) = source(1)
+    (whole,) = made_up_batches(6, seed=3, vocab_size=163, max_tokens=64)
+    thirds = made_up_batches(6, seed=3, vocab_size=163, max_tokens=64, accumulation=3)
     counts = whole.num_masked, whole.num_samples
     sizes = Budget(whole.num_tokens + 9, whole.num_samples + 2, whole.num_masked + 3, 64)
-    loss, gradients = step([whole])
-    for other in (source(3), [sizes.fill(whole)]):
+    loss, gradients = step([whole.to("cpu")])
+    for other in ([third.to("cpu") for third in thirds], [filled(whole, sizes)]):
         found, others = step(other)
         assert found == pytest.approx(loss, abs=3e-6)
         for a, b in zip(gradients, others, strict=True):

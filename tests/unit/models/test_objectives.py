@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from host_batches import made_up_batches, plain_filled
 from mlbert.core.errors import UserError
 from mlbert.feed.batch import IGNORED_LABEL, Batch
 from mlbert.feed.budget import Budget
-from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models import BertConfig, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification, metrics
 from mlbert.models.objectives import Classification, MaskedLM, PreTraining, Regression
 from model_loss import loss_of
@@ -29,7 +29,7 @@ SHAPE = BertConfig(
 
 
 def batches(*packs: int) -> list[Batch]:
-    return [SyntheticSource(packs_per_step=n, seed=n, vocab_size=99, max_tokens=32).batches_of(0)[0] for n in packs]
+    return [made_up_batches(n, seed=n, vocab_size=99, max_tokens=32)[0].to("cpu") for n in packs]
 
 
 def labelled(values: Tensor, *packs: int) -> list[Batch]:
@@ -41,10 +41,10 @@ def labelled(values: Tensor, *packs: int) -> list[Batch]:
 def filled(batch: Batch, label: float) -> Batch:
     """The batch with two sequences without tokens at its end, and five tokens of none."""
     sizes = Budget(batch.num_tokens + 5, batch.num_samples + 2, batch.num_masked + 3, batch.max_seqlen)
-    if batch.labels is None:
-        return sizes.fill(batch)
-    labels = torch.cat([batch.labels, torch.full((2,), label)])
-    return dataclasses.replace(sizes.fill(dataclasses.replace(batch, labels=None)), labels=labels)
+    longer = plain_filled(batch, sizes)
+    if longer.labels is not None:
+        longer.labels[-2:] = label
+    return longer
 
 
 def classifier(num_labels: int) -> BertForSequenceClassification:

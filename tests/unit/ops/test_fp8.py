@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mlbert import ops
-from mlbert.ops import fp8
+from mlbert.ops import fp8, fp8_scaling
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 # Half a step of the mantissa: 3 bits and 2 bits. A product's error is below the sum of its operands'.
@@ -26,8 +26,8 @@ def choice(request: pytest.FixtureRequest) -> str:
     ops.select("auto")
 
 
-def scaling_of(products: fp8.Products | None = None) -> fp8.Scaling:
-    return fp8.Scaling(1, products or fp8.Products())
+def scaling_of(products: fp8_scaling.Products | None = None) -> fp8_scaling.Scaling:
+    return fp8_scaling.Scaling(1, products or fp8_scaling.Products())
 
 
 def example(tokens: int, width: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, ...]:
@@ -90,12 +90,12 @@ def test_fast_product_equals_plain(shape: tuple[int, int, int], types: tuple[tor
 
 @pytest.mark.parametrize(("amax", "largest", "expected"), [(1.0, 448.0, 256.0), (448.0, 448.0, 1.0), (449, 448, 0.5)])
 def test_scales_are_powers_of_two(amax: float, largest: float, expected: float) -> None:
-    assert float(fp8.scale_for(torch.tensor(amax), largest)) == expected
+    assert float(fp8_scaling.scale_for(torch.tensor(amax), largest)) == expected
 
 
 def test_scale_of_tiny_and_huge_magnitudes_is_finite() -> None:
     for amax in (1e-45, 1e-38, 3e38):
-        scale = fp8.scale_for(torch.tensor(amax), 448.0)
+        scale = fp8_scaling.scale_for(torch.tensor(amax), 448.0)
         assert scale.isfinite()
         assert scale.reciprocal().isfinite()
         assert scale > 0
@@ -112,7 +112,7 @@ def test_linear_is_within_the_formats_rounding(choice: str, shape: tuple[int, in
 
     found = run()
     if calibrated:
-        scaling.update(lambda amax: amax)
+        scaling.end_step(lambda amax: amax)
         found = run()
     exact = outcome(torch.nn.functional.linear, x.float(), weight, bias, d_out=d_out)
     bounds = [2 * STEP[E4M3], STEP[E5M2] + STEP[E4M3], STEP[E5M2] + STEP[E4M3], 2**-8]
@@ -133,10 +133,10 @@ def test_first_step_scales_by_itself() -> None:
 def test_switches_are_per_product(choice: str) -> None:
     """A product that is switched off gives what bfloat16 gives."""
     x, weight, bias, d_out = example(24, 32, 48)
-    off = fp8.Products(False, False, False)
+    off = fp8_scaling.Products(False, False, False)
     plain = outcome(lambda *t: fp8.linear(*t, scaling_of(off).slot(0)), x, weight, bias, d_out=d_out)
     for index, switch in enumerate(("forward", "input_gradient", "weight_gradient")):
-        products = fp8.Products(**{**vars(off), switch: True})
+        products = fp8_scaling.Products(**{**vars(off), switch: True})
         found = outcome(lambda *t, p=products: fp8.linear(*t, scaling_of(p).slot(0)), x, weight, bias, d_out=d_out)
         same = [torch.equal(a, b) for a, b in zip(found[:3], plain, strict=False)]
         assert same == [i != index for i in range(3)], switch
@@ -145,7 +145,7 @@ def test_switches_are_per_product(choice: str) -> None:
 
 def test_switches_are_per_linear_layer() -> None:
     x, weight, _, d_out = example(24, 32, 48)
-    scaling = fp8.Scaling(8, fp8.Products(linears=(True, False, True, True)))
+    scaling = fp8_scaling.Scaling(8, fp8_scaling.Products(linears=(True, False, True, True)))
     exact = outcome(lambda *t: torch.nn.functional.linear(t[0], t[1].to(t[0].dtype)), x, weight, d_out=d_out)
     for index in range(8):
         found = outcome(lambda *t, i=index: fp8.linear(*t, None, scaling.slot(i)), x, weight, d_out=d_out)
@@ -166,18 +166,18 @@ def test_qkv_equals_its_parts(choice: str) -> None:
 
 
 def feed_forward_outcome(
-    tokens: int, exact: bool, products: fp8.Products | None = None, steps: int = 2
+    tokens: int, exact: bool, products: fp8_scaling.Products | None = None, steps: int = 2
 ) -> list[Tensor]:
     """Output and gradients of x, w1, b1, w2 of the last of some steps, and the scales' state."""
     x, w1, b1, _ = example(tokens, 32, 64)
     w2 = torch.randn(48, 64, generator=torch.Generator().manual_seed(1)) * 0.05
     d_out = (torch.randn(tokens, 48, generator=torch.Generator().manual_seed(2)) * 1e-6).bfloat16()
-    scaling, found = fp8.Scaling(2, products or fp8.Products()), []
+    scaling, found = fp8_scaling.Scaling(2, products or fp8_scaling.Products()), []
     for _ in range(steps):
         slots = scaling.slot(0), scaling.slot(1)
         found = outcome(lambda *t, s=slots: fp8.feed_forward(*t, exact, s), x, w1, b1, w2, d_out=d_out)
-        scaling.update(lambda amax: amax)
-    return [*found, *scaling.state().values()]
+        scaling.end_step(lambda amax: amax)
+    return [*found, *scaling.derived_state().values()]
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -198,8 +198,8 @@ def test_feed_forward_is_within_the_formats_rounding(choice: str, exact: bool) -
     w2 = torch.randn(48, 64, generator=torch.Generator().manual_seed(1)) * 0.05
     d_out = torch.randn(33, 48, generator=torch.Generator().manual_seed(2)).bfloat16()
     reference = outcome(lambda *t: ops.feed_forward(*t, exact), x.float(), w1, b1, w2, d_out=d_out)
-    for products in (fp8.Products(), fp8.Products(input_gradient=False, weight_gradient=False)):
-        scaling = fp8.Scaling(2, products)
+    for products in (fp8_scaling.Products(), fp8_scaling.Products(input_gradient=False, weight_gradient=False)):
+        scaling = fp8_scaling.Scaling(2, products)
         slots = scaling.slot(0), scaling.slot(1)
         found = outcome(lambda *t, s=slots: fp8.feed_forward(*t, exact, s), x, w1, b1, w2, d_out=d_out)
         for ours, right in zip(found, reference, strict=True):
@@ -218,15 +218,15 @@ def test_norm_quantises_for_the_next_layer(choice: str, tokens: int, calibrated:
     results = []
     for with_slot in (True, False):
         scaling = scaling_of()
-        scaling.calibrated = calibrated
+        scaling.is_calibrated = calibrated
         slot = scaling.slot(0)
         leaves = [x.clone().requires_grad_(), residual.clone().requires_grad_()]
         vectors = (torch.ones(32), torch.zeros(32), 1e-12, 0.1, 5, rows, torch.ones(32))
-        hidden = fp8.dropout_add_layer_norm(*leaves, *vectors, slot if with_slot else None)
+        hidden = fp8.dropout_add_layer_norm(slot if with_slot else None, *leaves, *vectors)
         assert (hidden.small is not None) == with_slot
         out = fp8.linear(hidden.product, weight, None, slot, hidden.small)
         torch.autograd.backward([out, hidden.residual], [d_out, torch.ones_like(x)])
-        results.append([out.detach(), scaling.amax[0, : fp8.GRADIENT], *(leaf.grad for leaf in leaves)])
+        results.append([out.detach(), scaling.amax[0, : fp8_scaling.GRADIENT], *(leaf.grad for leaf in leaves)])
     (ours, *found), (theirs, *expected) = results
     assert torch.equal(ours, theirs)
     for a, b in zip(found, expected, strict=True):
@@ -239,7 +239,7 @@ def test_weights_are_quantised_once_for_all_that_use_them(monkeypatch: pytest.Mo
     scaling, made, places = scaling_of(), [], set()
     form = fp8.registry.implementation("fp8_quantise", weight)
 
-    def counting(x: Tensor, *arguments: object) -> fp8.Quantised:
+    def counting(x: Tensor, *arguments: object) -> fp8_scaling.Quantised:
         copies = form(x, *arguments)
         if x.shape == weight.shape and x.dtype == weight.dtype:
             made.append(float(copies.rows.float().abs().max()))
@@ -258,11 +258,11 @@ def test_weights_are_quantised_once_for_all_that_use_them(monkeypatch: pytest.Mo
         made.clear()
         for _ in range(2):
             outcome(lambda x: fp8.linear(x, weight, None, scaling.slot(0)), x, d_out=d_out)
-        assert len(made) == (1 if scaling.calibrated else 2), "twice at first, for the maximum and for the copies"
-        assert float(scaling.amax[0, fp8.WEIGHT]) == float(weight.detach().abs().max())
+        assert len(made) == (1 if scaling.is_calibrated else 2), "twice at first, for the maximum and for the copies"
+        assert float(scaling.amax[0, fp8_scaling.WEIGHT]) == float(weight.detach().abs().max())
         before = evaluate()
         weight.data.neg_()
-        scaling.update(lambda amax: amax)
+        scaling.end_step(lambda amax: amax)
         assert relative(evaluate().float(), -before.float()) < STEP[E4M3], "an evaluation sees the new weights"
     assert len(places) <= 2, "the first maximum is found in memory of its own"
 
@@ -271,17 +271,19 @@ def test_delayed_scales_follow_the_history() -> None:
     scaling = scaling_of()
     with pytest.raises(AssertionError, match="16s"):
         fp8.linear(torch.ones(2, 8), torch.ones(8, 8), None, scaling.slot(0))
-    tops = [2.0, 4.0] + [1.0] * fp8.HISTORY
+    tops = [2.0, 4.0] + [1.0] * fp8_scaling.HISTORY
     scales = []
     for top in tops:
-        fp8.quantise(torch.full((1, 16), top), scaling.scale[0, fp8.INPUT], scaling.amax[0, fp8.INPUT], E4M3)
-        scaling.update(lambda amax: amax)
-        scales.append(float(scaling.scale[0, fp8.INPUT]))
-    assert scales == [128.0] + [64.0] * fp8.HISTORY + [256.0]
-    assert float(scaling.scale[0, fp8.WEIGHT]) == 1.0, "what was never seen keeps its scale"
-    scaling.amax[0, fp8.INPUT] = torch.inf
-    scaling.update(lambda amax: amax)
-    assert float(scaling.scale[0, fp8.INPUT]) == 256.0, "a step that overflowed is passed over"
+        fp8.quantise(
+            torch.full((1, 16), top), scaling.scale[0, fp8_scaling.INPUT], scaling.amax[0, fp8_scaling.INPUT], E4M3
+        )
+        scaling.end_step(lambda amax: amax)
+        scales.append(float(scaling.scale[0, fp8_scaling.INPUT]))
+    assert scales == [128.0] + [64.0] * fp8_scaling.HISTORY + [256.0]
+    assert float(scaling.scale[0, fp8_scaling.WEIGHT]) == 1.0, "what was never seen keeps its scale"
+    scaling.amax[0, fp8_scaling.INPUT] = torch.inf
+    scaling.end_step(lambda amax: amax)
+    assert float(scaling.scale[0, fp8_scaling.INPUT]) == 256.0, "a step that overflowed is passed over"
 
 
 def test_evaluation_leaves_no_trace() -> None:
@@ -296,10 +298,10 @@ def test_state_restores_the_scales() -> None:
     x, weight, bias, d_out = example(8, 16, 16)
     first, second = scaling_of(), scaling_of()
     outcome(lambda *t: fp8.linear(*t, first.slot(0)), x, weight, bias, d_out=d_out)
-    first.update(lambda amax: amax)
-    second.load_state({key: value.clone() for key, value in first.state().items()})
+    first.end_step(lambda amax: amax)
+    second.load_derived_state({key: value.clone() for key, value in first.derived_state().items()})
     runs = [outcome(lambda *t, s=s: fp8.linear(*t, s.slot(0)), x, weight, bias, d_out=d_out) for s in (first, second)]
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
     untouched = scaling_of()
-    untouched.load_state({})
-    assert not untouched.calibrated
+    untouched.load_derived_state({})
+    assert not untouched.is_calibrated

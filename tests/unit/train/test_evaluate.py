@@ -13,7 +13,7 @@ from mlbert.dist.world import World
 from mlbert.feed.host_batch import HostBatch
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
-from mlbert.ops.fp8 import Products
+from mlbert.ops.fp8_scaling import Products
 from mlbert.train.evaluate import Evaluation, Evaluator, evaluate
 from mlbert.train.reader import Reader
 from mlbert.train.snapshots import Snapshots

@@ -19,7 +19,7 @@ from mlbert.feed.host_batch import HostBatch
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.ops import registry
-from mlbert.ops.fp8 import Products
+from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.train.step import GraphMode, Graphs, Step
 from recorded_graph import HostAccess, RecordedGraph

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mlbert.models.objectives import PreTraining
 from torch import Tensor
 
 from capturable import SETTINGS
@@ -20,7 +19,8 @@ from mlbert.dist.sharding import ShardLayout
 from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
 from mlbert.models.bert import BertForPreTraining
-from mlbert.ops.fp8 import Products
+from mlbert.models.objectives import PreTraining
+from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.train.step import GraphMode, Graphs, Step

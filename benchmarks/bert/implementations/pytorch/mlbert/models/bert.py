@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,8 @@ from mlbert import ops
 from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import Batch
 from mlbert.models import flops
-from mlbert.models.encoder import NUM_SITES, SITE_CLASSIFIER, BertModel, Keys
-from mlbert.ops.fp8 import Products
+from mlbert.models.encoder import NUM_SITES, SITE_CLASSIFIER, BertModel, Dense, Keys
+from mlbert.ops.fp8_scaling import Products
 
 
 class PreTrainingLogits(NamedTuple):
@@ -44,19 +44,12 @@ class SequenceLogits(NamedTuple):
     labels: Tensor
 
 
-class _Transform(nn.Module):
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-
 class _Predictions(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         if config.tie_word_embeddings:
             self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size))
-        self.transform = _Transform(config)
+        self.transform = Dense(config, config.hidden_size, config.hidden_size, norm="post")
         if not config.tie_word_embeddings:
             self.decoder = nn.Linear(config.hidden_size, config.padded_vocab_size)
 
@@ -90,8 +83,9 @@ class BertBase(nn.Module):
         sparse_last_layer: do the last layer's per-token work only for the tokens that the heads read. The logits are
             the same.
         fp8_products: which products of the encoder's linear layers run in FP8; sizes must be multiples of 16.
-        pooled: whether a head reads [CLS] through the pooler.
     """
+
+    POOLED: ClassVar[bool] = True  # whether a head reads [CLS] through the pooler
 
     def __init__(
         self,
@@ -99,11 +93,14 @@ class BertBase(nn.Module):
         dtype: torch.dtype = torch.float32,
         sparse_last_layer: bool = True,
         fp8_products: Products | None = None,
-        pooled: bool = True,
     ) -> None:
         super().__init__()
         self.config, self.dtype, self.sparse_last_layer = config, dtype, sparse_last_layer
-        self.bert = BertModel(config, dtype, fp8_products, pooled)
+        self.bert = BertModel(config, dtype, fp8_products, self.POOLED)
+        self._add_heads()
+
+    def _add_heads(self) -> None:
+        """Parameters beyond the encoder's."""
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
@@ -174,16 +171,14 @@ class BertBase(nn.Module):
         """Within it the model counts as calibrated, for passes that warm up or record; afterwards all is as before."""
         own = self.bert.linears
         kept, calibrated = {name: buffer.clone() for name, buffer in self.named_buffers()}, own.is_calibrated
-        if not calibrated:
-            own.is_calibrated = True
+        own.is_calibrated = True
         try:
             yield
         finally:
             for name, buffer in self.named_buffers():
                 buffer.copy_(kept[name])
             own.weights_changed()
-            if not calibrated:
-                own.is_calibrated = False
+            own.is_calibrated = calibrated
 
     def derived_state(self) -> dict[str, Tensor]:
         """What a checkpoint keeps beside the weights, by name: the live tensors, valid between steps."""
@@ -222,15 +217,8 @@ class BertBase(nn.Module):
 class BertForPreTraining(BertBase):
     """BERT with masked-LM and next-sentence heads."""
 
-    def __init__(
-        self,
-        config: BertConfig,
-        dtype: torch.dtype = torch.float32,
-        sparse_last_layer: bool = True,
-        fp8_products: Products | None = None,
-    ) -> None:
-        super().__init__(config, dtype, sparse_last_layer, fp8_products)
-        self.cls = _Heads(config, next_sentence=True)
+    def _add_heads(self) -> None:
+        self.cls = _Heads(self.config, next_sentence=True)
 
     def forward(self, batch: Batch, keys: Keys | None) -> PreTrainingLogits:
         """Logits of both heads; ``keys`` None means evaluation."""
@@ -246,15 +234,10 @@ class BertForPreTraining(BertBase):
 class BertForMaskedLM(BertBase):
     """BERT with the masked-LM head only, without pooler."""
 
-    def __init__(
-        self,
-        config: BertConfig,
-        dtype: torch.dtype = torch.float32,
-        sparse_last_layer: bool = True,
-        fp8_products: Products | None = None,
-    ) -> None:
-        super().__init__(config, dtype, sparse_last_layer, fp8_products, pooled=False)
-        self.cls = _Heads(config, next_sentence=False)
+    POOLED = False
+
+    def _add_heads(self) -> None:
+        self.cls = _Heads(self.config, next_sentence=False)
 
     def forward(self, batch: Batch, keys: Keys | None) -> MaskedLogits:
         """Logits of the masked tokens; ``keys`` None means evaluation."""

@@ -18,7 +18,8 @@ from mlbert import ops
 from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import Batch
 from mlbert.models.linears import ATTENTION_OUTPUT, INTERMEDIATE, NEXT_QKV, OUTPUT, LayerLinears, linears
-from mlbert.ops.fp8 import Hidden, Products
+from mlbert.ops.fp8 import Hidden
+from mlbert.ops.fp8_scaling import Products
 
 # Places of one layer (or of the embeddings and heads, as layer 0) at which dropout draws a mask of its own.
 SITE_EMBEDDINGS, SITE_ATTENTION, SITE_ATTENTION_OUTPUT, SITE_OUTPUT = range(4)
@@ -28,6 +29,8 @@ NUM_SITES = 4
 # The 32-bit keys of a step's masks, used as keys[layer][site]: an int32 table on the device, which a graph reads anew
 # at each replay, or numbers of the host, which C kernels need. None in evaluation.
 Keys = Tensor | Sequence[Sequence[int]]
+# What names one mask: probability, key, and the mask's row of each token.
+Mask = tuple[float, ops.Key, Tensor]
 
 
 class BertEmbeddings(nn.Module):
@@ -44,23 +47,12 @@ class BertEmbeddings(nn.Module):
 
     def forward(self, batch: Batch, keys: Keys | None) -> Tensor:
         """Returns float32 [T, D]."""
+        ids = batch.input_ids, batch.segment_ids, batch.position_ids
         learned = self.config.position_embedding_type == "absolute"
-        total = ops.embedding_sum(
-            batch.input_ids,
-            batch.segment_ids,
-            batch.position_ids,
-            self.word_embeddings.weight,
-            self.position_embeddings.weight if learned else None,
-            self.token_type_embeddings.weight,
-        )
-        return ops.layer_norm_dropout(
-            total,
-            self.LayerNorm.weight,
-            self.LayerNorm.bias,
-            self.LayerNorm.eps,
-            *_mask(self.config.hidden_dropout_prob, keys, 0, SITE_EMBEDDINGS),
-            batch.dropout_rows,
-        )
+        position = self.position_embeddings.weight if learned else None
+        total = ops.embedding_sum(*ids, self.word_embeddings.weight, position, self.token_type_embeddings.weight)
+        mask = _mask(self.config.hidden_dropout_prob, keys, 0, SITE_EMBEDDINGS, batch.dropout_rows)
+        return ops.layer_norm_dropout(total, self.LayerNorm.weight, self.LayerNorm.bias, self.LayerNorm.eps, *mask)
 
 
 class _SelfAttention(nn.Module):
@@ -71,14 +63,22 @@ class _SelfAttention(nn.Module):
         self.value = nn.Linear(size, size)
 
 
-class _Output(nn.Module):
-    """A linear layer whose output is added to a residual, and then normalised unless that is done before."""
+class Dense(nn.Module):
+    """A linear layer, with a LayerNorm of D columns before it (``norm`` "pre") or behind it ("post"), or None."""
 
-    def __init__(self, config: BertConfig, size_in: int) -> None:
+    def __init__(self, config: BertConfig, columns: int, rows: int, *, norm: str | None, bias: bool = True) -> None:
         super().__init__()
-        self.dense = nn.Linear(size_in, config.hidden_size)
-        if config.norm_position == "post":
+        # The order of a module's parameters is that in which they are drawn and lie in the flat buffer.
+        if norm == "pre":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dense = nn.Linear(columns, rows, bias=bias)
+        if norm == "post":
+            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+
+def _output(config: BertConfig, columns: int) -> Dense:
+    """A linear layer whose output is added to a residual, and then normalised unless that is done before."""
+    return Dense(config, columns, config.hidden_size, norm="post" if config.norm_position == "post" else None)
 
 
 class _Attention(nn.Module):
@@ -87,15 +87,7 @@ class _Attention(nn.Module):
         if config.norm_position == "pre":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.self = _SelfAttention(config.hidden_size)
-        self.output = _Output(config, config.hidden_size)
-
-
-class _Intermediate(nn.Module):
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        if config.norm_position == "pre":
-            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dense = nn.Linear(config.hidden_size, config.inner_rows, bias=not config.gated_mlp)
+        self.output = _output(config, config.hidden_size)
 
 
 class BertLayer(nn.Module):
@@ -105,8 +97,10 @@ class BertLayer(nn.Module):
         super().__init__()
         self.config, self.index = config, index
         self.attention = _Attention(config)
-        self.intermediate = _Intermediate(config)
-        self.output = _Output(config, config.intermediate_size)
+        norm = "pre" if config.norm_position == "pre" else None
+        sizes = config.hidden_size, config.inner_rows
+        self.intermediate = Dense(config, *sizes, norm=norm, bias=not config.gated_mlp)
+        self.output = _output(config, config.intermediate_size)
 
     def forward(
         self,
@@ -135,16 +129,16 @@ class BertLayer(nn.Module):
             dropout_rows = dropout_rows.index_select(0, rows)
         part = self.attention.output
         projected = linears.product(ATTENTION_OUTPUT, Hidden(context_TD, context_TD, None), part.dense.weight)
-        mask = _mask(self.config.hidden_dropout_prob, keys, self.index, SITE_ATTENTION_OUTPUT)
-        hidden = self._behind(part, projected, residual_TD, mask, dropout_rows, linears, INTERMEDIATE)
+        mask = _mask(self.config.hidden_dropout_prob, keys, self.index, SITE_ATTENTION_OUTPUT, dropout_rows)
+        hidden = self._behind(part, projected, residual_TD, mask, linears, INTERMEDIATE)
         hidden = self._before(hidden, self.intermediate)
-        mask = _mask(self.config.hidden_dropout_prob, keys, self.index, SITE_OUTPUT)
+        mask = _mask(self.config.hidden_dropout_prob, keys, self.index, SITE_OUTPUT, dropout_rows)
         if self.config.gated_mlp:
-            projected, mask = self._gated(hidden, mask, dropout_rows, linears), (0.0, 0)
+            projected, mask = self._gated(hidden, mask, linears), (0.0, 0, dropout_rows)
         else:
             inner, outer = self.intermediate.dense, self.output.dense.weight
             projected = linears.feed_forward(hidden, inner.weight, inner.bias, outer, self.config.exact_gelu)
-        return self._behind(self.output, projected, hidden.residual, mask, dropout_rows, linears, NEXT_QKV)
+        return self._behind(self.output, projected, hidden.residual, mask, linears, NEXT_QKV)
 
     def linear_weights(self) -> tuple[list[Tensor], ...]:
         """The weights of the four linear layers, each as its parts."""
@@ -156,46 +150,33 @@ class BertLayer(nn.Module):
         return [part.weight for part in parts], [part.bias for part in parts]
 
     def _attend(self, qkv: Tensor, batch: Batch, keys: Keys | None, slopes: Tensor | None) -> Tensor:
-        context_TNH = ops.attention(
-            qkv.view(-1, 3, self.config.num_attention_heads, self.config.head_size),
-            batch.cu_seqlens,
-            batch.max_seqlen,
-            *_mask(self.config.attention_probs_dropout_prob, keys, self.index, SITE_ATTENTION),
-            batch.dropout_rows,
-            slopes,
-        )
+        qkv = qkv.view(-1, 3, self.config.num_attention_heads, self.config.head_size)
+        probability = self.config.attention_probs_dropout_prob
+        mask = _mask(probability, keys, self.index, SITE_ATTENTION, batch.dropout_rows)
+        context_TNH = ops.attention(qkv, batch.cu_seqlens, batch.max_seqlen, *mask, slopes)
         return context_TNH.reshape(-1, self.config.hidden_size)
 
-    def _gated(
-        self, hidden: Hidden, mask: tuple[float, ops.Key], dropout_rows: Tensor, linears: LayerLinears
-    ) -> Tensor:
+    def _gated(self, hidden: Hidden, mask: Mask, linears: LayerLinears) -> Tensor:
         """dropout(gelu(x A) * (x B)) W."""
         pre = linears.product(INTERMEDIATE, hidden, self.intermediate.dense.weight)
-        inner = ops.apply_dropout(ops.gated_gelu(pre, self.config.exact_gelu), *mask, dropout_rows)
+        inner = ops.apply_dropout(ops.gated_gelu(pre, self.config.exact_gelu), *mask)
         return linears.product(OUTPUT, Hidden(inner, inner, None), self.output.dense.weight)
 
-    def _before(self, hidden: Hidden, part: _Attention | _Intermediate) -> Hidden:
+    def _before(self, hidden: Hidden, part: _Attention | Dense) -> Hidden:
         """What a sublayer's product reads: the hidden state itself, or LayerNorm of it."""
         if self.config.norm_position == "post":
             return hidden
         return Hidden(hidden.residual, _layer_norm(hidden.residual, part.LayerNorm), None)
 
     def _behind(
-        self,
-        part: _Output,
-        x: Tensor,
-        residual: Tensor,
-        mask: tuple[float, ops.Key],
-        dropout_rows: Tensor,
-        linears: LayerLinears,
-        reader: int,
+        self, part: Dense, x: Tensor, residual: Tensor, mask: Mask, linears: LayerLinears, reader: int
     ) -> Hidden:
         """residual + dropout(x + bias), and LayerNorm of it unless that comes before the next sublayer."""
         if self.config.norm_position == "post":
             norm = part.LayerNorm
-            sum_of = (x, residual, norm.weight, norm.bias, norm.eps, *mask, dropout_rows, part.dense.bias)
+            sum_of = (x, residual, norm.weight, norm.bias, norm.eps, *mask, part.dense.bias)
             return linears.dropout_add_norm(reader, *sum_of)
-        total = residual + ops.apply_dropout(x + part.dense.bias.to(x.dtype), *mask, dropout_rows)
+        total = residual + ops.apply_dropout(x + part.dense.bias.to(x.dtype), *mask)
         return Hidden(total, total, None)
 
 
@@ -209,12 +190,6 @@ class _Encoder(nn.Module):
     @property
     def layers(self) -> list[BertLayer]:
         return [cast(BertLayer, layer) for layer in self.layer]
-
-
-class _Pooler(nn.Module):
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
 
 class BertModel(nn.Module):
@@ -236,7 +211,7 @@ class BertModel(nn.Module):
         self.embeddings = BertEmbeddings(config)
         self.encoder = _Encoder(config)
         if pooled:
-            self.pooler = _Pooler(config)
+            self.pooler = Dense(config, config.hidden_size, config.hidden_size, norm=None)
         self.use_linears(products)
         slopes = torch.tensor(config.alibi_slopes) if config.alibi_slopes else None
         self.register_buffer("alibi_slopes", slopes, persistent=False)
@@ -263,9 +238,9 @@ class BertModel(nn.Module):
         self.linears.refresh(layer.linear_weights() for layer in self.encoder.layers)
 
 
-def _mask(probability: float, keys: Keys | None, layer: int, site: int) -> tuple[float, ops.Key]:
-    """Probability and key of one dropout mask; without keys nothing is dropped."""
-    return (0.0, 0) if keys is None else (probability, keys[layer][site])
+def _mask(probability: float, keys: Keys | None, layer: int, site: int, rows: Tensor) -> Mask:
+    """What names one dropout mask; without keys nothing is dropped."""
+    return (0.0, 0, rows) if keys is None else (probability, keys[layer][site], rows)
 
 
 def _layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:

@@ -15,30 +15,15 @@ the length of each sequence:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from mlbert.core.bert_config import BertConfig
+from mlbert.feed.batch import Batch
+from mlbert.feed.host_batch import HostBatch
 
 BACKWARD_FACTOR = 3  # forward and backward
-
-
-class Counted(Protocol):
-    """A batch, on the host or a device."""
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    @property
-    def num_samples(self) -> int: ...
-
-    @property
-    def num_masked(self) -> int: ...
-
-    @property
-    def cu_seqlens(self) -> Tensor: ...
+Counted = Batch | HostBatch  # what both tell on the host of a batch's sizes
 
 
 @dataclass(frozen=True)

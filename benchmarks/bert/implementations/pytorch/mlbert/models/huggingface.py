@@ -13,10 +13,8 @@ from torch import Tensor
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import TIED, VOCABULARY
 from mlbert.core.errors import UserError
-from mlbert.feed.batch import Batch
+from mlbert.feed.batch import IGNORED_LABEL, Batch
 from mlbert.models.bert import BertBase, BertForSequenceClassification
-
-IGNORED_LABEL = -100
 
 # Ours to Hugging Face's: the benchmark's "gelu" is the tanh form, Hugging Face's "gelu" is the exact one.
 _ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu"}

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from mlbert import ops
 from mlbert.ops import fp8
 from mlbert.ops.fp8 import Hidden
+from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, Products, Scaling, Slot
 
 # Linear layers of one encoder layer, as FP8 scales are numbered; the one behind them is the next layer's first.
 QKV, ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT, NEXT_QKV = range(5)
@@ -50,7 +51,7 @@ class LayerLinears:
 class _Fp8LayerLinears(LayerLinears):
     """The same in FP8. ``slots``: of the four linear layers, and of the next layer's first, if there is one."""
 
-    def __init__(self, slots: Sequence[fp8.Slot]) -> None:
+    def __init__(self, slots: Sequence[Slot]) -> None:
         self._slots = slots
 
     def qkv(self, hidden: Hidden, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
@@ -65,86 +66,57 @@ class _Fp8LayerLinears(LayerLinears):
 
     def dropout_add_norm(self, reader: int, *arguments: Any) -> Hidden:
         slot = self._slots[reader] if reader < len(self._slots) else None
-        op: Callable[..., Hidden] = fp8.dropout_add_layer_norm
-        return op(*arguments, slot)
+        return fp8.dropout_add_layer_norm(slot, *arguments)
 
 
 class PlainLinears(nn.Module):
-    """Nothing is derived from the weights: there is nothing to refresh, to measure or to save."""
+    """Nothing is derived from the weights: there is nothing to refresh, to measure or to save.
+
+    Methods are those of `Fp8Linears` and `mlbert.ops.fp8_scaling.Scaling`, which tell what they are for.
+    """
 
     is_calibrated = True
-
-    def layers(self) -> list[LayerLinears]:
-        """What each encoder layer works with in this pass."""
-        return [LayerLinears()] * self._num_layers
 
     def __init__(self, num_layers: int) -> None:
         super().__init__()
         self._num_layers = num_layers
 
-    def weights_changed(self) -> None:
-        """The weights are not those that copies were made of any more."""
+    def layers(self) -> list[LayerLinears]:
+        """What each encoder layer works with in this pass."""
+        return [LayerLinears()] * self._num_layers
+
+    def weights_changed(self) -> None: ...
+
+    def refresh(self, weights: LayerWeights) -> None: ...
+
+    def end_step(self, over_ranks: Callable[[Tensor], Any]) -> None: ...
+
+    def forget_step(self) -> None: ...
+
+    def derived_state(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_derived_state(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+class Fp8Linears(Scaling):
+    """Scales and FP8 copies of all linear layers; ``products`` run in FP8."""
+
+    def __init__(self, num_layers: int, products: Products) -> None:
+        super().__init__(LINEARS_PER_LAYER * num_layers, products)
+
+    def layers(self) -> list[LayerLinears]:
+        """As `PlainLinears.layers`."""
+        slots = [self.slot(i) for i in range(len(self.weights))]
+        starts = range(0, len(slots), LINEARS_PER_LAYER)
+        return [_Fp8LayerLinears(slots[start : start + NEXT_QKV + 1]) for start in starts]
 
     def refresh(self, weights: LayerWeights) -> None:
         """Makes the copies that are to be made, now."""
-
-    def end_step(self, over_ranks_max: Callable[[Tensor], Any]) -> None:
-        """Takes in what the step has measured."""
-
-    def forget_step(self) -> None:
-        """Drops what the step has measured."""
-
-    def derived_state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps."""
-        return {}
-
-    def load_derived_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `derived_state` gave."""
+        for i, parts in enumerate(linear for layer in weights for linear in layer):
+            fp8.quantise_weight(parts, self.slot(i))
 
 
-class Fp8Linears(PlainLinears):
-    """Scales and FP8 copies of all linear layers; ``products`` run in FP8."""
-
-    def __init__(self, num_layers: int, products: fp8.Products) -> None:
-        super().__init__(num_layers)
-        self.scaling = fp8.Scaling(fp8.LINEARS_PER_LAYER * num_layers, products)
-
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether a step has set the scales."""
-        return self.scaling.calibrated
-
-    @is_calibrated.setter
-    def is_calibrated(self, value: bool) -> None:
-        self.scaling.calibrated = value
-
-    def layers(self) -> list[LayerLinears]:
-        slots = [self.scaling.slot(i) for i in range(fp8.LINEARS_PER_LAYER * self._num_layers)]
-        starts = range(0, len(slots), fp8.LINEARS_PER_LAYER)
-        return [_Fp8LayerLinears(slots[start : start + NEXT_QKV + 1]) for start in starts]
-
-    def weights_changed(self) -> None:
-        self.scaling.weights_changed()
-
-    def refresh(self, weights: LayerWeights) -> None:
-        linears = (linear for layer in weights for linear in layer)
-        for i, parts in enumerate(linears):
-            fp8.quantise_weight(parts, self.scaling.slot(i))
-
-    def end_step(self, over_ranks_max: Callable[[Tensor], Any]) -> None:
-        self.scaling.update(over_ranks_max)
-
-    def forget_step(self) -> None:
-        self.scaling.forget_step()
-
-    def derived_state(self) -> dict[str, Tensor]:
-        return {f"fp8.{name}": tensor for name, tensor in self.scaling.state().items()}
-
-    def load_derived_state(self, state: Mapping[str, Tensor]) -> None:
-        own = {name.removeprefix("fp8."): tensor for name, tensor in state.items() if name.startswith("fp8.")}
-        self.scaling.load_state(own)
-
-
-def linears(num_layers: int, products: fp8.Products | None) -> PlainLinears:
+def linears(num_layers: int, products: Products | None) -> PlainLinears | Fp8Linears:
     """Those of an encoder whose ``products`` run in FP8; None: none."""
     return Fp8Linears(num_layers, products) if products else PlainLinears(num_layers)

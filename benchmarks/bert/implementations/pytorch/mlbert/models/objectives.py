@@ -25,6 +25,7 @@ from mlbert.feed.batch import IGNORED_LABEL, Batch
 from mlbert.models import metrics
 from mlbert.models.bert import MaskedLogits, PreTrainingLogits, SequenceLogits
 from mlbert.models.encoder import Keys
+from mlbert.models.flops import Counted
 
 # The reference divides the summed masked-LM loss by (sum of weights + 1e-5).
 MLM_DIVISOR_EPS = 1e-5
@@ -42,25 +43,13 @@ class Model(Protocol):
         """Logits; ``keys`` None means evaluation."""
 
 
-class Counts(Protocol):
-    """What an objective counts of a batch on the host."""
-
-    @property
-    def num_samples(self) -> int: ...
-
-    @property
-    def num_masked(self) -> int: ...
-
-
 class _Objective:
     """What all have in common: where the divisor's counts come from, and no rows."""
 
     num_columns = 0
 
     def __init__(self, scope: str) -> None:
-        if scope not in SCOPES:
-            raise UserError("scope", f"{scope!r} is unknown", f"Use one of {', '.join(SCOPES)}")
-        self.scope = scope
+        self.scope = _known("scope", scope, SCOPES)
 
     def rows(self, model: Model, batch: Batch) -> Tensor:
         """float64 [S, num_columns]: asked for only where there are columns."""
@@ -76,7 +65,7 @@ class MaskedLM(_Objective):
     metric = "mlm_accuracy"
     sum_names: tuple[str, ...] = ("correct", "mlm_loss", "masked")
 
-    def counts(self, batch: Counts) -> tuple[int, ...]:
+    def counts(self, batch: Counted) -> tuple[int, ...]:
         """Masked tokens."""
         return (batch.num_masked,)
 
@@ -112,7 +101,7 @@ class PreTraining(MaskedLM):
     Metrics as of `MaskedLM`: the next-sentence head takes no part.
     """
 
-    def counts(self, batch: Counts) -> tuple[int, ...]:
+    def counts(self, batch: Counted) -> tuple[int, ...]:
         """Masked tokens and sequences."""
         return batch.num_masked, batch.num_samples
 
@@ -131,18 +120,13 @@ class PreTraining(MaskedLM):
 class _SequenceObjective(_Objective):
     """Of one label a sequence."""
 
-    def counts(self, batch: Counts) -> tuple[int, ...]:
+    def counts(self, batch: Counted) -> tuple[int, ...]:
         """Sequences."""
         return (batch.num_samples,)
 
     def divisors(self, counts: Sequence[int]) -> tuple[float, ...]:
         """Their number."""
         return (float(counts[0]),)
-
-    def _choose(self, metric: str, known: Sequence[str]) -> str:
-        if metric not in known:
-            raise UserError("metric", f"{metric!r} is unknown", f"Use one of {', '.join(known)}")
-        return metric
 
 
 class Classification(_SequenceObjective):
@@ -159,7 +143,8 @@ class Classification(_SequenceObjective):
     def __init__(self, num_labels: int, scope: str, metric: str) -> None:
         super().__init__(scope)
         self.num_labels = num_labels
-        self.metric = self._choose(metric, CLASSIFICATION_METRICS if num_labels == 2 else CLASSIFICATION_METRICS[::2])
+        known = CLASSIFICATION_METRICS if num_labels == 2 else CLASSIFICATION_METRICS[::2]
+        self.metric = _known("metric", metric, known)
         pairs = [f"label_{i}_taken_for_{j}" for i in range(num_labels) for j in range(num_labels)]
         self.sum_names = ("loss", *pairs)
 
@@ -211,7 +196,7 @@ class Regression(_SequenceObjective):
 
     def __init__(self, scope: str, metric: str) -> None:
         super().__init__(scope)
-        self.metric = self._choose(metric, REGRESSION_METRICS)
+        self.metric = _known("metric", metric, REGRESSION_METRICS)
         self.num_columns = 2 if metric == "spearman" else 0
 
     def loss(self, model: Model, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
@@ -246,6 +231,13 @@ class Regression(_SequenceObjective):
         labels, there = _labels_of(batch)
         predictions = model(batch, keys).labels.float().squeeze(1)
         return torch.where(there, predictions, 0.0), torch.where(there, labels, 0.0), there
+
+
+def _known(subject: str, choice: str, known: Sequence[str]) -> str:
+    """The choice; raises UserError for one that is not known."""
+    if choice not in known:
+        raise UserError(subject, f"{choice!r} is unknown", f"Use one of {', '.join(known)}")
+    return choice
 
 
 def _labels_of(batch: Batch) -> tuple[Tensor, Tensor]:

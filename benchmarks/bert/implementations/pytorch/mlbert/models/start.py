@@ -13,7 +13,7 @@ from mlbert import ops
 from mlbert.core.settings import TrainConfig
 from mlbert.models.bert import BertBase
 from mlbert.models.load import load_weights
-from mlbert.ops.fp8 import Products
+from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import compute_dtype, fp8_products
 
 AnyModel = TypeVar("AnyModel", bound=BertBase)

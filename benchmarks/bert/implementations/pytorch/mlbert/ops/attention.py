@@ -63,10 +63,7 @@ def attention(
 def capture_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, alibi: bool) -> str | None:
     """Why attention of this kind can't be part of a CUDA graph with the forms that are selected; None: it can."""
     form = registry.selected(device)["attention"]
-    left_to_plain = {
-        "triton": head_size not in TRITON_HEAD_SIZES,
-        "flash": alibi or dtype not in FLASH_TYPES,
-    }
+    left_to_plain = {"triton": head_size not in TRITON_HEAD_SIZES, "flash": alibi or dtype not in FLASH_TYPES}
     if form in ("plain", "native"):
         return f"{form} attention reads the sequences' lengths on the host"
     if left_to_plain.get(form):
@@ -83,17 +80,9 @@ def _remark() -> str:
 
 
 @registry.register("attention", "native", remark=_remark)
-def _native(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float,
-    key: int,
-    rows: Tensor | None,
-    alibi_slopes: Tensor | None = None,
-) -> Tensor:
+def _native(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *settings: Any) -> Tensor:
     tiles = qkv.dtype == torch.bfloat16 and qkv.shape[3] % TILE_HEAD_SIZE == 0 and tiles_work()
-    return native_attention(qkv, cu_seqlens, dropout_p, key, rows, tiles, alibi_slopes)
+    return native_attention(qkv, cu_seqlens, *settings, tiles=tiles)
 
 
 @registry.register("attention", "flash")
@@ -123,8 +112,9 @@ def native_attention(
     dropout_p: float,
     key: int,
     rows: Tensor | None,
-    tiles: bool,
     alibi_slopes: Tensor | None = None,
+    *,
+    tiles: bool,
 ) -> Tensor:
     """`attention` by one of the two C kernels; `tiles` (bfloat16, H a multiple of 32): the one for the matrix unit."""
     threshold = dropout_threshold(dropout_p)
@@ -143,7 +133,7 @@ def tiles_work() -> bool:
     with torch.enable_grad():
         for tiles in (False, True):
             qkv = values.clone().requires_grad_()
-            out = native_attention(qkv, bounds, 0.1, 1, rows, tiles)
+            out = native_attention(qkv, bounds, 0.1, 1, rows, tiles=tiles)
             (gradient,) = torch.autograd.grad(out, qkv, values[:, 0])
             results.append((out.detach().float(), gradient.float()))
     return all(bool((a - b).norm() <= _TILE_TOLERANCE * a.norm()) for a, b in zip(*results, strict=True))
@@ -151,16 +141,8 @@ def tiles_work() -> bool:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        qkv: Tensor,
-        cu_seqlens: Tensor,
-        threshold: int,
-        key: int,
-        rows: Tensor | None,
-        tiles: bool,
-        slopes: Tensor | None,
-    ) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, cu_seqlens: Tensor, *settings: Any) -> Tensor:
+        threshold, key, rows, tiles, slopes = settings
         num_tokens, three, num_heads, head_size = qkv.shape
         assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
         check_rows(rows, num_tokens, threshold)

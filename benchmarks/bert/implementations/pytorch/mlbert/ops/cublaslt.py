@@ -18,6 +18,7 @@ Legend: T tokens, D hidden, F columns of a weight's product.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor
 from mlbert.core.native import NativeUnavailable
 from mlbert.ops import cublaslt_library, reference, registry
 from mlbert.ops.cublaslt_library import AUX_MULTIPLE, Epilogue, Library
-from mlbert.ops.linear import joined
+from mlbert.ops.linear import joined, needs_gradient
 
 # Two bfloat16 results differ by about 0.4 %; a wrong layout or epilogue by more than 10 %.
 _TOLERANCE = 0.02
@@ -66,11 +67,7 @@ def check_results(device: torch.device | str) -> None:
     feed = [x, draw(columns, hidden) / hidden**0.5, draw(columns), draw(hidden, columns) / columns**0.5]
     cases: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[Tensor]]] = {
         "linear_qkv": (linear_qkv, reference.linear_qkv, [x, *square, *(draw(hidden) for _ in range(3))]),
-        "feed_forward": (
-            lambda x, w1, b1, w2: feed_forward(x, w1, b1, w2, False),
-            lambda x, w1, b1, w2: reference.feed_forward(x, w1, b1, w2, False),
-            feed,
-        ),
+        "feed_forward": (partial(feed_forward, exact=False), partial(reference.feed_forward, exact=False), feed),
     }
     for name, (fast, plain, tensors) in cases.items():
         results = []
@@ -82,9 +79,8 @@ def check_results(device: torch.device | str) -> None:
                     results.append([out.detach(), *torch.autograd.grad(out, inputs, torch.ones_like(out))])
             except cublaslt_library.CublasLtError as error:
                 raise NativeUnavailable(str(error)) from error
-        if any(
-            not (a.float() - b.float()).norm() <= _TOLERANCE * b.float().norm() for a, b in zip(*results, strict=True)
-        ):
+        pairs = ((a.float(), b.float()) for a, b in zip(*results, strict=True))
+        if not all((a - b).norm() <= _TOLERANCE * b.norm() for a, b in pairs):
             raise NativeUnavailable(f"cublasLt's {name} gives other numbers than PyTorch's")
 
 
@@ -104,7 +100,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
     """`mlbert.ops.linear_gelu`."""
     if exact:
         return reference.linear_gelu(x, weight, bias, exact)
-    return _LinearGelu.apply(x, weight, bias, _needs_gradient(x, weight, bias))
+    return _LinearGelu.apply(x, weight, bias, needs_gradient(x, weight, bias))
 
 
 @registry.register("feed_forward", "cublaslt")
@@ -112,11 +108,7 @@ def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> 
     """`mlbert.ops.feed_forward`."""
     if exact:
         return reference.feed_forward(x, w1, b1, w2, exact)
-    return _FeedForward.apply(x, w1, b1, w2, _needs_gradient(x, w1, b1, w2))
-
-
-def _needs_gradient(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return _FeedForward.apply(x, w1, b1, w2, needs_gradient(x, w1, b1, w2))
 
 
 class _LinearQKV(torch.autograd.Function):

@@ -26,13 +26,7 @@ from mlbert.core import native
 WORKSPACE_BYTES = 32 << 20
 AUX_MULTIPLE = 8  # columns of a result whose epilogue keeps or reads a pre-activation
 FP8_MULTIPLE = 16  # every size and address of an FP8 product
-_TYPES = {
-    torch.float32: 0,
-    torch.float16: 2,
-    torch.bfloat16: 14,
-    torch.float8_e4m3fn: 28,
-    torch.float8_e5m2: 29,
-}
+_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14, torch.float8_e4m3fn: 28, torch.float8_e5m2: 29}
 _NO_TYPE = -1
 _COMPUTE_FLOAT32, _COMPUTE_TF32 = 68, 77
 _SUCCESS, _NO_ALGORITHM = 0, 1000
@@ -250,12 +244,8 @@ def _compiled() -> ctypes.CDLL:
     code.mhalib_open.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
     code.mhalib_open.restype = context
     code.mhalib_matmul.argtypes = [context, ctypes.POINTER(_Product)]
-    for name, result in (
-        ("version", ctypes.c_uint64),
-        ("plans_made", ctypes.c_uint64),
-        ("create_handle", ctypes.c_uint32),
-        ("close", None),
-    ):
+    numbers = {"version": ctypes.c_uint64, "plans_made": ctypes.c_uint64, "create_handle": ctypes.c_uint32}
+    for name, result in {**numbers, "close": None}.items():
         function = getattr(code, f"mhalib_{name}")
         function.argtypes, function.restype = [context], result
     code.mhalib_product_bytes.restype = ctypes.c_size_t

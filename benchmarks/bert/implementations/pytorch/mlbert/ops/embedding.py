@@ -61,7 +61,7 @@ def _native(
     _check_ids(input_ids, word)
     _check_ids(position_ids, position)
     _check_ids(segment_ids, segment)
-    return _EmbeddingSum.apply(input_ids, segment_ids, position_ids, *tables, dtype or word.dtype)
+    return _EmbeddingSum.apply((input_ids, position_ids, segment_ids), dtype or word.dtype, *tables)
 
 
 def _check_ids(ids: Tensor, table: Tensor) -> None:
@@ -74,28 +74,18 @@ def _check_ids(ids: Tensor, table: Tensor) -> None:
 
 class _EmbeddingSum(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        input_ids: Tensor,
-        segment_ids: Tensor,
-        position_ids: Tensor,
-        word: Tensor,
-        position: Tensor,
-        segment: Tensor,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        ids = tuple(x.contiguous() for x in (input_ids, position_ids, segment_ids))
+    def forward(ctx: Any, ids: tuple[Tensor, ...], dtype: torch.dtype, *tables: Tensor) -> Tensor:
+        ids, tables = tuple(x.contiguous() for x in ids), tuple(table.contiguous() for table in tables)
         assert len({x.shape for x in ids}) == 1, "three ids a token"
-        assert len({table.shape[1] for table in (word, position, segment)}) == 1, "tables of one width"
-        word, position, segment = word.contiguous(), position.contiguous(), segment.contiguous()
-        out = torch.empty(input_ids.numel(), word.shape[1], dtype=dtype)
+        assert len({table.shape[1] for table in tables}) == 1, "tables of one width"
+        out = torch.empty(ids[0].numel(), tables[0].shape[1], dtype=dtype)
         library().embedding_forward(
             *(pointer(x, torch.int64) for x in ids),
-            *(pointer(table) for table in (word, position, segment)),
+            *(pointer(table) for table in tables),
             *(*out.shape, is_bf16(out), torch.get_num_threads(), pointer(out)),
         )
         ctx.save_for_backward(*ids)
-        ctx.shapes = word.shape, position.shape, segment.shape
+        ctx.shapes = [table.shape for table in tables]
         return out
 
     @staticmethod
@@ -106,4 +96,4 @@ class _EmbeddingSum(torch.autograd.Function):
             *(pointer(d_out), *d_out.shape, is_bf16(d_out), torch.get_num_threads()),
             *(pointer(gradient) for gradient in gradients),
         )
-        return None, None, None, *gradients, None
+        return None, None, *gradients

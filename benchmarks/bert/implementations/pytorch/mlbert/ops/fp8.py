@@ -37,45 +37,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlbert.ops import norm, registry
-from mlbert.ops.dropout import Key
 from mlbert.ops.fp8_scaling import (
     GRADIENT,
-    HISTORY,
     INNER_MULTIPLE,
     INPUT,
-    LINEARS_PER_LAYER,
     TYPES,
     WEIGHT,
-    Products,
     Quantised,
     Scaled,
-    Scaling,
     Slot,
     padded_tokens,
-    scale_for,
 )
 from mlbert.ops.linear import joined
-
-__all__ = [
-    "GRADIENT",
-    "HISTORY",
-    "INPUT",
-    "LINEARS_PER_LAYER",
-    "WEIGHT",
-    "Hidden",
-    "Products",
-    "Quantised",
-    "Scaling",
-    "Slot",
-    "dropout_add_layer_norm",
-    "feed_forward",
-    "linear",
-    "linear_qkv",
-    "product",
-    "quantise",
-    "quantise_weight",
-    "scale_for",
-]
 
 
 class Hidden(NamedTuple):
@@ -109,13 +82,7 @@ def linear_qkv(
 
 
 def feed_forward(
-    x: Tensor,
-    w1: Tensor,
-    b1: Tensor,
-    w2: Tensor,
-    exact: bool,
-    slots: tuple[Slot, Slot],
-    small: Scaled | None = None,
+    x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool, slots: tuple[Slot, Slot], small: Scaled | None = None
 ) -> Tensor:
     """gelu(x W1^T + b1) W2^T: x [T, D], w1 [F, D], b1 [F], w2 [D, F] -> [T, D]; the second bias is left to the caller.
 
@@ -130,24 +97,13 @@ def feed_forward(
     return linear(inner, w2, None, slots[1])
 
 
-def dropout_add_layer_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout_p: float,
-    key: Key,
-    rows: Tensor | None,
-    x_bias: Tensor | None,
-    slot: Slot | None,
-) -> Hidden:
-    """`mlbert.ops.dropout_add_layer_norm` whose result is quantised for the linear layer of `slot`, if there is one."""
-    arguments = (x, residual, weight, bias, eps, dropout_p, key, rows, x_bias)
+def dropout_add_layer_norm(slot: Slot | None, *arguments: Any) -> Hidden:
+    """`mlbert.ops.dropout_add_layer_norm` of all its arguments, quantised for the linear layer of `slot`, if there is
+    one."""
     if slot is None or not slot.takes_input:
         out = norm.dropout_add_layer_norm(*arguments)
         return Hidden(out, out, None)
-    op = registry.implementation("fp8_dropout_add_layer_norm", x)
+    op = registry.implementation("fp8_dropout_add_layer_norm", arguments[0])
     (out, twin, small), inverse = slot.cast(INPUT, lambda scale, amax: op(*arguments, scale, amax))
     return Hidden(out, twin, Scaled.of(small, inverse))
 
@@ -276,17 +232,8 @@ class _Linear(torch.autograd.Function):
 
 class _FeedForward(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        small: Scaled | None,
-        w1: Tensor,
-        b1: Tensor,
-        w2: Tensor,
-        exact: bool,
-        slot1: Slot,
-        slot2: Slot,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, small: Scaled | None, *settings: Any) -> Tensor:
+        w1, b1, w2, exact, slot1, slot2 = settings
         _check_sizes(w1, w2)
         small = small or _scaled(x, slot1, INPUT)
         first, second = _weight_in_fp8((w1,), slot1), _weight_in_fp8((w2,), slot2)

@@ -147,7 +147,7 @@ class Scaling(nn.Module):
         amax: float32 [n, 3], largest magnitudes of the present step.
         history: float32 [n, 3, HISTORY], of the steps before it, the last one first.
         scale, inverse: float32 [n, 3].
-        calibrated: whether a step has set the scales.
+        is_calibrated: whether a step has set the scales.
     """
 
     amax: Tensor
@@ -159,8 +159,7 @@ class Scaling(nn.Module):
 
     def __init__(self, num_linears: int, products: Products) -> None:
         super().__init__()
-        self.products = products
-        self.calibrated = False
+        self.products, self.is_calibrated = products, False
         self.weights = [WeightCopies() for _ in range(num_linears)]
         for name, value in (
             ("amax", torch.zeros(num_linears, 3)),
@@ -177,12 +176,11 @@ class Scaling(nn.Module):
         products = self.products if self.products.linears[index % LINEARS_PER_LAYER] else _NONE
         counts = torch.is_grad_enabled()
         amax = self.amax[index] if counts else self.unread
-        return Slot(
-            self.scale[index], self.inverse[index], amax, counts, self.calibrated, products, self.weights[index]
-        )
+        scales = (self.scale[index], self.inverse[index], amax)
+        return Slot(*scales, counts, self.is_calibrated, products, self.weights[index])
 
     @torch.no_grad()
-    def update(self, over_ranks: Callable[[Tensor], Any]) -> None:
+    def end_step(self, over_ranks: Callable[[Tensor], Any]) -> None:
         """Call after each optimizer step: takes the step's magnitudes into the history and sets the next scales.
 
         Args:
@@ -197,7 +195,7 @@ class Scaling(nn.Module):
         self.scale.copy_(torch.where(highest > 0, scale_for(highest, self.largest), self.scale))
         self.inverse.copy_(self.scale.reciprocal())
         self.amax.zero_()
-        self.calibrated = True
+        self.is_calibrated = True
         self.weights_changed()
 
     def weights_changed(self) -> None:
@@ -211,19 +209,18 @@ class Scaling(nn.Module):
         self.amax.zero_()
         self.weights_changed()
 
-    def state(self) -> dict[str, Tensor]:
-        """What a checkpoint needs: the live tensors. Valid between `update` and the next step."""
-        return {"history": self.history, "scale": self.scale}
+    def derived_state(self) -> dict[str, Tensor]:
+        """What a checkpoint needs: the live tensors. Valid between `end_step` and the next step."""
+        return {"fp8.history": self.history, "fp8.scale": self.scale}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `state` gave, by copy; an empty one (a run in another precision) leaves the scales."""
+    def load_derived_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what `derived_state` gave, by copy; that of a run in another precision leaves the scales."""
         self.weights_changed()
-        if not state:
-            return
-        self.history.copy_(state["history"])
-        self.scale.copy_(state["scale"])
-        self.inverse.copy_(self.scale.reciprocal())
-        self.calibrated = True
+        if "fp8.scale" in state:
+            self.history.copy_(state["fp8.history"])
+            self.scale.copy_(state["fp8.scale"])
+            self.inverse.copy_(self.scale.reciprocal())
+            self.is_calibrated = True
 
 
 def scale_for(amax: Tensor, largest: Tensor | float) -> Tensor:

@@ -17,14 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlbert.ops import reference, registry
-from mlbert.ops.native_library import (
-    is_bf16,
-    library,
-    pointer,
-    sum_tokens,
-    token_chunk,
-    token_chunks,
-)
+from mlbert.ops.native_library import is_bf16, library, pointer, sum_tokens, token_chunk, token_chunks
 
 
 def linear_qkv(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Tensor:
@@ -71,13 +64,17 @@ def _native_linear_qkv(x: Tensor, *weights_and_biases: Tensor) -> Tensor:
 
 @registry.register("linear_gelu", "native")
 def _native_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
-    needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (x, weight, bias))
-    return (_LinearExactGelu if exact else _LinearGelu).apply(x, weight, bias, needs_gradient)
+    return (_LinearExactGelu if exact else _LinearGelu).apply(x, weight, bias, needs_gradient(x, weight, bias))
 
 
 @registry.register("feed_forward", "native")
 def _native_feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
     return F.linear(_native_linear_gelu(x, w1, b1, exact), w2.to(x.dtype))
+
+
+def needs_gradient(*tensors: Tensor) -> bool:
+    """Whether a backward pass may follow; within a Function's forward nobody can tell."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def joined(parts: tuple[Tensor, ...]) -> Tensor:

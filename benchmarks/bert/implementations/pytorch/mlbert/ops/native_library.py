@@ -16,14 +16,7 @@ from torch import Tensor
 
 from mlbert.core import native
 
-SOURCES = (
-    "ops_attention.c",
-    "ops_attention_tiles.c",
-    "ops_norm.c",
-    "ops_linear.c",
-    "ops_embedding.c",
-    "ops_loss.c",
-)
+SOURCES = ("ops_attention.c", "ops_attention_tiles.c", "ops_norm.c", "ops_linear.c", "ops_embedding.c", "ops_loss.c")
 ACTIVATION_TYPES = (torch.float32, torch.bfloat16)
 # Sums over tokens are taken in at most this many chunks; enough for any number of cores, few enough to add up cheaply.
 _MAX_CHUNKS = 64

@@ -56,48 +56,25 @@ registry.register("layer_norm_dropout", "plain")(reference.layer_norm_dropout)
 
 
 @registry.register("dropout_add_layer_norm", "native")
-def _native_dropout_add_layer_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout_p: float,
-    key: int,
-    rows: Tensor | None,
-    x_bias: Tensor | None = None,
-) -> Tensor:
-    return _DropoutNorm.apply(
-        x.contiguous(), residual.contiguous(), x_bias, weight, bias, eps, dropout_threshold(dropout_p), key, rows, False
-    )
+def _native_dropout_add_layer_norm(x: Tensor, residual: Tensor, *settings: Any) -> Tensor:
+    return _DropoutNorm.apply(x.contiguous(), residual.contiguous(), False, *settings)
 
 
 @registry.register("layer_norm_dropout", "native")
-def _native_layer_norm_dropout(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout_p: float, key: int, rows: Tensor | None
-) -> Tensor:
-    return _DropoutNorm.apply(
-        x.contiguous(), None, None, weight, bias, eps, dropout_threshold(dropout_p), key, rows, True
-    )
+def _native_layer_norm_dropout(x: Tensor, *settings: Any) -> Tensor:
+    return _DropoutNorm.apply(x.contiguous(), None, True, *settings, None)
 
 
 class _DropoutNorm(torch.autograd.Function):
-    """`drop_output` False: LayerNorm(residual + dropout(x + x_bias)); True: dropout(LayerNorm(x))."""
+    """`drop_output` False: LayerNorm(residual + dropout(x + x_bias)); True: dropout(LayerNorm(x)).
+
+    The settings are the arguments of `dropout_add_layer_norm` from ``weight`` on.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        residual: Tensor | None,
-        x_bias: Tensor | None,
-        weight: Tensor,
-        bias: Tensor,
-        eps: float,
-        threshold: int,
-        key: int,
-        rows: Tensor | None,
-        drop_output: bool,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, residual: Tensor | None, drop_output: bool, *settings: Any) -> Tensor:
+        weight, bias, eps, dropout_p, key, rows, x_bias = settings
+        threshold = dropout_threshold(dropout_p)
         num_tokens, columns = x.shape
         check_rows(rows, num_tokens, threshold)
         for vector in (weight, bias, *(() if x_bias is None else (x_bias,))):
@@ -137,6 +114,6 @@ class _DropoutNorm(torch.autograd.Function):
         )
         d_weight, d_bias, *d_x_bias = partial.sum(0).unbind(0)
         return (
-            *(d_x, None if ctx.drop_output else d_total, d_x_bias[0].to(x_bias_type) if d_x_bias else None),
-            *(d_weight.to(weight_type), d_bias.to(bias_type), None, None, None, None, None),
+            *(d_x, None if ctx.drop_output else d_total, None, d_weight.to(weight_type), d_bias.to(bias_type)),
+            *(None, None, None, None, d_x_bias[0].to(x_bias_type) if d_x_bias else None),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mlbert.core.errors import UserError
-from mlbert.ops.fp8 import Products
+from mlbert.ops.fp8_scaling import Products
 
 FP8_CAPABILITY = (8, 9)
 

@@ -37,7 +37,8 @@ _PREFERENCES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
-_implementations: dict[str, dict[str, Callable[..., Any]]] = {}
+Form = Callable[..., Any]  # of an op: takes and returns what the op's public function does
+_implementations: dict[str, dict[str, Form]] = {}
 _remarks: dict[tuple[str, str], Callable[[], str]] = {}
 _loaders: dict[str, Callable[[str], None]] = {}
 
@@ -54,12 +55,10 @@ _choice = "auto"
 _selections: dict[str, _Selection] = {}
 
 
-def register(
-    op: str, name: str, remark: Callable[[], str] | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def register(op: str, name: str, remark: Callable[[], str] | None = None) -> Callable[[Form], Form]:
     """Decorator: the function is implementation `name` of `op`; `remark()` is what `describe` adds, if anything."""
 
-    def keep(function: Callable[..., Any]) -> Callable[..., Any]:
+    def keep(function: Form) -> Form:
         _implementations.setdefault(op, {})[name] = function
         if remark:
             _remarks[op, name] = remark
@@ -122,7 +121,7 @@ def describe(device: torch.device | str = "cpu") -> str:
     return f"ops: {'; '.join([words, *remarks])}{''.join(missing)}"
 
 
-def implementation(op: str, tensor: torch.Tensor) -> Callable[..., Any]:
+def implementation(op: str, tensor: torch.Tensor) -> Form:
     """The function that runs `op` on tensors like this one."""
     name = "plain" if tensor.dtype in _PLAIN_DTYPES else _selection(tensor.device.type).names[op]
     return _implementations[op][name]
@@ -141,7 +140,7 @@ def selected(device: torch.device | str = "cpu") -> dict[str, str]:
     return dict(_selection(torch.device(device).type).names)
 
 
-def form(op: str, name: str) -> Callable[..., Any]:
+def form(op: str, name: str) -> Form:
     """Implementation `name` of `op`, whatever is selected."""
     return _implementations[op][name]
 

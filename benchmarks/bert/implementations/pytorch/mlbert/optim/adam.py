@@ -15,7 +15,7 @@ LayerNorm and bias tensors take no decay. The scale s is 1, or one number a para
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class Adam(FlatOptimizer):
     """An optimizer whose direction is Adam's.
 
     Args:
-        flat, layout, max_grad_norm, clipped_before, implementation, gathered: as in `FlatOptimizer`.
+        flat, layout, **settings: as in `FlatOptimizer`.
         betas: decay rates of the first and second moment.
         eps: added to the root of the second moment.
         weight_decay: for parameters whose segment has `decay`.
@@ -72,23 +72,19 @@ class Adam(FlatOptimizer):
         betas: tuple[float, float],
         eps: float,
         weight_decay: float,
-        max_grad_norm: float | None,
         bias_correction: bool = True,
-        clipped_before: bool = False,
-        implementation: str = "auto",
-        gathered: str = "fp32",
+        **settings: Any,
     ) -> None:
         self.betas, self.eps, self.weight_decay, self.bias_correction = betas, eps, weight_decay, bias_correction
         self._native: native_adam.NativeAdam | None = None
         self._triton: TritonAdam | None = None
-        super().__init__(
-            flat,
-            layout,
-            max_grad_norm=max_grad_norm,
-            clipped_before=clipped_before,
-            implementation=implementation,
-            gathered=gathered,
-        )
+        super().__init__(flat, layout, **settings)
+
+    @property
+    def _numbers(self) -> dict[str, Any]:
+        """The numbers of the update, as other programs' forms take them."""
+        own = {"betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
+        return {**own, "max_grad_norm": self._limit, "bias_correction": self.bias_correction}
 
     def _load(self, form: str) -> None:
         device, owners = self.flat.data.device, len(self.flat.segments)
@@ -103,18 +99,8 @@ class Adam(FlatOptimizer):
 
             if device.type != "cuda" and not knobs.runtime.interpret:
                 raise NativeUnavailable(f"it is for CUDA devices, the parameters are on {device}")
-            self._triton = TritonAdam(
-                self._pieces,
-                owners,
-                self._layout,
-                device,
-                betas=self.betas,
-                eps=self.eps,
-                weight_decay=self.weight_decay,
-                max_grad_norm=self._limit,
-                bias_correction=self.bias_correction,
-                scaling=self.SCALING,
-            )
+            shard = self._pieces, owners, self._layout, device
+            self._triton = TritonAdam(*shard, **self._numbers, scaling=self.SCALING)
             self.grad_norm, self.can_capture = self._triton.grad_norm, True
         else:
             super()._load(form)

@@ -27,6 +27,7 @@ class AdamW(Adam):
     """
 
     name = "adamw"
+    _decay_as_set: float | None = None
 
     def hyperparameters(self, event: Event) -> None:
         """Adam's keys of the benchmark's log; the weight decay as it was set."""
@@ -34,12 +35,8 @@ class AdamW(Adam):
         event("opt_adamw_epsilon", self.eps)
         event("opt_adamw_beta_1", self.betas[0])
         event("opt_adamw_beta_2", self.betas[1])
-        event("opt_adamw_weight_decay", self._set_weight_decay)
+        event("opt_adamw_weight_decay", self.weight_decay if self._decay_as_set is None else self._decay_as_set)
         event("opt_gradient_clip_norm", self.max_grad_norm or 0.0)
-
-    @property
-    def _set_weight_decay(self) -> float:
-        return self.weight_decay
 
 
 class DecoupledAdamW(AdamW):
@@ -56,8 +53,4 @@ class DecoupledAdamW(AdamW):
         self, flat: FlatParameters, layout: Layout, *, base_lr: float, weight_decay: float, **settings: Any
     ) -> None:
         super().__init__(flat, layout, weight_decay=weight_decay / base_lr, **settings)
-        self._decay_at_base_lr = weight_decay
-
-    @property
-    def _set_weight_decay(self) -> float:
-        return self._decay_at_base_lr
+        self._decay_as_set = weight_decay

@@ -42,7 +42,7 @@ class ApexLamb:
         fused_lamb: apex's class.
         flat: the parameters.
         moments: float32 [numel] each, first and second; used in place.
-        betas, eps, weight_decay, max_grad_norm, bias_correction: as in `mlbert.optim.adam.Adam`.
+        weight_decay, max_grad_norm, **numbers (betas, eps, bias_correction): as in `mlbert.optim.adam.Adam`.
 
     Raises:
         NativeUnavailable: apex was built without its CUDA extensions.
@@ -54,11 +54,9 @@ class ApexLamb:
         flat: FlatParameters,
         moments: tuple[Tensor, Tensor],
         *,
-        betas: tuple[float, float],
-        eps: float,
         weight_decay: float,
         max_grad_norm: float | None,
-        bias_correction: bool,
+        **numbers: Any,
     ) -> None:
         groups = []
         for decay in (True, False):
@@ -67,16 +65,8 @@ class ApexLamb:
             if chosen:
                 groups.append({"params": chosen, "weight_decay": weight_decay if decay else 0.0})
         try:
-            self._fused = fused_lamb(
-                groups,
-                betas=betas,
-                eps=eps,
-                bias_correction=bias_correction,
-                adam_w_mode=True,
-                grad_averaging=True,
-                max_grad_norm=max_grad_norm or 0.0,
-                use_nvlamb=False,
-            )
+            modes = {"adam_w_mode": True, "grad_averaging": True, "use_nvlamb": False}
+            self._fused = fused_lamb(groups, max_grad_norm=max_grad_norm or 0.0, **numbers, **modes)
         except RuntimeError as error:
             raise NativeUnavailable(f"apex says: {error}") from None
         views = [flat.views(moment).values() for moment in moments]

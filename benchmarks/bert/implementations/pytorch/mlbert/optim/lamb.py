@@ -52,16 +52,7 @@ class Lamb(Adam):
             raise NativeUnavailable(f"it is for CUDA devices, the parameters are on {self.flat.data.device}")
         from mlbert.optim.apex_lamb import ApexLamb, find_fused_lamb
 
-        self._apex = ApexLamb(
-            find_fused_lamb(),
-            self.flat,
-            (self.exp_avg, self.exp_avg_sq),
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            max_grad_norm=self._limit,
-            bias_correction=self.bias_correction,
-        )
+        self._apex = ApexLamb(find_fused_lamb(), self.flat, (self.exp_avg, self.exp_avg_sq), **self._numbers)
 
     def _update(self, grad: Tensor, lr: float, scale: float) -> None:
         if self._apex is None:

@@ -27,15 +27,9 @@ class Scalars(ctypes.Structure):
     """`struct scalars` of optim.c."""
 
     _fields_ = (
-        ("beta_1", ctypes.c_double),
-        ("beta_2", ctypes.c_double),
-        ("lr", ctypes.c_float),
-        ("grad_scale", ctypes.c_float),
-        ("correction_1", ctypes.c_float),
-        ("correction_2", ctypes.c_float),
-        ("eps", ctypes.c_float),
-        ("weight_decay", ctypes.c_float),
-        ("scaling", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("beta_1", "beta_2")),
+        *((name, ctypes.c_float) for name in ("lr", "grad_scale", "correction_1", "correction_2", "eps")),
+        *(("weight_decay", ctypes.c_float), ("scaling", ctypes.c_int64)),
     )
 
 
@@ -43,12 +37,8 @@ class BlockTable(ctypes.Structure):
     """`struct blocks` of optim.c."""
 
     _fields_ = (
-        ("offset", ctypes.c_void_p),
-        ("length", ctypes.c_void_p),
-        ("owner", ctypes.c_void_p),
-        ("decay", ctypes.c_void_p),
-        ("owner_first_block", ctypes.c_void_p),
-        ("group_first_block", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("offset", "length", "owner", "decay")),
+        *((name, ctypes.c_void_p) for name in ("owner_first_block", "group_first_block")),
         ("num_groups", ctypes.c_int64),
     )
 

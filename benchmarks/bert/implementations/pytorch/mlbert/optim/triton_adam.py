@@ -125,27 +125,17 @@ class TritonAdam:
         )
         common = (self.grad_norm, self._scalars, self.lr, self._numbers)
         options |= {"SCALING": self._scaling, "ALIGNMENT": self._alignment}
-        if not self._scaling:
-            self._unscaled(buffers, common, options, after_block)
-            return
-        first_pass_kernel[(len(self._all[0]),)](*buffers, *self._block_sums, *self._all[:3], *common, **options)
-        owner_sums_kernel[(self._sums.shape[1],)](*self._block_sums, self._first_blocks, *self._sums, BLOCK=SUM_BLOCK)
-        self._layout.all_reduce_sum(self._sums)
+        if self._scaling:
+            first_pass_kernel[(len(self._all[0]),)](*buffers, *self._block_sums, *self._all[:3], *common, **options)
+            owners = (self._sums.shape[1],)
+            owner_sums_kernel[owners](*self._block_sums, self._first_blocks, *self._sums, BLOCK=SUM_BLOCK)
+            self._layout.all_reduce_sum(self._sums)
         for index, tables in enumerate(self._by_block):
-            if grid := len(tables[0]):  # a part may be all padding
-                second_pass_kernel[(grid,)](data, exp_avg, exp_avg_sq, *self._sums, *tables, *common, **options)
-            after_block(index)
-
-    def _unscaled(
-        self,
-        buffers: Sequence[Tensor],
-        common: tuple[Tensor, ...],
-        options: dict[str, int],
-        after_block: Callable[[int], None],
-    ) -> None:
-        for index, tables in enumerate(self._by_block):
-            if grid := len(tables[0]):
-                first_pass_kernel[(grid,)](*buffers, None, None, *tables[:3], *common, **options)
+            grid = (len(tables[0]),)
+            if grid[0] and self._scaling:  # a part may be all padding
+                second_pass_kernel[grid](data, exp_avg, exp_avg_sq, *self._sums, *tables, *common, **options)
+            elif grid[0]:
+                first_pass_kernel[grid](*buffers, None, None, *tables[:3], *common, **options)
             after_block(index)
 
 
@@ -206,23 +196,9 @@ def _direction(weight, m, v, scalars, numbers, is_decayed):
 
 @triton.jit
 def first_pass_kernel(
-    data,
-    grad,
-    exp_avg,
-    exp_avg_sq,
-    sums_1,
-    sums_2,
-    offsets,
-    lengths,
-    decays,
-    grad_norm,
-    scalars,
-    lr,
-    numbers,
-    BLOCK: tl.constexpr,
-    SCALING: tl.constexpr,
-    ALIGNMENT: tl.constexpr,
-):
+    data, grad, exp_avg, exp_avg_sq, sums_1, sums_2, offsets, lengths, decays, grad_norm, scalars, lr, numbers,
+    BLOCK: tl.constexpr, SCALING: tl.constexpr, ALIGNMENT: tl.constexpr,
+):  # fmt: skip
     """Moments of one block; where the method scales, its two sums, else its new weights. Grid: B.
 
     data, grad, exp_avg, exp_avg_sq: float32 [n]; sums_1, sums_2: float32 [B], None where SCALING is 0; offsets: int64
@@ -277,23 +253,9 @@ def owner_sums_kernel(block_sums_1, block_sums_2, first_blocks, sums_1, sums_2, 
 
 @triton.jit
 def second_pass_kernel(
-    data,
-    exp_avg,
-    exp_avg_sq,
-    sums_1,
-    sums_2,
-    offsets,
-    lengths,
-    decays,
-    owners,
-    grad_norm,
-    scalars,
-    lr,
-    numbers,
-    BLOCK: tl.constexpr,
-    SCALING: tl.constexpr,
-    ALIGNMENT: tl.constexpr,
-):
+    data, exp_avg, exp_avg_sq, sums_1, sums_2, offsets, lengths, decays, owners, grad_norm, scalars, lr, numbers,
+    BLOCK: tl.constexpr, SCALING: tl.constexpr, ALIGNMENT: tl.constexpr,
+):  # fmt: skip
     """data -= lr * scale * update for one block. Grid: B.
 
     data, exp_avg, exp_avg_sq: float32 [n]; sums_1, sums_2: float64 [G]; owners: int32 [B]; the others as before.

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 import triton
@@ -71,21 +70,10 @@ _COUNTS = ("key", "num_tokens", "num_sequences", "num_blocks")
 
 
 @registry.register("attention", "triton")
-def attention(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float,
-    key: int,
-    rows: Tensor | None,
-    alibi_slopes: Tensor | None = None,
-) -> Tensor:
+def attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes=None):
     """See `mlbert.ops.attention.attention`; other head sizes than 32, 64 and 128 run plain.
 
-    Args:
-        max_seqlen: no sequence may be longer; it may be more than the longest one (blocks that find nothing to do cost
-            little).
-        key: a number, or an int32 tensor of one element on the device holding its 32 bits.
+    ``max_seqlen`` may be more than the longest sequence, not less: blocks that find nothing to do cost little.
     """
     if qkv.dtype == torch.float64 or qkv.shape[3] not in _SINGLE:
         return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
@@ -95,16 +83,7 @@ def attention(
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        qkv: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        threshold: int,
-        key: int | Tensor,
-        rows: Tensor | None,
-        slopes: Tensor | None,
-    ) -> Tensor:
+    def forward(ctx, qkv, cu_seqlens, max_seqlen, threshold, key, rows, slopes):
         num_tokens, three, num_heads, head_size = qkv.shape
         assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
         assert cu_seqlens.dtype == torch.int32, f"cu_seqlens is {cu_seqlens.dtype}"
@@ -122,7 +101,7 @@ class _Attention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx, d_out):
         *inputs, out, log_sums = ctx.saved_tensors
         qkv = inputs[0]
         d_qkv, delta = torch.empty_like(qkv), torch.empty_like(log_sums)
@@ -135,37 +114,15 @@ class _Attention(torch.autograd.Function):
         return d_qkv, None, None, None, None, None, None
 
 
-def _launch(
-    kernel: int,
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    order: Tensor,
-    rows: Tensor | None,
-    slopes: Tensor | None,
-    max_seqlen: int,
-    threshold: int,
-    key: int | Tensor,
-) -> tuple[tuple[int], dict[str, Any]]:
+def _launch(kernel, qkv, cu_seqlens, order, rows, slopes, max_seqlen, threshold, key) -> tuple[tuple[int], dict]:
     """Grid and common arguments of kernel 0 (forward), 1 (gradient of Q) or 2 (of K and V)."""
     num_tokens, _, num_heads, head_size = qkv.shape
     blocks = _blocks(qkv)[kernel]
     num_blocks = max(1, triton.cdiv(max_seqlen, blocks.BLOCK_K if kernel == 2 else blocks.BLOCK_Q))
-    arguments = {
-        "qkv": qkv,
-        "cu_seqlens": cu_seqlens,
-        "order": order,
-        "rows": rows,
-        "slopes": slopes,
-        "key": key,
-        "num_tokens": num_tokens,
-        "num_sequences": order.numel(),
-        "num_blocks": num_blocks,
-        "NUM_HEADS": num_heads,
-        "HEAD_SIZE": head_size,
-        "SCALE": head_size**-0.5,
-        "THRESHOLD": threshold,
-    }
-    return ((order.numel() + 1) * num_heads * num_blocks,), {**arguments, **asdict(blocks)}
+    arguments = {"qkv": qkv, "cu_seqlens": cu_seqlens, "order": order, "rows": rows, "slopes": slopes, "key": key}
+    counts = {"num_tokens": num_tokens, "num_sequences": order.numel(), "num_blocks": num_blocks}
+    sizes = {"NUM_HEADS": num_heads, "HEAD_SIZE": head_size, "SCALE": head_size**-0.5, "THRESHOLD": threshold}
+    return ((order.numel() + 1) * num_heads * num_blocks,), {**arguments, **counts, **sizes, **asdict(blocks)}
 
 
 def _blocks(qkv: Tensor) -> tuple[Blocks, ...]:
@@ -276,24 +233,10 @@ def _hashes(key, head, rows, start, row, length, THRESHOLD: tl.constexpr):
 
 @triton.jit(do_not_specialize=_COUNTS)
 def attention_forward_kernel(
-    qkv,
-    cu_seqlens,
-    order,
-    rows,
-    slopes,
-    key,
-    out,
-    log_sums,
-    num_tokens,
-    num_sequences,
-    num_blocks,
-    NUM_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    SCALE: tl.constexpr,
-    THRESHOLD: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    qkv, cu_seqlens, order, rows, slopes, key, out, log_sums, num_tokens, num_sequences, num_blocks,
+    NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """Output of one block of queries. Grid: (S + 1) * N * L / Q.
 
     qkv: [T, 3, N, H]; out: [T, N, H]; log_sums: float32 [N, T]; rows: int32 [T] or None; slopes: float32 [N] or None.
@@ -377,27 +320,10 @@ def _weights_and_gradient(
 
 @triton.jit(do_not_specialize=_COUNTS)
 def attention_query_gradient_kernel(
-    qkv,
-    cu_seqlens,
-    order,
-    rows,
-    slopes,
-    key,
-    out,
-    d_out,
-    log_sums,
-    delta,
-    d_qkv,
-    num_tokens,
-    num_sequences,
-    num_blocks,
-    NUM_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    SCALE: tl.constexpr,
-    THRESHOLD: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    qkv, cu_seqlens, order, rows, slopes, key, out, d_out, log_sums, delta, d_qkv, num_tokens, num_sequences,
+    num_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """d_qkv[:, 0] and delta of one block of queries. Grid: (S + 1) * N * L / Q.
 
     qkv, d_qkv: [T, 3, N, H]; out, d_out: [T, N, H]; log_sums, delta: float32 [N, T]; the rest as in
@@ -461,26 +387,10 @@ def _query_gradient_step(
 
 @triton.jit(do_not_specialize=_COUNTS)
 def attention_key_value_gradient_kernel(
-    qkv,
-    cu_seqlens,
-    order,
-    rows,
-    slopes,
-    key,
-    d_out,
-    log_sums,
-    delta,
-    d_qkv,
-    num_tokens,
-    num_sequences,
-    num_blocks,
-    NUM_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    SCALE: tl.constexpr,
-    THRESHOLD: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    qkv, cu_seqlens, order, rows, slopes, key, d_out, log_sums, delta, d_qkv, num_tokens, num_sequences, num_blocks,
+    NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """d_qkv[:, 1] and d_qkv[:, 2] of one block of keys. Grid: (S + 1) * N * L / K. Arguments as above."""
     block, head, start, length, is_tail = _work(cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS)
     WIDTH: tl.constexpr = NUM_HEADS * HEAD_SIZE

@@ -36,65 +36,38 @@ SQRT_HALF, INVERSE_SQRT_2_PI = tl.constexpr(0.5**0.5), tl.constexpr((2 * torch.p
 def quantised_buffers(x: Tensor, dtype: torch.dtype) -> Quantised:
     """Uninitialised FP8 copies of x [T, F]."""
     assert dtype in FP8_TYPES, f"{dtype} is no FP8 type"
-    tokens, columns = x.shape
-    return Quantised(
-        x.new_empty(tokens, columns, dtype=dtype), x.new_empty(columns, padded_tokens(tokens), dtype=dtype)
-    )
+    rows, columns = torch.empty_like(x, dtype=dtype), x.new_empty(x.shape[1], padded_tokens(x.shape[0]), dtype=dtype)
+    return Quantised(rows, columns)
 
 
 @registry.register("fp8_quantise", "triton")
-def cast_transpose(
-    x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype, out: Quantised | None = None
-) -> Quantised:
-    """x * scale in FP8, by rows and transposed.
-
-    Args:
-        x: [T, F] float32 or bfloat16, contiguous.
-        scale: float32 scalar on the device.
-        amax: float32 scalar on the device, raised to the largest |x| (before scaling).
-        dtype: float8_e4m3fn or float8_e5m2.
-        out: where to write; None: new memory.
-    """
+def cast_transpose(x, scale, amax, dtype, out=None) -> Quantised:
+    """See `mlbert.ops.fp8.quantise`; ``out``: where to write, None: new memory."""
     return _quantise(x, None, None, scale, amax, dtype, PLAIN, False, False, out)[0]
 
 
 @registry.register("fp8_quantise_sum", "triton")
-def cast_transpose_bias(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> tuple[Quantised, Tensor]:
+def cast_transpose_bias(x, scale, amax, dtype) -> tuple[Quantised, Tensor]:
     """`cast_transpose` and the sum of x over tokens, float32 [F]: the bias gradient where x is an output's gradient."""
     copies, total = _quantise(x, None, None, scale, amax, dtype, PLAIN, False, True)
     return copies, sum_partials(total)
 
 
 @registry.register("fp8_gelu", "triton")
-def gelu_cast_transpose(
-    pre: Tensor, bias: Tensor, exact: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype
-) -> Quantised:
+def gelu_cast_transpose(pre, bias, exact, scale, amax, dtype) -> Quantised:
     """gelu(pre + bias) * scale in FP8: `pre` [T, F], `bias` [F]; the tanh form unless `exact`; the rest as in
     `cast_transpose`."""
     return _quantise(pre, None, bias, scale, amax, dtype, GELU, exact, False)[0]
 
 
 @registry.register("fp8_gelu_backward", "triton")
-def gelu_backward_cast_transpose(
-    d_out: Tensor, pre: Tensor, bias: Tensor, exact: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype
-) -> tuple[Quantised, Tensor]:
+def gelu_backward_cast_transpose(d_out, pre, bias, exact, scale, amax, dtype) -> tuple[Quantised, Tensor]:
     """d_out * gelu'(pre + bias), scaled in FP8, and its sum over tokens, float32 [F]."""
     copies, total = _quantise(pre, d_out, bias, scale, amax, dtype, GELU_BACKWARD, exact, True)
     return copies, sum_partials(total)
 
 
-def _quantise(
-    x: Tensor,
-    d_out: Tensor | None,
-    bias: Tensor | None,
-    scale: Tensor,
-    amax: Tensor,
-    dtype: torch.dtype,
-    operation: int,
-    exact: bool,
-    sums: bool,
-    out: Quantised | None = None,
-) -> tuple[Quantised, Tensor]:
+def _quantise(x, d_out, bias, scale, amax, dtype, operation, exact, sums, out=None) -> tuple[Quantised, Tensor]:
     assert x.is_contiguous(), "contiguous activations expected"
     assert x.dtype in ACTIVATION_TYPES, f"expected float32 or bfloat16, got {x.dtype}"
     assert d_out is None or (d_out.is_contiguous() and d_out.shape == x.shape), "a gradient like its output expected"
@@ -147,21 +120,9 @@ def store_quantised(value, row, column, tokens, padded, columns, out_rows, out_c
 # Scales of all layers lie in one tensor: their alignment is no reason to compile again.
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["scale", "amax"])
 def cast_kernel(
-    x,
-    d_out,
-    bias,
-    scale,
-    amax,
-    out_rows,
-    out_columns,
-    partial,
-    tokens,
-    padded,
-    columns,
-    OPERATION: tl.constexpr,
-    EXACT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    x, d_out, bias, scale, amax, out_rows, out_columns, partial, tokens, padded, columns, OPERATION: tl.constexpr,
+    EXACT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One tile: the operation, the two quantised copies, the tile's sum over tokens. Grid: F / BLOCK, P.
 
     x, d_out: [T, F]; bias: [F]; scale, amax: float32 scalars; out_rows [T, F], out_columns [F, U]: FP8;

@@ -13,8 +13,6 @@ Legend: T tokens, D hidden, V rows of a table, C chunks of sorted tokens.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -28,56 +26,34 @@ JOIN_ROWS, JOIN_COLUMNS = 16, 128
 
 
 @registry.register("embedding_sum", "triton")
-def embedding_sum(
-    input_ids: Tensor,
-    segment_ids: Tensor,
-    position_ids: Tensor,
-    word: Tensor,
-    position: Tensor,
-    segment: Tensor,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
+def embedding_sum(input_ids, segment_ids, position_ids, word, position, segment, dtype=None):
     """See `mlbert.ops.embedding.embedding_sum`; an id outside of its table makes the token's sum NaN."""
     tables = (word, position, segment)
     if any(table.dtype not in ACTIVATION_TYPES for table in tables) or (dtype or word.dtype) not in ACTIVATION_TYPES:
         return reference.embedding_sum(input_ids, segment_ids, position_ids, *tables, dtype)
-    return _EmbeddingSum.apply(input_ids, segment_ids, position_ids, *tables, dtype or word.dtype)
+    return _EmbeddingSum.apply((input_ids, position_ids, segment_ids), dtype or word.dtype, *tables)
 
 
 class _EmbeddingSum(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        input_ids: Tensor,
-        segment_ids: Tensor,
-        position_ids: Tensor,
-        word: Tensor,
-        position: Tensor,
-        segment: Tensor,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        ids = tuple(x.contiguous() for x in (input_ids, position_ids, segment_ids))
-        tables = tuple(table.contiguous() for table in (word, position, segment))
+    def forward(ctx, ids, dtype, *tables):
+        ids, tables = [x.contiguous() for x in ids], [table.contiguous() for table in tables]
         assert len({x.shape for x in ids}) == 1, "three ids a token"
         assert len({table.shape[1] for table in tables}) == 1, "tables of one width"
-        tokens, hidden = input_ids.numel(), word.shape[1]
-        out = torch.empty(tokens, hidden, dtype=dtype, device=word.device)
+        tokens, hidden = ids[0].numel(), tables[0].shape[1]
+        out = torch.empty(tokens, hidden, dtype=dtype, device=tables[0].device)
         if tokens:
             block = triton.next_power_of_2(hidden)
-            rows = tuple(table.shape[0] for table in tables)
+            rows = [table.shape[0] for table in tables]
             embedding_forward_kernel[(tokens,)](*ids, *tables, out, *rows, hidden, BLOCK=block, num_warps=_warps(block))
         ctx.save_for_backward(*ids)
         ctx.tables = [(table.shape[0], table.dtype) for table in tables]
         return out
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        d_out = d_out.contiguous()
-        gradients = [
-            sum_rows_by_id(ids, d_out, rows).to(dtype)
-            for ids, (rows, dtype) in zip(ctx.saved_tensors, ctx.tables, strict=True)
-        ]
-        return None, None, None, *gradients, None
+    def backward(ctx, d_out):
+        d_out, tables = d_out.contiguous(), zip(ctx.saved_tensors, ctx.tables, strict=True)
+        return None, None, *(sum_rows_by_id(ids, d_out, rows).to(dtype) for ids, (rows, dtype) in tables)
 
 
 def sum_rows_by_id(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
@@ -125,19 +101,9 @@ def _table_row(table, ids, token, rows, columns, hidden):
 
 @triton.jit
 def embedding_forward_kernel(
-    word_ids,
-    position_ids,
-    segment_ids,
-    word,
-    position,
-    segment,
-    out,
-    words,
-    positions,
-    segments,
-    hidden,
+    word_ids, position_ids, segment_ids, word, position, segment, out, words, positions, segments, hidden,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """One token's sum [D], added in float32 in the twin's order. Grid: T. ids: int64 [T]; tables: [V, D]."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -158,18 +124,9 @@ def _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, 
 
 @triton.jit(do_not_specialize=["tokens"])
 def embedding_sum_runs_kernel(
-    values,
-    sorted_ids,
-    order,
-    out,
-    heads,
-    tails,
-    tokens,
-    num_rows,
-    hidden: tl.constexpr,
-    CHUNK: tl.constexpr,
+    values, sorted_ids, order, out, heads, tails, tokens, num_rows, hidden: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Sums the runs of equal ids among CHUNK sorted tokens. Grid: C.
 
     values: [T, D]; sorted_ids: int32 [T]; order: int64 [T]; out: float32 [V, D]; heads, tails: float32 [C, D].
@@ -200,17 +157,9 @@ def embedding_sum_runs_kernel(
 
 @triton.jit
 def embedding_join_runs_kernel(
-    sorted_ids,
-    run_ends,
-    out,
-    heads,
-    tails,
-    num_rows,
-    hidden: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    sorted_ids, run_ends, out, heads, tails, num_rows, hidden: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Writes the row of a run that begins in this chunk and goes on: its tail and the heads after it.
 
     Grid: full chunks, D / BLOCK. run_ends: int64 [full chunks], the sorted place after the run.

@@ -11,12 +11,9 @@ Legend: M masked tokens, V vocabulary, V' columns of the logits (V padded).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from mlbert.ops import registry
 
@@ -28,7 +25,7 @@ SUM_BLOCK = 1024
 
 
 @registry.register("masked_cross_entropy", "triton")
-def masked_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+def masked_cross_entropy(logits, labels, vocab_size):
     """See `mlbert.ops.loss.masked_cross_entropy`; rows with label -100 take no part."""
     assert labels.shape == logits.shape[:1], f"{tuple(labels.shape)} labels for {logits.shape[0]} rows"
     assert vocab_size <= logits.shape[1], f"{vocab_size} classes in {logits.shape[1]} columns"
@@ -37,7 +34,7 @@ def masked_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int) -> tup
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+    def forward(ctx, logits, labels, vocab_size):
         logits, labels = logits.contiguous(), labels.contiguous()
         rows, columns = logits.shape
         highests, totals, losses = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
@@ -54,7 +51,7 @@ class _CrossEntropy(torch.autograd.Function):
         return loss_sum, num_correct
 
     @staticmethod
-    def backward(ctx: Any, d_loss: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx, d_loss, _):
         logits, labels, highests, totals = ctx.saved_tensors
         assert not ctx.spent, "masked_cross_entropy's backward runs once: it overwrites the logits"
         ctx.spent = True
@@ -73,16 +70,9 @@ def _block(columns: int) -> int:
 
 @triton.jit
 def loss_forward_kernel(
-    logits,
-    labels,
-    highests,
-    totals,
-    losses,
-    correct,
-    columns: tl.constexpr,
-    vocab_size: tl.constexpr,
+    logits, labels, highests, totals, losses, correct, columns: tl.constexpr, vocab_size: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Maximum, sum of exp(score - maximum), loss and hit of one row [V']. Grid: M.
 
     logits: float32 or bfloat16 [M, V']; labels: int64 [M]; highests, totals, losses: float32 [M]; correct: int32 [M],
@@ -132,15 +122,8 @@ def loss_sum_kernel(losses, correct, loss_sum, num_correct, rows, BLOCK: tl.cons
 
 @triton.jit
 def loss_backward_kernel(
-    logits,
-    labels,
-    highests,
-    totals,
-    d_loss,
-    columns: tl.constexpr,
-    vocab_size: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits, labels, highests, totals, d_loss, columns: tl.constexpr, vocab_size: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """(softmax - one-hot) * d_loss in place of BLOCK logits of one row; 0 in padded columns. Grid: M, V' / BLOCK."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -13,8 +13,6 @@ Legend: T tokens, U tokens rounded up to a multiple of 16, D hidden, P programs.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -33,44 +31,20 @@ QUANTISED_TILE = 16384  # more rows write longer pieces of a transposed row; twi
 
 
 @registry.register("dropout_add_layer_norm", "triton")
-def dropout_add_layer_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout_p: float,
-    key: int | Tensor,
-    rows: Tensor | None,
-    x_bias: Tensor | None = None,
-) -> Tensor:
-    """See `mlbert.ops.norm.dropout_add_layer_norm`; `key` may be an int32 scalar on the device."""
+def dropout_add_layer_norm(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias=None):
+    """See `mlbert.ops.norm.dropout_add_layer_norm`."""
     threshold = dropout_threshold(dropout_p)
     return _DropoutNorm.apply(x, residual, x_bias, weight, bias, eps, threshold, key, rows, False, None)[0]
 
 
 @registry.register("layer_norm_dropout", "triton")
-def layer_norm_dropout(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout_p: float, key: int | Tensor, rows: Tensor | None
-) -> Tensor:
-    """See `mlbert.ops.norm.layer_norm_dropout`; `key` may be an int32 scalar on the device."""
+def layer_norm_dropout(x, weight, bias, eps, dropout_p, key, rows):
+    """See `mlbert.ops.norm.layer_norm_dropout`."""
     return _DropoutNorm.apply(x, None, None, weight, bias, eps, dropout_threshold(dropout_p), key, rows, True, None)[0]
 
 
 @registry.register("fp8_dropout_add_layer_norm", "triton")
-def dropout_add_layer_norm_quantised(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout_p: float,
-    key: int | Tensor,
-    rows: Tensor | None,
-    x_bias: Tensor | None,
-    scale: Tensor,
-    amax: Tensor,
-) -> tuple[Tensor, Tensor, Quantised]:
+def dropout_add_layer_norm_quantised(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias, scale, amax):
     """`dropout_add_layer_norm` that gives its result in e4m3 as well.
 
     Args:
@@ -81,11 +55,8 @@ def dropout_add_layer_norm_quantised(
         (result [T, D] of the type of x, the same memory again, its e4m3 copies: rows [T, D], columns [D, U], 0 behind
         T). The copies are of the rounded result and carry no gradient; those of the first two are added.
     """
-    quantisation = (scale, amax, torch.float8_e4m3fn)
-    threshold = dropout_threshold(dropout_p)
-    out, twin, *copies = _DropoutNorm.apply(
-        x, residual, x_bias, weight, bias, eps, threshold, key, rows, False, quantisation
-    )
+    settings = (eps, dropout_threshold(dropout_p), key, rows, False, (scale, amax, torch.float8_e4m3fn))
+    out, twin, *copies = _DropoutNorm.apply(x, residual, x_bias, weight, bias, *settings)
     return out, twin, Quantised(*copies)
 
 
@@ -93,27 +64,13 @@ class _DropoutNorm(torch.autograd.Function):
     """`drop_output` False: LayerNorm(residual + dropout(x + x_bias)); True: dropout(LayerNorm(x))."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        residual: Tensor | None,
-        x_bias: Tensor | None,
-        weight: Tensor,
-        bias: Tensor,
-        eps: float,
-        threshold: int,
-        key: int | Tensor,
-        rows: Tensor | None,
-        drop_output: bool,
-        quantisation: tuple[Tensor, Tensor, torch.dtype] | None,
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx, x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_output, quantisation):
         tokens, hidden = x.shape
         _check(x, residual, (weight, bias, x_bias), rows, threshold)
         x, residual = x.contiguous(), None if residual is None else residual.contiguous()
         total, out = x if drop_output else torch.empty_like(x), torch.empty_like(x)
         mean, inverse = (torch.empty(tokens, dtype=torch.float32, device=x.device) for _ in range(2))
-        scale, amax = None, None
-        copies: Quantised | tuple[()] = ()
+        scale, amax, copies = None, None, ()
         if quantisation:
             scale, amax, dtype = quantisation
             copies = quantised_buffers(x, dtype)
@@ -136,7 +93,7 @@ class _DropoutNorm(torch.autograd.Function):
         return out, out.detach(), *copies
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor, d_twin: Tensor | None = None, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx, d_out, d_twin=None, *_):
         total, mean, inverse, weight, rows, *saved_key = ctx.saved_tensors
         (key, threshold), (bias_type, x_bias_type) = ctx.dropout, ctx.types
         tokens, hidden = total.shape
@@ -163,9 +120,7 @@ class _DropoutNorm(torch.autograd.Function):
         )
 
 
-def _check(
-    x: Tensor, residual: Tensor | None, vectors: tuple[Tensor | None, ...], rows: Tensor | None, threshold: int
-) -> None:
+def _check(x, residual, vectors, rows, threshold) -> None:
     assert x.dtype in ACTIVATION_TYPES, f"expected float32 or bfloat16, got {x.dtype}"
     check_rows(rows, x.shape[0], threshold)
     for vector in vectors:
@@ -190,30 +145,10 @@ def _statistics(value, is_column, hidden, eps):
 
 @triton.jit(do_not_specialize=["key", "tokens"], do_not_specialize_on_alignment=["quantisation_scale", "amax"])
 def norm_forward_kernel(
-    x,
-    residual,
-    x_bias,
-    weight,
-    bias,
-    rows,
-    key,
-    total,
-    means,
-    inverses,
-    out,
-    out_rows,
-    out_columns,
-    quantisation_scale,
-    amax,
-    tokens,
-    padded,
-    hidden: tl.constexpr,
-    eps,
-    threshold: tl.constexpr,
-    DROP_OUTPUT: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, out_rows, out_columns,
+    quantisation_scale, amax, tokens, padded, hidden: tl.constexpr, eps, threshold: tl.constexpr,
+    DROP_OUTPUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """ROWS rows of LayerNorm(residual + dropout(x + x_bias)), or dropout(LayerNorm(x)). Grid: T / ROWS.
 
     x, residual, total, out: [T, D]; x_bias, weight, bias: [D]; rows: int32 [T]; means, inverses: float32 [T];
@@ -235,18 +170,15 @@ def norm_forward_kernel(
     if residual is not None:
         value += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
     mean, centred, inverse = _statistics(value, is_column, hidden, eps)
-    if total is not None and total.dtype.element_ty != tl.float32:
-        # The backward pass normalises what is kept: the rounded sum, with the statistics of the rounded sum.
+    kept_mean, kept_inverse = mean, inverse
+    if total is not None:
         kept_sum = value.to(total.dtype.element_ty)
         tl.store(total + place, kept_sum, mask=inside)
-        kept_mean, _, kept_inverse = _statistics(kept_sum.to(tl.float32), is_column, hidden, eps)
-        tl.store(means + token, kept_mean, mask=token < tokens)
-        tl.store(inverses + token, kept_inverse, mask=token < tokens)
-    else:
-        if total is not None:
-            tl.store(total + place, value, mask=inside)
-        tl.store(means + token, mean, mask=token < tokens)
-        tl.store(inverses + token, inverse, mask=token < tokens)
+        if total.dtype.element_ty != tl.float32:
+            # The backward pass normalises what is kept: the rounded sum, with the statistics of the rounded sum.
+            kept_mean, _, kept_inverse = _statistics(kept_sum.to(tl.float32), is_column, hidden, eps)
+    tl.store(means + token, kept_mean, mask=token < tokens)
+    tl.store(inverses + token, kept_inverse, mask=token < tokens)
     gain = tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)[None, :]
     shift = tl.load(bias + column, mask=column < hidden, other=0.0).to(tl.float32)[None, :]
     result = centred * inverse[:, None] * gain + shift
@@ -263,25 +195,9 @@ def norm_forward_kernel(
 
 @triton.jit(do_not_specialize=["key", "tokens"])
 def norm_backward_kernel(
-    d_out,
-    d_twin,
-    total,
-    means,
-    inverses,
-    weight,
-    rows,
-    key,
-    d_total,
-    d_x,
-    partial,
-    tokens,
-    hidden: tl.constexpr,
-    threshold: tl.constexpr,
-    DROP_OUTPUT: tl.constexpr,
-    SUMS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    d_out, d_twin, total, means, inverses, weight, rows, key, d_total, d_x, partial, tokens, hidden: tl.constexpr,
+    threshold: tl.constexpr, DROP_OUTPUT: tl.constexpr, SUMS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Gradients of every P-th tile of ROWS rows, and this program's sums over its tokens. Grid: P.
 
     With h = (total - mean) / deviation and g = weight * d: d_total = (g - mean(g) - h mean(g h)) / deviation.
