@@ -67,12 +67,7 @@ class HostBatch:
 
     @classmethod
     def of(
-        cls,
-        rows: Ragged,
-        sequences_per_unit: np.ndarray,
-        units: np.ndarray,
-        max_tokens: int,
-        page_locked: bool = False,
+        cls, rows: Ragged, sequences_per_unit: np.ndarray, units: np.ndarray, max_tokens: int, page_locked: bool = False
     ) -> HostBatch:
         """Fills a new buffer.
 

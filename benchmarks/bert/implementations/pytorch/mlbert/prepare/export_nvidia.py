@@ -147,13 +147,7 @@ def _cut(flat: np.ndarray, offsets: np.ndarray, name: str) -> np.ndarray:
 
 
 def export_nvidia(
-    folder: Path,
-    out: Path,
-    layout: str,
-    *,
-    num_files: int = 0,
-    workers: int = 1,
-    progress: Progress = SILENT,
+    folder: Path, out: Path, layout: str, *, num_files: int = 0, workers: int = 1, progress: Progress = SILENT
 ) -> list[Path]:
     """Write a stored set as NVIDIA's HDF5 shards; files of an interrupted run are kept.
 

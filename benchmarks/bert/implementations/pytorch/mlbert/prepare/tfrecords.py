@@ -61,11 +61,7 @@ class ImportJob:
         skipped = self.left_out.read(index) if self.skip_bad else []
         if skipped is None or not writer.is_written(index):
             reader = ExampleReader(
-                self.files[index],
-                widths=self.widths,
-                vocab_size=self.vocab_size,
-                skip_bad=self.skip_bad,
-                remedy=_SKIP,
+                self.files[index], widths=self.widths, vocab_size=self.vocab_size, skip_bad=self.skip_bad, remedy=_SKIP
             )
             rows = Ragged.concatenate([part.rows for part in reader])
             skipped = [str(bad) for bad in reader.bad]

@@ -57,9 +57,7 @@ def train_vocabulary(words: Counter[str], vocab_size: int) -> list[str]:
     tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[*SPECIAL_TOKENS, *(f"##{char}" for char in inside)],
-        show_progress=False,
+        vocab_size=vocab_size, special_tokens=[*SPECIAL_TOKENS, *(f"##{char}" for char in inside)], show_progress=False
     )
     tokenizer.train_from_iterator((" ".join([word] * count) for word, count in known.items()), trainer)
     numbers = tokenizer.get_vocab()

@@ -27,16 +27,7 @@ from mlbert.store.bins import BinnedStore
 from mlbert.store.file_map import FileMap
 from mlbert.store.nvidia_folder import bin_name, bins_of, check_bins, list_shards
 from mlbert.store.nvidia_index import Limits, item_starts, load_index
-from mlbert.store.nvidia_shard import (
-    COLUMNS,
-    REFERENCE,
-    Items,
-    Shard,
-    inspect,
-    item_dtype,
-    open_shard,
-    read_column,
-)
+from mlbert.store.nvidia_shard import COLUMNS, REFERENCE, Items, Shard, inspect, item_dtype, open_shard, read_column
 from mlbert.store.ragged import Ragged, offsets_of
 
 DEFAULT_LIMITS = Limits()
