@@ -53,11 +53,8 @@ class EvalSet:
         self._batches: list[HostBatch] | None = None
 
     def open(self) -> None:
-        """Read the examples and pack them: the first touch of evaluation data.
-
-        Raises:
-            UserError: a file is missing or damaged, or the set is smaller than asked for.
-        """
+        """Read the examples and pack them: the first touch of evaluation data. Raises UserError: a file is missing or
+        damaged, or the set is smaller than asked for."""
         store = open_store(self.info.folder)
         self._check_size(self.num_examples, len(store))
         units = make_units(store, self.num_examples, self.max_tokens, self._max_sequences, seed=0)

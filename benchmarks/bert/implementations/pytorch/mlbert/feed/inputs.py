@@ -31,11 +31,8 @@ class PreTrainingInputs:
 
 
 def inspect(config: TrainConfig) -> PreTrainingInputs:
-    """Looks at what BERT_CONFIG, DATADIR_PHASE2 and EVALDIR name; reads no sample.
-
-    Raises:
-        UserError: something is missing, or model, data sets and vocabulary do not fit each other.
-    """
+    """Looks at what BERT_CONFIG, DATADIR_PHASE2 and EVALDIR name; reads no sample. Raises UserError: something is
+    missing, or model, data sets and vocabulary do not fit each other."""
     shape = BertConfig.from_json(config.bert_config_file)
     if config.synthetic_data:
         return PreTrainingInputs(shape, SYNTHETIC, SYNTHETIC, None)

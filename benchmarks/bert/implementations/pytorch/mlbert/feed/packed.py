@@ -15,10 +15,7 @@ from mlbert.store.order import Deal, Mask, StepReader, StepShare
 
 def pack_slots(info: StoreInfo, max_sequences: int, wanted: int | None) -> int:
     """Slots of a pack: ``wanted``, else those of stored packs where packs are taken, else the set's max_seq_length.
-
-    Raises:
-        UserError: what is wanted is shorter than the data.
-    """
+    Raises UserError: what is wanted is shorter than the data."""
     least = (info.max_pack_tokens if max_sequences > 1 else None) or info.max_seq_length
     if wanted is not None and wanted < least:
         reason = f"packs of {wanted} tokens are shorter than the data's {least}"
@@ -81,10 +78,7 @@ class PackedSource(StepSource):
 
     def open(self) -> None:
         """Open and check the set, and pack it unless packs are stored: the first touch of training data.
-
-        Raises:
-            UserError: a file is missing or damaged, or the set is too small for one step.
-        """
+        Raises UserError: a file is missing or damaged, or the set is too small for one step."""
         self._reader = StepReader(
             self._open_store(),
             self.share,

@@ -51,11 +51,8 @@ class StepSource:
         return {"step": self._step, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position; the next step is the one after it.
-
-        Raises:
-            UserError: the position belongs to other data, another seed or another global batch.
-        """
+        """Go to a saved position; the next step is the one after it. Raises UserError: the position belongs to other
+        data, another seed or another global batch."""
         for key, value in self._identity.items():
             if state.get(key) != value:
                 reason = f"the saved position has {key} {state.get(key)}, this run has {value}"

@@ -29,11 +29,8 @@ class Entry:
 
 
 def read_list(path: Path | None = None) -> list[Entry]:
-    """The benchmark's list, or another of the same form.
-
-    Raises:
-        UserError: the file cannot be read or has another form.
-    """
+    """The benchmark's list, or another of the same form. Raises UserError: the file cannot be read or has another
+    form."""
     path = path or LIST
     try:
         document = json.loads(path.read_bytes())
@@ -66,10 +63,7 @@ def _entry(item: dict[str, Any], default: list[str] | None) -> Entry:
 
 def select(entries: Sequence[Entry], wanted: Sequence[str]) -> list[Entry]:
     """The entries with these names, last parts of names, or groups; without any: those fetched by default.
-
-    Raises:
-        UserError: a name is neither.
-    """
+    Raises UserError: a name is neither."""
     if not wanted:
         return [entry for entry in entries if entry.default]
     for name in wanted:

@@ -50,10 +50,7 @@ def clean(
     folder: Path, out: Path, options: CleanOptions, *, workers: int = 1, progress: Progress = SILENT
 ) -> dict[str, Any]:
     """Make ``part-00000-of-00500`` ..., ``eval.txt`` and ``eval.md5`` in ``out``; returns what ``clean.json`` holds.
-
-    Raises:
-        UserError: the input is not WikiExtractor's, there is too little of it, or ``out`` holds something else.
-    """
+    Raises UserError: the input is not WikiExtractor's, there is too little of it, or ``out`` holds something else."""
     files = wiki_files(folder)
     stats = [path.stat() for path in files]
     names = [path.relative_to(folder).as_posix() for path in files]
@@ -96,11 +93,8 @@ def clean(
 
 
 def wiki_files(folder: Path) -> list[Path]:
-    """The files ``wiki_<number>`` below a folder, in the order of their names.
-
-    Raises:
-        UserError: no such folder, or no such file in it.
-    """
+    """The files ``wiki_<number>`` below a folder, in the order of their names. Raises UserError: no such folder, or no
+    such file in it."""
     remedy = "Give the folder that WikiExtractor wrote (AA/wiki_00, ...)"
     if not folder.is_dir():
         raise UserError(folder, no_folder(folder), remedy)
@@ -159,10 +153,7 @@ def make_unit(unit: Unit) -> None:
 
 def file_articles(path: Path) -> Iterator[str]:
     """The cleaned articles of one WikiExtractor file, in order; also the empty ones that the benchmark counts.
-
-    Raises:
-        UserError: see `mlbert.prepare.wiki_text.paragraphs`.
-    """
+    Raises UserError: see `mlbert.prepare.wiki_text.paragraphs`."""
     split = wiki_text.sentence_splitter()
     try:
         with path.open("rb") as lines:
@@ -216,10 +207,7 @@ def _withheld(catalogue: Catalogue, options: CleanOptions, progress: Progress) -
 
 def part_bounds(lengths: np.ndarray, num_parts: int) -> np.ndarray:
     """int64 [num_parts+1]: consecutive articles to parts of about equal size, at least one article each.
-
-    Raises:
-        UserError: fewer articles than parts.
-    """
+    Raises UserError: fewer articles than parts."""
     if len(lengths) < num_parts:
         raise UserError("--parts", f"{len(lengths)} articles cannot fill {num_parts} parts", "Use fewer parts")
     starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])

@@ -94,8 +94,7 @@ def split(
         max_sentences: longer documents are cut into pieces, so that none dominates the evaluation side.
         min_sentences: shorter documents are left out.
 
-    Raises:
-        UserError: one side comes out empty.
+    Raises UserError: one side comes out empty.
     """
     unique, repeats = drop_repeats(documents)
     corpus = Corpus([], [])

@@ -61,8 +61,7 @@ def fetch_all(entries: Sequence[Entry], out: Path, mirror: str = "", *, progress
         mirror: take ``<mirror>/<name>`` in place of the published addresses; a folder may also hold the file itself.
         progress: one task a file that is fetched.
 
-    Raises:
-        UserError: no source has the file, the host cannot be reached, content is wrong, or the disk is full.
+    Raises UserError: no source has the file, the host cannot be reached, content is wrong, or the disk is full.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -116,11 +115,7 @@ def _is_right(path: Path, entry: Entry) -> bool:
 
 
 def file_md5(path: Path) -> str:
-    """MD5 of a file, read in pieces.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """MD5 of a file, read in pieces. Raises UserError: it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

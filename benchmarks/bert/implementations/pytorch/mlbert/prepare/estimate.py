@@ -99,8 +99,7 @@ def estimate(
     Returns:
         What was measured (JSON-able), and the two predictions.
 
-    Raises:
-        UserError: a part or the vocabulary is bad, or a process was killed.
+    Raises UserError: a part or the vocabulary is bad, or a process was killed.
     """
     sizes = [file_size(path) for path in parts]
     with tempfile.TemporaryDirectory(prefix="mlbert-estimate-") as temporary:

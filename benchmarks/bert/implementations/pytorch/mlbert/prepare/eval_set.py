@@ -31,8 +31,7 @@ def make_eval_set(
         num: sequences to pick.
         tool: name and version, for the manifest.
 
-    Raises:
-        UserError: the input is bad or smaller than ``num``, or the output finished with other options.
+    Raises UserError: the input is bad or smaller than ``num``, or the output finished with other options.
     """
     check_output(source, out)
     info = describe(source)

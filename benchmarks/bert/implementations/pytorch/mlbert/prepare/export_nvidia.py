@@ -48,11 +48,8 @@ class ExportJob:
         return np.arange(self.num_rows * index // self.num_files, self.num_rows * (index + 1) // self.num_files)
 
     def make_file(self, index: int) -> None:
-        """Write one file unless an earlier run did.
-
-        Raises:
-            UserError: the source is damaged, or holds what the layout cannot store.
-        """
+        """Write one file unless an earlier run did. Raises UserError: the source is damaged, or holds what the layout
+        cannot store."""
         named = json.dumps([self.identity, self.layout, index, self.num_files])
         fingerprint = hashlib.sha256(named.encode()).hexdigest()
         if _is_written(self.path(index), fingerprint):
@@ -158,8 +155,7 @@ def export_nvidia(
         num_files: 0: one for each 36,280 rows.
         workers: processes; the result does not depend on it.
 
-    Raises:
-        UserError: the set cannot be written in this layout, or ``out`` not at all.
+    Raises UserError: the set cannot be written in this layout, or ``out`` not at all.
     """
     if layout not in LAYOUTS:
         raise UserError("--layout", f"{layout} is not known", f"Use one of {', '.join(LAYOUTS)}")

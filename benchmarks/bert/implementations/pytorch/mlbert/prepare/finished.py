@@ -18,8 +18,7 @@ def check_finished(out: Path, provenance: Mapping[str, Any], options: Mapping[st
         provenance: what the folder says of itself.
         options: what is asked for now, as they come back from JSON.
 
-    Raises:
-        UserError: it was made with other options.
+    Raises UserError: it was made with other options.
     """
     if provenance.get("options") != options:
         raise UserError(out, "was prepared with other input or options", "Choose another --out, or remove it")
@@ -28,10 +27,7 @@ def check_finished(out: Path, provenance: Mapping[str, Any], options: Mapping[st
 
 def finished_manifest(out: Path, options: Mapping[str, Any], progress: Progress) -> Manifest | None:
     """The manifest of ``out`` when it was finished with the same options; None when it was not finished.
-
-    Raises:
-        UserError: as `check_finished`.
-    """
+    Raises UserError: as `check_finished`."""
     if not (out / MANIFEST).exists():
         return None
     found = read_manifest(out)

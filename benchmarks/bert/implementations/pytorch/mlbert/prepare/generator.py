@@ -48,11 +48,8 @@ class Generator(Protocol):
     tokenizer: WordPieceTokenizer
 
     def read(self, path: Path) -> Any:
-        """Documents of one text part.
-
-        Raises:
-            UserError: the file cannot be read, is not UTF-8 (names the line), or holds no text.
-        """
+        """Documents of one text part. Raises UserError: the file cannot be read, is not UTF-8 (names the line), or
+        holds no text."""
 
     def rows(self, documents: Any, options: InstanceOptions) -> Ragged:
         """All instances of the documents, in the benchmark's order. The documents stay as they are."""
@@ -146,11 +143,7 @@ def _no_memory(what: str) -> UserError:
 
 
 class NativeGenerator:
-    """The compiled generator.
-
-    Raises:
-        mlbert.core.native.NativeUnavailable: it cannot be compiled or loaded here.
-    """
+    """The compiled generator. Raises mlbert.core.native.NativeUnavailable: it cannot be compiled or loaded here."""
 
     name = "native"
 

@@ -88,11 +88,8 @@ class ImportJob:
         return LeftOut(self.out, len(self.parts))
 
     def make_shard(self, index: int) -> PartResult:
-        """Make shard ``index`` unless an earlier run did.
-
-        Raises:
-            UserError: names the first bad file and row, unless these are skipped.
-        """
+        """Make shard ``index`` unless an earlier run did. Raises UserError: names the first bad file and row, unless
+        these are skipped."""
         part = self.parts[index]
         sha256 = describe(self.source).identity if part.path is None else file_sha256(part.path)
         named = json.dumps([part.name, part.first, part.end, sha256, self.options()])
@@ -125,11 +122,8 @@ class ImportJob:
 
 
 def parts_of(source: Path) -> tuple[list[Part], bool]:
-    """What an import of ``source`` is cut into, and whether its rows are packs.
-
-    Raises:
-        UserError: nothing there that can be imported.
-    """
+    """What an import of ``source`` is cut into, and whether its rows are packs. Raises UserError: nothing there that
+    can be imported."""
     ours = (source / MANIFEST).exists() or (source / BINS).exists()
     if not ours and (source.is_file() or (source.is_dir() and nvidia.accepts(source))):
         paths = [path for group in bins_of(source) for path in group] or list_shards(source)
@@ -174,8 +168,7 @@ def import_store(
         workers: processes; the result does not depend on it. Each holds one shard in memory.
         progress: told of every finished shard.
 
-    Raises:
-        UserError: names the first bad file and row; also when ``out`` was finished with other input or options.
+    Raises UserError: names the first bad file and row; also when ``out`` was finished with other input or options.
     """
     load_vocabulary(vocab_file)  # a bad one is reported before anything is read
     parts, packed = parts_of(source)

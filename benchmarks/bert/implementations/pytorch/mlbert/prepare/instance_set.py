@@ -157,8 +157,7 @@ def make_instances(
         workers: processes; the set does not depend on it.
         progress: told of bytes of text done, and of what deserves attention.
 
-    Raises:
-        UserError: a part or the vocabulary is bad, or the output folder cannot be written.
+    Raises UserError: a part or the vocabulary is bad, or the output folder cannot be written.
     """
     vocabulary = load_vocabulary(job.vocab_file)
     if parts is None:
@@ -215,10 +214,7 @@ def _report(parts: list[TextPart], outcomes: list[_Outcome], progress: Progress)
 
 def prepare_instances(job: InstanceJob, *, workers: int = 1, progress: Progress = SILENT) -> MadeSet:
     """`make_instances` as a step of its own: does nothing when ``job.out`` is finished with the same input and options.
-
-    Raises:
-        UserError: also when ``job.out`` was finished with other ones: nothing is overwritten.
-    """
+    Raises UserError: also when ``job.out`` was finished with other ones: nothing is overwritten."""
     load_vocabulary(job.vocab_file)
     parts = inspect_parts(job.parts, skip_bad=job.skip_bad, workers=workers, progress=progress)
     work = _Work(job, tuple(parts), file_sha256(job.vocab_file))

@@ -87,11 +87,8 @@ def without_text(path: Path) -> UserError:
 
 
 def read_documents(path: Path, tokenizer: WordPieceTokenizer) -> list[Document]:
-    """Documents of one text part.
-
-    Raises:
-        UserError: the file cannot be read, is not UTF-8 (names the line), or holds no text.
-    """
+    """Documents of one text part. Raises UserError: the file cannot be read, is not UTF-8 (names the line), or holds no
+    text."""
     try:
         with path.open("rb") as file:
             documents = parse_documents(decoded_lines(path, file), tokenizer)
@@ -104,10 +101,7 @@ def read_documents(path: Path, tokenizer: WordPieceTokenizer) -> list[Document]:
 
 def decoded_lines(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
     """Lines of a text part as text. Carriage returns are dropped anywhere, as TensorFlow's ``GFile.readline`` does.
-
-    Raises:
-        UserError: names the line that is not UTF-8.
-    """
+    Raises UserError: names the line that is not UTF-8."""
     for number, line in enumerate(lines, 1):
         try:
             yield line.replace(b"\r", b"").decode("utf-8")

@@ -66,9 +66,8 @@ def run_jobs(
         workers: processes; 1 works in this one.
         progress: told of every finished item.
 
-    Raises:
-        UserError: what ``function`` raised, or a process was killed (for example for want of memory). Items not begun
-            are left; finished ones stay.
+    Raises UserError: what ``function`` raised, or a process was killed (for example for want of memory). Items not
+    begun are left; finished ones stay.
     """
     with progress.task(name, sum(sizes), unit) as advance:
         if workers <= 1 or len(items) <= 1:

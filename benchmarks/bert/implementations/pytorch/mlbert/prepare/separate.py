@@ -23,8 +23,7 @@ def drawn_articles(articles_per_file: Sequence[int], wanted: int) -> np.ndarray:
     ``random.Random(12345 + 13 * i)`` as ``int(random() * articles)``: the rule by which the benchmark's evaluation
     text was separated.
 
-    Raises:
-        UserError: a file has fewer articles than it has to give.
+    Raises UserError: a file has fewer articles than it has to give.
     """
     num_files = len(articles_per_file)
     chosen: list[int] = []
@@ -44,11 +43,8 @@ def drawn_articles(articles_per_file: Sequence[int], wanted: int) -> np.ndarray:
 
 
 def read_hashes(path: Path) -> set[bytes]:
-    """The distinct MD5 sums of an ``eval.md5``: one of 32 hexadecimal digits a line.
-
-    Raises:
-        UserError: the file cannot be read, or a line is no MD5 sum (names it).
-    """
+    """The distinct MD5 sums of an ``eval.md5``: one of 32 hexadecimal digits a line. Raises UserError: the file cannot
+    be read, or a line is no MD5 sum (names it)."""
     remedy = "Give the benchmark's eval.md5"
     try:
         lines = path.read_bytes().decode("ascii", "replace").split("\n")

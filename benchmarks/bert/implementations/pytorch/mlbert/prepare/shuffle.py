@@ -194,11 +194,7 @@ def piece_rows(store: Store, piece: Piece) -> Ragged:
 
 
 def known_vocabulary(info: StoreInfo) -> dict[str, Any]:
-    """The vocabulary as a manifest names it.
-
-    Raises:
-        UserError: this kind of data does not say.
-    """
+    """The vocabulary as a manifest names it. Raises UserError: this kind of data does not say."""
     if info.vocab_size is None or info.vocabulary_sha256 is None:
         reason = "does not say which vocabulary it was made with"
         raise UserError(info.folder, reason, "Take it over with `mlbert prepare import --vocab vocab.txt` first")
@@ -300,9 +296,8 @@ def shuffle_set(
         tool: name and version, for the manifest.
         workers: processes; the result does not depend on it.
 
-    Raises:
-        UserError: input bad or of unknown vocabulary, packs too short, output finished with other options or not
-            writable.
+    Raises UserError: input bad or of unknown vocabulary, packs too short, output finished with other options or not
+    writable.
     """
     check_output(source, out)
     info = describe(source)

@@ -81,8 +81,7 @@ def make_bins(
     Returns:
         The manifest of each bin.
 
-    Raises:
-        UserError: edges or input bad, output finished with other options or not writable.
+    Raises UserError: edges or input bad, output finished with other options or not writable.
     """
     edges = tuple(edges)
     if not edges or edges[0] < 1 or any(low >= high for low, high in itertools.pairwise(edges)):

@@ -17,11 +17,8 @@ from mlbert.store.manifest import file_sha256, no_folder
 
 
 def text_files(folder: Path) -> list[Path]:
-    """The ``*.txt`` files below a folder, in order of their relative names.
-
-    Raises:
-        UserError: no such folder, unreadable, or no text file in it.
-    """
+    """The ``*.txt`` files below a folder, in order of their relative names. Raises UserError: no such folder,
+    unreadable, or no text file in it."""
     remedy = "Give a folder with *.txt files"
     if not folder.is_dir():
         raise UserError(folder, no_folder(folder), remedy)
@@ -36,11 +33,8 @@ def text_files(folder: Path) -> list[Path]:
 
 
 def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
-    """Documents of a folder; see the module.
-
-    Raises:
-        UserError: a file cannot be read or is not UTF-8 (names the line), or there is no text at all.
-    """
+    """Documents of a folder; see the module. Raises UserError: a file cannot be read or is not UTF-8 (names the line),
+    or there is no text at all."""
     empty = True
     for path in text_files(folder):
         for document in _documents(_read(path), one_per_line):
@@ -51,11 +45,7 @@ def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
 
 
 def source_name(folder: Path, one_per_line: bool) -> dict[str, str | bool]:
-    """What the text is: stored with the data, compared on a rerun.
-
-    Raises:
-        UserError: as `documents`.
-    """
+    """What the text is: stored with the data, compared on a rerun. Raises UserError: as `documents`."""
     state = hashlib.sha256()
     for path in text_files(folder):
         state.update(f"{path.relative_to(folder).as_posix()}\0{file_sha256(path)}\n".encode())

@@ -32,9 +32,8 @@ def expand_inputs(inputs: Iterable[Path], *, skip_bad: bool = False) -> list[Pat
 
     A folder gives its ``part-*`` and ``*.txt`` files, sorted, without ``eval*.txt``; files are taken as named.
 
-    Raises:
-        UserError: a folder holds no part, or not all of its ``part-00000-of-00500``; with ``skip_bad`` the missing ones
-            are in the list, as files that cannot be read.
+    Raises UserError: a folder holds no part, or not all of its ``part-00000-of-00500``; with ``skip_bad`` the missing
+    ones are in the list, as files that cannot be read.
     """
     return [part for given in inputs for part in (_parts_of_folder(given, skip_bad) if given.is_dir() else [given])]
 
@@ -58,9 +57,8 @@ def inspect_parts(
 ) -> list[TextPart]:
     """Read all parts once: sizes and checksums.
 
-    Raises:
-        UserError: a part cannot be read, is empty, or has the same content as another (both are named). With
-            ``skip_bad`` these are in `TextPart.problem` instead, and it is an error when no part is good.
+    Raises UserError: a part cannot be read, is empty, or has the same content as another (both are named). With
+    ``skip_bad`` these are in `TextPart.problem` instead, and it is an error when no part is good.
     """
     if not paths:
         raise UserError("--input", "there is no text part", "Give text files or their folder")

@@ -26,11 +26,7 @@ def tfrecord_name(index: int, count: int) -> str:
 
 
 def read_finished(folder: Path) -> dict[str, Any] | None:
-    """What ``instances.json`` says, or None while the folder is not finished.
-
-    Raises:
-        UserError: it is damaged.
-    """
+    """What ``instances.json`` says, or None while the folder is not finished. Raises UserError: it is damaged."""
     path = folder / LIST
     if not path.exists():
         return None
@@ -84,11 +80,8 @@ class TfrecordFolder:
         return note if same else None
 
     def write(self, index: int, rows: Ragged, fingerprint: str) -> dict[str, Any]:
-        """Write part ``index`` as a whole; returns what ``instances.json`` says of it.
-
-        Raises:
-            UserError: the disk is full or the folder not writable; nothing under the final name then.
-        """
+        """Write part ``index`` as a whole; returns what ``instances.json`` says of it. Raises UserError: the disk is
+        full or the folder not writable; nothing under the final name then."""
         path = self.path(index)
         self._note(index).unlink(missing_ok=True)  # before the file changes: a note is never about another file
         write_examples(path, rows, self.max_seq_length, self.max_predictions)

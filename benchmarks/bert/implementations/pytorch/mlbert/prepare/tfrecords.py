@@ -27,11 +27,8 @@ _SKIP = "Restore the file, or leave bad records out with --skip-bad"
 
 
 def input_files(inputs: Sequence[Path]) -> list[Path]:
-    """TFRecord files of the given files and folders, in order.
-
-    Raises:
-        UserError: one is missing, given twice, or a folder without TFRecords.
-    """
+    """TFRecord files of the given files and folders, in order. Raises UserError: one is missing, given twice, or a
+    folder without TFRecords."""
     files = [file for path in inputs for file in find_files(path)]
     seen: set[Path] = set()
     for file in files:
@@ -90,8 +87,7 @@ def tfrecords_to_hdf5(
         workers: processes; the result does not depend on it.
         progress: told of every finished file.
 
-    Raises:
-        UserError: a bad file or record; records of different widths; ``out`` was finished with other input.
+    Raises UserError: a bad file or record; records of different widths; ``out`` was finished with other input.
     """
     files = input_files(inputs)
     vocabulary: dict[str, Any] = {"sha256": file_sha256(vocab_file), "size": len(load_vocabulary(vocab_file))}
@@ -182,8 +178,7 @@ def hdf5_to_tfrecords(folder: Path, out: Path, *, workers: int = 1, progress: Pr
     Returns:
         What is written down of the finished folder: files and totals.
 
-    Raises:
-        UserError: a bad set; ``out`` was finished with another one; the disk is full.
+    Raises UserError: a bad set; ``out`` was finished with another one; the disk is full.
     """
     manifest = read_manifest(folder)
     options = {"source": manifest.sha256}

@@ -51,11 +51,8 @@ class Md5List:
 
     @classmethod
     def read(cls, path: Path) -> Md5List:
-        """Read a list; lines are ``<md5>  <name>`` for files, ``<name> <md5>`` for rows.
-
-        Raises:
-            UserError: it cannot be read, or a line is neither.
-        """
+        """Read a list; lines are ``<md5>  <name>`` for files, ``<name> <md5>`` for rows. Raises UserError: it cannot be
+        read, or a line is neither."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -255,8 +252,7 @@ def verify(
         md5: published sums that files or their rows are compared with, by file name.
         workers: processes.
 
-    Raises:
-        UserError: there is no such folder, or it holds no set.
+    Raises UserError: there is no such folder, or it holds no set.
     """
     plans = [_plan(folder) for folder in folders]
     jobs: list[FileJob] = []

@@ -28,11 +28,7 @@ def count_words(sentences: Iterable[str], lower_case: bool = True) -> Counter[st
 
 
 def check_vocab_size(vocab_size: int) -> None:
-    """Refuse a size that is too small to be useful or too large for 16 bits.
-
-    Raises:
-        UserError: it is.
-    """
+    """Refuse a size that is too small to be useful or too large for 16 bits. Raises UserError: it is."""
     if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
         remedy = f"Use {MIN_VOCAB_SIZE} to {MAX_VOCAB_SIZE}"
         raise UserError("--vocab-size", f"{vocab_size} is out of range", remedy)
@@ -45,8 +41,7 @@ def train_vocabulary(words: Counter[str], vocab_size: int) -> list[str]:
         words: word -> count.
         vocab_size: entries wanted; less when the text has not enough different pieces.
 
-    Raises:
-        UserError: the size is out of range.
+    Raises UserError: the size is out of range.
     """
     check_vocab_size(vocab_size)
     alphabet = _alphabet(words)

@@ -32,11 +32,7 @@ _TAG = re.compile(
 
 
 def sentence_splitter() -> Split:
-    """The splitter for English of the library sentencex (Wikimedia).
-
-    Raises:
-        UserError: the library is not installed.
-    """
+    """The splitter for English of the library sentencex (Wikimedia). Raises UserError: the library is not installed."""
     try:
         from sentencex import segment
     except ImportError:
@@ -73,11 +69,8 @@ def _link_text(link: re.Match[str]) -> str:
 
 
 def paragraphs(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
-    """Cleaned paragraphs of one WikiExtractor file; "" ends an article.
-
-    Raises:
-        UserError: the file is not what WikiExtractor writes, is truncated, or is not UTF-8; names the line.
-    """
+    """Cleaned paragraphs of one WikiExtractor file; "" ends an article. Raises UserError: the file is not what
+    WikiExtractor writes, is truncated, or is not UTF-8; names the line."""
     inside = skip_title = False
     number = 0
     for number, raw in enumerate(lines, 1):

@@ -72,11 +72,8 @@ def basic_split(word: str, lower_case: bool = True) -> list[str]:
 
 
 def load_vocabulary(path: Path) -> dict[str, int]:
-    """Read a vocabulary file: one entry a line, its number is its line.
-
-    Raises:
-        UserError: unreadable, not UTF-8, doubled entries, a special token missing, or too many entries.
-    """
+    """Read a vocabulary file: one entry a line, its number is its line. Raises UserError: unreadable, not UTF-8,
+    doubled entries, a special token missing, or too many entries."""
     remedy = "Give a BERT WordPiece vocab.txt"
     try:
         lines = path.read_bytes().decode("utf-8").split("\n")

@@ -70,11 +70,8 @@ class BinnedStore:
 
 
 def read_bins(folder: Path) -> dict[str, Any]:
-    """What ``bins.json`` says: edges, bins (folder, manifest_sha256), provenance.
-
-    Raises:
-        UserError: unreadable, or another format.
-    """
+    """What ``bins.json`` says: edges, bins (folder, manifest_sha256), provenance. Raises UserError: unreadable, or
+    another format."""
     path = folder / BINS
     try:
         document = json.loads(path.read_bytes())
@@ -99,11 +96,8 @@ def read_bins(folder: Path) -> dict[str, Any]:
 
 
 def describe_bins(folder: Path) -> StoreInfo:
-    """What is known of a folder of bins from its manifests alone.
-
-    Raises:
-        UserError: a bin is missing or not the one that ``bins.json`` names, or bins do not fit each other.
-    """
+    """What is known of a folder of bins from its manifests alone. Raises UserError: a bin is missing or not the one
+    that ``bins.json`` names, or bins do not fit each other."""
     index = read_bins(folder)
     manifests = [read_manifest(folder / entry["folder"]) for entry in index["bins"]]
     for manifest, entry in zip(manifests, index["bins"], strict=True):

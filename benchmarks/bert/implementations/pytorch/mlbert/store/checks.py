@@ -80,10 +80,7 @@ def first_problem(rows: Ragged, info: StoreInfo, pack_offsets: np.ndarray | None
 
 def check_tokens(rows: Ragged, info: StoreInfo, vocab_size: int) -> None:
     """For data that does not tell its vocabulary: every id must be below the model's ``vocab_size``.
-
-    Raises:
-        UserError: one is not.
-    """
+    Raises UserError: one is not."""
     largest = max(int(array.max(initial=0)) for array in (rows.tokens, rows.masked_labels))
     if largest >= vocab_size:
         reason = f"holds token id {largest}, the model's vocabulary has {vocab_size} entries"

@@ -36,8 +36,7 @@ class FileMap:
         starts: int64 [F], place of each file's first byte in ``bytes``.
         ends: int64 [F], one past its last byte.
 
-    Raises:
-        UserError: a file cannot be opened or mapped.
+    Raises UserError: a file cannot be opened or mapped.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

@@ -51,10 +51,7 @@ class Manifest:
 
 def read_manifest(folder: Path | str) -> Manifest:
     """Read the manifest of a prepared set: counts and vocabulary, no training data (allowed before run_start).
-
-    Raises:
-        UserError: no manifest, unreadable, another format, or fields that contradict each other.
-    """
+    Raises UserError: no manifest, unreadable, another format, or fields that contradict each other."""
     folder = Path(folder)
     path = folder / MANIFEST
     remake = "Prepare the data again with `mlbert prepare`"
@@ -128,11 +125,7 @@ def file_size(path: Path) -> int:
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of a file, read in pieces.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """sha256 of a file, read in pieces. Raises UserError: it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -145,8 +138,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write that gets its name when it is finished and on disk. When the block raises, nothing stays; a
     killed process leaves a file of another name, which ends in ``.tmp``.
 
-    Raises:
-        UserError: it cannot be written; also for any OSError of the block.
+    Raises UserError: it cannot be written; also for any OSError of the block.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:

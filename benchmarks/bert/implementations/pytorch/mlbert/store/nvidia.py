@@ -39,11 +39,8 @@ def accepts(folder: Path) -> bool:
 
 
 def describe(folder: Path, limits: Limits = DEFAULT_LIMITS) -> StoreInfo:
-    """What file names, sizes and the head of the first file tell; reads no sample.
-
-    Raises:
-        UserError: shards are missing or doubled, or the first is damaged.
-    """
+    """What file names, sizes and the head of the first file tell; reads no sample. Raises UserError: shards are missing
+    or doubled, or the first is damaged."""
     return _describe(folder, [path for group in bins_of(folder) for path in group] or list_shards(folder), limits)
 
 
@@ -67,10 +64,7 @@ def _describe(folder: Path, paths: Sequence[Path], limits: Limits) -> StoreInfo:
 
 def open_folder(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Store:
     """Open a folder of shards, or of bins by length: sub-folders of shards, or files named by ``bin<number>``.
-
-    Raises:
-        UserError: names the first file, and row, that is wrong.
-    """
+    Raises UserError: names the first file, and row, that is wrong."""
     groups = bins_of(folder)
     if not groups:
         return NvidiaStore(folder, limits=limits)
@@ -105,8 +99,7 @@ class NvidiaStore:
         lengths: int32 [N], tokens of every sequence.
         num_packs: stored packs; 0 for single sequences.
 
-    Raises:
-        UserError: names the first file, and row, that is wrong.
+    Raises UserError: names the first file, and row, that is wrong.
     """
 
     def __init__(

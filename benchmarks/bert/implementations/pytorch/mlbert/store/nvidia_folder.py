@@ -23,8 +23,7 @@ def list_shards(folder: Path) -> list[Path]:
     Files count as shards when they end in .hdf5, .hdf or .h5, or have no ending and begin like HDF5; beside one of
     these also what is called ``part_<number>`` and does not begin so.
 
-    Raises:
-        UserError: no folder; a shard of ``part_i_of_n`` is missing or there twice; shards of two numberings.
+    Raises UserError: no folder; a shard of ``part_i_of_n`` is missing or there twice; shards of two numberings.
     """
     if folder.is_file():
         return [folder]
@@ -57,8 +56,7 @@ def check_bins(folder: Path, lengths: Mapping[str, tuple[int, int]]) -> None:
     Args:
         lengths: bin -> tokens of its shortest and longest sequence.
 
-    Raises:
-        UserError: two bins overlap.
+    Raises UserError: two bins overlap.
     """
     order = sorted(lengths.items(), key=lambda item: item[1])
     for (one, (first, last)), (other, (next_first, next_last)) in itertools.pairwise(order):

@@ -87,11 +87,8 @@ class Limits:
 
 
 def load_index(paths: Sequence[Path], content: FileMap, limits: Limits, cached: bool = True) -> Index:
-    """The index of some shards, from the cache or from the files.
-
-    Raises:
-        UserError: a file is damaged, of another kind than the first, or a copy of another.
-    """
+    """The index of some shards, from the cache or from the files. Raises UserError: a file is damaged, of another kind
+    than the first, or a copy of another."""
     cache = IndexCache("nvidia", paths, [_VERSION, limits.max_seq_length, limits.max_predictions])
     if cached:
         with contextlib.suppress(OSError, ValueError):

@@ -80,11 +80,7 @@ class Shard:
 
 
 def open_shard(path: Path) -> h5py.File:
-    """Open a shard.
-
-    Raises:
-        UserError: unreadable, truncated, or no HDF5 at all.
-    """
+    """Open a shard. Raises UserError: unreadable, truncated, or no HDF5 at all."""
     try:
         return h5py.File(path, "r")
     except OSError as error:
@@ -93,11 +89,8 @@ def open_shard(path: Path) -> h5py.File:
 
 
 def inspect(path: Path) -> Shard:
-    """Read and check the head of a shard: keys, types, row counts.
-
-    Raises:
-        UserError: it is damaged, or not one of the three kinds.
-    """
+    """Read and check the head of a shard: keys, types, row counts. Raises UserError: it is damaged, or not one of the
+    three kinds."""
     with open_shard(path) as file:
         try:
             return _inspect(path, file)
@@ -273,8 +266,7 @@ def read_column(file: h5py.File, shard: Shard, column: str, rows: np.ndarray) ->
     Args:
         rows: int64 [R], any order.
 
-    Raises:
-        UserError: the file is damaged there.
+    Raises UserError: the file is damaged there.
     """
     dataset: Any = file[column]
     wanted = item_dtype(column)

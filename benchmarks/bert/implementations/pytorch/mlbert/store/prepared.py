@@ -101,8 +101,7 @@ class ShardWriter:
             rows: its sequences.
             pack_offsets: int64 [P+1] for a packed set: pack p is rows pack_offsets[p] to pack_offsets[p+1].
 
-        Raises:
-            UserError: the disk is full or the folder not writable; nothing under the final name then.
+        Raises UserError: the disk is full or the folder not writable; nothing under the final name then.
         """
         extra = {} if pack_offsets is None else {PACK_OFFSETS: pack_offsets}
         write_shard_file(self.path(index), rows, self.fingerprint, extra)
@@ -211,8 +210,7 @@ class ShardSet:
         name when a shard is first touched. With ``verify`` (None: when the set has at most 2 GiB), now and for all
         shards: checksums, and every value in its range.
 
-        Raises:
-            UserError: names the first bad file.
+        Raises UserError: names the first bad file.
         """
         manifest = read_manifest(folder)
         folder = Path(folder)
@@ -311,10 +309,7 @@ def info_of(manifest: Manifest) -> StoreInfo:
 
 def matching_shard(manifest: Manifest, index: int) -> Shard:
     """Map shard ``index`` and make sure that it is the one the manifest lists; reads only its header.
-
-    Raises:
-        UserError: it is missing, damaged, or belongs to another set.
-    """
+    Raises UserError: it is missing, damaged, or belongs to another set."""
     entry = manifest.shards[index]
     path = manifest.path.parent / str(entry["file"])
     shard = map_file(path)
@@ -336,11 +331,8 @@ def matching_shard(manifest: Manifest, index: int) -> Shard:
 
 
 def verified_shard(manifest: Manifest, index: int) -> Shard:
-    """`matching_shard`, with its checksum and every value checked; reads all of it.
-
-    Raises:
-        UserError: names the file and the first bad sequence.
-    """
+    """`matching_shard`, with its checksum and every value checked; reads all of it. Raises UserError: names the file
+    and the first bad sequence."""
     entry = manifest.shards[index]
     path = manifest.path.parent / str(entry["file"])
     if path.exists() and file_sha256(path) != entry["sha256"]:

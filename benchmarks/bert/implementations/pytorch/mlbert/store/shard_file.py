@@ -67,8 +67,7 @@ def write_shard_file(path: Path, rows: Ragged, fingerprint: str, extra: Mapping[
         fingerprint: names input and options; see `is_written`.
         extra: int64 arrays to store beside them.
 
-    Raises:
-        UserError: the disk is full or the folder not writable; nothing under the final name then.
+    Raises UserError: the disk is full or the folder not writable; nothing under the final name then.
     """
     arrays = {name: np.ascontiguousarray(getattr(rows, name), dtype) for name, dtype in DTYPES.items()}
     arrays |= {name: np.ascontiguousarray(array, INT64) for name, array in (extra or {}).items()}
@@ -98,11 +97,8 @@ def is_written(path: Path, fingerprint: str) -> bool:
 
 
 def map_file(path: Path) -> Shard:
-    """Map one shard's arrays into memory, read-only.
-
-    Raises:
-        UserError: the file is missing, no HDF5, truncated, or its arrays are not a ragged set.
-    """
+    """Map one shard's arrays into memory, read-only. Raises UserError: the file is missing, no HDF5, truncated, or its
+    arrays are not a ragged set."""
     try:
         with h5py.File(path, "r") as file:
             if file.attrs.get("format") != FORMAT or int(file.attrs.get("version", -1)) != FORMAT_VERSION:

@@ -79,9 +79,8 @@ def find_files(path: Path | str) -> list[Path]:
     """The TFRecord files of a folder, by name: ``part-*``, ``*.tfrecord``, ``*.tfrecords`` and ``eval_10k``, no
     checksums or other files beside them. A path that is no folder stands for itself.
 
-    Raises:
-        UserError: the folder cannot be read, has none, or not just those that its ``instances.json`` lists, or else
-            that the ``-of-00500`` in their names speaks of.
+    Raises UserError: the folder cannot be read, has none, or not just those that its ``instances.json`` lists, or else
+    that the ``-of-00500`` in their names speaks of.
     """
     path = Path(path)
     if not path.is_dir():
@@ -197,11 +196,8 @@ class ExampleReader:
         self._remedy = remedy
 
     def __iter__(self) -> Iterator[Part]:
-        """The file's sequences, in order.
-
-        Raises:
-            UserError: unreadable, not TFRecords, without any (good) record; a bad record unless it is to be skipped.
-        """
+        """The file's sequences, in order. Raises UserError: unreadable, not TFRecords, without any (good) record; a bad
+        record unless it is to be skipped."""
         any_good = False
         with self._opened() as file:
             for data, offset, found in self._scans(file, os.fstat(file.fileno()).st_size):
@@ -333,8 +329,7 @@ def write_examples(path: Path | str, rows: Ragged, max_seq_length: int, max_pred
 
     The same sequences give the bytes that the benchmark's generator writes for them.
 
-    Raises:
-        UserError: a sequence is too long or has too many masked tokens, or the file cannot be written.
+    Raises UserError: a sequence is too long or has too many masked tokens, or the file cannot be written.
     """
     path, widths = Path(path), Widths(max_seq_length, max_predictions)
     _check_fits(path, rows, widths)

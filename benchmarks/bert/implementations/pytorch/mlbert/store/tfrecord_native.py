@@ -30,11 +30,7 @@ class _Rows(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The compiled functions.
-
-    Raises:
-        mlbert.core.native.NativeUnavailable: they can't be compiled or loaded here.
-    """
+    """The compiled functions. Raises mlbert.core.native.NativeUnavailable: they can't be compiled or loaded here."""
     lib = native.load("tfrecord", SOURCES, openmp=False)
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     signatures = {

@@ -262,8 +262,7 @@ def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID
         widths: what they must be; None: any that fit each other.
         vocab_size: ids must be smaller.
 
-    Raises:
-        BadExample: says what is wrong.
+    Raises BadExample: says what is wrong.
     """
     lists = _read_lists(record)
     own = _check_lists(lists, widths)

@@ -44,11 +44,8 @@ def accepts(folder: Path | str) -> bool:
 
 
 def describe(folder: Path | str) -> StoreInfo:
-    """What file names, sizes and the first record's list sizes tell of a folder of TFRecords.
-
-    Raises:
-        UserError: no such files, or the first one is not TFRecords.
-    """
+    """What file names, sizes and the first record's list sizes tell of a folder of TFRecords. Raises UserError: no such
+    files, or the first one is not TFRecords."""
     files = find_files(folder)
     # A bad record is told by whoever reads the set.
     widths = read_widths(files[0], skip_bad=True)
@@ -104,8 +101,7 @@ class TFRecordStore:
         folder: of TFRecord files (see `mlbert.store.tfrecord.find_files`), or one file.
         cached: keep the index in the user's cache folder and take it from there.
 
-    Raises:
-        UserError: a file is unreadable or damaged, or has records of another width than the first one.
+    Raises UserError: a file is unreadable or damaged, or has records of another width than the first one.
     """
 
     num_packs = 0  # single sequences
@@ -128,11 +124,8 @@ class TFRecordStore:
         return self._index.lengths.astype(np.int32)
 
     def gather(self, indices: np.ndarray) -> Ragged:
-        """The sequences ``indices`` (int64 [S]), in that order.
-
-        Raises:
-            UserError: a record changed or cannot be read back; names file, record and byte.
-        """
+        """The sequences ``indices`` (int64 [S]), in that order. Raises UserError: a record changed or cannot be read
+        back; names file, record and byte."""
         indices = np.asarray(indices, np.int64)
         if len(indices) <= _GATHERED:
             return self._gather(indices)
@@ -180,11 +173,8 @@ class TFRecordStore:
 
 
 def load_index(paths: Sequence[Path], cache: IndexCache | None) -> Index:
-    """The index of some files, from the cache or made now by several threads.
-
-    Raises:
-        UserError: a file is unreadable or damaged, or has records of another width than the first one.
-    """
+    """The index of some files, from the cache or made now by several threads. Raises UserError: a file is unreadable or
+    damaged, or has records of another width than the first one."""
     if cache:
         with contextlib.suppress(OSError, ValueError):
             return Index(**cache.read(_ARRAYS))
