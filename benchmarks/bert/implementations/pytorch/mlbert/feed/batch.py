@@ -16,32 +16,20 @@ IGNORED_LABEL = -100  # of what fills a batch up; as in PyTorch's cross_entropy
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch of one rank.
+    """One micro-batch of one rank."""
 
-    Attributes:
-        input_ids: int64 [T], token ids after masking.
-        segment_ids: int64 [T], 0 for sentence A, 1 for sentence B.
-        position_ids: int64 [T], position within the sequence, from 0.
-        cu_seqlens: int32 [S+1], sequence s holds tokens cu_seqlens[s] to cu_seqlens[s+1].
-        max_seqlen: longest sequence, tokens (a host number: no device synchronisation).
-        masked_positions: int64 [M], index into T, ascending.
-        masked_labels: int64 [M], the original token ids.
-        next_sentence_labels: int64 [S], 1 when sentence B is a random one.
-        dropout_rows: int32 [T], names each token within the optimizer step, the same however the step's batch is
-            split over ranks and accumulation steps; dropout masks are keyed by it.
-        labels: float32 [S], a task's labels, classes or scores; None where there are none.
-    """
-
-    input_ids: Tensor
-    segment_ids: Tensor
-    position_ids: Tensor
-    cu_seqlens: Tensor
-    max_seqlen: int
-    masked_positions: Tensor
-    masked_labels: Tensor
-    next_sentence_labels: Tensor
+    input_ids: Tensor  # int64 [T], token ids after masking
+    segment_ids: Tensor  # int64 [T], 0 for sentence A, 1 for sentence B
+    position_ids: Tensor  # int64 [T], position within the sequence, from 0
+    cu_seqlens: Tensor  # int32 [S+1], sequence s holds tokens cu_seqlens[s] to cu_seqlens[s+1]
+    max_seqlen: int  # longest sequence, tokens (a host number: no device synchronisation)
+    masked_positions: Tensor  # int64 [M], index into T, ascending
+    masked_labels: Tensor  # int64 [M], the original token ids
+    next_sentence_labels: Tensor  # int64 [S], 1 when sentence B is a random one
+    # int32 [T], names each token within the optimizer step, the same however the step's batch is split over ranks and
+    # accumulation steps; dropout masks are keyed by it.
     dropout_rows: Tensor
-    labels: Tensor | None = None
+    labels: Tensor | None = None  # float32 [S], a task's labels, classes or scores; None where there are none
 
     @property
     def num_samples(self) -> int:

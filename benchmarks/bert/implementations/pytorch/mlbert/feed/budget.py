@@ -25,21 +25,13 @@ MASKED_SHARE = 0.15  # of a sequence's tokens, in the benchmark's rule
 
 @dataclass(frozen=True)
 class Budget:
-    """The sizes of a filled batch.
+    """The sizes of a filled batch."""
 
-    Attributes:
-        tokens: T; a multiple of 16 suits FP8, one of 128 the tiles of a GPU's matrix products.
-        sequences: S.
-        masked: M.
-        max_seqlen: longest sequence that may occur.
-        has_labels: whether batches carry a task's labels.
-    """
-
-    tokens: int
-    sequences: int
-    masked: int
-    max_seqlen: int
-    has_labels: bool = False
+    tokens: int  # T; a multiple of 16 suits FP8, one of 128 the tiles of a GPU's matrix products
+    sequences: int  # S
+    masked: int  # M
+    max_seqlen: int  # longest sequence that may occur
+    has_labels: bool = False  # whether batches carry a task's labels
 
     @classmethod
     def of_packs(cls, packs: int, max_tokens: int, max_sequences: int, max_seqlen: int, max_predictions: int) -> Budget:

@@ -48,22 +48,16 @@ Expand = Callable[[Mapping[str, Tensor], Batch], None]
 
 @dataclass(frozen=True)
 class HostBatch:
-    """A micro-batch that `to` makes the `Batch` of, on a device.
+    """A micro-batch that `to` makes the `Batch` of, on a device."""
 
-    Attributes:
-        data: uint8 [bytes], the module's table; every part begins at a multiple of ALIGNMENT. On the host, or on a
-            device that keeps it.
-        num_tokens, num_samples, num_masked: T, S, M.
-        max_seqlen: longest sequence, tokens.
-        has_labels: whether there is a part ``labels``.
-    """
-
+    # uint8 [bytes], the module's table; every part begins at a multiple of ALIGNMENT. On the host, or on a device that
+    # keeps it.
     data: Tensor
-    num_tokens: int
-    num_samples: int
-    num_masked: int
-    max_seqlen: int
-    has_labels: bool
+    num_tokens: int  # T
+    num_samples: int  # S
+    num_masked: int  # M
+    max_seqlen: int  # longest sequence, tokens
+    has_labels: bool  # whether there is a part ``labels``
 
     @classmethod
     def of(

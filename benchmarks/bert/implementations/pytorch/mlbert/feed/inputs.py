@@ -16,18 +16,12 @@ SYNTHETIC = "synthetic"
 
 @dataclass(frozen=True)
 class PreTrainingInputs:
-    """Inputs that fit each other.
+    """Inputs that fit each other."""
 
-    Attributes:
-        shape: of the model.
-        train_data, eval_data: "sha256:..." of the data sets, or "synthetic".
-        vocabulary: the file that `mlbert prepare` leaves beside the training set; None where there is none.
-    """
-
-    shape: BertConfig
-    train_data: str
-    eval_data: str
-    vocabulary: Path | None
+    shape: BertConfig  # of the model
+    train_data: str  # "sha256:..." of the data set, or "synthetic"
+    eval_data: str  # likewise
+    vocabulary: Path | None  # the file that `mlbert prepare` leaves beside the training set; None where there is none
 
 
 def inspect(config: TrainConfig) -> PreTrainingInputs:

@@ -50,22 +50,14 @@ def item_dtype(column: str) -> np.dtype:
 
 @dataclass(frozen=True)
 class Shard:
-    """What the head of a shard says.
-
-    Attributes:
-        path: the file.
-        kind: "fixed", "variable" or "packed".
-        rows: samples, or packs.
-        max_tokens: width of ``input_ids`` of a fixed shard, 0 otherwise.
-        max_masked: width of ``masked_lm_ids`` of a fixed shard, 0 otherwise.
-        offsets: byte offset in the file of each dataset's rows or references; empty when they are not plain bytes.
-    """
+    """What the head of a shard says."""
 
     path: Path
-    kind: str
-    rows: int
-    max_tokens: int = 0
-    max_masked: int = 0
+    kind: str  # "fixed", "variable" or "packed"
+    rows: int  # samples, or packs
+    max_tokens: int = 0  # width of ``input_ids`` of a fixed shard, 0 otherwise
+    max_masked: int = 0  # width of ``masked_lm_ids`` of a fixed shard, 0 otherwise
+    # Byte offset in the file of each dataset's rows or references; empty when they are not plain bytes.
     offsets: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -235,19 +227,12 @@ def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tu
 
 
 class Items(NamedTuple):
-    """Where the items (int8 or int16) of some rows of a column lie.
+    """Where the items (int8 or int16) of some rows of a column lie."""
 
-    Attributes:
-        source: [B]; where it is a file's bytes, with an item at every byte.
-        starts: int64 [R], index of each row's first item.
-        counts: int64 [R], items of each row.
-        step: distance between a row's items in ``source``.
-    """
-
-    source: np.ndarray
-    starts: np.ndarray
-    counts: np.ndarray
-    step: int
+    source: np.ndarray  # [B]; where it is a file's bytes, with an item at every byte
+    starts: np.ndarray  # int64 [R], index of each row's first item
+    counts: np.ndarray  # int64 [R], items of each row
+    step: int  # distance between a row's items in ``source``
 
     def of(self, rows: np.ndarray) -> Items:
         """Those of some rows."""

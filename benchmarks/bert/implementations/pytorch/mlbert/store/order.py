@@ -27,18 +27,12 @@ ORDER_BLOCK = 1024  # positions of an epoch whose units are computed together
 
 @dataclass(frozen=True)
 class StepShare:
-    """How an optimizer step is cut, and this rank's place.
+    """How an optimizer step is cut, and this rank's place."""
 
-    Attributes:
-        units: of one rank in one optimizer step, all micro-batches together.
-        accumulation: micro-batches of one step; divides ``units``.
-        rank, world_size: this process among all.
-    """
-
-    units: int
-    accumulation: int
-    rank: int
-    world_size: int
+    units: int  # of one rank in one optimizer step, all micro-batches together
+    accumulation: int  # micro-batches of one step; divides ``units``
+    rank: int  # of this process
+    world_size: int  # processes
 
     def __post_init__(self) -> None:
         if self.units < 1 or self.accumulation < 1 or self.units % self.accumulation:
@@ -71,17 +65,12 @@ def contiguous(share: StepShare, lengths: Lengths | None = None) -> list[np.ndar
 
 @dataclass(frozen=True)
 class Units:
-    """What steps are made of: packs, or single sequences.
+    """What steps are made of: packs, or single sequences."""
 
-    Attributes:
-        count: how many there are (P).
-        gather: from int64 [P'] to their sequences, unit by unit, and int64 [P'] sequences of each.
-        lengths: from int64 [P'] to int64 [P'], tokens of each.
-    """
-
-    count: int
+    count: int  # how many there are (P)
+    # From int64 [P'] to their sequences, unit by unit, and int64 [P'] sequences of each.
     gather: Callable[[np.ndarray], tuple[Ragged, np.ndarray]]
-    lengths: Callable[[np.ndarray], np.ndarray]
+    lengths: Callable[[np.ndarray], np.ndarray]  # from int64 [P'] to int64 [P'], tokens of each
 
 
 def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences: int, seed: int) -> Units:
@@ -187,17 +176,11 @@ class EpochOrder:
 
 @dataclass(frozen=True)
 class Portion:
-    """The sequences of one micro-batch of one rank.
+    """The sequences of one micro-batch of one rank."""
 
-    Attributes:
-        rows: unit by unit.
-        sequences_per_unit: int64 [P], sums to S.
-        units: int64 [P], numbers of the units within the step.
-    """
-
-    rows: Ragged
-    sequences_per_unit: np.ndarray
-    units: np.ndarray
+    rows: Ragged  # unit by unit
+    sequences_per_unit: np.ndarray  # int64 [P], sums to S
+    units: np.ndarray  # int64 [P], numbers of the units within the step
 
 
 class StepReader:

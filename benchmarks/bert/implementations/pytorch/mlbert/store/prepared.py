@@ -47,15 +47,10 @@ def shard_name(index: int, count: int) -> str:
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard as the manifest lists it.
+    """One shard as the manifest lists it."""
 
-    Attributes:
-        values: JSON-able: file, sha256, bytes, counts.
-        histogram: int64 [longest sequence + 1], number of sequences of each length.
-    """
-
-    values: dict[str, Any]
-    histogram: np.ndarray
+    values: dict[str, Any]  # JSON-able: file, sha256, bytes, counts
+    histogram: np.ndarray  # int64 [longest sequence + 1], number of sequences of each length
 
 
 class ShardWriter:

@@ -29,17 +29,11 @@ INT64 = np.dtype("<i8")
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard's contents.
+    """A shard's contents."""
 
-    Attributes:
-        rows: its sequences.
-        extra: int64 arrays stored beside them, by name.
-        content_sha256: what the file says of itself; see `content_sha256`. Empty for one held in memory.
-    """
-
-    rows: Ragged
-    extra: Mapping[str, np.ndarray] = field(default_factory=dict)
-    content_sha256: str = ""
+    rows: Ragged  # its sequences
+    extra: Mapping[str, np.ndarray] = field(default_factory=dict)  # int64 arrays stored beside them, by name
+    content_sha256: str = ""  # what the file says of itself; see `content_sha256`. Empty for one held in memory
 
     @property
     def pack_offsets(self) -> np.ndarray | None:

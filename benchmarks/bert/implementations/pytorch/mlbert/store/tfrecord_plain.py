@@ -62,17 +62,12 @@ class BadExample(ValueError):
 
 
 class Scan(NamedTuple):
-    """The whole records at the start of some bytes.
+    """The whole records at the start of some bytes."""
 
-    Attributes:
-        starts: int64 [R+1], first byte of each record, and of what follows the last.
-        intact: bool [R], whether the data's checksum is right.
-        stopped: INCOMPLETE (the bytes end within the next record, or with the last one), BAD_LENGTH (the next
-            record's length has a wrong checksum) or FULL (as many records as were asked for).
-    """
-
-    starts: np.ndarray
-    intact: np.ndarray
+    starts: np.ndarray  # int64 [R+1], first byte of each record, and of what follows the last
+    intact: np.ndarray  # bool [R], whether the data's checksum is right
+    # INCOMPLETE (the bytes end within the next record, or with the last one), BAD_LENGTH (the next record's length has
+    # a wrong checksum) or FULL (as many records as were asked for).
     stopped: int
 
 

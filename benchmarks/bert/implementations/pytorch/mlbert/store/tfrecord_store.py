@@ -69,21 +69,13 @@ def open_folder(folder: Path | str) -> TFRecordStore:
 
 @dataclass(frozen=True)
 class Index:
-    """Where the records of some files lie. Raises ValueError for arrays that do not fit each other.
+    """Where the records of some files lie. Raises ValueError for arrays that do not fit each other."""
 
-    Attributes:
-        widths: int64 [2], tokens and predictions of every record.
-        counts: int64 [F], records of each file.
-        starts: int64 [N], first byte in its file.
-        sizes: uint32 [N], bytes.
-        lengths: uint16 [N], tokens.
-    """
-
-    widths: np.ndarray
-    counts: np.ndarray
-    starts: np.ndarray
-    sizes: np.ndarray
-    lengths: np.ndarray
+    widths: np.ndarray  # int64 [2], tokens and predictions of every record
+    counts: np.ndarray  # int64 [F], records of each file
+    starts: np.ndarray  # int64 [N], first byte in its file
+    sizes: np.ndarray  # uint32 [N], bytes
+    lengths: np.ndarray  # uint16 [N], tokens
 
     def __post_init__(self) -> None:
         if {len(self.starts), len(self.sizes), len(self.lengths)} != {int(self.counts.sum())}:
