@@ -35,14 +35,8 @@ class Budget:
 
     @classmethod
     def of_packs(cls, packs: int, max_tokens: int, max_sequences: int, max_seqlen: int, max_predictions: int) -> Budget:
-        """What so many packs hold at most.
-
-        Args:
-            packs: of the micro-batch.
-            max_tokens: slots of a pack.
-            max_sequences: most sequences of a pack.
-            max_seqlen: longest sequence, tokens.
-            max_predictions: most masked tokens of a sequence.
+        """What so many packs hold at most: of ``max_tokens`` slots and ``max_sequences`` each, with sequences of at
+        most ``max_seqlen`` tokens and ``max_predictions`` masked ones.
 
         The bound of masked tokens follows from the rule that data is made by: a sequence of L tokens has
         min(max_predictions, max(1, round(share L))), so less than share L + 1, and `max_predictions` tells the share

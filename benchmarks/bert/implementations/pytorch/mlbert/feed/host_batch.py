@@ -63,15 +63,9 @@ class HostBatch:
     def of(
         cls, rows: Ragged, sequences_per_unit: np.ndarray, units: np.ndarray, max_tokens: int, page_locked: bool = False
     ) -> HostBatch:
-        """Fills a new buffer.
-
-        Args:
-            rows: the sequences, unit by unit.
-            sequences_per_unit: int [P], sums to S.
-            units: int [P], numbers of these units within the optimizer step.
-            max_tokens: slots of a unit; names the dropout rows.
-            page_locked: in memory from which a copy runs beside the computation; needs a CUDA device.
-        """
+        """Fills a new buffer with a `mlbert.store.order.Portion` of units of ``max_tokens`` slots, which name the
+        dropout rows; ``page_locked``: in memory from which a copy runs beside the computation, which needs a CUDA
+        device."""
         lengths, labels = rows.lengths, rows.labels
         sizes = len(rows.tokens), len(rows), len(rows.masked_labels)
         longest = int(lengths.max()) if len(rows) else 0
@@ -120,13 +114,9 @@ class HostBatch:
     def to(self, device: torch.device | str, out: Batch | None = None) -> Batch:
         """The batch on a device; nothing waits, neither for the host nor for what the device still computes.
 
-        Args:
-            device: where to.
-            out: tensors that are written, from index 0; what is longer than the batch is filled up as
-                `mlbert.feed.budget` says. None: new ones of the batch's sizes.
-
-        Returns:
-            ``out``, or a new batch. It is complete for work that is queued on the current stream from now on.
+        The tensors of ``out`` are written from index 0, and what is longer than the batch is filled up as
+        `mlbert.feed.budget` says; None: new ones of the batch's sizes. What is returned is complete for work that is
+        queued on the current stream from now on.
         """
         device = torch.device(device)
         if out is None and device.type == "cpu" and not self.data.is_cuda:

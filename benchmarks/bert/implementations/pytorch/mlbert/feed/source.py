@@ -19,9 +19,7 @@ PREFETCHED_STEPS = 4
 class StepSource:
     """Endless optimizer steps; what step n holds depends on the settings and on n alone (`batches_of`).
 
-    Args:
-        name: of the data, for messages.
-        identity: JSON-able: what a position must be resumed with.
+    ``name`` is the data's, for messages; ``identity``, JSON-able, is what a position must be resumed with.
     """
 
     def __init__(self, name: str | Path, identity: dict[str, Any]) -> None:

@@ -88,16 +88,9 @@ class Estimate:
 def estimate(
     parts: Sequence[Path], vocab_file: Path, *, sample_bytes: int = 20_000_000, lower_case: bool = True
 ) -> tuple[dict[str, Any], list[Estimate]]:
-    """Measure a sample of ``parts``; predict all of them, and the benchmark's 156,726,829 instances.
-
-    Args:
-        parts: text parts.
-        vocab_file: vocabulary.
-        sample_bytes: of text to use, taken from up to `PART_SAMPLES` parts; all of it when there is less.
-        lower_case: the uncased form.
-
-    Returns:
-        What was measured (JSON-able), and the two predictions.
+    """Measure a sample of the text parts, ``sample_bytes`` from up to `PART_SAMPLES` of them or all where there is
+    less; predict all of them, and the benchmark's 156,726,829 instances. Returns what was measured (JSON-able), and the
+    two predictions.
 
     Raises UserError: a part or the vocabulary is bad, or a process was killed.
     """
@@ -149,11 +142,8 @@ def _memory(step: Measured, ratio: float) -> int:
 
 
 def _take_sample(parts: Sequence[Path], sample: Path, sample_bytes: int) -> int:
-    """The beginnings of a few parts spread over all, whole documents, about ``sample_bytes`` together, as one part.
-
-    Returns:
-        Bytes written.
-    """
+    """The beginnings of a few parts spread over all, whole documents, about ``sample_bytes`` together, as one part;
+    returns bytes written."""
     count = min(PART_SAMPLES, len(parts))
     text = b""
     for part in (parts[index * len(parts) // count] for index in range(count)):

@@ -23,13 +23,7 @@ def pick_evenly(available: int, wanted: int) -> np.ndarray:
 def make_eval_set(
     source: Path, out: Path, *, num: int = 10_000, tool: str = "mlbert", progress: Progress = SILENT
 ) -> Manifest:
-    """Pick ``num`` sequences of a store into a prepared set of one shard.
-
-    Args:
-        source: folder of any kind of store that knows its vocabulary.
-        out: made when missing.
-        num: sequences to pick.
-        tool: name and version, for the manifest.
+    """Pick ``num`` sequences of any kind of store that knows its vocabulary into a prepared set of one shard.
 
     Raises UserError: the input is bad or smaller than ``num``, or the output finished with other options.
     """

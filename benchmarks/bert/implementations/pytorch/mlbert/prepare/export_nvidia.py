@@ -108,12 +108,8 @@ def _padded(flat: np.ndarray, inside: np.ndarray) -> np.ndarray:
 
 
 def variable_columns(rows: Ragged, counts: np.ndarray, packed: bool) -> dict[str, np.ndarray]:
-    """Columns with rows of their own length, as object arrays [R] of int16 or int8 arrays.
-
-    Args:
-        counts: int64 [R], sequences of each row.
-        packed: add the columns of packs.
-    """
+    """Columns with rows of their own length, as object arrays [R] of int16 or int8 arrays; row r has counts[r]
+    sequences (int64 [R])."""
     first = offsets_of(counts)
     starts, masked_starts = rows.offsets[first], rows.masked_offsets[first]
     sequence = np.arange(len(rows.tokens)) - np.repeat(rows.offsets[:-1], rows.lengths)
@@ -146,14 +142,8 @@ def _cut(flat: np.ndarray, offsets: np.ndarray, name: str) -> np.ndarray:
 def export_nvidia(
     folder: Path, out: Path, layout: str, *, num_files: int = 0, workers: int = 1, progress: Progress = SILENT
 ) -> list[Path]:
-    """Write a stored set as NVIDIA's HDF5 shards; files of an interrupted run are kept.
-
-    Args:
-        folder: any stored set.
-        out: made when missing; must hold no shards of another export.
-        layout: "fixed", "variable", or "packed" (of a set that stores packs).
-        num_files: 0: one for each 36,280 rows.
-        workers: processes; the result does not depend on it.
+    """Write any stored set as NVIDIA's HDF5 shards, in one of `LAYOUTS` ("packed": of a set that stores packs) and in
+    ``num_files`` files (0: one for each 36,280 rows). Files of an interrupted run are kept.
 
     Raises UserError: the set cannot be written in this layout, or ``out`` not at all.
     """

@@ -12,14 +12,8 @@ from mlbert.store.manifest import MANIFEST, Manifest, read_manifest
 
 
 def check_finished(out: Path, provenance: Mapping[str, Any], options: Mapping[str, Any], progress: Progress) -> None:
-    """Compare what a finished folder was made with, and say that there is nothing to do.
-
-    Args:
-        provenance: what the folder says of itself.
-        options: what is asked for now, as they come back from JSON.
-
-    Raises UserError: it was made with other options.
-    """
+    """Compare what a finished folder says it was made with, and say that there is nothing to do; the options asked for
+    now are as they come back from JSON. Raises UserError: they are other ones."""
     if provenance.get("options") != options:
         raise UserError(out, "was prepared with other input or options", "Choose another --out, or remove it")
     progress(f"{out} is finished with these options: nothing to do")

@@ -157,16 +157,12 @@ def import_store(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> Manifest:
-    """Make a prepared set of ours from any stored set.
+    """Make a prepared set of ours from any stored set, or one HDF5 file; each worker holds one shard in memory.
 
     Args:
-        source: its folder (or one HDF5 file).
         vocab_file: the vocabulary that it was made with; ids and the places of [CLS] and [SEP] are compared with it.
-        out: made when missing.
         limits: most tokens of a row and masked tokens of a sequence, where the data does not say.
         skip_bad: leave bad rows and unreadable files out, count and list them.
-        workers: processes; the result does not depend on it. Each holds one shard in memory.
-        progress: told of every finished shard.
 
     Raises UserError: names the first bad file and row; also when ``out`` was finished with other input or options.
     """

@@ -151,11 +151,8 @@ def make_instances(
     """Make a set; finished parts of an interrupted run are kept.
 
     Args:
-        job: what to make.
         provenance: JSON-able, for the manifest; the parts left out are added.
         parts: what `inspect_parts` said of ``job.parts``; None: ask it.
-        workers: processes; the set does not depend on it.
-        progress: told of bytes of text done, and of what deserves attention.
 
     Raises UserError: a part or the vocabulary is bad, or the output folder cannot be written.
     """

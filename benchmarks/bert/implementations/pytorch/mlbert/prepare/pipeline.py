@@ -78,16 +78,9 @@ def prepare_text(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Make a data folder from documents of sentences; returns what ``prepared.json`` holds.
-
-    Args:
-        documents: read once, only when the folder is not finished yet.
-        out: made when missing: vocab.txt, text/, train/, eval/, baselines.json, prepared.json.
-        options: what to make.
-        source: what the documents are, stored and compared on a rerun.
-        workers: processes for the training parts; the result does not depend on it.
-        progress: called with one line for each step.
-    """
+    """Make a data folder (vocab.txt, text/, train/, eval/, baselines.json, prepared.json) from documents of sentences,
+    which are read only when it is not finished yet; returns what ``prepared.json`` holds. ``source`` says what the
+    documents are: stored, and compared on a rerun."""
     wanted = {"source": source, **asdict(options)}
     if found := _finished(out, wanted):
         progress(f"{out} is finished with these options: nothing to do")

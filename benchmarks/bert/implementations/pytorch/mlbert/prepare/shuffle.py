@@ -286,15 +286,8 @@ def shuffle_set(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> Manifest:
-    """Shuffle a store into a prepared set, packed where ``packing`` is given.
-
-    Args:
-        source: folder of any kind of store that knows its vocabulary.
-        out: made when missing.
-        seed: same input and seed, same bytes.
-        num_shards: of the output; None: one for `SHARD` sequences.
-        tool: name and version, for the manifest.
-        workers: processes; the result does not depend on it.
+    """Shuffle any kind of store that knows its vocabulary into a prepared set of ``num_shards`` (None: one for `SHARD`
+    sequences), packed where ``packing`` is given. Same input and seed, same bytes.
 
     Raises UserError: input bad or of unknown vocabulary, packs too short, output finished with other options or not
     writable.

@@ -67,19 +67,12 @@ def make_bins(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> list[Manifest]:
-    """Cut a store into bins.
+    """Cut any kind of store that knows its vocabulary into bins; returns the manifest of each. Same input, edges and
+    seed, same bytes.
 
     Args:
-        source: folder of any kind of store that knows its vocabulary.
-        out: made when missing.
         edges: longest sequence of each bin, tokens, ascending.
         num_shards: of each bin; None: one for some 300,000 sequences of the average bin.
-        seed: same input, edges and seed, same bytes.
-        tool: name and version, for the manifests.
-        workers: processes; the result does not depend on it.
-
-    Returns:
-        The manifest of each bin.
 
     Raises UserError: edges or input bad, output finished with other options or not writable.
     """

@@ -40,13 +40,7 @@ def read_finished(folder: Path) -> dict[str, Any] | None:
 
 
 class TfrecordFolder:
-    """Writes one folder; several processes may each write files of their own.
-
-    Args:
-        folder: made when missing.
-        num_parts: of the text.
-        max_seq_length, max_predictions: sizes of the padded lists.
-    """
+    """Writes one folder of ``num_parts`` files; several processes may each write files of their own."""
 
     def __init__(self, folder: Path, num_parts: int, max_seq_length: int, max_predictions: int) -> None:
         self.folder = folder

@@ -77,15 +77,9 @@ def tfrecords_to_hdf5(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> Manifest:
-    """Make a prepared set of TFRecords. ``max_seq_length`` and ``max_predictions`` are those of the records.
-
-    Args:
-        inputs: TFRecord files and folders of them.
-        vocab_file: the vocabulary that they were made with; ids outside it are refused.
-        out: folder of the set, made when missing.
-        skip_bad: leave bad records out; the manifest's provenance lists them.
-        workers: processes; the result does not depend on it.
-        progress: told of every finished file.
+    """Make a prepared set of TFRecord files and folders of them; its ``max_seq_length`` and ``max_predictions`` are
+    those of the records. Ids outside the vocabulary are refused. With ``skip_bad`` bad records are left out, and listed
+    in the manifest's provenance.
 
     Raises UserError: a bad file or record; records of different widths; ``out`` was finished with other input.
     """
@@ -167,16 +161,9 @@ class ExportJob:
 
 
 def hdf5_to_tfrecords(folder: Path, out: Path, *, workers: int = 1, progress: Progress = SILENT) -> dict[str, Any]:
-    """Write every shard of a prepared set as a TFRecord file, byte for byte as the benchmark's generator would.
-
-    Args:
-        folder: prepared set; of a packed one the sequences are written in the order of the packs.
-        out: made when missing; see `mlbert.prepare.tfrecord_folder`.
-        workers: processes; the result does not depend on it.
-        progress: told of every finished file.
-
-    Returns:
-        What is written down of the finished folder: files and totals.
+    """Write every shard of a prepared set as a TFRecord file, byte for byte as the benchmark's generator would; of a
+    packed one the sequences in the order of the packs. Returns what `mlbert.prepare.tfrecord_folder` writes down of the
+    finished folder: files and totals.
 
     Raises UserError: a bad set; ``out`` was finished with another one; the disk is full.
     """

@@ -245,15 +245,8 @@ def _check_nvidia(job: FileJob, tally: _Tally) -> None:
 def verify(
     folders: Sequence[Path], *, md5: Md5List | None = None, workers: int = 1, progress: Progress = SILENT
 ) -> list[SetReport]:
-    """Check sets of any kind.
-
-    Args:
-        folders: each a set, see `mlbert.store.open.describe`.
-        md5: published sums that files or their rows are compared with, by file name.
-        workers: processes.
-
-    Raises UserError: there is no such folder, or it holds no set.
-    """
+    """Check sets of any kind; files or their rows are compared with published sums (``md5``) by file name. Raises
+    UserError: there is no such folder, or it holds no set."""
     plans = [_plan(folder) for folder in folders]
     jobs: list[FileJob] = []
     for _, planned, _ in plans:

@@ -96,12 +96,7 @@ def load_vocabulary(path: Path) -> dict[str, int]:
 
 
 class WordPieceTokenizer:
-    """Text to token ids.
-
-    Args:
-        vocabulary: entry -> id.
-        lower_case: the uncased form (lower case, accents stripped).
-    """
+    """Text to token ids; with ``lower_case`` in the uncased form (lower case, accents stripped)."""
 
     def __init__(self, vocabulary: dict[str, int], lower_case: bool = True) -> None:
         self.vocabulary = vocabulary

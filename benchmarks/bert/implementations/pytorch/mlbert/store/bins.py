@@ -31,12 +31,7 @@ BINS_VERSION = 1
 
 
 class BinnedStore:
-    """The sequences of several stores, bin after bin; a `mlbert.store.base.Store` without packs.
-
-    Args:
-        info: what is known of the whole.
-        bins: opened stores.
-    """
+    """The sequences of several opened stores, bin after bin; a `mlbert.store.base.Store` without packs."""
 
     num_packs = 0
 

@@ -26,10 +26,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class FileMap:
-    """Read-only map of files.
-
-    Args:
-        paths: the files; their sizes must not shrink while the map is in use.
+    """Read-only map of files, which must not shrink while it is in use.
 
     Attributes:
         bytes: uint8 [B].

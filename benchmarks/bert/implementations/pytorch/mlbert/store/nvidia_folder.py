@@ -51,13 +51,7 @@ def bins_of(folder: Path) -> list[list[Path]]:
 
 def check_bins(folder: Path, lengths: Mapping[str, tuple[int, int]]) -> None:
     """Make sure that what looks like bins is cut by length: no two share one. A folder that holds, say, training and
-    evaluation data side by side is no set.
-
-    Args:
-        lengths: bin -> tokens of its shortest and longest sequence.
-
-    Raises UserError: two bins overlap.
-    """
+    evaluation data side by side is no set. ``lengths`` has the tokens of each bin's shortest and longest sequence."""
     order = sorted(lengths.items(), key=lambda item: item[1])
     for (one, (first, last)), (other, (next_first, next_last)) in itertools.pairwise(order):
         if next_first <= last:

@@ -130,11 +130,7 @@ def _refuse_copies(paths: Sequence[Path], parts: Sequence[Index]) -> None:
 
 
 def index_shard(shard: Shard, content: np.ndarray, limits: Limits) -> Index:
-    """Find lengths and places of one shard's rows and check them.
-
-    Args:
-        content: uint8, the bytes of the file.
-    """
+    """Find lengths and places of one shard's rows and check them; ``content`` is the file's bytes, uint8."""
     if shard.kind == "fixed":
         return _index_fixed(shard, content, limits)
     return _index_rows(shard, *_columns(shard, content), limits)

@@ -152,10 +152,7 @@ def _byte_offset(path: Path, file: h5py.File, dataset: h5py.Dataset) -> int:
 
 
 def heap_places(content: np.ndarray, shard: Shard) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
-    """Follow the heap chains of a shard with variable-length columns.
-
-    Args:
-        content: uint8, the bytes of the file.
+    """Follow the heap chains of a shard with variable-length columns; ``content`` is the file's bytes, uint8.
 
     Returns:
         references: column -> `REFERENCE` [N];
@@ -198,12 +195,8 @@ def _collections(content: np.ndarray, addresses: np.ndarray) -> tuple[np.ndarray
 
 
 def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All objects that lie within their collections.
-
-    Returns:
-        int64 ascending (collection << 16) + object number; int64 place of each object, units of 8 bytes; int64 bytes of
-        its items.
-    """
+    """All objects that lie within their collections: int64 ascending (collection << 16) + object number; int64 place of
+    each object, units of 8 bytes; int64 bytes of its items."""
     starts, ends = collections
     objects = at_every_byte(content, HEAP_OBJECT)
     current, at = np.arange(len(starts)), starts + HEADER_BYTES
@@ -246,13 +239,8 @@ class Items(NamedTuple):
 
 
 def read_column(file: h5py.File, shard: Shard, column: str, rows: np.ndarray) -> Items:
-    """Items of some rows through h5py: the plain form of what the mapped reading does.
-
-    Args:
-        rows: int64 [R], any order.
-
-    Raises UserError: the file is damaged there.
-    """
+    """Items of some rows (int64 [R], any order) through h5py: the plain form of what the mapped reading does. Raises
+    UserError: the file is damaged there."""
     dataset: Any = file[column]
     wanted = item_dtype(column)
     ordered, back = np.unique(rows, return_inverse=True)

@@ -32,14 +32,8 @@ def describe(folder: Path | str) -> StoreInfo:
 
 
 def open_store(folder: Path | str, verify: bool | None = None) -> Store:
-    """Open the set in ``folder``, whatever its kind.
-
-    Args:
-        folder: see `describe`.
-        verify: re-read prepared sets and check every value; None: when they are small.
-
-    Raises UserError: as `describe`, and where a file is missing or damaged.
-    """
+    """Open the set in ``folder``, whatever its kind; prepared sets are re-read and every value is checked with
+    ``verify`` (None: when they are small). Raises UserError as `describe`, and where a file is missing or damaged."""
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         return ShardSet.open(folder, verify)

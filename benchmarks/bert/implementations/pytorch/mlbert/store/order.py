@@ -74,15 +74,8 @@ class Units:
 
 
 def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences: int, seed: int) -> Units:
-    """The packs of a store: its own, else packed now; single sequences when only one fits a pack.
-
-    Args:
-        store: where sequences come from.
-        num_sequences: only its first so many; packs that are stored are used when that is all of them.
-        max_tokens: slots of a pack.
-        max_sequences: most sequences of one pack.
-        seed: of packing.
-    """
+    """The packs of a store's first ``num_sequences``: its own when these are all, else packed now, at most
+    ``max_tokens`` and ``max_sequences`` each; single sequences when only one fits a pack."""
     if max_sequences == 1:
 
         def gather_single(chosen: np.ndarray) -> tuple[Ragged, np.ndarray]:
@@ -117,14 +110,8 @@ def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences:
 
 
 def first_slots(rows: Ragged, sequences_per_unit: np.ndarray, units: np.ndarray, max_tokens: int) -> np.ndarray:
-    """int64 [S]: where each sequence begins if every unit of the step had ``max_tokens`` slots, one behind the other.
-
-    Args:
-        rows: sequences of some units, unit by unit.
-        sequences_per_unit: int [P], sums to S.
-        units: int [P], numbers of the units within the step.
-        max_tokens: slots of a unit.
-    """
+    """int64 [S]: where each sequence begins if every unit of the step had ``max_tokens`` slots, one behind the other;
+    arguments as in `Portion`."""
     first_of_unit = offsets_of(sequences_per_unit)[:-1]  # S for an empty unit at the end: offsets has that entry, too
     return rows.offsets[:-1] + np.repeat(units * max_tokens - rows.offsets[first_of_unit], sequences_per_unit)
 
@@ -187,8 +174,7 @@ class StepReader:
     """Reads this rank's part of any step: a pure function of the step's number, so a run resumes anywhere.
 
     Args:
-        store: where sequences come from; not empty.
-        share: this rank's part of a step.
+        store: not empty.
         max_tokens: slots of a pack.
         max_sequences: most sequences of one pack; 1: single sequences, from all bins in proportion where the store has
             bins. Where packs are stored, they are taken as they are, unless this is 1.

@@ -55,13 +55,8 @@ class ShardEntry:
 
 class ShardWriter:
     """Writes one prepared set, shard by shard; `finish` writes the manifest. Several processes may each write shards
-    of their own with `write_shard`; one of them then calls `finish`.
-
-    Args:
-        folder: made when missing.
-        num_shards: how many shards the set will have.
-        fingerprint: names input and options; a shard already there with the same fingerprint is kept on a rerun.
-    """
+    of their own with `write_shard`; one of them then calls `finish`. The fingerprint names input and options: a shard
+    already there with the same one is kept on a rerun."""
 
     def __init__(self, folder: Path, num_shards: int, fingerprint: str) -> None:
         self.folder = Path(folder)
@@ -90,14 +85,8 @@ class ShardWriter:
         return is_written(self.path(index), self.fingerprint)
 
     def write_shard(self, index: int, rows: Ragged, pack_offsets: np.ndarray | None = None) -> None:
-        """Write shard ``index`` as a whole.
-
-        Args:
-            rows: its sequences.
-            pack_offsets: int64 [P+1] for a packed set: pack p is rows pack_offsets[p] to pack_offsets[p+1].
-
-        Raises UserError: the disk is full or the folder not writable; nothing under the final name then.
-        """
+        """Write shard ``index`` as a whole. In a packed set pack p is rows pack_offsets[p] to pack_offsets[p+1] (int64
+        [P+1]). Raises UserError: the disk is full or the folder not writable; nothing under the final name then."""
         extra = {} if pack_offsets is None else {PACK_OFFSETS: pack_offsets}
         write_shard_file(self.path(index), rows, self.fingerprint, extra)
 

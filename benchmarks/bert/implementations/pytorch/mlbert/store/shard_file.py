@@ -53,16 +53,8 @@ def content_sha256(rows: Ragged, extra: Mapping[str, np.ndarray] | None = None) 
 
 
 def write_shard_file(path: Path, rows: Ragged, fingerprint: str, extra: Mapping[str, np.ndarray] | None = None) -> None:
-    """Write a shard as a whole, or nothing.
-
-    Args:
-        path: final name.
-        rows: its sequences.
-        fingerprint: names input and options; see `is_written`.
-        extra: int64 arrays to store beside them.
-
-    Raises UserError: the disk is full or the folder not writable; nothing under the final name then.
-    """
+    """Write a shard, with int64 arrays (``extra``) beside its sequences, as a whole or not at all; `is_written`
+    compares the fingerprint. Raises UserError: the disk is full or the folder not writable."""
     arrays = {name: np.ascontiguousarray(getattr(rows, name), dtype) for name, dtype in DTYPES.items()}
     arrays |= {name: np.ascontiguousarray(array, INT64) for name, array in (extra or {}).items()}
     # The image is built in memory and written as plain bytes: a full disk is then an ordinary error.

@@ -161,7 +161,6 @@ class ExampleReader:
     """Reads one TFRecord file from its start.
 
     Args:
-        path: the file.
         batch: most records of one `Part`.
         widths: what every record must have; None: what the first good record has.
         vocab_size: ids must be smaller; None: 16 bits.

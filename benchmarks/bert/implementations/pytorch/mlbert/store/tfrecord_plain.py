@@ -250,15 +250,8 @@ Row = tuple[list[int], int, bool, list[int], list[int]]
 
 
 def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID + 1) -> tuple[Row, Widths]:
-    """One tf.train.Example as a row for `Ragged.from_rows`, and its widths.
-
-    Args:
-        record: the record's data.
-        widths: what they must be; None: any that fit each other.
-        vocab_size: ids must be smaller.
-
-    Raises BadExample: says what is wrong.
-    """
+    """The data of a record as a row for `Ragged.from_rows`, and its widths, which must be ``widths`` (None: any that
+    fit each other); ids must be smaller than ``vocab_size``. Raises BadExample: says what is wrong."""
     lists = _read_lists(record)
     own = _check_lists(lists, widths)
     values = {name: content for name, (_, content) in lists.items()}
