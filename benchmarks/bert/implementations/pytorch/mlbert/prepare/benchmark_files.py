@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
+from mlbert.store.manifest import reading
 
 LIST = Path(__file__).with_name("benchmark_files.json")
 
@@ -32,12 +33,12 @@ def read_list(path: Path | None = None) -> list[Entry]:
     """The benchmark's list, or another of the same form. Raises UserError: the file cannot be read or has another
     form."""
     path = path or LIST
+    with reading(path, "Check --manifest"):
+        content = path.read_bytes()
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(content)
         default = document.get("default_groups")
         entries = [_entry(item, default) for item in document["files"]]
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check --manifest") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         remedy = "See mlbert/prepare/benchmark_files.json for the form"
         raise UserError(path, f"is no list of files ({error!r})", remedy) from None

@@ -25,7 +25,7 @@ from mlbert.core.errors import UserError
 from mlbert.prepare import wiki_text
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.separate import drawn_articles, read_hashes
-from mlbert.store.manifest import no_folder, whole_file, write_atomically
+from mlbert.store.manifest import no_folder, reading, whole_file, write_atomically, write_json
 
 FINISHED = "clean.json"
 SCRATCH = "clean.tmp"
@@ -87,7 +87,7 @@ def clean(
         "eval_articles": len(withheld),
         "files": {path.name: path.stat().st_size for path in made},
     }
-    write_atomically(out / FINISHED, (json.dumps(summary, indent=1) + "\n").encode())
+    write_json(out / FINISHED, summary)
     shutil.rmtree(out / SCRATCH)
     return summary
 
@@ -155,11 +155,9 @@ def file_articles(path: Path) -> Iterator[str]:
     """The cleaned articles of one WikiExtractor file, in order; also the empty ones that the benchmark counts.
     Raises UserError: see `mlbert.prepare.wiki_text.paragraphs`."""
     split = wiki_text.sentence_splitter()
-    try:
-        with path.open("rb") as lines:
-            yield from wiki_text.articles(wiki_text.sentence_lines(wiki_text.paragraphs(path, lines), split))
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions") from None
+    with reading(path), path.open("rb") as lines:
+        articles = wiki_text.articles(wiki_text.sentence_lines(wiki_text.paragraphs(path, lines), split))
+    yield from articles
 
 
 @dataclass(frozen=True)

@@ -24,16 +24,17 @@ import numpy as np
 from mlbert.core import native
 from mlbert.core.errors import UserError
 from mlbert.prepare.instances import (
+    REMEDY,
     Document,
     InstanceOptions,
     create_instances,
     decoded_lines,
     masking_rule,
     read_documents,
-    unreadable,
     without_text,
 )
 from mlbert.prepare.wordpiece import UNKNOWN, WordPieceTokenizer
+from mlbert.store.manifest import reading
 from mlbert.store.ragged import DTYPES, Ragged, offsets_of
 
 SOURCES = ("wordpiece.c", "instances.c")
@@ -163,10 +164,8 @@ class NativeGenerator:
 
     def read(self, path: Path) -> FlatDocuments:
         """See `Generator.read`."""
-        try:
+        with reading(path, REMEDY):
             data = path.read_bytes()
-        except OSError as error:
-            raise unreadable(path, error) from None
         documents = self.parse(data, path)
         if not len(documents):
             raise without_text(path)

@@ -24,7 +24,7 @@ from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.jobs import SILENT, Progress
 from mlbert.prepare.vocab import check_vocab_size, count_words, train_vocabulary
 from mlbert.prepare.wordpiece import load_vocabulary
-from mlbert.store.manifest import Manifest, file_sha256, write_atomically
+from mlbert.store.manifest import Manifest, file_sha256, make_folder, write_atomically, write_json
 from mlbert.store.prepared import ShardSet, ShardWriter
 
 FINISHED = "prepared.json"
@@ -86,11 +86,7 @@ def prepare_text(
         progress(f"{out} is finished with these options: nothing to do")
         return found
     started = time.monotonic()
-    try:
-        (out / "text").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(out, f"cannot be made ({error.strerror})", "Choose another output folder") from None
-
+    make_folder(out / "text")
     corpus = corpora.split(
         documents, options.eval_share, options.split_seed, max_sentences=options.max_document_sentences
     )
@@ -116,7 +112,7 @@ def prepare_text(
         "vocab_size": train.vocab_size,
         "seconds": round(time.monotonic() - started, 1),
     }
-    write_atomically(out / FINISHED, (json.dumps(summary, indent=1) + "\n").encode())
+    write_json(out / FINISHED, summary)
     return summary
 
 
@@ -165,5 +161,5 @@ def _write_baselines(out: Path, train: list[FlatDocuments], vocabulary: dict[str
     result = baselines(train, rows, len(vocabulary))
     entries = {number: entry for entry, number in vocabulary.items()}
     result["most_frequent_token"] = entries[int(result.pop("most_frequent_id"))]
-    write_atomically(out / "baselines.json", (json.dumps(result, indent=1) + "\n").encode())
+    write_json(out / "baselines.json", result)
     return result

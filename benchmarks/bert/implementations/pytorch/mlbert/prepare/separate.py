@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.store.manifest import reading
 
 SEED = 12345
 SEED_STEP = 13
@@ -46,10 +47,8 @@ def read_hashes(path: Path) -> set[bytes]:
     """The distinct MD5 sums of an ``eval.md5``: one of 32 hexadecimal digits a line. Raises UserError: the file cannot
     be read, or a line is no MD5 sum (names it)."""
     remedy = "Give the benchmark's eval.md5"
-    try:
+    with reading(path, remedy):
         lines = path.read_bytes().decode("ascii", "replace").split("\n")
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", remedy) from None
     hashes = set()
     for number, line in enumerate(lines, 1):
         if line.strip():

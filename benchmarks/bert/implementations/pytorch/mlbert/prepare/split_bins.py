@@ -7,7 +7,6 @@ by one sequence at most. See `mlbert.prepare.shuffle` for how it is done in boun
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +34,7 @@ from mlbert.prepare.shuffle import (
     say_what_is_undone,
 )
 from mlbert.store.bins import BINS, BINS_FORMAT, BINS_VERSION, read_bins
-from mlbert.store.manifest import Manifest, read_manifest, write_atomically
+from mlbert.store.manifest import Manifest, read_manifest, write_json
 from mlbert.store.open import describe, open_store
 
 EDGES = (128, 256, 384, 512)
@@ -149,4 +148,4 @@ def _write_index(out: Path, edges: Sequence[int], manifests: list[Manifest], pro
         "bins": bins,
         "provenance": provenance,
     }
-    write_atomically(out / BINS, (json.dumps(document, indent=1) + "\n").encode())
+    write_json(out / BINS, document)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mlbert.core.errors import UserError
 from mlbert.prepare.prose import split_sentences
-from mlbert.store.manifest import file_sha256, no_folder
+from mlbert.store.manifest import file_sha256, no_folder, reading
 
 
 def text_files(folder: Path) -> list[Path]:
@@ -22,10 +22,8 @@ def text_files(folder: Path) -> list[Path]:
     remedy = "Give a folder with *.txt files"
     if not folder.is_dir():
         raise UserError(folder, no_folder(folder), remedy)
-    try:
+    with reading(folder, remedy):
         os.listdir(folder)  # rglob takes a folder that cannot be read for an empty one
-    except OSError as error:
-        raise UserError(folder, f"cannot be read ({error.strerror})", remedy) from None
     files = [path for path in folder.rglob("*.txt") if path.is_file()]
     if not files:
         raise UserError(folder, "holds no *.txt file", remedy)
@@ -53,11 +51,10 @@ def source_name(folder: Path, one_per_line: bool) -> dict[str, str | bool]:
 
 
 def _read(path: Path) -> str:
-    try:
+    with reading(path):
         data = path.read_bytes()
+    try:
         return data.decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions") from None
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(path, f"line {line} is not UTF-8", "Convert the file to UTF-8") from None

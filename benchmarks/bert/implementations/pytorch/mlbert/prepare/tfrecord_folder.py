@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
-from mlbert.store.manifest import make_folder, write_atomically
+from mlbert.store.manifest import make_folder, write_atomically, write_json
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import LIST, write_examples
 
@@ -109,7 +109,7 @@ class TfrecordFolder:
             "files": listed,
             "provenance": dict(provenance),
         }
-        write_atomically(self.folder / LIST, (json.dumps(document, indent=1) + "\n").encode())
+        write_json(self.folder / LIST, document)
         for index in range(self.num_parts):
             self._note(index).unlink(missing_ok=True)
         return document

@@ -26,7 +26,7 @@ from mlbert.store import nvidia, tfrecord
 from mlbert.store.base import StoreInfo
 from mlbert.store.bins import BINS, describe_bins, read_bins
 from mlbert.store.checks import mask_problems, pack_problems, row_problems
-from mlbert.store.manifest import MANIFEST, file_sha256, read_manifest
+from mlbert.store.manifest import MANIFEST, file_md5, file_sha256, read_manifest
 from mlbert.store.nvidia_folder import bins_of, list_shards
 from mlbert.store.open import describe
 from mlbert.store.prepared import ShardSet, info_of, matching_shard
@@ -180,11 +180,8 @@ def check_file(job: FileJob) -> FileReport:
             report.content = file_sha256(job.path)
             check = _check_tfrecords if job.info.kind == "tfrecord" else _check_nvidia
             check(job, tally)
-        if job.md5:
-            with job.path.open("rb") as file:
-                found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-            if found != job.md5:
-                report.problems.append(f"its md5 is {found}, the list says {job.md5}")
+        if job.md5 and (found := file_md5(job.path)) != job.md5:
+            report.problems.append(f"its md5 is {found}, the list says {job.md5}")
     except UserError as error:
         report.problems.append(error.reason)
     except OSError as error:

@@ -12,7 +12,7 @@ import unicodedata
 from pathlib import Path
 
 from mlbert.core.errors import UserError
-from mlbert.store.manifest import MAX_VOCAB_SIZE
+from mlbert.store.manifest import MAX_VOCAB_SIZE, reading
 
 UNKNOWN = "[UNK]"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -76,9 +76,8 @@ def load_vocabulary(path: Path) -> dict[str, int]:
     doubled entries, a special token missing, or too many entries."""
     remedy = "Give a BERT WordPiece vocab.txt"
     try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", remedy) from None
+        with reading(path, remedy):
+            lines = path.read_bytes().decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(path, f"is not UTF-8 (byte {error.start})", remedy) from None
     if lines and lines[-1] == "":

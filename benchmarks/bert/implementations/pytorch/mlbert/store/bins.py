@@ -21,7 +21,7 @@ import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.store.base import Store, StoreInfo
-from mlbert.store.manifest import REMAKE, read_manifest
+from mlbert.store.manifest import REMAKE, read_manifest, reading
 from mlbert.store.prepared import ShardSet, info_of
 from mlbert.store.ragged import Ragged, offsets_of
 
@@ -68,8 +68,10 @@ def read_bins(folder: Path) -> dict[str, Any]:
     """What ``bins.json`` says: edges, bins (folder, manifest_sha256), provenance. Raises UserError: unreadable, or
     another format."""
     path = folder / BINS
+    with reading(path):
+        content = path.read_bytes()
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(content)
         if document["format"] != BINS_FORMAT or document["version"] != BINS_VERSION:
             found = f"{document['format']} version {document['version']}"
             raise UserError(path, f"is {found}, this program reads {BINS_FORMAT} version {BINS_VERSION}", REMAKE)
@@ -81,8 +83,6 @@ def read_bins(folder: Path) -> dict[str, Any]:
         result = {"edges": edges, "bins": bins, "provenance": dict(document["provenance"])}
     except UserError:
         raise
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(path, f"is not the index of a folder of bins ({error!r})", REMAKE) from None
     if not bins or len(bins) != len(edges):

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.store.manifest import file_size, unreadable
+from mlbert.store.manifest import file_size, reading
 
 _PAGE = 65_536  # a multiple of every page size in use
 _PROT_READ = 1
@@ -77,10 +77,8 @@ def _libc() -> ctypes.CDLL:
 
 
 def _map_over(libc: ctypes.CDLL, path: Path, address: int, size: int) -> None:
-    try:
+    with reading(path):
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise unreadable(path, error) from None
     try:
         if libc.mmap(address, size, _PROT_READ, _MAP_SHARED | _MAP_FIXED, descriptor, 0) == _FAILED:
             reason = f"cannot be mapped into memory ({os.strerror(ctypes.get_errno())})"

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,13 +55,11 @@ def read_manifest(folder: Path | str) -> Manifest:
     folder = Path(folder)
     path = folder / MANIFEST
     remake = "Prepare the data again with `mlbert prepare`"
-    try:
+    with reading(path):
+        if not path.exists():
+            reason = "the folder has no manifest.json" if folder.is_dir() else no_folder(folder)
+            raise UserError(folder, reason, "Give a folder that `mlbert prepare` finished")
         raw = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        reason = "the folder has no manifest.json" if folder.is_dir() else no_folder(folder)
-        raise UserError(folder, reason, "Give a folder that `mlbert prepare` finished") from None
-    except OSError as error:
-        raise unreadable(path, error) from None
     try:
         document = json.loads(raw)
         if document["format"] != FORMAT or document["version"] != FORMAT_VERSION:
@@ -103,9 +101,13 @@ def no_folder(path: Path) -> str:
     return "is a file, not a folder" if path.exists() else "there is no such folder"
 
 
-def unreadable(path: Path | str, error: OSError) -> UserError:
-    """What to raise for a file or folder that the system does not let us read."""
-    return UserError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions")
+@contextmanager
+def reading(path: Path | str, remedy: str = "Check the path and its permissions") -> Iterator[None]:
+    """Makes a UserError of the block's OSError: the system does not let us read this file or folder."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror})", remedy) from None
 
 
 def make_folder(path: Path) -> None:
@@ -118,19 +120,20 @@ def make_folder(path: Path) -> None:
 
 def file_size(path: Path) -> int:
     """Bytes of a file. Raises UserError."""
-    try:
+    with reading(path):
         return path.stat().st_size
-    except OSError as error:
-        raise unreadable(path, error) from None
 
 
 def file_sha256(path: Path) -> str:
     """sha256 of a file, read in pieces. Raises UserError: it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise unreadable(path, error) from None
+    with reading(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_md5(path: Path) -> str:
+    """MD5 of a file, read in pieces. Raises UserError: it cannot be read."""
+    with reading(path), path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 @contextmanager
@@ -159,3 +162,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write a small file so that it is there as a whole or not at all; see `whole_file`."""
     with whole_file(path) as file:
         file.write(data)
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """`write_atomically` of a document that people may read."""
+    write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())

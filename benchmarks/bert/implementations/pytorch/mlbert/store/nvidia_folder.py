@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 
 from mlbert.core.errors import UserError
+from mlbert.store.manifest import reading
 
 SUFFIXES = (".hdf5", ".hdf", ".h5", "")
 _NUMBERED = re.compile(r"part[-_](\d+)(?:[-_]of[-_](\d+))?")
@@ -27,10 +28,8 @@ def list_shards(folder: Path) -> list[Path]:
     """
     if folder.is_file():
         return [folder]
-    try:
+    with reading(folder, "Give a folder of HDF5 shards"):
         found = _shard_files(folder)
-    except OSError as error:
-        raise UserError(folder, f"cannot be read ({error.strerror})", "Give a folder of HDF5 shards") from None
     for group in _groups(found).values():
         _check_numbers(folder, group)
     return sorted(found, key=lambda path: (_group_of(path), _number(path), path.name))

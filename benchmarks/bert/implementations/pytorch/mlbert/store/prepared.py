@@ -9,7 +9,6 @@ Legend: N sequences of the set, S sequences asked for, P packs.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +28,9 @@ from mlbert.store.manifest import (
     REMAKE,
     Manifest,
     file_sha256,
+    make_folder,
     read_manifest,
-    write_atomically,
+    write_json,
 )
 from mlbert.store.ragged import Ragged, offsets_of
 from mlbert.store.shard_file import PACK_OFFSETS, Shard, is_written, map_file, write_shard_file
@@ -62,10 +62,7 @@ class ShardWriter:
         self.folder = Path(folder)
         self.num_shards = num_shards
         self.fingerprint = fingerprint
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(folder, f"cannot be made ({error.strerror})", "Choose another output folder") from None
+        make_folder(self.folder)
 
     def path(self, index: int) -> Path:
         """Final path of shard ``index``."""
@@ -148,7 +145,7 @@ class ShardWriter:
             slots = num_packs * packs["max_tokens"]
             fill = round(totals["num_tokens"] / slots, 6) if slots else 1.0
             document["packs"] = {**packs, "num_packs": num_packs, "fill": fill}
-        write_atomically(self.folder / MANIFEST, (json.dumps(document, indent=1) + "\n").encode())
+        write_json(self.folder / MANIFEST, document)
         return read_manifest(self.folder)
 
 

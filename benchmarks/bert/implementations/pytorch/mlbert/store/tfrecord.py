@@ -17,7 +17,6 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +27,7 @@ import numpy as np
 from mlbert.core import native
 from mlbert.core.errors import UserError
 from mlbert.store import tfrecord_native, tfrecord_plain
-from mlbert.store.manifest import unreadable, whole_file
+from mlbert.store.manifest import reading, whole_file
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord_plain import (
     BAD_LENGTH,
@@ -85,10 +84,8 @@ def find_files(path: Path | str) -> list[Path]:
     path = Path(path)
     if not path.is_dir():
         return [path]
-    try:
+    with reading(path):
         files = sorted(file for file in path.iterdir() if _NAME.fullmatch(file.name) and file.is_file())
-    except OSError as error:
-        raise unreadable(path, error) from None
     if not files:
         raise UserError(path, "has no TFRecord files (part-*, *.tfrecord, *.tfrecords)", "Give another folder")
     names = {file.name for file in files}
@@ -198,7 +195,7 @@ class ExampleReader:
         """The file's sequences, in order. Raises UserError: unreadable, not TFRecords, without any (good) record; a bad
         record unless it is to be skipped."""
         any_good = False
-        with self._opened() as file:
+        with reading(self.path), self.path.open("rb", buffering=0) as file:
             for data, offset, found in self._scans(file, os.fstat(file.fileno()).st_size):
                 part = self._read(data, offset, found)
                 self.num_records += len(found.intact)
@@ -207,14 +204,6 @@ class ExampleReader:
                     yield part
         if not any_good:
             raise UserError(self.path, "holds no good record" if self.bad else "holds no records", self._remedy)
-
-    @contextmanager
-    def _opened(self) -> Iterator[FileIO]:
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                yield file
-        except OSError as error:
-            raise unreadable(self.path, error) from None
 
     def _scans(self, file: FileIO, size: int) -> Iterator[tuple[np.ndarray, int, Scan]]:
         """(bytes, their place in the file, records in them) until the end of the file or of what can be found."""
