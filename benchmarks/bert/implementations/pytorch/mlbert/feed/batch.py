@@ -46,9 +46,34 @@ class Batch:
         """Masked tokens in the batch (M)."""
         return self.masked_labels.numel()
 
+    @classmethod
+    def empty(
+        cls, tokens: int, sequences: int, masked: int, max_seqlen: int, has_labels: bool, device: torch.device | str
+    ) -> Batch:
+        """A batch of these sizes (T, S, M) in memory of its own, to be written."""
+
+        def empty(length: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.empty(length, dtype=dtype, device=device)
+
+        return cls(
+            input_ids=empty(tokens),
+            segment_ids=empty(tokens),
+            position_ids=empty(tokens),
+            cu_seqlens=empty(sequences + 1, torch.int32),
+            max_seqlen=max_seqlen,
+            masked_positions=empty(masked),
+            masked_labels=empty(masked),
+            next_sentence_labels=empty(sequences),
+            dropout_rows=empty(tokens, torch.int32),
+            labels=empty(sequences, torch.float32) if has_labels else None,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by their names."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        moved: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+        moved: dict[str, Any] = {name: part.to(device, non_blocking=True) for name, part in self.tensors().items()}
         return replace(self, **moved)

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from mlbert.feed.batch import IGNORED_LABEL, Batch
 from mlbert.feed.host_batch import HostBatch
@@ -72,26 +71,13 @@ class Budget:
 
     def allocate(self, device: torch.device | str) -> Batch:
         """A batch of these sizes with one sequence of one token, in memory of its own: what `write` fills."""
-
-        def full(length: int, value: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.full((length,), value, dtype=dtype, device=device)
-
-        bounds = full(self.sequences + 1, 1, torch.int32)
-        bounds[:1].zero_()
-        labels = full(self.sequences, IGNORED_LABEL)
-        labels[:1].zero_()
-        return Batch(
-            input_ids=full(self.tokens, 0),
-            segment_ids=full(self.tokens, 0),
-            position_ids=full(self.tokens, 0),
-            cu_seqlens=bounds,
-            max_seqlen=self.max_seqlen,
-            masked_positions=full(self.masked, 0),
-            masked_labels=full(self.masked, IGNORED_LABEL),
-            next_sentence_labels=labels,
-            dropout_rows=full(self.tokens, 0, torch.int32),
-            labels=full(self.sequences, 0, torch.float32) if self.has_labels else None,
-        )
+        batch = Batch.empty(self.tokens, self.sequences, self.masked, self.max_seqlen, self.has_labels, device)
+        for tensor in batch.tensors().values():
+            tensor.zero_()
+        batch.cu_seqlens[1:] = 1
+        batch.masked_labels.fill_(IGNORED_LABEL)
+        batch.next_sentence_labels[1:] = IGNORED_LABEL
+        return batch
 
     def write(self, batch: HostBatch, target: Batch) -> None:
         """Makes `target`, which `allocate` gave on any device, hold the batch, which must be held.

@@ -126,26 +126,10 @@ class HostBatch:
         crosses = device.type == "cuda" and not self.data.is_cuda
         data = _copy_beside(self.data, device) if crosses else self.data.to(device)
         if out is None:
-            out = self._empty(device)
+            sizes = self.num_tokens, self.num_samples, self.num_masked
+            out = Batch.empty(*sizes, self.max_seqlen, self.has_labels, device)
         expansion(device)(self.parts(data), out)
         return out
-
-    def _empty(self, device: torch.device) -> Batch:
-        def empty(length: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.empty(length, dtype=dtype, device=device)
-
-        return Batch(
-            input_ids=empty(self.num_tokens),
-            segment_ids=empty(self.num_tokens),
-            position_ids=empty(self.num_tokens),
-            cu_seqlens=empty(self.num_samples + 1, torch.int32),
-            max_seqlen=self.max_seqlen,
-            masked_positions=empty(self.num_masked),
-            masked_labels=empty(self.num_masked),
-            next_sentence_labels=empty(self.num_samples),
-            dropout_rows=empty(self.num_tokens, torch.int32),
-            labels=empty(self.num_samples, torch.float32) if self.has_labels else None,
-        )
 
 
 def _layout(tokens: int, sequences: int, masked: int, has_labels: bool) -> dict[str, tuple[slice, torch.dtype]]:

@@ -10,6 +10,7 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -164,15 +165,8 @@ def export_nvidia(
             path.unlink()
         else:
             raise UserError(path, "is of another export", "Choose another --out, or remove it")
+    unit = "packs" if layout == "packed" else "sequences"
+    common: dict[str, Any] = {"where": out, "unit": unit, "workers": workers, "progress": progress}
     sizes = [len(job.rows(index)) for index in range(num_files)]
-    run_jobs(
-        job.make_file,
-        range(num_files),
-        name="export",
-        where=out,
-        sizes=sizes,
-        unit="packs" if layout == "packed" else "sequences",
-        workers=workers,
-        progress=progress,
-    )
+    run_jobs(job.make_file, range(num_files), name="export", sizes=sizes, **common)
     return wanted

@@ -1,14 +1,23 @@
-"""Whether an earlier run finished what a step is asked for: nothing that is finished is made again or overwritten."""
+"""What a finished step leaves behind, so that it is neither made again nor overwritten."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
 from mlbert.prepare.jobs import Progress
 from mlbert.store.manifest import MANIFEST, Manifest, read_manifest
+
+
+def tool_name() -> str:
+    """This package and its version, as stored in manifests."""
+    try:
+        return f"mlbert {version('mlbert')}"
+    except PackageNotFoundError:
+        return "mlbert unknown"
 
 
 def check_finished(out: Path, provenance: Mapping[str, Any], options: Mapping[str, Any], progress: Progress) -> None:

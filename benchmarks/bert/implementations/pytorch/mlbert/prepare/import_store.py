@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.prepare.finished import finished_manifest
-from mlbert.prepare.instance_set import tool_version
+from mlbert.prepare.finished import finished_manifest, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import LeftOut, gather_rows, opened, read_past_errors
 from mlbert.prepare.wordpiece import load_vocabulary
@@ -174,14 +173,9 @@ def import_store(
         job.left_out.remove()
         return found
     ShardWriter(out, len(parts), "").clear_leftovers()
+    sizes = [part.num_bytes for part in parts]
     results = run_jobs(
-        job.make_shard,
-        range(len(parts)),
-        name="import",
-        where=out,
-        sizes=[part.num_bytes for part in parts],
-        workers=workers,
-        progress=progress,
+        job.make_shard, range(len(parts)), name="import", where=out, sizes=sizes, workers=workers, progress=progress
     )
     manifest = _finish(job, results, options)
     job.left_out.remove()
@@ -209,7 +203,7 @@ def _finish(job: ImportJob, results: list[PartResult], options: dict[str, Any]) 
         max_seq_length=max(info.max_seq_length for info in infos),
         max_predictions=max(info.max_predictions for info in infos),
         provenance={
-            "tool": f"mlbert {tool_version()}",
+            "tool": tool_name(),
             "options": options,
             "sources": [result.source for result in results],
             "skipped": {"count": len(skipped), "first": skipped[:LISTED]},

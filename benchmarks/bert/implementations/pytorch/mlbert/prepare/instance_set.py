@@ -12,13 +12,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from mlbert.core import native
 from mlbert.core.errors import UserError
-from mlbert.prepare.finished import check_finished
+from mlbert.prepare.finished import check_finished, tool_name
 from mlbert.prepare.generator import Generator, make_generator
 from mlbert.prepare.instances import InstanceOptions, digest
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
@@ -36,14 +35,6 @@ class SetFormat(StrEnum):
 
     hdf5 = "hdf5"
     tfrecord = "tfrecord"
-
-
-def tool_version() -> str:
-    """Version of this package, as stored in manifests."""
-    try:
-        return version("mlbert")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 @dataclass(frozen=True)
@@ -165,12 +156,13 @@ def make_instances(
     (work.tfrecords() if to_tfrecords else writer).clear_leftovers()
     if _generator(job.vocab_file, work.vocabulary_sha256, job.lower_case).name == "plain":
         progress(f"the compiled generator cannot be used ({native.status()}): this takes some fifty times as long")
+    sizes = [part.num_bytes for part in parts]
     outcomes = run_jobs(
         work.make_part,
         range(len(parts)),
         name="instances",
         where=job.out,
-        sizes=[part.num_bytes for part in parts],
+        sizes=sizes,
         workers=workers,
         progress=progress,
     )
@@ -225,7 +217,7 @@ def prepare_instances(job: InstanceJob, *, workers: int = 1, progress: Progress 
         made, provenance = found
         check_finished(job.out, provenance, options, progress)
         return made
-    provenance = {"tool": f"mlbert {tool_version()}", "options": options}
+    provenance = {"tool": tool_name(), "options": options}
     return make_instances(job, provenance, parts=parts, workers=workers, progress=progress)
 
 

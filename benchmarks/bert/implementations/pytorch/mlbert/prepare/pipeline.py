@@ -18,8 +18,9 @@ from mlbert.core.errors import UserError
 from mlbert.prepare import corpus as corpora
 from mlbert.prepare.baselines import baselines
 from mlbert.prepare.eval_set import pick_evenly
+from mlbert.prepare.finished import tool_name
 from mlbert.prepare.generator import FlatDocuments, Generator, flat, make_generator
-from mlbert.prepare.instance_set import InstanceJob, make_instances, tool_version
+from mlbert.prepare.instance_set import InstanceJob, make_instances
 from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.jobs import SILENT, Progress
 from mlbert.prepare.vocab import check_vocab_size, count_words, train_vocabulary
@@ -94,7 +95,7 @@ def prepare_text(
     progress("text: " + ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items()))
     parts = _write_parts(out / "text", corpus, options.num_parts)
     vocab_file = _make_vocabulary(corpus, out, options, progress)
-    provenance = {"tool": f"mlbert {tool_version()}", "options": wanted}
+    provenance = {"tool": tool_name(), "options": wanted}
     job = InstanceJob(tuple(parts), vocab_file, out / "train", options.instances, options.lower_case)
     train = make_instances(job, provenance, workers=workers)
     progress(f"train: {train.num_sequences:,} sequences, {train.num_tokens:,} tokens")

@@ -27,7 +27,7 @@ import numpy as np
 from mlbert.core.errors import UserError
 from mlbert.core.packing import pack_lengths
 from mlbert.core.permutation import Permutation
-from mlbert.prepare.finished import finished_manifest
+from mlbert.prepare.finished import finished_manifest, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BinnedStore
@@ -282,7 +282,6 @@ def shuffle_set(
     seed: int = 0,
     num_shards: int | None = None,
     packing: Packing | None = None,
-    tool: str = "mlbert",
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> Manifest:
@@ -294,7 +293,7 @@ def shuffle_set(
     """
     check_output(source, out)
     info = describe(source)
-    vocabulary = known_vocabulary(info)
+    known_vocabulary(info)
     if packing:
         packing = replace(packing, max_tokens=packing.max_tokens or info.max_seq_length)
     if packing and (packing.max_tokens or 0) < info.max_seq_length:
@@ -314,18 +313,14 @@ def shuffle_set(
     shuffle = Shuffle(source, info.identity, out, (target,), (len(store),), seed, packing)
     pieces = [replace(piece, before=(piece.first,)) for piece in make_pieces(store)]
     ((writer, entries),) = run_shuffle(shuffle, pieces, workers=workers, progress=progress)
-    manifest = writer.finish(
-        vocabulary=vocabulary,
-        max_seq_length=info.max_seq_length,
-        max_predictions=info.max_predictions,
-        provenance={"tool": tool, "options": options, "input": inherited(store)},
-        packs=packs,
-        entries=entries,
-    )
+    manifest = finish(writer, store, options, packs=packs, entries=entries)
     remove_spill(out)
     return manifest
 
 
-def inherited(store: Store) -> dict[str, Any]:
-    """The input's own provenance, where it has one."""
-    return dict(store.manifest.provenance) if isinstance(store, ShardSet) else {"kind": store.info.kind}
+def finish(writer: ShardWriter, store: Store, options: dict[str, Any], **more: Any) -> Manifest:
+    """`ShardWriter.finish` for a set of sequences of ``store``, with the provenance that this one has."""
+    inherited = dict(store.manifest.provenance) if isinstance(store, ShardSet) else {"kind": store.info.kind}
+    limits = {"max_seq_length": store.info.max_seq_length, "max_predictions": store.info.max_predictions}
+    provenance = {"tool": tool_name(), "options": options, "input": inherited}
+    return writer.finish(vocabulary=known_vocabulary(store.info), provenance=provenance, **{**limits, **more})

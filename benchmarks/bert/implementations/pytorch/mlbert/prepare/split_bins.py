@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.prepare.finished import check_finished
+from mlbert.prepare.finished import check_finished, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.shuffle import (
     Piece,
@@ -24,7 +24,7 @@ from mlbert.prepare.shuffle import (
     check_output,
     check_shards,
     default_shards,
-    inherited,
+    finish,
     known_vocabulary,
     make_pieces,
     opened,
@@ -62,7 +62,6 @@ def make_bins(
     edges: Sequence[int] = EDGES,
     num_shards: int | None = None,
     seed: int = 0,
-    tool: str = "mlbert",
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> list[Manifest]:
@@ -80,7 +79,7 @@ def make_bins(
         raise UserError("--edges", f"{','.join(map(str, edges))} does not ascend", "Use for example 128,256,384,512")
     check_output(source, out)
     info = describe(source)
-    vocabulary = known_vocabulary(info)
+    known_vocabulary(info)
     size = info.num_sequences or len(open_store(source, verify=False))
     shards = num_shards or default_shards(size // len(edges))
     options = {"step": "bins", "input": info.identity, "edges": list(edges), "shards": shards, "seed": seed}
@@ -103,19 +102,12 @@ def make_bins(
     pieces = [replace(piece, before=tuple(before[piece.number].tolist())) for piece in pieces]
     targets = _targets(out, edges, shards)
     shuffle = Shuffle(source, info.identity, out, targets, tuple(before[-1].tolist()), seed)
+    made = zip(targets, run_shuffle(shuffle, pieces, workers=workers, progress=progress), strict=True)
     manifests = [
-        writer.finish(
-            vocabulary=vocabulary,
-            max_seq_length=target.longest,
-            max_predictions=info.max_predictions,
-            provenance={"tool": tool, "options": options, "input": inherited(store)},
-            entries=entries,
-        )
-        for target, (writer, entries) in zip(
-            targets, run_shuffle(shuffle, pieces, workers=workers, progress=progress), strict=True
-        )
+        finish(writer, store, options, max_seq_length=target.longest, entries=entries)
+        for target, (writer, entries) in made
     ]
-    _write_index(out, edges, manifests, {"tool": tool, "options": options})
+    _write_index(out, edges, manifests, {"tool": tool_name(), "options": options})
     remove_spill(out)
     return manifests
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
-from mlbert.prepare.finished import check_finished, finished_manifest
-from mlbert.prepare.instance_set import tool_version
+from mlbert.prepare.finished import check_finished, finished_manifest, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import LeftOut
 from mlbert.prepare.tfrecord_folder import TfrecordFolder, read_finished
@@ -90,7 +89,8 @@ def tfrecords_to_hdf5(
     options: dict[str, Any] = {"inputs": named, "vocabulary": vocabulary["sha256"], "skip_bad": skip_bad}
     if found := finished_manifest(out, options, progress):
         return found
-    _say_slowness(progress)
+    if reason := slowness():
+        progress(reason)
     job = ImportJob(
         files=tuple(files),
         out=out,
@@ -102,30 +102,19 @@ def tfrecords_to_hdf5(
     )
     writer = ShardWriter(out, len(files), "")
     writer.clear_leftovers()
-    results = run_jobs(
-        job.make_shard,
-        range(len(files)),
-        name="TFRecords to HDF5",
-        where=out,
-        sizes=[stat.st_size for stat in stats],
-        workers=workers,
-        progress=progress,
-    )
+    common: dict[str, Any] = {"where": out, "workers": workers, "progress": progress}
+    sizes = [stat.st_size for stat in stats]
+    results = run_jobs(job.make_shard, range(len(files)), name="TFRecords to HDF5", sizes=sizes, **common)
     skipped = {str(file): lines for file, (_, lines) in zip(files, results, strict=True) if lines}
     manifest = writer.finish(
         vocabulary=vocabulary,
         max_seq_length=job.widths.max_seq_length,
         max_predictions=job.widths.max_predictions,
-        provenance={"tool": f"mlbert {tool_version()}", "options": options, "skipped": skipped},
+        provenance={"tool": tool_name(), "options": options, "skipped": skipped},
         entries=[entry for entry, _ in results],
     )
     job.left_out.remove()
     return manifest
-
-
-def _say_slowness(progress: Progress) -> None:
-    if reason := slowness():
-        progress(reason)
 
 
 def _common_widths(files: Sequence[Path], vocab_size: int, skip_bad: bool) -> Widths:
@@ -172,17 +161,12 @@ def hdf5_to_tfrecords(folder: Path, out: Path, *, workers: int = 1, progress: Pr
     if found := read_finished(out):
         check_finished(out, found["provenance"], options, progress)
         return found
-    _say_slowness(progress)
+    if reason := slowness():
+        progress(reason)
     job = ExportJob(manifest, out)
     job.files().clear_leftovers()
-    files = run_jobs(
-        job.make_file,
-        range(len(manifest.shards)),
-        name="HDF5 to TFRecords",
-        where=out,
-        sizes=[int(shard["bytes"]) for shard in manifest.shards],
-        workers=workers,
-        progress=progress,
-    )
+    common: dict[str, Any] = {"where": out, "workers": workers, "progress": progress}
+    sizes = [int(shard["bytes"]) for shard in manifest.shards]
+    files = run_jobs(job.make_file, range(len(sizes)), name="HDF5 to TFRecords", sizes=sizes, **common)
     vocabulary: dict[str, Any] = {"sha256": manifest.vocabulary_sha256, "size": manifest.vocab_size}
-    return job.files().finish(files, vocabulary, {"tool": f"mlbert {tool_version()}", "options": options})
+    return job.files().finish(files, vocabulary, {"tool": tool_name(), "options": options})

@@ -32,14 +32,9 @@ def import_command(
 ) -> None:
     """Turn a folder of NVIDIA's HDF5 shards (fixed, variable, packed, bins), or any other stored set, into a prepared
     set; one shard for each file, packs stay packs."""
+    limits, progress = Limits(max_seq_length, max_predictions), console_progress()
     manifest = import_store.import_store(
-        folder,
-        vocab,
-        out,
-        limits=Limits(max_seq_length, max_predictions),
-        skip_bad=skip_bad,
-        workers=workers,
-        progress=console_progress(),
+        folder, vocab, out, limits=limits, skip_bad=skip_bad, workers=workers, progress=progress
     )
     packs = f" in {manifest.num_packs:,} packs" if manifest.num_packs else ""
     say(f"{out}: {manifest.num_sequences:,} sequences{packs}, {manifest.num_tokens:,} tokens")

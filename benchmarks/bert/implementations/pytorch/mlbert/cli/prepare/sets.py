@@ -13,7 +13,6 @@ from mlbert.cli.prepare.progress import console_progress
 from mlbert.core.errors import UserError
 from mlbert.prepare import verify
 from mlbert.prepare.eval_set import make_eval_set
-from mlbert.prepare.instance_set import tool_version
 from mlbert.prepare.shuffle import Packing, shuffle_set
 from mlbert.prepare.split_bins import EDGES, make_bins
 from mlbert.store.manifest import Manifest
@@ -24,10 +23,6 @@ _LISTED = 30  # problems on the console
 Input = Annotated[Path, typer.Option("--input", help="Folder of a data set that knows its vocabulary.")]
 Shards = Annotated[int | None, typer.Option(min=1, help="Output shards; default: one for 300,000 sequences.")]
 OrderSeed = Annotated[int, typer.Option(min=0, help="Names the order; the same gives the same bytes.")]
-
-
-def _tool() -> str:
-    return f"mlbert {tool_version()}"
 
 
 def _filled(manifest: Manifest) -> float:
@@ -52,15 +47,9 @@ def pack_command(
     workers: Workers = 0,
 ) -> None:
     """Put short sequences together into packs, in an order that is random over the whole set."""
+    packing, progress = Packing(max_tokens, max_sequences), console_progress()
     manifest = shuffle_set(
-        source,
-        out,
-        seed=seed,
-        num_shards=shards,
-        packing=Packing(max_tokens, max_sequences),
-        tool=_tool(),
-        workers=workers,
-        progress=console_progress(),
+        source, out, seed=seed, num_shards=shards, packing=packing, workers=workers, progress=progress
     )
     rate = manifest.num_sequences / max(1, manifest.num_packs)
     say(
@@ -72,9 +61,7 @@ def pack_command(
 @app.command("shuffle")
 def shuffle_command(source: Input, out: Out, seed: OrderSeed = 0, shards: Shards = None, workers: Workers = 0) -> None:
     """Put the sequences of a set into a random order over the whole set."""
-    manifest = shuffle_set(
-        source, out, seed=seed, num_shards=shards, tool=_tool(), workers=workers, progress=console_progress()
-    )
+    manifest = shuffle_set(source, out, seed=seed, num_shards=shards, workers=workers, progress=console_progress())
     say(_in_shards(manifest))
 
 
@@ -92,16 +79,8 @@ def bins_command(
         numbers = [int(edge) for edge in edges.split(",")]
     except ValueError:
         raise UserError("--edges", f"{edges} is no list of numbers", "Use for example 128,256,384,512") from None
-    manifests = make_bins(
-        source,
-        out,
-        edges=numbers,
-        num_shards=shards,
-        seed=seed,
-        tool=_tool(),
-        workers=workers,
-        progress=console_progress(),
-    )
+    progress = console_progress()
+    manifests = make_bins(source, out, edges=numbers, num_shards=shards, seed=seed, workers=workers, progress=progress)
     for manifest in manifests:
         say(_in_shards(manifest))
 
@@ -111,7 +90,7 @@ def eval_set_command(
     source: Input, out: Out, num: Annotated[int, typer.Option(min=1, help="Examples to pick.")] = 10_000
 ) -> None:
     """Pick evaluation examples evenly, in order, by the benchmark's rule."""
-    manifest = make_eval_set(source, out, num=num, tool=_tool(), progress=console_progress())
+    manifest = make_eval_set(source, out, num=num, progress=console_progress())
     say(f"{out}: {manifest.num_sequences:,} examples, {manifest.num_masked:,} masked tokens")
 
 
