@@ -44,14 +44,11 @@ def inspect(config: TrainConfig) -> PreTrainingInputs:
 def check_shape(data: StoreInfo, shape: BertConfig, shape_file: Path) -> None:
     """Compares a data set with the model's vocabulary and positions. Raises UserError where they differ."""
     if data.vocab_size not in (None, shape.vocab_size):
-        raise UserError(
-            data.folder,
-            f"has a vocabulary of {data.vocab_size}, {shape_file} says {shape.vocab_size}",
-            "Set BERT_CONFIG to the configuration of this vocabulary, or prepare with --vocab-size",
-        )
+        reason = f"has a vocabulary of {data.vocab_size}, {shape_file} says {shape.vocab_size}"
+        remedy = "Set BERT_CONFIG to the configuration of this vocabulary, or prepare with --vocab-size"
+        raise UserError(data.folder, reason, remedy)
     if data.max_seq_length > shape.max_position_embeddings:
-        raise UserError(
-            data.folder,
-            f"has sequences of {data.max_seq_length} tokens, the model has {shape.max_position_embeddings} positions",
-            "Raise max_position_embeddings or prepare with a smaller --max-seq-length",
-        )
+        positions = shape.max_position_embeddings
+        reason = f"has sequences of {data.max_seq_length} tokens, the model has {positions} positions"
+        remedy = "Raise max_position_embeddings or prepare with a smaller --max-seq-length"
+        raise UserError(data.folder, reason, remedy)

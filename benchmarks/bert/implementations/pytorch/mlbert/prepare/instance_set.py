@@ -133,39 +133,25 @@ def _generator(vocab_file: Path, vocabulary_sha256: str, lower_case: bool) -> Ge
 
 def make_instances(
     job: InstanceJob,
+    parts: list[TextPart],
     provenance: dict[str, Any],
     *,
-    parts: list[TextPart] | None = None,
-    workers: int = 1,
+    workers: int,
     progress: Progress = SILENT,
 ) -> MadeSet:
-    """Make a set; finished parts of an interrupted run are kept.
-
-    Args:
-        provenance: JSON-able, for the manifest; the parts left out are added.
-        parts: what `inspect_parts` said of ``job.parts``; None: ask it.
-
-    Raises UserError: a part or the vocabulary is bad, or the output folder cannot be written.
-    """
+    """Make a set of the parts that `inspect_parts` found; finished ones of an interrupted run are kept. The manifest's
+    provenance (JSON-able) also says which were left out. Raises UserError: a part or the vocabulary is bad, or the
+    output folder cannot be written."""
     vocabulary = load_vocabulary(job.vocab_file)
-    if parts is None:
-        parts = inspect_parts(job.parts, skip_bad=job.skip_bad, workers=workers, progress=progress)
     work = _Work(job, tuple(parts), file_sha256(job.vocab_file))
     to_tfrecords = job.set_format == SetFormat.tfrecord
     writer = ShardWriter(job.out, len(parts), "")
     (work.tfrecords() if to_tfrecords else writer).clear_leftovers()
     if _generator(job.vocab_file, work.vocabulary_sha256, job.lower_case).name == "plain":
         progress(f"the compiled generator cannot be used ({native.status()}): this takes some fifty times as long")
+    common: dict[str, Any] = {"where": job.out, "workers": workers, "progress": progress}
     sizes = [part.num_bytes for part in parts]
-    outcomes = run_jobs(
-        work.make_part,
-        range(len(parts)),
-        name="instances",
-        where=job.out,
-        sizes=sizes,
-        workers=workers,
-        progress=progress,
-    )
+    outcomes = run_jobs(work.make_part, range(len(parts)), name="instances", sizes=sizes, **common)
     skipped = _report(parts, outcomes, progress)
     named = {"sha256": work.vocabulary_sha256, "size": len(vocabulary)}
     provenance = {**provenance, "parts": [part.path.name for part in parts], "skipped": skipped}
@@ -218,7 +204,7 @@ def prepare_instances(job: InstanceJob, *, workers: int = 1, progress: Progress 
         check_finished(job.out, provenance, options, progress)
         return made
     provenance = {"tool": tool_name(), "options": options}
-    return make_instances(job, provenance, parts=parts, workers=workers, progress=progress)
+    return make_instances(job, parts, provenance, workers=workers, progress=progress)
 
 
 def _finished(out: Path) -> tuple[MadeSet, dict[str, Any]] | None:

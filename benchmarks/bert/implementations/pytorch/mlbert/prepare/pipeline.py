@@ -23,6 +23,7 @@ from mlbert.prepare.generator import FlatDocuments, Generator, flat, make_genera
 from mlbert.prepare.instance_set import InstanceJob, make_instances
 from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.jobs import SILENT, Progress
+from mlbert.prepare.text_parts import inspect_parts
 from mlbert.prepare.vocab import check_vocab_size, count_words, train_vocabulary
 from mlbert.prepare.wordpiece import load_vocabulary
 from mlbert.store.manifest import Manifest, file_sha256, make_folder, write_atomically, write_json
@@ -97,7 +98,7 @@ def prepare_text(
     vocab_file = _make_vocabulary(corpus, out, options, progress)
     provenance = {"tool": tool_name(), "options": wanted}
     job = InstanceJob(tuple(parts), vocab_file, out / "train", options.instances, options.lower_case)
-    train = make_instances(job, provenance, workers=workers)
+    train = make_instances(job, inspect_parts(parts, workers=workers), provenance, workers=workers)
     progress(f"train: {train.num_sequences:,} sequences, {train.num_tokens:,} tokens")
     vocabulary = load_vocabulary(vocab_file)
     generator = make_generator(vocabulary, options.lower_case)

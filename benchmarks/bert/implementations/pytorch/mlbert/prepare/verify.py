@@ -245,10 +245,10 @@ def verify(
     """Check sets of any kind; files or their rows are compared with published sums (``md5``) by file name. Raises
     UserError: there is no such folder, or it holds no set."""
     plans = [_plan(folder) for folder in folders]
-    jobs: list[FileJob] = []
-    for _, planned, _ in plans:
-        named = [replace(job, **_listed(md5, job.path.name)) for job in planned] if md5 else planned
-        jobs += named
+    jobs = [job for _, planned, _ in plans for job in planned]
+    if md5:
+        sums = ((md5.files.get(job.path.name, ""), md5.rows.get(job.path.name, "")) for job in jobs)
+        jobs = [replace(job, md5=file, rows_md5=rows) for job, (file, rows) in zip(jobs, sums, strict=True)]
     sizes = [job.path.stat().st_size if job.path.exists() else 0 for job in jobs]
     common: dict[str, Any] = {"where": folders[0], "sizes": sizes, "workers": workers, "progress": progress}
     reports = iter(run_jobs(check_file, jobs, name="verifying", **common))
@@ -263,10 +263,6 @@ def verify(
         absent = sorted({*md5.files, *md5.rows} - present)
         results[0].problems.extend(f"{md5.path}: lists {name}, which is not there" for name in absent)
     return results
-
-
-def _listed(md5: Md5List, name: str) -> dict[str, Any]:
-    return {"md5": md5.files.get(name, ""), "rows_md5": md5.rows.get(name, "")}
 
 
 def _plan(folder: Path) -> tuple[StoreInfo | None, list[FileJob], list[str]]:

@@ -75,10 +75,8 @@ def read_bins(folder: Path) -> dict[str, Any]:
         if document["format"] != BINS_FORMAT or document["version"] != BINS_VERSION:
             found = f"{document['format']} version {document['version']}"
             raise UserError(path, f"is {found}, this program reads {BINS_FORMAT} version {BINS_VERSION}", REMAKE)
-        bins = [
-            {"folder": str(entry["folder"]), "manifest_sha256": str(entry["manifest_sha256"])}
-            for entry in document["bins"]
-        ]
+        keys = ("folder", "manifest_sha256")
+        bins = [{key: str(entry[key]) for key in keys} for entry in document["bins"]]
         edges = [int(edge) for edge in document["edges"]]
         result = {"edges": edges, "bins": bins, "provenance": dict(document["provenance"])}
     except UserError:

@@ -100,10 +100,8 @@ def _inspect(path: Path, file: h5py.File) -> Shard:
         if name not in names or not isinstance(file[name], h5py.Dataset):
             raise UserError(path, f"has no dataset {name} (it looks like a {kind} shard)", "Give NVIDIA's HDF5 shards")
     rows = file["input_ids"].shape[0] if file["input_ids"].shape else 0
-    widths = {}
     shard = Shard(path, kind, rows)
-    for name in needed:
-        widths[name] = _check_dataset(shard, name, file[name])
+    widths = {name: _check_dataset(shard, name, file[name]) for name in needed}
     for one, other in (("input_ids", "segment_ids"), ("input_ids", "input_mask")):
         if kind == "fixed" and widths[one] != widths[other]:
             raise UserError(path, f"{one} and {other} have different widths", REMAKE)
@@ -161,10 +159,9 @@ def heap_places(content: np.ndarray, shard: Shard) -> tuple[dict[str, np.ndarray
         None when a collection is so large that 16 bits do not hold a place.
     """
     names = [name for name in shard.columns if shard.is_variable(name)]
+    none = np.empty(0, REFERENCE)
     references = {
-        name: np.frombuffer(content, REFERENCE, shard.rows, shard.offsets[name])
-        if shard.rows
-        else np.empty(0, REFERENCE)
+        name: np.frombuffer(content, REFERENCE, shard.rows, shard.offsets[name]) if shard.rows else none
         for name in names
     }
     addresses = np.unique(np.concatenate([table["address"][table["length"] > 0] for table in references.values()]))
@@ -208,9 +205,8 @@ def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tu
             break
         found = objects[at]
         room = np.minimum(found["size"], len(content)).astype(np.int64)
-        used = (found["index"] > 0) & (
-            at + HEADER_BYTES + room <= ends[current]
-        )  # object 0 is the free room at the end
+        # Object 0 is the free room at the end.
+        used = (found["index"] > 0) & (at + HEADER_BYTES + room <= ends[current])
         current, at, room = current[used], at[used], room[used]
         steps.append(np.stack([(current << 16) + found["index"][used], (at - starts[current]) >> 3, room]))
         at = at + HEADER_BYTES + ((room + 7) & ~7)

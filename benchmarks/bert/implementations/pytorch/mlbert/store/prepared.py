@@ -96,12 +96,8 @@ class ShardWriter:
             "sha256": file_sha256(path),
             "content_sha256": shard.content_sha256,
             "bytes": path.stat().st_size,
-            "num_sequences": len(shard.rows),
-            "num_tokens": len(shard.rows.tokens),
-            "num_masked": len(shard.rows.masked_labels),
+            **_counts(shard),
         }
-        if shard.pack_offsets is not None:
-            values["num_packs"] = len(shard.pack_offsets) - 1
         return ShardEntry(values, np.bincount(shard.rows.lengths))
 
     def finish(
@@ -288,6 +284,13 @@ def info_of(manifest: Manifest) -> StoreInfo:
     )
 
 
+def _counts(shard: Shard) -> dict[str, int]:
+    """What a manifest counts of a shard."""
+    rows = shard.rows
+    counts = {"num_sequences": len(rows), "num_tokens": len(rows.tokens), "num_masked": len(rows.masked_labels)}
+    return counts if shard.pack_offsets is None else {**counts, "num_packs": len(shard.pack_offsets) - 1}
+
+
 def matching_shard(manifest: Manifest, index: int) -> Shard:
     """Map shard ``index`` and make sure that it is the one the manifest lists; reads only its header.
     Raises UserError: it is missing, damaged, or belongs to another set."""
@@ -296,17 +299,10 @@ def matching_shard(manifest: Manifest, index: int) -> Shard:
     shard = map_file(path)
     if entry.get("content_sha256", shard.content_sha256) != shard.content_sha256:
         raise UserError(path, "is a shard of another set than the manifest beside it", REMAKE)
-    counts = {
-        "num_sequences": len(shard.rows),
-        "num_tokens": len(shard.rows.tokens),
-        "num_masked": len(shard.rows.masked_labels),
-    }
-    if manifest.max_pack_tokens is not None:
-        if shard.pack_offsets is None:
-            raise UserError(path, "has no packs, the manifest says it has", REMAKE)
-        counts["num_packs"] = len(shard.pack_offsets) - 1
-    for key, count in counts.items():
-        if count != int(entry[key]):
+    if manifest.max_pack_tokens is not None and shard.pack_offsets is None:
+        raise UserError(path, "has no packs, the manifest says it has", REMAKE)
+    for key, count in _counts(shard).items():
+        if count != int(entry.get(key, count)):
             raise UserError(path, f"{key} is {count}, the manifest says {entry[key]}", REMAKE)
     return shard
 

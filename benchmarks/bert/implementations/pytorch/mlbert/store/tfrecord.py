@@ -333,6 +333,5 @@ def _check_fits(path: Path, rows: Ragged, widths: Widths) -> None:
     ):
         if len(counts) and counts.max() > most:
             where = int(counts.argmax())
-            raise UserError(
-                path, f"sequence {where} has {counts[where]} {name}, at most {most} fit", "Use larger limits"
-            )
+            reason = f"sequence {where} has {counts[where]} {name}, at most {most} fit"
+            raise UserError(path, reason, "Use larger limits")

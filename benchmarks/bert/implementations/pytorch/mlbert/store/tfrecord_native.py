@@ -72,12 +72,7 @@ def check(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 def parse(
-    data: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    wanted: np.ndarray,
-    widths: Widths,
-    vocab_size: int = MAX_ID + 1,
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, wanted: np.ndarray, widths: Widths, vocab_size: int
 ) -> tuple[Ragged, np.ndarray]:
     """`mlbert.store.tfrecord_plain.parse`."""
     count = len(wanted)

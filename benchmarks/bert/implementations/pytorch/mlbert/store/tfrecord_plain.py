@@ -275,14 +275,9 @@ def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID
 
 
 def parse(
-    data: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    wanted: np.ndarray,
-    widths: Widths,
-    vocab_size: int = MAX_ID + 1,
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, wanted: np.ndarray, widths: Widths, vocab_size: int
 ) -> tuple[Ragged, np.ndarray]:
-    """Examples of records as sequences.
+    """Examples of records as sequences, and bool [R]: the records that gave one.
 
     Args:
         data: uint8 [B].
@@ -290,9 +285,6 @@ def parse(
         wanted: bool [R], records to read.
         widths: what every record must have.
         vocab_size: ids must be smaller.
-
-    Returns:
-        The sequences, and bool [R]: the records that gave one.
     """
     rows, good = [], np.zeros(len(wanted), bool)
     for index in np.flatnonzero(wanted):

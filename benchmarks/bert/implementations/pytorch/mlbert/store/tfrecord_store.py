@@ -26,7 +26,7 @@ from mlbert.store.index_cache import IndexCache
 from mlbert.store.manifest import file_size
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import RESTORE, ExampleReader, Widths, codec, find_files, read_widths
-from mlbert.store.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, BadExample, parse_example
+from mlbert.store.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, MAX_ID, BadExample, parse_example
 
 _VERSION = 1
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -133,7 +133,7 @@ class TFRecordStore:
         inside &= ends - starts >= HEADER_BYTES + FOOTER_BYTES
         if inside.all():
             intact = codec().check(self._map.bytes, starts, ends)
-            rows, good = codec().parse(self._map.bytes, starts, ends, intact, self._widths)
+            rows, good = codec().parse(self._map.bytes, starts, ends, intact, self._widths, MAX_ID + 1)
             if good.all():
                 good[good] = rows.lengths == self._index.lengths[indices[good]]
         else:
