@@ -98,9 +98,8 @@ def _read(
             # The encoder's own pooler is not trained where the next-sentence head has one.
             left_out[name] = f"{poolers[own]} is taken"
         else:
-            tensors[name] = _as_ours(
-                _asked(prefix, name, reader.get_tensor, name), name, own, known[own], shape, prefix
-            )
+            array = _asked(prefix, name, reader.get_tensor, name)
+            tensors[name] = _as_ours(array, name, own, known[own], shape, prefix)
     if not tensors:
         raise UserError(prefix, "holds no variable of a BERT", "Check that it is the form that the command names")
     state, report = own_state(tensors, shape, str(prefix), lambda name: (own_name(name),), spelling)

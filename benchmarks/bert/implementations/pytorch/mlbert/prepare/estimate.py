@@ -124,16 +124,10 @@ def _steps(made: Measured, packed: Measured, grow: float, sequences: int, parts:
     set_bytes = round(made.disk_bytes * grow)
     packed_bytes = round(packed.disk_bytes * grow)
     held = max(shuffle.SHARD, shuffle.PIECE) / sequences * grow  # of what a worker held with the sample
+    shards, peak_bytes = shuffle.default_shards(sequences), 2 * set_bytes + PLACE_BYTES * sequences + packed_bytes
     return [
         Step("instances", made.seconds * grow, parts, set_bytes, set_bytes, _memory(made, part_ratio)),
-        Step(
-            "pack",
-            packed.seconds * grow,
-            shuffle.default_shards(sequences),
-            packed_bytes,
-            2 * set_bytes + PLACE_BYTES * sequences + packed_bytes,
-            _memory(packed, min(held, grow)),
-        ),
+        Step("pack", packed.seconds * grow, shards, packed_bytes, peak_bytes, _memory(packed, min(held, grow))),
     ]
 
 
@@ -164,9 +158,8 @@ def _measure(step: Callable[[Any], tuple[int, int, int]], argument: Any) -> Meas
         with processes(1) as pool:
             return pool.submit(_timed, step, argument).result()
     except BrokenProcessPool:
-        raise UserError(
-            "--sample-mb", "the measuring process was killed, perhaps for want of memory", "Use less"
-        ) from None
+        reason = "the measuring process was killed, perhaps for want of memory"
+        raise UserError("--sample-mb", reason, "Use less") from None
 
 
 def _timed(step: Callable[[Any], tuple[int, int, int]], argument: Any) -> Measured:

@@ -9,9 +9,9 @@ import numpy as np
 from mlbert.core.errors import UserError
 from mlbert.prepare.finished import finished_manifest
 from mlbert.prepare.jobs import SILENT, Progress
-from mlbert.prepare.shuffle import check_output, finish, known_vocabulary
+from mlbert.prepare.shuffle import describe_input, finish
 from mlbert.store.manifest import Manifest
-from mlbert.store.open import describe, open_store
+from mlbert.store.open import open_store
 from mlbert.store.prepared import ShardWriter
 
 
@@ -25,9 +25,7 @@ def make_eval_set(source: Path, out: Path, *, num: int = 10_000, progress: Progr
 
     Raises UserError: the input is bad or smaller than ``num``, or the output finished with other options.
     """
-    check_output(source, out)
-    info = describe(source)
-    known_vocabulary(info)
+    info = describe_input(source, out)
     options = {"step": "eval-set", "input": info.identity, "num": num}
     if found := finished_manifest(out, options, progress):
         return found

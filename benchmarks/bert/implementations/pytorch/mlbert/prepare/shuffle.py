@@ -225,10 +225,13 @@ def remove_spill(out: Path) -> None:
     shutil.rmtree(out / SPILL, ignore_errors=True)
 
 
-def check_output(source: Path, out: Path) -> None:
-    """Raises UserError where the output would go into the input folder."""
+def describe_input(source: Path, out: Path) -> StoreInfo:
+    """What is known of the input. Raises UserError: it does not say its vocabulary, or is the output folder."""
     if source.resolve() == out.resolve():
         raise UserError(out, "is the input folder", "Choose another --out")
+    info = describe(source)
+    known_vocabulary(info)
+    return info
 
 
 def check_shards(num_shards: int, num_sequences: int, where: str = "") -> None:
@@ -291,9 +294,7 @@ def shuffle_set(
     Raises UserError: input bad or of unknown vocabulary, packs too short, output finished with other options or not
     writable.
     """
-    check_output(source, out)
-    info = describe(source)
-    known_vocabulary(info)
+    info = describe_input(source, out)
     if packing:
         packing = replace(packing, max_tokens=packing.max_tokens or info.max_seq_length)
     if packing and (packing.max_tokens or 0) < info.max_seq_length:

@@ -102,11 +102,10 @@ def _inspect(path: Path, file: h5py.File) -> Shard:
     rows = file["input_ids"].shape[0] if file["input_ids"].shape else 0
     shard = Shard(path, kind, rows)
     widths = {name: _check_dataset(shard, name, file[name]) for name in needed}
-    for one, other in (("input_ids", "segment_ids"), ("input_ids", "input_mask")):
-        if kind == "fixed" and widths[one] != widths[other]:
+    pairs = ("input_ids", "segment_ids"), ("input_ids", "input_mask"), ("masked_lm_positions", "masked_lm_ids")
+    for one, other in pairs:
+        if widths[one] != widths.get(other, 0):  # rows of their own length have width 0
             raise UserError(path, f"{one} and {other} have different widths", REMAKE)
-    if widths["masked_lm_positions"] != widths["masked_lm_ids"]:
-        raise UserError(path, "masked_lm_positions and masked_lm_ids have different widths", REMAKE)
     offsets = {name: _byte_offset(path, file, file[name]) for name in needed}
     plain = any(offset < 0 for offset in offsets.values())
     return Shard(path, kind, rows, widths["input_ids"], widths["masked_lm_ids"], {} if plain else offsets)

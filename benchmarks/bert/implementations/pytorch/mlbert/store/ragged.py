@@ -145,6 +145,12 @@ def _concatenate(rows: Sequence[Sequence[int]]) -> np.ndarray:
     return np.frombuffer(flat, np.uint16)
 
 
+def sizes_of(rows: int, tokens: int, masked: int) -> dict[str, int]:
+    """Lengths of the arrays of a `Ragged` of so many sequences, tokens and masked tokens, in the order of `DTYPES`."""
+    sizes = {**dict.fromkeys(DTYPES, rows), "offsets": rows + 1, "masked_offsets": rows + 1}
+    return {**sizes, "tokens": tokens, "masked_positions": masked, "masked_labels": masked}
+
+
 def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """int64 [n+1], running sum of ``lengths`` (int [n]) from 0."""
     result = np.zeros(len(lengths) + 1, np.int64)

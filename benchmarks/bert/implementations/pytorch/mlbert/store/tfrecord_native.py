@@ -11,7 +11,7 @@ import functools
 import numpy as np
 
 from mlbert.core import native
-from mlbert.store.ragged import DTYPES, Ragged
+from mlbert.store.ragged import DTYPES, Ragged, sizes_of
 from mlbert.store.tfrecord_plain import MAX_ID, Scan, Widths
 
 SOURCES = ("tfrecord_frame.c", "tfrecord_read.c", "tfrecord_write.c")
@@ -79,7 +79,7 @@ def parse(
     assert len(starts) == len(ends) == count, "starts, ends and wanted are of the same records"
     assert vocab_size <= MAX_ID + 1, "ids have 16 bits"
     tokens, masked = count * widths.max_seq_length, count * widths.max_predictions
-    most = _sizes(count, tokens, masked)
+    most = sizes_of(count, tokens, masked)
     arrays = {name: np.empty(most[name], dtype) for name, dtype in DTYPES.items()}
     good = np.empty(count, bool)
     num_rows = library().tfrecord_parse(
@@ -95,15 +95,9 @@ def parse(
     )
     if num_rows < 0:
         raise MemoryError("no memory for one example")
-    used = _sizes(num_rows, int(arrays["offsets"][num_rows]), int(arrays["masked_offsets"][num_rows]))
+    used = sizes_of(num_rows, int(arrays["offsets"][num_rows]), int(arrays["masked_offsets"][num_rows]))
     # Copies of what is used: the arrays have room for examples without padding.
     return Ragged(**{name: array[: used[name]].copy() for name, array in arrays.items()}), good
-
-
-def _sizes(rows: int, tokens: int, masked: int) -> dict[str, int]:
-    """Lengths of a `Ragged`'s arrays."""
-    sizes = {**dict.fromkeys(DTYPES, rows), "offsets": rows + 1, "masked_offsets": rows + 1}
-    return {**sizes, "tokens": tokens, "masked_positions": masked, "masked_labels": masked}
 
 
 def encode(rows: Ragged, widths: Widths) -> memoryview:

@@ -38,9 +38,7 @@ def _in_shards(manifest: Manifest) -> str:
 def pack_command(
     source: Input,
     out: Out,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Slots of a pack; default: the data's longest sequence (512).")
-    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Slots of a pack; default: max_seq_length.")] = None,
     max_sequences: Annotated[int, typer.Option(min=2, help="Most sequences of a pack.")] = 3,
     seed: OrderSeed = 0,
     shards: Shards = None,
@@ -96,12 +94,8 @@ def eval_set_command(
 
 @app.command("verify")
 def verify_command(
-    folders: Annotated[
-        list[Path], typer.Argument(help="Prepared sets, bins, folders of TFRecords or of NVIDIA's HDF5.")
-    ],
-    md5: Annotated[
-        Path | None, typer.Option("--md5", help="Published list of md5 sums, of files or of NVIDIA's rows.")
-    ] = None,
+    folders: Annotated[list[Path], typer.Argument(help="Prepared sets, bins, TFRecords or NVIDIA's HDF5 shards.")],
+    md5: Annotated[Path | None, typer.Option("--md5", help="Published md5 sums of files or of NVIDIA's rows.")] = None,
     workers: Workers = 0,
 ) -> None:
     """Re-read everything and count the good samples; exit code 1 when something is wrong."""
