@@ -80,11 +80,9 @@ class Budget:
         return batch
 
     def write(self, batch: HostBatch, target: Batch) -> None:
-        """Makes `target`, which `allocate` gave on any device, hold the batch, which must be held.
-
-        Ignored labels look at a real token: position 0 exists in every batch. The loss still divides by the numbers of
-        masked tokens and sequences of the batch that was given.
-        """
+        """Makes `target`, which `allocate` gave on any device, hold the batch, which must be held. Ignored labels look
+        at a real token: position 0 exists in every batch. The loss still divides by the numbers of masked tokens and
+        sequences of the batch that was given."""
         assert self.holds(batch), "the batch is larger than the budget"
         batch.to(target.input_ids.device, out=target)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from mlbert.core.errors import UserError
@@ -59,7 +60,8 @@ class PackedSource(StepSource):
         self.info = describe(data_dir)
         self.max_tokens = pack_slots(self.info, max_sequences_per_pack, max_tokens)
         self.vocab_size = vocab_size if self.info.vocab_size is None else self.info.vocab_size
-        self._max_sequences, self._seed, self._deal, self._mask = max_sequences_per_pack, seed, deal, mask
+        self._max_sequences = max_sequences_per_pack
+        self._make_reader = partial(StepReader, share=self.share, seed=seed, deal=deal, mask=mask)
         self._reader: StepReader | None = None
         identity = {
             "seed": seed,
@@ -79,15 +81,8 @@ class PackedSource(StepSource):
     def open(self) -> None:
         """Open and check the set, and pack it unless packs are stored: the first touch of training data.
         Raises UserError: a file is missing or damaged, or the set is too small for one step."""
-        self._reader = StepReader(
-            self._open_store(),
-            self.share,
-            max_tokens=self.max_tokens,
-            max_sequences=self._max_sequences,
-            seed=self._seed,
-            deal=self._deal,
-            mask=self._mask,
-        )
+        store = self._open_store()
+        self._reader = self._make_reader(store, max_tokens=self.max_tokens, max_sequences=self._max_sequences)
         if self.steps_per_epoch == 0:
             reason = f"its {self._reader.units.count} packs are fewer than one step's {self.share.global_units}"
             raise UserError(self.info.folder, reason, "Lower BATCHSIZE or prepare more data")

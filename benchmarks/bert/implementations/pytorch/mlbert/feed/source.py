@@ -17,10 +17,8 @@ PREFETCHED_STEPS = 4
 
 
 class StepSource:
-    """Endless optimizer steps; what step n holds depends on the settings and on n alone (`batches_of`).
-
-    ``name`` is the data's, for messages; ``identity``, JSON-able, is what a position must be resumed with.
-    """
+    """Endless optimizer steps; what step n holds depends on the settings and on n alone (`batches_of`). ``name`` is
+    the data's, for messages; ``identity``, JSON-able, is what a position must be resumed with."""
 
     def __init__(self, name: str | Path, identity: dict[str, Any]) -> None:
         self._name, self._identity = name, identity

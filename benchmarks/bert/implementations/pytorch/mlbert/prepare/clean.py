@@ -59,8 +59,10 @@ def clean(
         "splitter": wiki_text.splitter_name(),
         "input": _sha256_of([[name, s.st_size, s.st_mtime_ns] for name, s in zip(names, stats, strict=True)]),
         "num_parts": options.num_parts,
-        "eval": options.eval_articles if options.eval_md5 is None else _hashes_name(options.eval_md5),
+        "eval": options.eval_articles,
     }
+    if options.eval_md5:
+        wanted["eval"] = _sha256_of(sorted(entry.hex() for entry in read_hashes(options.eval_md5)))
     if found := _finished(out, wanted):
         shutil.rmtree(out / SCRATCH, ignore_errors=True)
         progress(f"{out} is finished with these options: nothing to do")
@@ -290,10 +292,6 @@ def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
     except OSError as error:
         raise UserError(out, f"cannot be written ({error.strerror})", "Choose another --out") from None
     write_atomically(plan, wanted_bytes)
-
-
-def _hashes_name(path: Path) -> str:
-    return _sha256_of(sorted(entry.hex() for entry in read_hashes(path)))
 
 
 def _sha256_of(value: Any) -> str:

@@ -55,9 +55,7 @@ _KNOWN = {"bert_config.json": (json.dumps(BERT_LARGE, indent=2) + "\n").encode()
 def fetch_all(entries: Sequence[Entry], out: Path, mirror: str = "", *, progress: Progress = SILENT) -> list[Path]:
     """Bring the entries into ``out``; returns all files, those of archives included. With ``mirror`` they are taken
     from ``<mirror>/<name>`` in place of the published addresses; a folder may also hold the file itself.
-
-    Raises UserError: no source has the file, the host cannot be reached, content is wrong, or the disk is full.
-    """
+    Raises UserError: no source has the file, the host cannot be reached, content is wrong, or the disk is full."""
     make_folder(out)
     memory = _Memory(out)
     found = []

@@ -90,10 +90,7 @@ def estimate(
 ) -> tuple[dict[str, Any], list[Estimate]]:
     """Measure a sample of the text parts, ``sample_bytes`` from up to `PART_SAMPLES` of them or all where there is
     less; predict all of them, and the benchmark's 156,726,829 instances. Returns what was measured (JSON-able), and the
-    two predictions.
-
-    Raises UserError: a part or the vocabulary is bad, or a process was killed.
-    """
+    two predictions. Raises UserError: a part or the vocabulary is bad, or a process was killed."""
     sizes = [file_size(path) for path in parts]
     with tempfile.TemporaryDirectory(prefix="mlbert-estimate-") as temporary:
         folder = Path(temporary)

@@ -22,9 +22,7 @@ def pick_evenly(available: int, wanted: int) -> np.ndarray:
 
 def make_eval_set(source: Path, out: Path, *, num: int = 10_000, progress: Progress = SILENT) -> Manifest:
     """Pick ``num`` sequences of any kind of store that knows its vocabulary into a prepared set of one shard.
-
-    Raises UserError: the input is bad or smaller than ``num``, or the output finished with other options.
-    """
+    Raises UserError: the input is bad or smaller than ``num``, or the output finished with other options."""
     info = describe_input(source, out)
     options = {"step": "eval-set", "input": info.identity, "num": num}
     if found := finished_manifest(out, options, progress):

@@ -144,10 +144,8 @@ def export_nvidia(
     folder: Path, out: Path, layout: str, *, num_files: int = 0, workers: int = 1, progress: Progress = SILENT
 ) -> list[Path]:
     """Write any stored set as NVIDIA's HDF5 shards, in one of `LAYOUTS` ("packed": of a set that stores packs) and in
-    ``num_files`` files (0: one for each 36,280 rows). Files of an interrupted run are kept.
-
-    Raises UserError: the set cannot be written in this layout, or ``out`` not at all.
-    """
+    ``num_files`` files (0: one for each 36,280 rows). Files of an interrupted run are kept. Raises UserError: the set
+    cannot be written in this layout, or ``out`` not at all."""
     if layout not in LAYOUTS:
         raise UserError("--layout", f"{layout} is not known", f"Use one of {', '.join(LAYOUTS)}")
     store = open_store(folder)

@@ -222,11 +222,9 @@ def _finished(out: Path) -> tuple[MadeSet, dict[str, Any]] | None:
 
 
 def set_digests(path: Path) -> list[tuple[str, int, str]]:
-    """(file, instances, digest) of each file of a set, or of one file: our shards or TFRecords.
-
-    The digest is the sha256 over the padded features in the benchmark's form, see `mlbert.prepare.instances.digest`.
-    A single shard takes its limits from the manifest beside it.
-    """
+    """(file, instances, digest) of each file of a set, or of one file: our shards or TFRecords. The digest is the
+    sha256 over the padded features in the benchmark's form, see `mlbert.prepare.instances.digest`. A single shard takes
+    its limits from the manifest beside it."""
     digests = _shard_digests if (path / MANIFEST).exists() or path.suffix == ".h5" else _tfrecord_digests
     return list(digests(path))
 

@@ -289,11 +289,8 @@ def shuffle_set(
     progress: Progress = SILENT,
 ) -> Manifest:
     """Shuffle any kind of store that knows its vocabulary into a prepared set of ``num_shards`` (None: one for `SHARD`
-    sequences), packed where ``packing`` is given. Same input and seed, same bytes.
-
-    Raises UserError: input bad or of unknown vocabulary, packs too short, output finished with other options or not
-    writable.
-    """
+    sequences), packed where ``packing`` is given. Same input and seed, same bytes. Raises UserError: input bad or of
+    unknown vocabulary, packs too short, output finished with other options or not writable."""
     info = describe_input(source, out)
     if packing:
         packing = replace(packing, max_tokens=packing.max_tokens or info.max_seq_length)

@@ -53,11 +53,9 @@ def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
 def inspect_parts(
     paths: Sequence[Path], *, skip_bad: bool = False, workers: int = 1, progress: Progress = SILENT
 ) -> list[TextPart]:
-    """Read all parts once: sizes and checksums.
-
-    Raises UserError: a part cannot be read, is empty, or has the same content as another (both are named). With
-    ``skip_bad`` these are in `TextPart.problem` instead, and it is an error when no part is good.
-    """
+    """Read all parts once: sizes and checksums. Raises UserError: a part cannot be read, is empty, or has the same
+    content as another (both are named). With ``skip_bad`` these are in `TextPart.problem` instead, and it is an error
+    when no part is good."""
     if not paths:
         raise UserError("--input", "there is no text part", "Give text files or their folder")
     parts: list[TextPart] = []

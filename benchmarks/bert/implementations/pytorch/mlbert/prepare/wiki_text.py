@@ -115,6 +115,5 @@ def sentence_lines(lines: Iterable[str], split: Split) -> Iterator[str]:
 
 def articles(lines: Iterable[str]) -> list[str]:
     """Articles of one file as the benchmark counts them: an odd number of line ends between two articles leaves one at
-    the beginning of the second, and a longer run of them makes empty articles.
-    """
+    the beginning of the second, and a longer run of them makes empty articles."""
     return ("".join(f"{line}\n" for line in lines) + "\n").split("\n\n")

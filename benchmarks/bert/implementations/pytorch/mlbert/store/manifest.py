@@ -139,10 +139,8 @@ def file_md5(path: Path) -> str:
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write that gets its name when it is finished and on disk. When the block raises, nothing stays; a
-    killed process leaves a file of another name, which ends in ``.tmp``.
-
-    Raises UserError: it cannot be written; also for any OSError of the block.
-    """
+    killed process leaves a file of another name, which ends in ``.tmp``. Raises UserError: it cannot be written; also
+    for any OSError of the block."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:

@@ -88,10 +88,8 @@ _ARRAYS = ("widths", "counts", *_PER_RECORD)
 
 class TFRecordStore:
     """TFRecord files (see `mlbert.store.tfrecord.find_files`) opened for random access; with ``cached`` the index is
-    kept in the user's cache folder and taken from there.
-
-    Raises UserError: a file is unreadable or damaged, or has records of another width than the first one.
-    """
+    kept in the user's cache folder and taken from there. Raises UserError: a file is unreadable or damaged, or has
+    records of another width than the first one."""
 
     num_packs = 0  # single sequences
 
