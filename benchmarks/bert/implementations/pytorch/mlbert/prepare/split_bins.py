@@ -83,24 +83,20 @@ def make_bins(
     shuffle.check_shards(shards, int(counts.sum(axis=0).max()), " in the fullest bin")
     before = np.concatenate([np.zeros((1, len(edges)), np.int64), np.cumsum(counts[:, :-1], axis=0)])
     pieces = [replace(piece, before=tuple(before[piece.number].tolist())) for piece in pieces]
-    targets = _targets(out, edges, shards)
+    ranges = [(low + 1, high) for low, high in itertools.pairwise((0, *edges))]
+    targets = tuple(shuffle.Target(out / f"bin-{low:03d}-{high:03d}", shards, low, high) for low, high in ranges)
     job = shuffle.Shuffle(source, info.identity, out, targets, tuple(before[-1].tolist()), seed)
     made = zip(targets, shuffle.run_shuffle(job, pieces, workers=workers, progress=progress), strict=True)
     manifests = [
         shuffle.finish(writer, store, options, max_seq_length=target.longest, entries=entries)
         for target, (writer, entries) in made
     ]
-    _write_index(out, edges, manifests, {"tool": tool_name(), "options": options})
+    made_by = {"tool": tool_name(), "options": options}
+    bins = [{"folder": manifest.path.parent.name, "manifest_sha256": manifest.sha256} for manifest in manifests]
+    index = {"format": BINS_FORMAT, "version": BINS_VERSION, "edges": list(edges), "bins": bins, "provenance": made_by}
+    write_json(out / BINS, index)
     shuffle.remove_spill(out)
     return manifests
-
-
-def _targets(out: Path, edges: Sequence[int], num_shards: int) -> tuple[shuffle.Target, ...]:
-    shortest = [1, *(edge + 1 for edge in edges[:-1])]
-    return tuple(
-        shuffle.Target(out / f"bin-{low:03d}-{high:03d}", num_shards, low, high)
-        for low, high in zip(shortest, edges, strict=True)
-    )
 
 
 def _finished(out: Path, options: dict[str, Any], progress: Progress) -> list[Manifest]:
@@ -112,15 +108,3 @@ def _finished(out: Path, options: dict[str, Any], progress: Progress) -> list[Ma
     describe(out)
     shuffle.remove_spill(out)
     return [read_manifest(out / entry["folder"]) for entry in found["bins"]]
-
-
-def _write_index(out: Path, edges: Sequence[int], manifests: list[Manifest], provenance: dict[str, Any]) -> None:
-    bins = [{"folder": manifest.path.parent.name, "manifest_sha256": manifest.sha256} for manifest in manifests]
-    document = {
-        "format": BINS_FORMAT,
-        "version": BINS_VERSION,
-        "edges": list(edges),
-        "bins": bins,
-        "provenance": provenance,
-    }
-    write_json(out / BINS, document)
