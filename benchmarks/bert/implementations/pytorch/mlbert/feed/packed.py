@@ -34,11 +34,6 @@ class PackedSource(StepSource):
         max_sequences_per_pack, seed, deal, mask: see `mlbert.store.order.StepReader`.
         max_tokens: slots of a pack; None: see `pack_slots`.
         vocab_size: entries of the model's vocabulary, compared with every token id of a set that does not know its own.
-
-    Attributes:
-        info: what is known of the set.
-        max_tokens: slots of a pack.
-        vocab_size: entries of the vocabulary: the set's, or the one given.
     """
 
     def __init__(

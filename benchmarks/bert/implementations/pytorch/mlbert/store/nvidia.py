@@ -93,12 +93,6 @@ class NvidiaStore:
         strict: refuse the set when a row is wrong; otherwise only taking that row is an error.
         cached: keep what opening finds in the user's cache folder.
 
-    Attributes:
-        info: see `StoreInfo`.
-        paths: the shards, in order.
-        lengths: int32 [N], tokens of every sequence.
-        num_packs: stored packs; 0 for single sequences.
-
     Raises UserError: names the first file, and row, that is wrong.
     """
 

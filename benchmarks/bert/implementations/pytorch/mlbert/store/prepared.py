@@ -151,12 +151,7 @@ def map_shard(path: Path) -> Ragged:
 
 
 class ShardSet:
-    """A prepared set opened for reading; a `mlbert.store.base.Store`. Shards are mapped when they are first touched.
-
-    Attributes:
-        manifest: its manifest.
-        info: the same as every kind of data tells it.
-    """
+    """A prepared set opened for reading; a `mlbert.store.base.Store`. Shards are mapped when they are first touched."""
 
     def __init__(self, manifest: Manifest, shards: Sequence[Shard | None], one_piece: bool = False) -> None:
         self.manifest = manifest
