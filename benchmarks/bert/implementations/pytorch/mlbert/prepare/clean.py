@@ -155,7 +155,7 @@ def make_unit(unit: Unit) -> None:
 
 def file_articles(path: Path) -> Iterator[str]:
     """The cleaned articles of one WikiExtractor file, in order; also the empty ones that the benchmark counts.
-    Raises UserError: see `mlbert.prepare.wiki_text.paragraphs`."""
+    Raises UserError as `mlbert.prepare.wiki_text.paragraphs`."""
     split = wiki_text.sentence_splitter()
     with reading(path), path.open("rb") as lines:
         articles = wiki_text.articles(wiki_text.sentence_lines(wiki_text.paragraphs(path, lines), split))

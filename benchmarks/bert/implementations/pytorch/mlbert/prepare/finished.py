@@ -30,7 +30,7 @@ def check_finished(out: Path, provenance: Mapping[str, Any], options: Mapping[st
 
 def finished_manifest(out: Path, options: Mapping[str, Any], progress: Progress) -> Manifest | None:
     """The manifest of ``out`` when it was finished with the same options; None when it was not finished.
-    Raises UserError: as `check_finished`."""
+    Raises UserError as `check_finished`."""
     if not (out / MANIFEST).exists():
         return None
     found = read_manifest(out)

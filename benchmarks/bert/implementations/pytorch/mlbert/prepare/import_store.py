@@ -87,7 +87,7 @@ class ImportJob:
         return LeftOut(self.out, len(self.parts))
 
     def make_shard(self, index: int) -> PartResult:
-        """Make shard ``index`` unless an earlier run did. Raises UserError: names the first bad file and row, unless
+        """Make shard ``index`` unless an earlier run did. Raises UserError naming the first bad file and row, unless
         these are skipped."""
         part = self.parts[index]
         sha256 = describe(self.source).identity if part.path is None else file_sha256(part.path)
@@ -163,7 +163,7 @@ def import_store(
         limits: most tokens of a row and masked tokens of a sequence, where the data does not say.
         skip_bad: leave bad rows and unreadable files out, count and list them.
 
-    Raises UserError: names the first bad file and row; also when ``out`` was finished with other input or options.
+    Raises UserError naming the first bad file and row; also when ``out`` was finished with other input or options.
     """
     load_vocabulary(vocab_file)  # a bad one is reported before anything is read
     parts, packed = parts_of(source)

@@ -189,7 +189,7 @@ def _report(parts: list[TextPart], outcomes: list[_Outcome], progress: Progress)
 
 def prepare_instances(job: InstanceJob, *, workers: int = 1, progress: Progress = SILENT) -> MadeSet:
     """`make_instances` as a step of its own: does nothing when ``job.out`` is finished with the same input and options.
-    Raises UserError: also when ``job.out`` was finished with other ones: nothing is overwritten."""
+    Raises UserError also when ``job.out`` was finished with other ones: nothing is overwritten."""
     load_vocabulary(job.vocab_file)
     parts = inspect_parts(job.parts, skip_bad=job.skip_bad, workers=workers, progress=progress)
     work = _Work(job, tuple(parts), file_sha256(job.vocab_file))

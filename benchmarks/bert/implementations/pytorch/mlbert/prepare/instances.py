@@ -94,7 +94,7 @@ def read_documents(path: Path, tokenizer: WordPieceTokenizer) -> list[Document]:
 
 def decoded_lines(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
     """Lines of a text part as text. Carriage returns are dropped anywhere, as TensorFlow's ``GFile.readline`` does.
-    Raises UserError: names the line that is not UTF-8."""
+    Raises UserError naming the line that is not UTF-8."""
     for number, line in enumerate(lines, 1):
         try:
             yield line.replace(b"\r", b"").decode("utf-8")

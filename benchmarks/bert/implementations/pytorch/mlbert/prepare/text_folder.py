@@ -43,7 +43,7 @@ def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
 
 
 def source_name(folder: Path, one_per_line: bool) -> dict[str, str | bool]:
-    """What the text is: stored with the data, compared on a rerun. Raises UserError: as `documents`."""
+    """What the text is: stored with the data, compared on a rerun. Raises UserError as `documents`."""
     state = hashlib.sha256()
     for path in text_files(folder):
         state.update(f"{path.relative_to(folder).as_posix()}\0{file_sha256(path)}\n".encode())

@@ -64,7 +64,7 @@ def _describe(folder: Path, paths: Sequence[Path], limits: Limits) -> StoreInfo:
 
 def open_folder(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Store:
     """Open a folder of shards, or of bins by length: sub-folders of shards, or files named by ``bin<number>``.
-    Raises UserError: names the first file, and row, that is wrong."""
+    Raises UserError naming the first file, and row, that is wrong."""
     groups = bins_of(folder)
     if not groups:
         return NvidiaStore(folder, limits=limits)
@@ -93,7 +93,7 @@ class NvidiaStore:
         strict: refuse the set when a row is wrong; otherwise only taking that row is an error.
         cached: keep what opening finds in the user's cache folder.
 
-    Raises UserError: names the first file, and row, that is wrong.
+    Raises UserError naming the first file, and row, that is wrong.
     """
 
     def __init__(

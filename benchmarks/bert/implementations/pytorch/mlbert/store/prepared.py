@@ -182,7 +182,7 @@ class ShardSet:
         name when a shard is first touched. With ``verify`` (None: when the set has at most 2 GiB), now and for all
         shards: checksums, and every value in its range.
 
-        Raises UserError: names the first bad file.
+        Raises UserError naming the first bad file.
         """
         manifest = read_manifest(folder)
         folder = Path(folder)
@@ -303,7 +303,7 @@ def matching_shard(manifest: Manifest, index: int) -> Shard:
 
 
 def verified_shard(manifest: Manifest, index: int) -> Shard:
-    """`matching_shard`, with its checksum and every value checked; reads all of it. Raises UserError: names the file
+    """`matching_shard`, with its checksum and every value checked; reads all of it. Raises UserError naming the file
     and the first bad sequence."""
     entry = manifest.shards[index]
     path = manifest.path.parent / str(entry["file"])

@@ -251,7 +251,7 @@ Row = tuple[list[int], int, bool, list[int], list[int]]
 
 def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID + 1) -> tuple[Row, Widths]:
     """The data of a record as a row for `Ragged.from_rows`, and its widths, which must be ``widths`` (None: any that
-    fit each other); ids must be smaller than ``vocab_size``. Raises BadExample: says what is wrong."""
+    fit each other); ids must be smaller than ``vocab_size``. Raises BadExample, which says what is wrong."""
     lists = _read_lists(record)
     own = _check_lists(lists, widths)
     values = {name: content for name, (_, content) in lists.items()}
