@@ -12,6 +12,7 @@ from mlbert.core.errors import UserError
 from mlbert.prepare.instance_set import InstanceJob, SetFormat, make_instances
 from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.recognise import Kind, recognise
+from mlbert.prepare.text_parts import inspect_parts
 
 
 @pytest.fixture
@@ -24,9 +25,9 @@ def text(assets: Path, tmp_path: Path) -> Path:
 
 def made(assets: Path, text: Path, out: Path, set_format: SetFormat) -> Path:
     options = InstanceOptions(max_seq_length=64, max_predictions_per_seq=10, dupe_factor=1)
-    make_instances(
-        InstanceJob((text / "part-00000-of-00001",), assets / "vocab.txt", out, options, set_format=set_format), {}
-    )
+    parts = (text / "part-00000-of-00001",)
+    job = InstanceJob(parts, assets / "vocab.txt", out, options, set_format=set_format)
+    make_instances(job, inspect_parts(parts), {}, workers=1)
     return out
 
 

@@ -204,10 +204,10 @@ def test_mistakes(source, tmp_path):
 def test_killed_at_any_moment_and_started_again_ends_with_the_same_bytes(tmp_path):
     lengths = random_lengths(8000, 64)
     source = write_set(tmp_path / "source", make_rows(lengths), shards=6, longest=64)
-    shuffle_set(source, tmp_path / "good", num_shards=7, packing=Packing(), tool="test")
+    shuffle_set(source, tmp_path / "good", num_shards=7, packing=Packing())
     program = (
         "import sys; from pathlib import Path; from mlbert.prepare.shuffle import Packing, shuffle_set\n"
-        "shuffle_set(Path(sys.argv[1]), Path(sys.argv[2]), num_shards=7, packing=Packing(), tool='test')"
+        "shuffle_set(Path(sys.argv[1]), Path(sys.argv[2]), num_shards=7, packing=Packing())"
     )
     out = tmp_path / "out"
     command = [sys.executable, "-c", program, str(source), str(out)]
@@ -226,6 +226,6 @@ def test_killed_at_any_moment_and_started_again_ends_with_the_same_bytes(tmp_pat
             killed += 1
         process.wait()
     assert killed >= 2
-    shuffle_set(source, out, num_shards=7, packing=Packing(), tool="test")
+    shuffle_set(source, out, num_shards=7, packing=Packing())
     assert tree(out) == tree(tmp_path / "good")
     assert read_manifest(out).num_sequences == 8000

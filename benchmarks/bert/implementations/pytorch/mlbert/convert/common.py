@@ -33,9 +33,7 @@ TOKENIZER_FILES = ("vocab.txt", "tokenizer_config.json")
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint that was read: its shape, float32 parameters by our names with unpadded vocabulary, the report.
-
-    ``folder`` is where a vocabulary may lie beside the source.
-    """
+    ``folder`` is where a vocabulary may lie beside the source."""
 
     shape: BertConfig
     state: dict[str, Tensor]

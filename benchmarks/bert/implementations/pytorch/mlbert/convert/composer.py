@@ -51,11 +51,9 @@ STAND_INS = (
 
 
 def composer_to_torch(source: Path, target: Path, config: Path | None = None) -> Report:
-    """Reads a Composer checkpoint, writes our folder.
-
-    The shape comes from ``config``, else from the checkpoint's own Hugging Face configuration, else from the
-    ``bert_config.json`` beside it. Raises UserError for damage, a forbidden object, or another architecture.
-    """
+    """Reads a Composer checkpoint, writes our folder. The shape comes from ``config``, else from the checkpoint's own
+    Hugging Face configuration, else from the ``bert_config.json`` beside it. Raises UserError for damage, a forbidden
+    object, or another architecture."""
     check_target(target)
     remedy = "Give an undamaged checkpoint that Composer or PyTorch wrote"
     content = read_pt(source, remedy, STAND_INS)

@@ -32,10 +32,8 @@ SUFFIXES = (".index", ".meta", ".data-00000-of-00001")
 
 
 def tf1_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Report:
-    """Reads a TensorFlow 1 checkpoint, writes our folder. ``prefix`` is the path without ``.index``.
-
-    Raises UserError for a missing or damaged file, wrong shapes, missing variables, or without TensorFlow.
-    """
+    """Reads a TensorFlow 1 checkpoint, writes our folder. ``prefix`` is the path without ``.index``. Raises UserError
+    for a missing or damaged file, wrong shapes, missing variables, or without TensorFlow."""
     check_target(target)
     prefix, shape = _without_suffix(prefix), find_shape(config, prefix.parent)
     names = tf1_names(shape.num_hidden_layers)
@@ -44,10 +42,8 @@ def tf1_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Repo
 
 
 def tf2_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Report:
-    """Reads an object-based TensorFlow 2 checkpoint of a BERT of Google's model garden, writes our folder.
-
-    Raises UserError as `tf1_to_torch` does.
-    """
+    """Reads an object-based TensorFlow 2 checkpoint of a BERT of Google's model garden, writes our folder. Raises
+    UserError as `tf1_to_torch` does."""
     check_target(target)
     prefix, shape = _without_suffix(prefix), find_shape(config, prefix.parent)
     return write_own(_read(prefix, shape, own_tf2_name, is_tf2_bookkeeping), target)
@@ -98,9 +94,8 @@ def _read(
             # The encoder's own pooler is not trained where the next-sentence head has one.
             left_out[name] = f"{poolers[own]} is taken"
         else:
-            tensors[name] = _as_ours(
-                _asked(prefix, name, reader.get_tensor, name), name, own, known[own], shape, prefix
-            )
+            array = _asked(prefix, name, reader.get_tensor, name)
+            tensors[name] = _as_ours(array, name, own, known[own], shape, prefix)
     if not tensors:
         raise UserError(prefix, "holds no variable of a BERT", "Check that it is the form that the command names")
     state, report = own_state(tensors, shape, str(prefix), lambda name: (own_name(name),), spelling)

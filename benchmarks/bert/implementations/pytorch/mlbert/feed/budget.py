@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from mlbert.feed.batch import IGNORED_LABEL, Batch
 from mlbert.feed.host_batch import HostBatch
@@ -25,32 +24,18 @@ MASKED_SHARE = 0.15  # of a sequence's tokens, in the benchmark's rule
 
 @dataclass(frozen=True)
 class Budget:
-    """The sizes of a filled batch.
+    """The sizes of a filled batch."""
 
-    Attributes:
-        tokens: T; a multiple of 16 suits FP8, one of 128 the tiles of a GPU's matrix products.
-        sequences: S.
-        masked: M.
-        max_seqlen: longest sequence that may occur.
-        has_labels: whether batches carry a task's labels.
-    """
-
-    tokens: int
-    sequences: int
-    masked: int
-    max_seqlen: int
-    has_labels: bool = False
+    tokens: int  # T; a multiple of 16 suits FP8, one of 128 the tiles of a GPU's matrix products
+    sequences: int  # S
+    masked: int  # M
+    max_seqlen: int  # longest sequence that may occur
+    has_labels: bool = False  # whether batches carry a task's labels
 
     @classmethod
     def of_packs(cls, packs: int, max_tokens: int, max_sequences: int, max_seqlen: int, max_predictions: int) -> Budget:
-        """What so many packs hold at most.
-
-        Args:
-            packs: of the micro-batch.
-            max_tokens: slots of a pack.
-            max_sequences: most sequences of a pack.
-            max_seqlen: longest sequence, tokens.
-            max_predictions: most masked tokens of a sequence.
+        """What so many packs hold at most: of ``max_tokens`` slots and ``max_sequences`` each, with sequences of at
+        most ``max_seqlen`` tokens and ``max_predictions`` masked ones.
 
         The bound of masked tokens follows from the rule that data is made by: a sequence of L tokens has
         min(max_predictions, max(1, round(share L))), so less than share L + 1, and `max_predictions` tells the share
@@ -86,33 +71,18 @@ class Budget:
 
     def allocate(self, device: torch.device | str) -> Batch:
         """A batch of these sizes with one sequence of one token, in memory of its own: what `write` fills."""
-
-        def full(length: int, value: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.full((length,), value, dtype=dtype, device=device)
-
-        bounds = full(self.sequences + 1, 1, torch.int32)
-        bounds[:1].zero_()
-        labels = full(self.sequences, IGNORED_LABEL)
-        labels[:1].zero_()
-        return Batch(
-            input_ids=full(self.tokens, 0),
-            segment_ids=full(self.tokens, 0),
-            position_ids=full(self.tokens, 0),
-            cu_seqlens=bounds,
-            max_seqlen=self.max_seqlen,
-            masked_positions=full(self.masked, 0),
-            masked_labels=full(self.masked, IGNORED_LABEL),
-            next_sentence_labels=labels,
-            dropout_rows=full(self.tokens, 0, torch.int32),
-            labels=full(self.sequences, 0, torch.float32) if self.has_labels else None,
-        )
+        batch = Batch.empty(self.tokens, self.sequences, self.masked, self.max_seqlen, self.has_labels, device)
+        for tensor in batch.tensors().values():
+            tensor.zero_()
+        batch.cu_seqlens[1:] = 1
+        batch.masked_labels.fill_(IGNORED_LABEL)
+        batch.next_sentence_labels[1:] = IGNORED_LABEL
+        return batch
 
     def write(self, batch: HostBatch, target: Batch) -> None:
-        """Makes `target`, which `allocate` gave on any device, hold the batch, which must be held.
-
-        Ignored labels look at a real token: position 0 exists in every batch. The loss still divides by the numbers of
-        masked tokens and sequences of the batch that was given.
-        """
+        """Makes `target`, which `allocate` gave on any device, hold the batch, which must be held. Ignored labels look
+        at a real token: position 0 exists in every batch. The loss still divides by the numbers of masked tokens and
+        sequences of the batch that was given."""
         assert self.holds(batch), "the batch is larger than the budget"
         batch.to(target.input_ids.device, out=target)
 

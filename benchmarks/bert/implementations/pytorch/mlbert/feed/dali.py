@@ -39,11 +39,8 @@ def _import_dali() -> Any:
 
 
 class DaliStore(TFRecordStore):
-    """`TFRecordStore` whose records come through DALI.
-
-    Raises:
-        UserError: DALI cannot be imported; as `TFRecordStore`.
-    """
+    """`TFRecordStore` whose records come through DALI. Raises UserError as `TFRecordStore`, and where DALI cannot be
+    imported."""
 
     def __init__(self, folder: Path | str, cached: bool = True) -> None:
         self._dali = _import_dali()

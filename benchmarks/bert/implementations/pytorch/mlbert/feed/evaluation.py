@@ -21,8 +21,6 @@ class EvalSet:
         num_examples: the first so many sequences are used.
         packs_per_batch: most packs of one batch; no two batches differ by more than one, because they may be filled up
             to one shape.
-        max_sequences_per_pack: most sequences of one pack.
-        rank, world_size: this process among all.
         max_tokens: slots of a pack; None: see `mlbert.feed.packed.pack_slots`.
         vocab_size: entries of the model's vocabulary, compared with every token id of a set that does not know its own.
     """
@@ -53,11 +51,8 @@ class EvalSet:
         self._batches: list[HostBatch] | None = None
 
     def open(self) -> None:
-        """Read the examples and pack them: the first touch of evaluation data.
-
-        Raises:
-            UserError: a file is missing or damaged, or the set is smaller than asked for.
-        """
+        """Read the examples and pack them: the first touch of evaluation data. Raises UserError: a file is missing or
+        damaged, or the set is smaller than asked for."""
         store = open_store(self.info.folder)
         self._check_size(self.num_examples, len(store))
         units = make_units(store, self.num_examples, self.max_tokens, self._max_sequences, seed=0)

@@ -48,41 +48,24 @@ Expand = Callable[[Mapping[str, Tensor], Batch], None]
 
 @dataclass(frozen=True)
 class HostBatch:
-    """A micro-batch that `to` makes the `Batch` of, on a device.
+    """A micro-batch that `to` makes the `Batch` of, on a device."""
 
-    Attributes:
-        data: uint8 [bytes], the module's table; every part begins at a multiple of ALIGNMENT. On the host, or on a
-            device that keeps it.
-        num_tokens, num_samples, num_masked: T, S, M.
-        max_seqlen: longest sequence, tokens.
-        has_labels: whether there is a part ``labels``.
-    """
-
+    # uint8 [bytes], the module's table; every part begins at a multiple of ALIGNMENT. On the host, or on a device that
+    # keeps it.
     data: Tensor
-    num_tokens: int
-    num_samples: int
-    num_masked: int
-    max_seqlen: int
-    has_labels: bool
+    num_tokens: int  # T
+    num_samples: int  # S
+    num_masked: int  # M
+    max_seqlen: int  # longest sequence, tokens
+    has_labels: bool  # whether there is a part ``labels``
 
     @classmethod
     def of(
-        cls,
-        rows: Ragged,
-        sequences_per_unit: np.ndarray,
-        units: np.ndarray,
-        max_tokens: int,
-        page_locked: bool = False,
+        cls, rows: Ragged, sequences_per_unit: np.ndarray, units: np.ndarray, max_tokens: int, page_locked: bool = False
     ) -> HostBatch:
-        """Fills a new buffer.
-
-        Args:
-            rows: the sequences, unit by unit.
-            sequences_per_unit: int [P], sums to S.
-            units: int [P], numbers of these units within the optimizer step.
-            max_tokens: slots of a unit; names the dropout rows.
-            page_locked: in memory from which a copy runs beside the computation; needs a CUDA device.
-        """
+        """Fills a new buffer with a `mlbert.store.order.Portion` of units of ``max_tokens`` slots, which name the
+        dropout rows; ``page_locked``: in memory from which a copy runs beside the computation, which needs a CUDA
+        device."""
         lengths, labels = rows.lengths, rows.labels
         sizes = len(rows.tokens), len(rows), len(rows.masked_labels)
         longest = int(lengths.max()) if len(rows) else 0
@@ -131,13 +114,9 @@ class HostBatch:
     def to(self, device: torch.device | str, out: Batch | None = None) -> Batch:
         """The batch on a device; nothing waits, neither for the host nor for what the device still computes.
 
-        Args:
-            device: where to.
-            out: tensors that are written, from index 0; what is longer than the batch is filled up as
-                `mlbert.feed.budget` says. None: new ones of the batch's sizes.
-
-        Returns:
-            ``out``, or a new batch. It is complete for work that is queued on the current stream from now on.
+        The tensors of ``out`` are written from index 0, and what is longer than the batch is filled up as
+        `mlbert.feed.budget` says; None: new ones of the batch's sizes. What is returned is complete for work that is
+        queued on the current stream from now on.
         """
         device = torch.device(device)
         if out is None and device.type == "cpu" and not self.data.is_cuda:
@@ -147,26 +126,10 @@ class HostBatch:
         crosses = device.type == "cuda" and not self.data.is_cuda
         data = _copy_beside(self.data, device) if crosses else self.data.to(device)
         if out is None:
-            out = self._empty(device)
+            sizes = self.num_tokens, self.num_samples, self.num_masked
+            out = Batch.empty(*sizes, self.max_seqlen, self.has_labels, device)
         expansion(device)(self.parts(data), out)
         return out
-
-    def _empty(self, device: torch.device) -> Batch:
-        def empty(length: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.empty(length, dtype=dtype, device=device)
-
-        return Batch(
-            input_ids=empty(self.num_tokens),
-            segment_ids=empty(self.num_tokens),
-            position_ids=empty(self.num_tokens),
-            cu_seqlens=empty(self.num_samples + 1, torch.int32),
-            max_seqlen=self.max_seqlen,
-            masked_positions=empty(self.num_masked),
-            masked_labels=empty(self.num_masked),
-            next_sentence_labels=empty(self.num_samples),
-            dropout_rows=empty(self.num_tokens, torch.int32),
-            labels=empty(self.num_samples, torch.float32) if self.has_labels else None,
-        )
 
 
 def _layout(tokens: int, sequences: int, masked: int, has_labels: bool) -> dict[str, tuple[slice, torch.dtype]]:

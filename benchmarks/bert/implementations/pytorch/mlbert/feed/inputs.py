@@ -16,26 +16,17 @@ SYNTHETIC = "synthetic"
 
 @dataclass(frozen=True)
 class PreTrainingInputs:
-    """Inputs that fit each other.
+    """Inputs that fit each other."""
 
-    Attributes:
-        shape: of the model.
-        train_data, eval_data: "sha256:..." of the data sets, or "synthetic".
-        vocabulary: the file that `mlbert prepare` leaves beside the training set; None where there is none.
-    """
-
-    shape: BertConfig
-    train_data: str
-    eval_data: str
-    vocabulary: Path | None
+    shape: BertConfig  # of the model
+    train_data: str  # "sha256:..." of the data set, or "synthetic"
+    eval_data: str  # likewise
+    vocabulary: Path | None  # the file that `mlbert prepare` leaves beside the training set; None where there is none
 
 
 def inspect(config: TrainConfig) -> PreTrainingInputs:
-    """Looks at what BERT_CONFIG, DATADIR_PHASE2 and EVALDIR name; reads no sample.
-
-    Raises:
-        UserError: something is missing, or model, data sets and vocabulary do not fit each other.
-    """
+    """Looks at what BERT_CONFIG, DATADIR_PHASE2 and EVALDIR name; reads no sample. Raises UserError: something is
+    missing, or model, data sets and vocabulary do not fit each other."""
     shape = BertConfig.from_json(config.bert_config_file)
     if config.synthetic_data:
         return PreTrainingInputs(shape, SYNTHETIC, SYNTHETIC, None)
@@ -53,14 +44,11 @@ def inspect(config: TrainConfig) -> PreTrainingInputs:
 def check_shape(data: StoreInfo, shape: BertConfig, shape_file: Path) -> None:
     """Compares a data set with the model's vocabulary and positions. Raises UserError where they differ."""
     if data.vocab_size not in (None, shape.vocab_size):
-        raise UserError(
-            data.folder,
-            f"has a vocabulary of {data.vocab_size}, {shape_file} says {shape.vocab_size}",
-            "Set BERT_CONFIG to the configuration of this vocabulary, or prepare with --vocab-size",
-        )
+        reason = f"has a vocabulary of {data.vocab_size}, {shape_file} says {shape.vocab_size}"
+        remedy = "Set BERT_CONFIG to the configuration of this vocabulary, or prepare with --vocab-size"
+        raise UserError(data.folder, reason, remedy)
     if data.max_seq_length > shape.max_position_embeddings:
-        raise UserError(
-            data.folder,
-            f"has sequences of {data.max_seq_length} tokens, the model has {shape.max_position_embeddings} positions",
-            "Raise max_position_embeddings or prepare with a smaller --max-seq-length",
-        )
+        positions = shape.max_position_embeddings
+        reason = f"has sequences of {data.max_seq_length} tokens, the model has {positions} positions"
+        remedy = "Raise max_position_embeddings or prepare with a smaller --max-seq-length"
+        raise UserError(data.folder, reason, remedy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from mlbert.core.errors import UserError
@@ -15,10 +16,7 @@ from mlbert.store.order import Deal, Mask, StepReader, StepShare
 
 def pack_slots(info: StoreInfo, max_sequences: int, wanted: int | None) -> int:
     """Slots of a pack: ``wanted``, else those of stored packs where packs are taken, else the set's max_seq_length.
-
-    Raises:
-        UserError: what is wanted is shorter than the data.
-    """
+    Raises UserError: what is wanted is shorter than the data."""
     least = (info.max_pack_tokens if max_sequences > 1 else None) or info.max_seq_length
     if wanted is not None and wanted < least:
         reason = f"packs of {wanted} tokens are shorter than the data's {least}"
@@ -36,11 +34,6 @@ class PackedSource(StepSource):
         max_sequences_per_pack, seed, deal, mask: see `mlbert.store.order.StepReader`.
         max_tokens: slots of a pack; None: see `pack_slots`.
         vocab_size: entries of the model's vocabulary, compared with every token id of a set that does not know its own.
-
-    Attributes:
-        info: what is known of the set.
-        max_tokens: slots of a pack.
-        vocab_size: entries of the vocabulary: the set's, or the one given.
     """
 
     def __init__(
@@ -62,7 +55,8 @@ class PackedSource(StepSource):
         self.info = describe(data_dir)
         self.max_tokens = pack_slots(self.info, max_sequences_per_pack, max_tokens)
         self.vocab_size = vocab_size if self.info.vocab_size is None else self.info.vocab_size
-        self._max_sequences, self._seed, self._deal, self._mask = max_sequences_per_pack, seed, deal, mask
+        self._max_sequences = max_sequences_per_pack
+        self._make_reader = partial(StepReader, share=self.share, seed=seed, deal=deal, mask=mask)
         self._reader: StepReader | None = None
         identity = {
             "seed": seed,
@@ -81,19 +75,9 @@ class PackedSource(StepSource):
 
     def open(self) -> None:
         """Open and check the set, and pack it unless packs are stored: the first touch of training data.
-
-        Raises:
-            UserError: a file is missing or damaged, or the set is too small for one step.
-        """
-        self._reader = StepReader(
-            self._open_store(),
-            self.share,
-            max_tokens=self.max_tokens,
-            max_sequences=self._max_sequences,
-            seed=self._seed,
-            deal=self._deal,
-            mask=self._mask,
-        )
+        Raises UserError: a file is missing or damaged, or the set is too small for one step."""
+        store = self._open_store()
+        self._reader = self._make_reader(store, max_tokens=self.max_tokens, max_sequences=self._max_sequences)
         if self.steps_per_epoch == 0:
             reason = f"its {self._reader.units.count} packs are fewer than one step's {self.share.global_units}"
             raise UserError(self.info.folder, reason, "Lower BATCHSIZE or prepare more data")

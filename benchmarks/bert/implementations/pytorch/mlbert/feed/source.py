@@ -17,12 +17,8 @@ PREFETCHED_STEPS = 4
 
 
 class StepSource:
-    """Endless optimizer steps; what step n holds depends on the settings and on n alone (`batches_of`).
-
-    Args:
-        name: of the data, for messages.
-        identity: JSON-able: what a position must be resumed with.
-    """
+    """Endless optimizer steps; what step n holds depends on the settings and on n alone (`batches_of`). ``name`` is
+    the data's, for messages; ``identity``, JSON-able, is what a position must be resumed with."""
 
     def __init__(self, name: str | Path, identity: dict[str, Any]) -> None:
         self._name, self._identity = name, identity
@@ -51,11 +47,8 @@ class StepSource:
         return {"step": self._step, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position; the next step is the one after it.
-
-        Raises:
-            UserError: the position belongs to other data, another seed or another global batch.
-        """
+        """Go to a saved position; the next step is the one after it. Raises UserError: the position belongs to other
+        data, another seed or another global batch."""
         for key, value in self._identity.items():
             if state.get(key) != value:
                 reason = f"the saved position has {key} {state.get(key)}, this run has {value}"

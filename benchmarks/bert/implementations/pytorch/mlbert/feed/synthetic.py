@@ -58,7 +58,6 @@ class SyntheticSource(StepSource):
     Args:
         packs_per_step, accumulation, rank, world_size: see `mlbert.feed.packed.PackedSource`.
         max_sequences_per_pack: sequences are put into a pack in the order they are drawn, at most so many.
-        seed: same seed, same tokens.
         vocab_size: token ids are below it.
         max_tokens: slots of a pack and longest sequence.
     """
@@ -100,11 +99,7 @@ class SyntheticSource(StepSource):
 
 
 class SyntheticEvalSet:
-    """The interface of `mlbert.feed.evaluation.EvalSet` over one step's batches of a synthetic source.
-
-    Args:
-        source: where the batches come from; its rank and world size apply.
-    """
+    """The interface of `mlbert.feed.evaluation.EvalSet` over one step's batches of a synthetic source."""
 
     def __init__(self, source: SyntheticSource) -> None:
         self._batches = source.batches_of(0)

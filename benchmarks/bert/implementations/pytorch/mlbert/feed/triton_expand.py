@@ -20,6 +20,13 @@ BLOCK = 256
 HALVINGS = 20  # of the sequences that a token may belong to; one number for all sizes, so that one kernel serves all
 MAX_SEQUENCES = 1 << (HALVINGS - 1)
 
+# In the order of the kernel's arguments.
+INPUTS = ["ids", "masked_labels", "masked_positions", "cu_seqlens", "first_lengths", "first_rows", "next_sentence"]
+OUTPUTS = (
+    *("input_ids", "segment_ids", "position_ids", "dropout_rows"),
+    *("cu_seqlens", "masked_positions", "masked_labels", "next_sentence_labels"),
+)
+
 
 def expand(parts: Mapping[str, Tensor], out: Batch) -> None:
     """See `mlbert.feed.host_batch.expand_plain`, whose results it has bit by bit."""
@@ -29,21 +36,8 @@ def expand(parts: Mapping[str, Tensor], out: Batch) -> None:
     assert sizes[1] <= MAX_SEQUENCES, f"{sizes[1]} sequences"
     grid = (triton.cdiv(max(filled[0], filled[1] + 1, filled[2]), BLOCK),)
     expand_kernel[grid](
-        parts["ids"],
-        parts["masked_labels"],
-        parts["masked_positions"],
-        parts["cu_seqlens"],
-        parts["first_lengths"],
-        parts["first_rows"],
-        parts["next_sentence"],
-        out.input_ids,
-        out.segment_ids,
-        out.position_ids,
-        out.dropout_rows,
-        out.cu_seqlens,
-        out.masked_positions,
-        out.masked_labels,
-        out.next_sentence_labels,
+        *(parts[name] for name in INPUTS),
+        *(getattr(out, name) for name in OUTPUTS),
         *sizes,
         *filled,
         IGNORED=IGNORED_LABEL,

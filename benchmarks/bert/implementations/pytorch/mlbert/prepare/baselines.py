@@ -11,18 +11,9 @@ from mlbert.store.ragged import Ragged
 
 
 def baselines(train: Sequence[FlatDocuments], evaluation: Ragged, vocab_size: int) -> dict[str, float | int | str]:
-    """Masked-token accuracy of two guessers with counts from the training text.
-
-    Args:
-        train: the training text, part by part.
-        evaluation: masked sequences.
-        vocab_size: number of ids.
-
-    Returns:
-        Accuracies from 0 to 1 of always guessing the most frequent token; of guessing from the left neighbour, from
-        the right one, and of the better of both (bigram_accuracy). A neighbour is what the model sees: it may be
-        masked itself.
-    """
+    """Masked-token accuracy (0 to 1) of two guessers with counts from the training text: of always guessing the most
+    frequent token; of guessing from the left neighbour, from the right one, and of the better of both
+    (bigram_accuracy). A neighbour is what the model sees: it may be masked itself."""
     tokens = np.concatenate([part.tokens for part in train]).astype(np.int64)
     lengths = np.concatenate([np.diff(part.sentences) for part in train])
     inside = np.ones(len(tokens), bool)

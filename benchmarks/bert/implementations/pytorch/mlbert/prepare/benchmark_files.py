@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
+from mlbert.store.manifest import reading
 
 LIST = Path(__file__).with_name("benchmark_files.json")
 
@@ -29,18 +30,15 @@ class Entry:
 
 
 def read_list(path: Path | None = None) -> list[Entry]:
-    """The benchmark's list, or another of the same form.
-
-    Raises:
-        UserError: the file cannot be read or has another form.
-    """
+    """The benchmark's list, or another of the same form. Raises UserError: the file cannot be read or has another
+    form."""
     path = path or LIST
+    with reading(path, "Check --manifest"):
+        content = path.read_bytes()
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(content)
         default = document.get("default_groups")
         entries = [_entry(item, default) for item in document["files"]]
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check --manifest") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         remedy = "See mlbert/prepare/benchmark_files.json for the form"
         raise UserError(path, f"is no list of files ({error!r})", remedy) from None
@@ -66,10 +64,7 @@ def _entry(item: dict[str, Any], default: list[str] | None) -> Entry:
 
 def select(entries: Sequence[Entry], wanted: Sequence[str]) -> list[Entry]:
     """The entries with these names, last parts of names, or groups; without any: those fetched by default.
-
-    Raises:
-        UserError: a name is neither.
-    """
+    Raises UserError: a name is neither."""
     if not wanted:
         return [entry for entry in entries if entry.default]
     for name in wanted:

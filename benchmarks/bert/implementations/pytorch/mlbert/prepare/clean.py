@@ -25,7 +25,7 @@ from mlbert.core.errors import UserError
 from mlbert.prepare import wiki_text
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.separate import drawn_articles, read_hashes
-from mlbert.store.manifest import no_folder, whole_file, write_atomically
+from mlbert.store.manifest import no_folder, reading, whole_file, write_atomically, write_json
 
 FINISHED = "clean.json"
 SCRATCH = "clean.tmp"
@@ -50,10 +50,7 @@ def clean(
     folder: Path, out: Path, options: CleanOptions, *, workers: int = 1, progress: Progress = SILENT
 ) -> dict[str, Any]:
     """Make ``part-00000-of-00500`` ..., ``eval.txt`` and ``eval.md5`` in ``out``; returns what ``clean.json`` holds.
-
-    Raises:
-        UserError: the input is not WikiExtractor's, there is too little of it, or ``out`` holds something else.
-    """
+    Raises UserError: the input is not WikiExtractor's, there is too little of it, or ``out`` holds something else."""
     files = wiki_files(folder)
     stats = [path.stat() for path in files]
     names = [path.relative_to(folder).as_posix() for path in files]
@@ -62,8 +59,10 @@ def clean(
         "splitter": wiki_text.splitter_name(),
         "input": _sha256_of([[name, s.st_size, s.st_mtime_ns] for name, s in zip(names, stats, strict=True)]),
         "num_parts": options.num_parts,
-        "eval": options.eval_articles if options.eval_md5 is None else _hashes_name(options.eval_md5),
+        "eval": options.eval_articles,
     }
+    if options.eval_md5:
+        wanted["eval"] = _sha256_of(sorted(entry.hex() for entry in read_hashes(options.eval_md5)))
     if found := _finished(out, wanted):
         shutil.rmtree(out / SCRATCH, ignore_errors=True)
         progress(f"{out} is finished with these options: nothing to do")
@@ -90,17 +89,14 @@ def clean(
         "eval_articles": len(withheld),
         "files": {path.name: path.stat().st_size for path in made},
     }
-    write_atomically(out / FINISHED, (json.dumps(summary, indent=1) + "\n").encode())
+    write_json(out / FINISHED, summary)
     shutil.rmtree(out / SCRATCH)
     return summary
 
 
 def wiki_files(folder: Path) -> list[Path]:
-    """The files ``wiki_<number>`` below a folder, in the order of their names.
-
-    Raises:
-        UserError: no such folder, or no such file in it.
-    """
+    """The files ``wiki_<number>`` below a folder, in the order of their names. Raises UserError: no such folder, or no
+    such file in it."""
     remedy = "Give the folder that WikiExtractor wrote (AA/wiki_00, ...)"
     if not folder.is_dir():
         raise UserError(folder, no_folder(folder), remedy)
@@ -159,16 +155,11 @@ def make_unit(unit: Unit) -> None:
 
 def file_articles(path: Path) -> Iterator[str]:
     """The cleaned articles of one WikiExtractor file, in order; also the empty ones that the benchmark counts.
-
-    Raises:
-        UserError: see `mlbert.prepare.wiki_text.paragraphs`.
-    """
+    Raises UserError as `mlbert.prepare.wiki_text.paragraphs`."""
     split = wiki_text.sentence_splitter()
-    try:
-        with path.open("rb") as lines:
-            yield from wiki_text.articles(wiki_text.sentence_lines(wiki_text.paragraphs(path, lines), split))
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions") from None
+    with reading(path), path.open("rb") as lines:
+        articles = wiki_text.articles(wiki_text.sentence_lines(wiki_text.paragraphs(path, lines), split))
+    yield from articles
 
 
 @dataclass(frozen=True)
@@ -216,10 +207,7 @@ def _withheld(catalogue: Catalogue, options: CleanOptions, progress: Progress) -
 
 def part_bounds(lengths: np.ndarray, num_parts: int) -> np.ndarray:
     """int64 [num_parts+1]: consecutive articles to parts of about equal size, at least one article each.
-
-    Raises:
-        UserError: fewer articles than parts.
-    """
+    Raises UserError: fewer articles than parts."""
     if len(lengths) < num_parts:
         raise UserError("--parts", f"{len(lengths)} articles cannot fill {num_parts} parts", "Use fewer parts")
     starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -304,10 +292,6 @@ def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
     except OSError as error:
         raise UserError(out, f"cannot be written ({error.strerror})", "Choose another --out") from None
     write_atomically(plan, wanted_bytes)
-
-
-def _hashes_name(path: Path) -> str:
-    return _sha256_of(sorted(entry.hex() for entry in read_hashes(path)))
 
 
 def _sha256_of(value: Any) -> str:

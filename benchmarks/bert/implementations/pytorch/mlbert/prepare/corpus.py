@@ -49,11 +49,7 @@ def _shingles(sentence: str) -> set[tuple[str, ...]]:
 
 
 def drop_repeats(documents: Iterable[list[str]]) -> tuple[list[list[str]], int]:
-    """Keep the first of all sentences with the same words; documents that become empty go.
-
-    Returns:
-        (documents, number of sentences dropped).
-    """
+    """Keep the first of all sentences with the same words, and count those dropped; documents that become empty go."""
     seen: set[tuple[str, ...]] = {()}
     kept, dropped = [], 0
     for document in documents:
@@ -88,14 +84,11 @@ def split(
     """De-duplicate, cut, hold out, and drop near-repeats of evaluation sentences from the training side.
 
     Args:
-        documents: lists of sentences.
         share: part of the documents to hold out, between 0 and 1.
-        seed: choice of the held-out documents.
         max_sentences: longer documents are cut into pieces, so that none dominates the evaluation side.
         min_sentences: shorter documents are left out.
 
-    Raises:
-        UserError: one side comes out empty.
+    Raises UserError: one side comes out empty.
     """
     unique, repeats = drop_repeats(documents)
     corpus = Corpus([], [])

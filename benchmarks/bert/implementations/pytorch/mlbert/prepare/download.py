@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 from mlbert.core.errors import UserError
 from mlbert.prepare.benchmark_files import Entry
 from mlbert.prepare.jobs import SILENT, Progress
-from mlbert.store.manifest import write_atomically
+from mlbert.store.manifest import file_md5, make_folder, write_atomically, write_json
 
 VERIFIED = ".verified"
 CHUNK = 1 << 20
@@ -53,21 +53,10 @@ _KNOWN = {"bert_config.json": (json.dumps(BERT_LARGE, indent=2) + "\n").encode()
 
 
 def fetch_all(entries: Sequence[Entry], out: Path, mirror: str = "", *, progress: Progress = SILENT) -> list[Path]:
-    """Bring the entries into ``out``; returns all files, those of archives included.
-
-    Args:
-        entries: what to fetch.
-        out: made when missing.
-        mirror: take ``<mirror>/<name>`` in place of the published addresses; a folder may also hold the file itself.
-        progress: one task a file that is fetched.
-
-    Raises:
-        UserError: no source has the file, the host cannot be reached, content is wrong, or the disk is full.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(out, f"cannot be made ({error.strerror})", "Choose another --out") from None
+    """Bring the entries into ``out``; returns all files, those of archives included. With ``mirror`` they are taken
+    from ``<mirror>/<name>`` in place of the published addresses; a folder may also hold the file itself.
+    Raises UserError: no source has the file, the host cannot be reached, content is wrong, or the disk is full."""
+    make_folder(out)
     memory = _Memory(out)
     found = []
     for entry in entries:
@@ -102,7 +91,7 @@ class _Memory:
 
     def remember(self, sums: Mapping[Path, str]) -> None:
         self.known |= dict(self._entry(path, md5) for path, md5 in sums.items())
-        write_atomically(self.path, (json.dumps(self.known, indent=1) + "\n").encode())
+        write_json(self.path, self.known)
 
     def _entry(self, path: Path, md5: str) -> tuple[str, list[Any]]:
         stat = path.stat()
@@ -113,19 +102,6 @@ def _is_right(path: Path, entry: Entry) -> bool:
     if not path.is_file() or (entry.size is not None and path.stat().st_size != entry.size):
         return False
     return file_md5(path) == entry.md5
-
-
-def file_md5(path: Path) -> str:
-    """MD5 of a file, read in pieces.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions") from None
 
 
 class _Missing(Exception):

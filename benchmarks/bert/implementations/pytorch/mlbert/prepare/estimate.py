@@ -88,20 +88,9 @@ class Estimate:
 def estimate(
     parts: Sequence[Path], vocab_file: Path, *, sample_bytes: int = 20_000_000, lower_case: bool = True
 ) -> tuple[dict[str, Any], list[Estimate]]:
-    """Measure a sample of ``parts``; predict all of them, and the benchmark's 156,726,829 instances.
-
-    Args:
-        parts: text parts.
-        vocab_file: vocabulary.
-        sample_bytes: of text to use, taken from up to `PART_SAMPLES` parts; all of it when there is less.
-        lower_case: the uncased form.
-
-    Returns:
-        What was measured (JSON-able), and the two predictions.
-
-    Raises:
-        UserError: a part or the vocabulary is bad, or a process was killed.
-    """
+    """Measure a sample of the text parts, ``sample_bytes`` from up to `PART_SAMPLES` of them or all where there is
+    less; predict all of them, and the benchmark's 156,726,829 instances. Returns what was measured (JSON-able), and the
+    two predictions. Raises UserError: a part or the vocabulary is bad, or a process was killed."""
     sizes = [file_size(path) for path in parts]
     with tempfile.TemporaryDirectory(prefix="mlbert-estimate-") as temporary:
         folder = Path(temporary)
@@ -132,16 +121,10 @@ def _steps(made: Measured, packed: Measured, grow: float, sequences: int, parts:
     set_bytes = round(made.disk_bytes * grow)
     packed_bytes = round(packed.disk_bytes * grow)
     held = max(shuffle.SHARD, shuffle.PIECE) / sequences * grow  # of what a worker held with the sample
+    shards, peak_bytes = shuffle.default_shards(sequences), 2 * set_bytes + PLACE_BYTES * sequences + packed_bytes
     return [
         Step("instances", made.seconds * grow, parts, set_bytes, set_bytes, _memory(made, part_ratio)),
-        Step(
-            "pack",
-            packed.seconds * grow,
-            shuffle.default_shards(sequences),
-            packed_bytes,
-            2 * set_bytes + PLACE_BYTES * sequences + packed_bytes,
-            _memory(packed, min(held, grow)),
-        ),
+        Step("pack", packed.seconds * grow, shards, packed_bytes, peak_bytes, _memory(packed, min(held, grow))),
     ]
 
 
@@ -150,11 +133,8 @@ def _memory(step: Measured, ratio: float) -> int:
 
 
 def _take_sample(parts: Sequence[Path], sample: Path, sample_bytes: int) -> int:
-    """The beginnings of a few parts spread over all, whole documents, about ``sample_bytes`` together, as one part.
-
-    Returns:
-        Bytes written.
-    """
+    """The beginnings of a few parts spread over all, whole documents, about ``sample_bytes`` together, as one part;
+    returns bytes written."""
     count = min(PART_SAMPLES, len(parts))
     text = b""
     for part in (parts[index * len(parts) // count] for index in range(count)):
@@ -175,9 +155,8 @@ def _measure(step: Callable[[Any], tuple[int, int, int]], argument: Any) -> Meas
         with processes(1) as pool:
             return pool.submit(_timed, step, argument).result()
     except BrokenProcessPool:
-        raise UserError(
-            "--sample-mb", "the measuring process was killed, perhaps for want of memory", "Use less"
-        ) from None
+        reason = "the measuring process was killed, perhaps for want of memory"
+        raise UserError("--sample-mb", reason, "Use less") from None
 
 
 def _timed(step: Callable[[Any], tuple[int, int, int]], argument: Any) -> Measured:

@@ -9,9 +9,9 @@ import numpy as np
 from mlbert.core.errors import UserError
 from mlbert.prepare.finished import finished_manifest
 from mlbert.prepare.jobs import SILENT, Progress
-from mlbert.prepare.shuffle import check_output, inherited, known_vocabulary
+from mlbert.prepare.shuffle import describe_input, finish
 from mlbert.store.manifest import Manifest
-from mlbert.store.open import describe, open_store
+from mlbert.store.open import open_store
 from mlbert.store.prepared import ShardWriter
 
 
@@ -20,23 +20,10 @@ def pick_evenly(available: int, wanted: int) -> np.ndarray:
     return np.asarray([int(i * available / wanted) for i in range(wanted)], np.int64)
 
 
-def make_eval_set(
-    source: Path, out: Path, *, num: int = 10_000, tool: str = "mlbert", progress: Progress = SILENT
-) -> Manifest:
-    """Pick ``num`` sequences of a store into a prepared set of one shard.
-
-    Args:
-        source: folder of any kind of store that knows its vocabulary.
-        out: made when missing.
-        num: sequences to pick.
-        tool: name and version, for the manifest.
-
-    Raises:
-        UserError: the input is bad or smaller than ``num``, or the output finished with other options.
-    """
-    check_output(source, out)
-    info = describe(source)
-    vocabulary = known_vocabulary(info)
+def make_eval_set(source: Path, out: Path, *, num: int = 10_000, progress: Progress = SILENT) -> Manifest:
+    """Pick ``num`` sequences of any kind of store that knows its vocabulary into a prepared set of one shard.
+    Raises UserError: the input is bad or smaller than ``num``, or the output finished with other options."""
+    info = describe_input(source, out)
     options = {"step": "eval-set", "input": info.identity, "num": num}
     if found := finished_manifest(out, options, progress):
         return found
@@ -46,9 +33,4 @@ def make_eval_set(
     writer = ShardWriter(out, 1, "")
     writer.clear_leftovers()
     writer.write_shard(0, store.gather(pick_evenly(len(store), num)))
-    return writer.finish(
-        vocabulary=vocabulary,
-        max_seq_length=info.max_seq_length,
-        max_predictions=info.max_predictions,
-        provenance={"tool": tool, "options": options, "input": inherited(store)},
-    )
+    return finish(writer, store, options)

@@ -10,6 +10,7 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -48,11 +49,8 @@ class ExportJob:
         return np.arange(self.num_rows * index // self.num_files, self.num_rows * (index + 1) // self.num_files)
 
     def make_file(self, index: int) -> None:
-        """Write one file unless an earlier run did.
-
-        Raises:
-            UserError: the source is damaged, or holds what the layout cannot store.
-        """
+        """Write one file unless an earlier run did. Raises UserError: the source is damaged, or holds what the layout
+        cannot store."""
         named = json.dumps([self.identity, self.layout, index, self.num_files])
         fingerprint = hashlib.sha256(named.encode()).hexdigest()
         if _is_written(self.path(index), fingerprint):
@@ -111,12 +109,8 @@ def _padded(flat: np.ndarray, inside: np.ndarray) -> np.ndarray:
 
 
 def variable_columns(rows: Ragged, counts: np.ndarray, packed: bool) -> dict[str, np.ndarray]:
-    """Columns with rows of their own length, as object arrays [R] of int16 or int8 arrays.
-
-    Args:
-        counts: int64 [R], sequences of each row.
-        packed: add the columns of packs.
-    """
+    """Columns with rows of their own length, as object arrays [R] of int16 or int8 arrays; row r has counts[r]
+    sequences (int64 [R])."""
     first = offsets_of(counts)
     starts, masked_starts = rows.offsets[first], rows.masked_offsets[first]
     sequence = np.arange(len(rows.tokens)) - np.repeat(rows.offsets[:-1], rows.lengths)
@@ -147,26 +141,11 @@ def _cut(flat: np.ndarray, offsets: np.ndarray, name: str) -> np.ndarray:
 
 
 def export_nvidia(
-    folder: Path,
-    out: Path,
-    layout: str,
-    *,
-    num_files: int = 0,
-    workers: int = 1,
-    progress: Progress = SILENT,
+    folder: Path, out: Path, layout: str, *, num_files: int = 0, workers: int = 1, progress: Progress = SILENT
 ) -> list[Path]:
-    """Write a stored set as NVIDIA's HDF5 shards; files of an interrupted run are kept.
-
-    Args:
-        folder: any stored set.
-        out: made when missing; must hold no shards of another export.
-        layout: "fixed", "variable", or "packed" (of a set that stores packs).
-        num_files: 0: one for each 36,280 rows.
-        workers: processes; the result does not depend on it.
-
-    Raises:
-        UserError: the set cannot be written in this layout, or ``out`` not at all.
-    """
+    """Write any stored set as NVIDIA's HDF5 shards, in one of `LAYOUTS` ("packed": of a set that stores packs) and in
+    ``num_files`` files (0: one for each 36,280 rows). Files of an interrupted run are kept. Raises UserError: the set
+    cannot be written in this layout, or ``out`` not at all."""
     if layout not in LAYOUTS:
         raise UserError("--layout", f"{layout} is not known", f"Use one of {', '.join(LAYOUTS)}")
     store = open_store(folder)
@@ -184,15 +163,8 @@ def export_nvidia(
             path.unlink()
         else:
             raise UserError(path, "is of another export", "Choose another --out, or remove it")
+    unit = "packs" if layout == "packed" else "sequences"
+    common: dict[str, Any] = {"where": out, "unit": unit, "workers": workers, "progress": progress}
     sizes = [len(job.rows(index)) for index in range(num_files)]
-    run_jobs(
-        job.make_file,
-        range(num_files),
-        name="export",
-        where=out,
-        sizes=sizes,
-        unit="packs" if layout == "packed" else "sequences",
-        workers=workers,
-        progress=progress,
-    )
+    run_jobs(job.make_file, range(num_files), name="export", sizes=sizes, **common)
     return wanted

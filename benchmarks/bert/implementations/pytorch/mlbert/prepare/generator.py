@@ -24,17 +24,18 @@ import numpy as np
 from mlbert.core import native
 from mlbert.core.errors import UserError
 from mlbert.prepare.instances import (
+    REMEDY,
     Document,
     InstanceOptions,
     create_instances,
     decoded_lines,
     masking_rule,
     read_documents,
-    unreadable,
     without_text,
 )
 from mlbert.prepare.wordpiece import UNKNOWN, WordPieceTokenizer
-from mlbert.store.ragged import DTYPES, Ragged, offsets_of
+from mlbert.store.manifest import reading
+from mlbert.store.ragged import DTYPES, Ragged, offsets_of, sizes_of
 
 SOURCES = ("wordpiece.c", "instances.c")
 BLOCK_BYTES = 4 << 20
@@ -48,11 +49,8 @@ class Generator(Protocol):
     tokenizer: WordPieceTokenizer
 
     def read(self, path: Path) -> Any:
-        """Documents of one text part.
-
-        Raises:
-            UserError: the file cannot be read, is not UTF-8 (names the line), or holds no text.
-        """
+        """Documents of one text part. Raises UserError: the file cannot be read, is not UTF-8 (names the line), or
+        holds no text."""
 
     def rows(self, documents: Any, options: InstanceOptions) -> Ragged:
         """All instances of the documents, in the benchmark's order. The documents stay as they are."""
@@ -146,11 +144,7 @@ def _no_memory(what: str) -> UserError:
 
 
 class NativeGenerator:
-    """The compiled generator.
-
-    Raises:
-        mlbert.core.native.NativeUnavailable: it cannot be compiled or loaded here.
-    """
+    """The compiled generator. Raises mlbert.core.native.NativeUnavailable: it cannot be compiled or loaded here."""
 
     name = "native"
 
@@ -170,10 +164,8 @@ class NativeGenerator:
 
     def read(self, path: Path) -> FlatDocuments:
         """See `Generator.read`."""
-        try:
+        with reading(path, REMEDY):
             data = path.read_bytes()
-        except OSError as error:
-            raise unreadable(path, error) from None
         documents = self.parse(data, path)
         if not len(documents):
             raise without_text(path)
@@ -197,12 +189,9 @@ class NativeGenerator:
             if library.wordpiece_remembered_bytes(handle) > MAX_REMEMBERED_BYTES:
                 library.wordpiece_forget(handle)
             begin = max(end, 1)
-        num_tokens, num_sentences, num_documents = counts.tolist()
-        arrays = (
-            np.empty(num_tokens, np.uint16),
-            np.empty(num_sentences + 1, np.int64),
-            np.empty(num_documents + 1, np.int64),
-        )
+        num_tokens, *num_rows = counts.tolist()
+        offsets: list[np.ndarray] = [np.empty(num + 1, np.int64) for num in num_rows]  # of sentences, of documents
+        arrays = (np.empty(num_tokens, np.uint16), *offsets)
         library.wordpiece_take(handle, *_addresses(*arrays))
         library.wordpiece_reset(handle)  # its chunks point into ``data``
         return FlatDocuments(*arrays)
@@ -249,16 +238,7 @@ class NativeGenerator:
         )
         if not handle:
             raise _no_memory("the instances of a text part")
-        num_instances, num_tokens, num_masked = counts.tolist()
-        sizes = {  # in the order of the arguments of instances_take
-            "tokens": num_tokens,
-            "offsets": num_instances + 1,
-            "masked_positions": num_masked,
-            "masked_labels": num_masked,
-            "masked_offsets": num_instances + 1,
-            "first_lengths": num_instances,
-            "next_sentence": num_instances,
-        }
+        sizes = sizes_of(*counts.tolist())  # the order is that of the arguments of instances_take, too
         try:
             arrays = {name: np.empty(size, DTYPES[name]) for name, size in sizes.items()}
             self._library.instances_take(handle, *_addresses(*arrays.values()))

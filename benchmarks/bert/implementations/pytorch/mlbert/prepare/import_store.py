@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.prepare.finished import finished_manifest
-from mlbert.prepare.instance_set import tool_version
+from mlbert.prepare.finished import finished_manifest, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import LeftOut, gather_rows, opened, read_past_errors
 from mlbert.prepare.wordpiece import load_vocabulary
@@ -88,11 +87,8 @@ class ImportJob:
         return LeftOut(self.out, len(self.parts))
 
     def make_shard(self, index: int) -> PartResult:
-        """Make shard ``index`` unless an earlier run did.
-
-        Raises:
-            UserError: names the first bad file and row, unless these are skipped.
-        """
+        """Make shard ``index`` unless an earlier run did. Raises UserError naming the first bad file and row, unless
+        these are skipped."""
         part = self.parts[index]
         sha256 = describe(self.source).identity if part.path is None else file_sha256(part.path)
         named = json.dumps([part.name, part.first, part.end, sha256, self.options()])
@@ -125,11 +121,8 @@ class ImportJob:
 
 
 def parts_of(source: Path) -> tuple[list[Part], bool]:
-    """What an import of ``source`` is cut into, and whether its rows are packs.
-
-    Raises:
-        UserError: nothing there that can be imported.
-    """
+    """What an import of ``source`` is cut into, and whether its rows are packs. Raises UserError: nothing there that
+    can be imported."""
     ours = (source / MANIFEST).exists() or (source / BINS).exists()
     if not ours and (source.is_file() or (source.is_dir() and nvidia.accepts(source))):
         paths = [path for group in bins_of(source) for path in group] or list_shards(source)
@@ -163,19 +156,14 @@ def import_store(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> Manifest:
-    """Make a prepared set of ours from any stored set.
+    """Make a prepared set of ours from any stored set, or one HDF5 file; each worker holds one shard in memory.
 
     Args:
-        source: its folder (or one HDF5 file).
         vocab_file: the vocabulary that it was made with; ids and the places of [CLS] and [SEP] are compared with it.
-        out: made when missing.
         limits: most tokens of a row and masked tokens of a sequence, where the data does not say.
         skip_bad: leave bad rows and unreadable files out, count and list them.
-        workers: processes; the result does not depend on it. Each holds one shard in memory.
-        progress: told of every finished shard.
 
-    Raises:
-        UserError: names the first bad file and row; also when ``out`` was finished with other input or options.
+    Raises UserError naming the first bad file and row; also when ``out`` was finished with other input or options.
     """
     load_vocabulary(vocab_file)  # a bad one is reported before anything is read
     parts, packed = parts_of(source)
@@ -185,14 +173,9 @@ def import_store(
         job.left_out.remove()
         return found
     ShardWriter(out, len(parts), "").clear_leftovers()
+    sizes = [part.num_bytes for part in parts]
     results = run_jobs(
-        job.make_shard,
-        range(len(parts)),
-        name="import",
-        where=out,
-        sizes=[part.num_bytes for part in parts],
-        workers=workers,
-        progress=progress,
+        job.make_shard, range(len(parts)), name="import", where=out, sizes=sizes, workers=workers, progress=progress
     )
     manifest = _finish(job, results, options)
     job.left_out.remove()
@@ -220,7 +203,7 @@ def _finish(job: ImportJob, results: list[PartResult], options: dict[str, Any]) 
         max_seq_length=max(info.max_seq_length for info in infos),
         max_predictions=max(info.max_predictions for info in infos),
         provenance={
-            "tool": f"mlbert {tool_version()}",
+            "tool": tool_name(),
             "options": options,
             "sources": [result.source for result in results],
             "skipped": {"count": len(skipped), "first": skipped[:LISTED]},

@@ -12,13 +12,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from mlbert.core import native
 from mlbert.core.errors import UserError
-from mlbert.prepare.finished import check_finished
+from mlbert.prepare.finished import check_finished, tool_name
 from mlbert.prepare.generator import Generator, make_generator
 from mlbert.prepare.instances import InstanceOptions, digest
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
@@ -36,14 +35,6 @@ class SetFormat(StrEnum):
 
     hdf5 = "hdf5"
     tfrecord = "tfrecord"
-
-
-def tool_version() -> str:
-    """Version of this package, as stored in manifests."""
-    try:
-        return version("mlbert")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 @dataclass(frozen=True)
@@ -142,42 +133,25 @@ def _generator(vocab_file: Path, vocabulary_sha256: str, lower_case: bool) -> Ge
 
 def make_instances(
     job: InstanceJob,
+    parts: list[TextPart],
     provenance: dict[str, Any],
     *,
-    parts: list[TextPart] | None = None,
-    workers: int = 1,
+    workers: int,
     progress: Progress = SILENT,
 ) -> MadeSet:
-    """Make a set; finished parts of an interrupted run are kept.
-
-    Args:
-        job: what to make.
-        provenance: JSON-able, for the manifest; the parts left out are added.
-        parts: what `inspect_parts` said of ``job.parts``; None: ask it.
-        workers: processes; the set does not depend on it.
-        progress: told of bytes of text done, and of what deserves attention.
-
-    Raises:
-        UserError: a part or the vocabulary is bad, or the output folder cannot be written.
-    """
+    """Make a set of the parts that `inspect_parts` found; finished ones of an interrupted run are kept. The manifest's
+    provenance (JSON-able) also says which were left out. Raises UserError: a part or the vocabulary is bad, or the
+    output folder cannot be written."""
     vocabulary = load_vocabulary(job.vocab_file)
-    if parts is None:
-        parts = inspect_parts(job.parts, skip_bad=job.skip_bad, workers=workers, progress=progress)
     work = _Work(job, tuple(parts), file_sha256(job.vocab_file))
     to_tfrecords = job.set_format == SetFormat.tfrecord
     writer = ShardWriter(job.out, len(parts), "")
     (work.tfrecords() if to_tfrecords else writer).clear_leftovers()
     if _generator(job.vocab_file, work.vocabulary_sha256, job.lower_case).name == "plain":
         progress(f"the compiled generator cannot be used ({native.status()}): this takes some fifty times as long")
-    outcomes = run_jobs(
-        work.make_part,
-        range(len(parts)),
-        name="instances",
-        where=job.out,
-        sizes=[part.num_bytes for part in parts],
-        workers=workers,
-        progress=progress,
-    )
+    common: dict[str, Any] = {"where": job.out, "workers": workers, "progress": progress}
+    sizes = [part.num_bytes for part in parts]
+    outcomes = run_jobs(work.make_part, range(len(parts)), name="instances", sizes=sizes, **common)
     skipped = _report(parts, outcomes, progress)
     named = {"sha256": work.vocabulary_sha256, "size": len(vocabulary)}
     provenance = {**provenance, "parts": [part.path.name for part in parts], "skipped": skipped}
@@ -215,10 +189,7 @@ def _report(parts: list[TextPart], outcomes: list[_Outcome], progress: Progress)
 
 def prepare_instances(job: InstanceJob, *, workers: int = 1, progress: Progress = SILENT) -> MadeSet:
     """`make_instances` as a step of its own: does nothing when ``job.out`` is finished with the same input and options.
-
-    Raises:
-        UserError: also when ``job.out`` was finished with other ones: nothing is overwritten.
-    """
+    Raises UserError also when ``job.out`` was finished with other ones: nothing is overwritten."""
     load_vocabulary(job.vocab_file)
     parts = inspect_parts(job.parts, skip_bad=job.skip_bad, workers=workers, progress=progress)
     work = _Work(job, tuple(parts), file_sha256(job.vocab_file))
@@ -232,8 +203,8 @@ def prepare_instances(job: InstanceJob, *, workers: int = 1, progress: Progress 
         made, provenance = found
         check_finished(job.out, provenance, options, progress)
         return made
-    provenance = {"tool": f"mlbert {tool_version()}", "options": options}
-    return make_instances(job, provenance, parts=parts, workers=workers, progress=progress)
+    provenance = {"tool": tool_name(), "options": options}
+    return make_instances(job, parts, provenance, workers=workers, progress=progress)
 
 
 def _finished(out: Path) -> tuple[MadeSet, dict[str, Any]] | None:
@@ -251,11 +222,9 @@ def _finished(out: Path) -> tuple[MadeSet, dict[str, Any]] | None:
 
 
 def set_digests(path: Path) -> list[tuple[str, int, str]]:
-    """(file, instances, digest) of each file of a set, or of one file: our shards or TFRecords.
-
-    The digest is the sha256 over the padded features in the benchmark's form, see `mlbert.prepare.instances.digest`.
-    A single shard takes its limits from the manifest beside it.
-    """
+    """(file, instances, digest) of each file of a set, or of one file: our shards or TFRecords. The digest is the
+    sha256 over the padded features in the benchmark's form, see `mlbert.prepare.instances.digest`. A single shard takes
+    its limits from the manifest beside it."""
     digests = _shard_digests if (path / MANIFEST).exists() or path.suffix == ".h5" else _tfrecord_digests
     return list(digests(path))
 

@@ -20,6 +20,7 @@ import numpy as np
 from mlbert.core.errors import UserError
 from mlbert.core.masking import MaskingRule, mask_tokens, shuffle, truncate_pair
 from mlbert.prepare.wordpiece import WordPieceTokenizer
+from mlbert.store.manifest import reading
 from mlbert.store.ragged import Ragged
 
 Document = list[list[int]]
@@ -73,30 +74,19 @@ def parse_documents(lines: Iterable[str], tokenizer: WordPieceTokenizer) -> list
     return [document for document in documents if document]
 
 
-_REMEDY = "Give UTF-8 text, one sentence a line and a blank line between documents"
-
-
-def unreadable(path: Path, error: OSError) -> UserError:
-    """The error for a text part that cannot be opened."""
-    return UserError(path, f"cannot be read ({error.strerror})", _REMEDY)
+REMEDY = "Give UTF-8 text, one sentence a line and a blank line between documents"
 
 
 def without_text(path: Path) -> UserError:
     """The error for a text part without a sentence."""
-    return UserError(path, "holds no text", _REMEDY)
+    return UserError(path, "holds no text", REMEDY)
 
 
 def read_documents(path: Path, tokenizer: WordPieceTokenizer) -> list[Document]:
-    """Documents of one text part.
-
-    Raises:
-        UserError: the file cannot be read, is not UTF-8 (names the line), or holds no text.
-    """
-    try:
-        with path.open("rb") as file:
-            documents = parse_documents(decoded_lines(path, file), tokenizer)
-    except OSError as error:
-        raise unreadable(path, error) from None
+    """Documents of one text part. Raises UserError: the file cannot be read, is not UTF-8 (names the line), or holds no
+    text."""
+    with reading(path, REMEDY), path.open("rb") as file:
+        documents = parse_documents(decoded_lines(path, file), tokenizer)
     if not documents:
         raise without_text(path)
     return documents
@@ -104,10 +94,7 @@ def read_documents(path: Path, tokenizer: WordPieceTokenizer) -> list[Document]:
 
 def decoded_lines(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
     """Lines of a text part as text. Carriage returns are dropped anywhere, as TensorFlow's ``GFile.readline`` does.
-
-    Raises:
-        UserError: names the line that is not UTF-8.
-    """
+    Raises UserError naming the line that is not UTF-8."""
     for number, line in enumerate(lines, 1):
         try:
             yield line.replace(b"\r", b"").decode("utf-8")
@@ -115,7 +102,7 @@ def decoded_lines(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
             if number == 1 and line.startswith(b"\x1f\x8b"):
                 raise UserError(path, "is compressed (gzip)", "Unpack it first") from None
             reason = f"line {number} is not UTF-8 (byte {error.start + 1} of the line)"
-            raise UserError(path, reason, _REMEDY) from None
+            raise UserError(path, reason, REMEDY) from None
 
 
 def masking_rule(vocabulary: dict[str, int], options: InstanceOptions) -> MaskingRule:

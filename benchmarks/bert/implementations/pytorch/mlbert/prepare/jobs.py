@@ -1,7 +1,8 @@
 """Many independent pieces of work over several processes, with progress.
 
 A preparation step cuts its work into items (a text part, a shard), each of which writes its own file atomically; so
-a step that was interrupted is run again and keeps what is there.
+a step that was interrupted is run again and keeps what is there. What a step makes does not depend on how many
+``workers`` (processes) it has, and its ``progress`` is told of every finished item.
 """
 
 from __future__ import annotations
@@ -58,17 +59,14 @@ def run_jobs(
 
     Args:
         function: picklable (a module's function or the method of a picklable object); one item at a time.
-        items: picklable.
         name: what the work is, for the progress bar.
         where: output folder, named when a process is killed.
         sizes: units of work of each item, for the estimate.
         unit: what ``sizes`` counts.
         workers: processes; 1 works in this one.
-        progress: told of every finished item.
 
-    Raises:
-        UserError: what ``function`` raised, or a process was killed (for example for want of memory). Items not begun
-            are left; finished ones stay.
+    Raises UserError: what ``function`` raised, or a process was killed (for example for want of memory). Items not
+    begun are left; finished ones stay.
     """
     with progress.task(name, sum(sizes), unit) as advance:
         if workers <= 1 or len(items) <= 1:

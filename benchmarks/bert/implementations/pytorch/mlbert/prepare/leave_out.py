@@ -37,10 +37,8 @@ def gather_rows(store: Store, rows: np.ndarray, packed: bool) -> tuple[Ragged, n
 def read_past_errors(
     read: Callable[[np.ndarray], Result], first: int, end: int, block: int
 ) -> Iterator[Result | UserError]:
-    """What ``read`` gives for the rows from ``first`` to before ``end``, in order, at most ``block`` at a time.
-
-    Where it raises `UserError`, the rows are halved until single ones are left, whose error is given instead.
-    """
+    """What ``read`` gives for the rows from ``first`` to before ``end``, in order, at most ``block`` at a time. Where
+    it raises `UserError`, the rows are halved until single ones are left, whose error is given instead."""
     for start in range(first, end, block):
         stop = min(start + block, end)
         try:

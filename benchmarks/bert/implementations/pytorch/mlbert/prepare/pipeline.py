@@ -18,13 +18,15 @@ from mlbert.core.errors import UserError
 from mlbert.prepare import corpus as corpora
 from mlbert.prepare.baselines import baselines
 from mlbert.prepare.eval_set import pick_evenly
+from mlbert.prepare.finished import tool_name
 from mlbert.prepare.generator import FlatDocuments, Generator, flat, make_generator
-from mlbert.prepare.instance_set import InstanceJob, make_instances, tool_version
+from mlbert.prepare.instance_set import InstanceJob, make_instances
 from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.jobs import SILENT, Progress
+from mlbert.prepare.text_parts import inspect_parts
 from mlbert.prepare.vocab import check_vocab_size, count_words, train_vocabulary
 from mlbert.prepare.wordpiece import load_vocabulary
-from mlbert.store.manifest import Manifest, file_sha256, write_atomically
+from mlbert.store.manifest import Manifest, file_sha256, make_folder, write_atomically, write_json
 from mlbert.store.prepared import ShardSet, ShardWriter
 
 FINISHED = "prepared.json"
@@ -78,26 +80,15 @@ def prepare_text(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Make a data folder from documents of sentences; returns what ``prepared.json`` holds.
-
-    Args:
-        documents: read once, only when the folder is not finished yet.
-        out: made when missing: vocab.txt, text/, train/, eval/, baselines.json, prepared.json.
-        options: what to make.
-        source: what the documents are, stored and compared on a rerun.
-        workers: processes for the training parts; the result does not depend on it.
-        progress: called with one line for each step.
-    """
+    """Make a data folder (vocab.txt, text/, train/, eval/, baselines.json, prepared.json) from documents of sentences,
+    which are read only when it is not finished yet; returns what ``prepared.json`` holds. ``source`` says what the
+    documents are: stored, and compared on a rerun."""
     wanted = {"source": source, **asdict(options)}
     if found := _finished(out, wanted):
         progress(f"{out} is finished with these options: nothing to do")
         return found
     started = time.monotonic()
-    try:
-        (out / "text").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(out, f"cannot be made ({error.strerror})", "Choose another output folder") from None
-
+    make_folder(out / "text")
     corpus = corpora.split(
         documents, options.eval_share, options.split_seed, max_sentences=options.max_document_sentences
     )
@@ -105,9 +96,9 @@ def prepare_text(
     progress("text: " + ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items()))
     parts = _write_parts(out / "text", corpus, options.num_parts)
     vocab_file = _make_vocabulary(corpus, out, options, progress)
-    provenance = {"tool": f"mlbert {tool_version()}", "options": wanted}
+    provenance = {"tool": tool_name(), "options": wanted}
     job = InstanceJob(tuple(parts), vocab_file, out / "train", options.instances, options.lower_case)
-    train = make_instances(job, provenance, workers=workers)
+    train = make_instances(job, inspect_parts(parts, workers=workers), provenance, workers=workers)
     progress(f"train: {train.num_sequences:,} sequences, {train.num_tokens:,} tokens")
     vocabulary = load_vocabulary(vocab_file)
     generator = make_generator(vocabulary, options.lower_case)
@@ -123,7 +114,7 @@ def prepare_text(
         "vocab_size": train.vocab_size,
         "seconds": round(time.monotonic() - started, 1),
     }
-    write_atomically(out / FINISHED, (json.dumps(summary, indent=1) + "\n").encode())
+    write_json(out / FINISHED, summary)
     return summary
 
 
@@ -172,5 +163,5 @@ def _write_baselines(out: Path, train: list[FlatDocuments], vocabulary: dict[str
     result = baselines(train, rows, len(vocabulary))
     entries = {number: entry for entry, number in vocabulary.items()}
     result["most_frequent_token"] = entries[int(result.pop("most_frequent_id"))]
-    write_atomically(out / "baselines.json", (json.dumps(result, indent=1) + "\n").encode())
+    write_json(out / "baselines.json", result)
     return result

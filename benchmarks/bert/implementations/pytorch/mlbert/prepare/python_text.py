@@ -44,11 +44,8 @@ Documents = Iterator[list[str]]
 
 
 def documents() -> Documents:
-    """All documents of this Python installation, each a list of sentences.
-
-    Raises:
-        UserError: the standard library has no readable source (a stripped installation).
-    """
+    """All documents of this Python installation, each a list of sentences. Raises UserError: the standard library has
+    no readable source (a stripped installation)."""
     root = Path(sysconfig.get_paths()["stdlib"])
     sentences = 0
     topics = root / "pydoc_data" / "topics.py"

@@ -25,11 +25,8 @@ class Kind(StrEnum):
 
 
 def recognise(path: Path) -> Kind:
-    """The kind of a folder, or of one text part or TFRecord file.
-
-    Raises:
-        UserError: it is none that can be prepared, or it is damaged.
-    """
+    """The kind of a folder, or of one text part or TFRecord file. Raises UserError: it is none that can be prepared, or
+    it is damaged."""
     if path.is_dir() and any(path.rglob("wiki_*")):
         wiki_files(path)
         return Kind.wikiextractor

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.store.manifest import reading
 
 SEED = 12345
 SEED_STEP = 13
@@ -23,8 +24,7 @@ def drawn_articles(articles_per_file: Sequence[int], wanted: int) -> np.ndarray:
     ``random.Random(12345 + 13 * i)`` as ``int(random() * articles)``: the rule by which the benchmark's evaluation
     text was separated.
 
-    Raises:
-        UserError: a file has fewer articles than it has to give.
+    Raises UserError: a file has fewer articles than it has to give.
     """
     num_files = len(articles_per_file)
     chosen: list[int] = []
@@ -44,16 +44,11 @@ def drawn_articles(articles_per_file: Sequence[int], wanted: int) -> np.ndarray:
 
 
 def read_hashes(path: Path) -> set[bytes]:
-    """The distinct MD5 sums of an ``eval.md5``: one of 32 hexadecimal digits a line.
-
-    Raises:
-        UserError: the file cannot be read, or a line is no MD5 sum (names it).
-    """
+    """The distinct MD5 sums of an ``eval.md5``: one of 32 hexadecimal digits a line. Raises UserError: the file cannot
+    be read, or a line is no MD5 sum (names it)."""
     remedy = "Give the benchmark's eval.md5"
-    try:
+    with reading(path, remedy):
         lines = path.read_bytes().decode("ascii", "replace").split("\n")
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", remedy) from None
     hashes = set()
     for number, line in enumerate(lines, 1):
         if line.strip():

@@ -27,7 +27,7 @@ import numpy as np
 from mlbert.core.errors import UserError
 from mlbert.core.packing import pack_lengths
 from mlbert.core.permutation import Permutation
-from mlbert.prepare.finished import finished_manifest
+from mlbert.prepare.finished import finished_manifest, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BinnedStore
@@ -194,11 +194,7 @@ def piece_rows(store: Store, piece: Piece) -> Ragged:
 
 
 def known_vocabulary(info: StoreInfo) -> dict[str, Any]:
-    """The vocabulary as a manifest names it.
-
-    Raises:
-        UserError: this kind of data does not say.
-    """
+    """The vocabulary as a manifest names it. Raises UserError: this kind of data does not say."""
     if info.vocab_size is None or info.vocabulary_sha256 is None:
         reason = "does not say which vocabulary it was made with"
         raise UserError(info.folder, reason, "Take it over with `mlbert prepare import --vocab vocab.txt` first")
@@ -229,10 +225,13 @@ def remove_spill(out: Path) -> None:
     shutil.rmtree(out / SPILL, ignore_errors=True)
 
 
-def check_output(source: Path, out: Path) -> None:
-    """Raises UserError where the output would go into the input folder."""
+def describe_input(source: Path, out: Path) -> StoreInfo:
+    """What is known of the input. Raises UserError: it does not say its vocabulary, or is the output folder."""
     if source.resolve() == out.resolve():
         raise UserError(out, "is the input folder", "Choose another --out")
+    info = describe(source)
+    known_vocabulary(info)
+    return info
 
 
 def check_shards(num_shards: int, num_sequences: int, where: str = "") -> None:
@@ -286,27 +285,13 @@ def shuffle_set(
     seed: int = 0,
     num_shards: int | None = None,
     packing: Packing | None = None,
-    tool: str = "mlbert",
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> Manifest:
-    """Shuffle a store into a prepared set, packed where ``packing`` is given.
-
-    Args:
-        source: folder of any kind of store that knows its vocabulary.
-        out: made when missing.
-        seed: same input and seed, same bytes.
-        num_shards: of the output; None: one for `SHARD` sequences.
-        tool: name and version, for the manifest.
-        workers: processes; the result does not depend on it.
-
-    Raises:
-        UserError: input bad or of unknown vocabulary, packs too short, output finished with other options or not
-            writable.
-    """
-    check_output(source, out)
-    info = describe(source)
-    vocabulary = known_vocabulary(info)
+    """Shuffle any kind of store that knows its vocabulary into a prepared set of ``num_shards`` (None: one for `SHARD`
+    sequences), packed where ``packing`` is given. Same input and seed, same bytes. Raises UserError: input bad or of
+    unknown vocabulary, packs too short, output finished with other options or not writable."""
+    info = describe_input(source, out)
     if packing:
         packing = replace(packing, max_tokens=packing.max_tokens or info.max_seq_length)
     if packing and (packing.max_tokens or 0) < info.max_seq_length:
@@ -326,18 +311,14 @@ def shuffle_set(
     shuffle = Shuffle(source, info.identity, out, (target,), (len(store),), seed, packing)
     pieces = [replace(piece, before=(piece.first,)) for piece in make_pieces(store)]
     ((writer, entries),) = run_shuffle(shuffle, pieces, workers=workers, progress=progress)
-    manifest = writer.finish(
-        vocabulary=vocabulary,
-        max_seq_length=info.max_seq_length,
-        max_predictions=info.max_predictions,
-        provenance={"tool": tool, "options": options, "input": inherited(store)},
-        packs=packs,
-        entries=entries,
-    )
+    manifest = finish(writer, store, options, packs=packs, entries=entries)
     remove_spill(out)
     return manifest
 
 
-def inherited(store: Store) -> dict[str, Any]:
-    """The input's own provenance, where it has one."""
-    return dict(store.manifest.provenance) if isinstance(store, ShardSet) else {"kind": store.info.kind}
+def finish(writer: ShardWriter, store: Store, options: dict[str, Any], **more: Any) -> Manifest:
+    """`ShardWriter.finish` for a set of sequences of ``store``, with the provenance that this one has."""
+    inherited = dict(store.manifest.provenance) if isinstance(store, ShardSet) else {"kind": store.info.kind}
+    limits = {"max_seq_length": store.info.max_seq_length, "max_predictions": store.info.max_predictions}
+    provenance = {"tool": tool_name(), "options": options, "input": inherited}
+    return writer.finish(vocabulary=known_vocabulary(store.info), provenance=provenance, **{**limits, **more})

@@ -7,7 +7,6 @@ by one sequence at most. See `mlbert.prepare.shuffle` for how it is done in boun
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,26 +15,11 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.prepare.finished import check_finished
+from mlbert.prepare import shuffle
+from mlbert.prepare.finished import check_finished, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
-from mlbert.prepare.shuffle import (
-    Piece,
-    Shuffle,
-    Target,
-    check_output,
-    check_shards,
-    default_shards,
-    inherited,
-    known_vocabulary,
-    make_pieces,
-    opened,
-    piece_rows,
-    remove_spill,
-    run_shuffle,
-    say_what_is_undone,
-)
 from mlbert.store.bins import BINS, BINS_FORMAT, BINS_VERSION, read_bins
-from mlbert.store.manifest import Manifest, read_manifest, write_atomically
+from mlbert.store.manifest import Manifest, read_manifest, write_json
 from mlbert.store.open import describe, open_store
 
 EDGES = (128, 256, 384, 512)
@@ -49,9 +33,9 @@ class Counting:
     identity: str
     edges: tuple[int, ...]
 
-    def count(self, piece: Piece) -> list[int]:
+    def count(self, piece: shuffle.Piece) -> list[int]:
         """Sequences of the piece in every bin; after the bins, those longer than the last edge."""
-        lengths = piece_rows(opened(self.source, self.identity), piece).lengths
+        lengths = shuffle.piece_rows(shuffle.opened(self.source, self.identity), piece).lengths
         bin_of = np.searchsorted(self.edges, lengths, side="left")
         return np.bincount(bin_of, minlength=len(self.edges) + 1).tolist()
 
@@ -63,42 +47,31 @@ def make_bins(
     edges: Sequence[int] = EDGES,
     num_shards: int | None = None,
     seed: int = 0,
-    tool: str = "mlbert",
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> list[Manifest]:
-    """Cut a store into bins.
+    """Cut any kind of store that knows its vocabulary into bins; returns the manifest of each. Same input, edges and
+    seed, same bytes.
 
     Args:
-        source: folder of any kind of store that knows its vocabulary.
-        out: made when missing.
         edges: longest sequence of each bin, tokens, ascending.
         num_shards: of each bin; None: one for some 300,000 sequences of the average bin.
-        seed: same input, edges and seed, same bytes.
-        tool: name and version, for the manifests.
-        workers: processes; the result does not depend on it.
 
-    Returns:
-        The manifest of each bin.
-
-    Raises:
-        UserError: edges or input bad, output finished with other options or not writable.
+    Raises UserError: edges or input bad, output finished with other options or not writable.
     """
     edges = tuple(edges)
     if not edges or edges[0] < 1 or any(low >= high for low, high in itertools.pairwise(edges)):
         raise UserError("--edges", f"{','.join(map(str, edges))} does not ascend", "Use for example 128,256,384,512")
-    check_output(source, out)
-    info = describe(source)
-    vocabulary = known_vocabulary(info)
+    info = shuffle.describe_input(source, out)
     size = info.num_sequences or len(open_store(source, verify=False))
-    shards = num_shards or default_shards(size // len(edges))
+    shards = num_shards or shuffle.default_shards(size // len(edges))
     options = {"step": "bins", "input": info.identity, "edges": list(edges), "shards": shards, "seed": seed}
     if found := _finished(out, options, progress):
         return found
 
     store = open_store(source, verify=False)
-    say_what_is_undone(info, progress)
-    pieces = make_pieces(store)
+    shuffle.say_what_is_undone(info, progress)
+    pieces = shuffle.make_pieces(store)
     sizes = [piece.end - piece.first for piece in pieces]
     counting = Counting(source, info.identity, edges)
     common: dict[str, Any] = {"where": out, "sizes": sizes, "unit": "sequences", "workers": workers}
@@ -107,34 +80,23 @@ def make_bins(
     if counts[:, -1].any():
         reason = f"{counts[:, -1].sum()} sequences are longer than the last edge {edges[-1]}"
         raise UserError(source, reason, f"Use --edges up to {info.max_seq_length}")
-    check_shards(shards, int(counts.sum(axis=0).max()), " in the fullest bin")
+    shuffle.check_shards(shards, int(counts.sum(axis=0).max()), " in the fullest bin")
     before = np.concatenate([np.zeros((1, len(edges)), np.int64), np.cumsum(counts[:, :-1], axis=0)])
     pieces = [replace(piece, before=tuple(before[piece.number].tolist())) for piece in pieces]
-    targets = _targets(out, edges, shards)
-    shuffle = Shuffle(source, info.identity, out, targets, tuple(before[-1].tolist()), seed)
+    ranges = [(low + 1, high) for low, high in itertools.pairwise((0, *edges))]
+    targets = tuple(shuffle.Target(out / f"bin-{low:03d}-{high:03d}", shards, low, high) for low, high in ranges)
+    job = shuffle.Shuffle(source, info.identity, out, targets, tuple(before[-1].tolist()), seed)
+    made = zip(targets, shuffle.run_shuffle(job, pieces, workers=workers, progress=progress), strict=True)
     manifests = [
-        writer.finish(
-            vocabulary=vocabulary,
-            max_seq_length=target.longest,
-            max_predictions=info.max_predictions,
-            provenance={"tool": tool, "options": options, "input": inherited(store)},
-            entries=entries,
-        )
-        for target, (writer, entries) in zip(
-            targets, run_shuffle(shuffle, pieces, workers=workers, progress=progress), strict=True
-        )
+        shuffle.finish(writer, store, options, max_seq_length=target.longest, entries=entries)
+        for target, (writer, entries) in made
     ]
-    _write_index(out, edges, manifests, {"tool": tool, "options": options})
-    remove_spill(out)
+    made_by = {"tool": tool_name(), "options": options}
+    bins = [{"folder": manifest.path.parent.name, "manifest_sha256": manifest.sha256} for manifest in manifests]
+    index = {"format": BINS_FORMAT, "version": BINS_VERSION, "edges": list(edges), "bins": bins, "provenance": made_by}
+    write_json(out / BINS, index)
+    shuffle.remove_spill(out)
     return manifests
-
-
-def _targets(out: Path, edges: Sequence[int], num_shards: int) -> tuple[Target, ...]:
-    shortest = [1, *(edge + 1 for edge in edges[:-1])]
-    return tuple(
-        Target(out / f"bin-{low:03d}-{high:03d}", num_shards, low, high)
-        for low, high in zip(shortest, edges, strict=True)
-    )
 
 
 def _finished(out: Path, options: dict[str, Any], progress: Progress) -> list[Manifest]:
@@ -144,17 +106,5 @@ def _finished(out: Path, options: dict[str, Any], progress: Progress) -> list[Ma
     found = read_bins(out)
     check_finished(out, found["provenance"], options, progress)
     describe(out)
-    remove_spill(out)
+    shuffle.remove_spill(out)
     return [read_manifest(out / entry["folder"]) for entry in found["bins"]]
-
-
-def _write_index(out: Path, edges: Sequence[int], manifests: list[Manifest], provenance: dict[str, Any]) -> None:
-    bins = [{"folder": manifest.path.parent.name, "manifest_sha256": manifest.sha256} for manifest in manifests]
-    document = {
-        "format": BINS_FORMAT,
-        "version": BINS_VERSION,
-        "edges": list(edges),
-        "bins": bins,
-        "provenance": provenance,
-    }
-    write_atomically(out / BINS, (json.dumps(document, indent=1) + "\n").encode())

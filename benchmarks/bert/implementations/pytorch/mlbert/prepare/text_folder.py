@@ -13,22 +13,17 @@ from pathlib import Path
 
 from mlbert.core.errors import UserError
 from mlbert.prepare.prose import split_sentences
-from mlbert.store.manifest import file_sha256, no_folder
+from mlbert.store.manifest import file_sha256, no_folder, reading
 
 
 def text_files(folder: Path) -> list[Path]:
-    """The ``*.txt`` files below a folder, in order of their relative names.
-
-    Raises:
-        UserError: no such folder, unreadable, or no text file in it.
-    """
+    """The ``*.txt`` files below a folder, in order of their relative names. Raises UserError: no such folder,
+    unreadable, or no text file in it."""
     remedy = "Give a folder with *.txt files"
     if not folder.is_dir():
         raise UserError(folder, no_folder(folder), remedy)
-    try:
+    with reading(folder, remedy):
         os.listdir(folder)  # rglob takes a folder that cannot be read for an empty one
-    except OSError as error:
-        raise UserError(folder, f"cannot be read ({error.strerror})", remedy) from None
     files = [path for path in folder.rglob("*.txt") if path.is_file()]
     if not files:
         raise UserError(folder, "holds no *.txt file", remedy)
@@ -36,11 +31,8 @@ def text_files(folder: Path) -> list[Path]:
 
 
 def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
-    """Documents of a folder; see the module.
-
-    Raises:
-        UserError: a file cannot be read or is not UTF-8 (names the line), or there is no text at all.
-    """
+    """Documents of a folder; see the module. Raises UserError: a file cannot be read or is not UTF-8 (names the line),
+    or there is no text at all."""
     empty = True
     for path in text_files(folder):
         for document in _documents(_read(path), one_per_line):
@@ -51,11 +43,7 @@ def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
 
 
 def source_name(folder: Path, one_per_line: bool) -> dict[str, str | bool]:
-    """What the text is: stored with the data, compared on a rerun.
-
-    Raises:
-        UserError: as `documents`.
-    """
+    """What the text is: stored with the data, compared on a rerun. Raises UserError as `documents`."""
     state = hashlib.sha256()
     for path in text_files(folder):
         state.update(f"{path.relative_to(folder).as_posix()}\0{file_sha256(path)}\n".encode())
@@ -63,11 +51,10 @@ def source_name(folder: Path, one_per_line: bool) -> dict[str, str | bool]:
 
 
 def _read(path: Path) -> str:
-    try:
+    with reading(path):
         data = path.read_bytes()
+    try:
         return data.decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions") from None
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(path, f"line {line} is not UTF-8", "Convert the file to UTF-8") from None

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlbert.core.errors import UserError
-from mlbert.prepare.instances import unreadable, without_text
+from mlbert.prepare.instances import REMEDY, without_text
 from mlbert.prepare.jobs import SILENT, Progress
-from mlbert.store.manifest import file_sha256
+from mlbert.store.manifest import file_sha256, reading
 from mlbert.store.tfrecord import missing_numbers, missing_text
 
 _IN_FOLDER = re.compile(r"part-\d+(-of-\d+)?|(?!eval).*\.txt")
@@ -32,18 +32,15 @@ def expand_inputs(inputs: Iterable[Path], *, skip_bad: bool = False) -> list[Pat
 
     A folder gives its ``part-*`` and ``*.txt`` files, sorted, without ``eval*.txt``; files are taken as named.
 
-    Raises:
-        UserError: a folder holds no part, or not all of its ``part-00000-of-00500``; with ``skip_bad`` the missing ones
-            are in the list, as files that cannot be read.
+    Raises UserError: a folder holds no part, or not all of its ``part-00000-of-00500``; with ``skip_bad`` the missing
+    ones are in the list, as files that cannot be read.
     """
     return [part for given in inputs for part in (_parts_of_folder(given, skip_bad) if given.is_dir() else [given])]
 
 
 def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
-    try:
+    with reading(folder):
         found = sorted(path for path in folder.iterdir() if _IN_FOLDER.fullmatch(path.name) and path.is_file())
-    except OSError as error:
-        raise UserError(folder, f"cannot be read ({error.strerror})", "Check its permissions") from None
     if not found:
         raise UserError(folder, "holds no text part (part-* or *.txt)", "Give the folder of the text, or files by name")
     missing = missing_numbers([path.name for path in found])
@@ -56,12 +53,9 @@ def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
 def inspect_parts(
     paths: Sequence[Path], *, skip_bad: bool = False, workers: int = 1, progress: Progress = SILENT
 ) -> list[TextPart]:
-    """Read all parts once: sizes and checksums.
-
-    Raises:
-        UserError: a part cannot be read, is empty, or has the same content as another (both are named). With
-            ``skip_bad`` these are in `TextPart.problem` instead, and it is an error when no part is good.
-    """
+    """Read all parts once: sizes and checksums. Raises UserError: a part cannot be read, is empty, or has the same
+    content as another (both are named). With ``skip_bad`` these are in `TextPart.problem` instead, and it is an error
+    when no part is good."""
     if not paths:
         raise UserError("--input", "there is no text part", "Give text files or their folder")
     parts: list[TextPart] = []
@@ -85,9 +79,8 @@ def inspect_parts(
 
 def _inspect(path: Path) -> TextPart:
     try:
-        size = path.stat().st_size
+        with reading(path, REMEDY):
+            size = path.stat().st_size
         return TextPart(path, size, file_sha256(path)) if size else TextPart(path, 0, "", without_text(path))
-    except OSError as error:
-        return TextPart(path, 0, "", unreadable(path, error))
     except UserError as error:
         return TextPart(path, 0, "", error)

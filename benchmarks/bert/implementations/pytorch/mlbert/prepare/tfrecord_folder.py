@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
-from mlbert.store.manifest import make_folder, write_atomically
+from mlbert.store.manifest import make_folder, write_atomically, write_json
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import LIST, write_examples
 
@@ -26,11 +26,7 @@ def tfrecord_name(index: int, count: int) -> str:
 
 
 def read_finished(folder: Path) -> dict[str, Any] | None:
-    """What ``instances.json`` says, or None while the folder is not finished.
-
-    Raises:
-        UserError: it is damaged.
-    """
+    """What ``instances.json`` says, or None while the folder is not finished. Raises UserError: it is damaged."""
     path = folder / LIST
     if not path.exists():
         return None
@@ -44,13 +40,7 @@ def read_finished(folder: Path) -> dict[str, Any] | None:
 
 
 class TfrecordFolder:
-    """Writes one folder; several processes may each write files of their own.
-
-    Args:
-        folder: made when missing.
-        num_parts: of the text.
-        max_seq_length, max_predictions: sizes of the padded lists.
-    """
+    """Writes one folder of ``num_parts`` files; several processes may each write files of their own."""
 
     def __init__(self, folder: Path, num_parts: int, max_seq_length: int, max_predictions: int) -> None:
         self.folder = folder
@@ -84,11 +74,8 @@ class TfrecordFolder:
         return note if same else None
 
     def write(self, index: int, rows: Ragged, fingerprint: str) -> dict[str, Any]:
-        """Write part ``index`` as a whole; returns what ``instances.json`` says of it.
-
-        Raises:
-            UserError: the disk is full or the folder not writable; nothing under the final name then.
-        """
+        """Write part ``index`` as a whole; returns what ``instances.json`` says of it. Raises UserError: the disk is
+        full or the folder not writable; nothing under the final name then."""
         path = self.path(index)
         self._note(index).unlink(missing_ok=True)  # before the file changes: a note is never about another file
         write_examples(path, rows, self.max_seq_length, self.max_predictions)
@@ -122,7 +109,7 @@ class TfrecordFolder:
             "files": listed,
             "provenance": dict(provenance),
         }
-        write_atomically(self.folder / LIST, (json.dumps(document, indent=1) + "\n").encode())
+        write_json(self.folder / LIST, document)
         for index in range(self.num_parts):
             self._note(index).unlink(missing_ok=True)
         return document

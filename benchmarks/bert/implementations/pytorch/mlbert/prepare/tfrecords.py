@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
-from mlbert.prepare.finished import check_finished, finished_manifest
-from mlbert.prepare.instance_set import tool_version
+from mlbert.prepare.finished import check_finished, finished_manifest, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import LeftOut
 from mlbert.prepare.tfrecord_folder import TfrecordFolder, read_finished
@@ -27,11 +26,8 @@ _SKIP = "Restore the file, or leave bad records out with --skip-bad"
 
 
 def input_files(inputs: Sequence[Path]) -> list[Path]:
-    """TFRecord files of the given files and folders, in order.
-
-    Raises:
-        UserError: one is missing, given twice, or a folder without TFRecords.
-    """
+    """TFRecord files of the given files and folders, in order. Raises UserError: one is missing, given twice, or a
+    folder without TFRecords."""
     files = [file for path in inputs for file in find_files(path)]
     seen: set[Path] = set()
     for file in files:
@@ -61,11 +57,7 @@ class ImportJob:
         skipped = self.left_out.read(index) if self.skip_bad else []
         if skipped is None or not writer.is_written(index):
             reader = ExampleReader(
-                self.files[index],
-                widths=self.widths,
-                vocab_size=self.vocab_size,
-                skip_bad=self.skip_bad,
-                remedy=_SKIP,
+                self.files[index], widths=self.widths, vocab_size=self.vocab_size, skip_bad=self.skip_bad, remedy=_SKIP
             )
             rows = Ragged.concatenate([part.rows for part in reader])
             skipped = [str(bad) for bad in reader.bad]
@@ -84,18 +76,11 @@ def tfrecords_to_hdf5(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> Manifest:
-    """Make a prepared set of TFRecords. ``max_seq_length`` and ``max_predictions`` are those of the records.
+    """Make a prepared set of TFRecord files and folders of them; its ``max_seq_length`` and ``max_predictions`` are
+    those of the records. Ids outside the vocabulary are refused. With ``skip_bad`` bad records are left out, and listed
+    in the manifest's provenance.
 
-    Args:
-        inputs: TFRecord files and folders of them.
-        vocab_file: the vocabulary that they were made with; ids outside it are refused.
-        out: folder of the set, made when missing.
-        skip_bad: leave bad records out; the manifest's provenance lists them.
-        workers: processes; the result does not depend on it.
-        progress: told of every finished file.
-
-    Raises:
-        UserError: a bad file or record; records of different widths; ``out`` was finished with other input.
+    Raises UserError: a bad file or record; records of different widths; ``out`` was finished with other input.
     """
     files = input_files(inputs)
     vocabulary: dict[str, Any] = {"sha256": file_sha256(vocab_file), "size": len(load_vocabulary(vocab_file))}
@@ -104,7 +89,8 @@ def tfrecords_to_hdf5(
     options: dict[str, Any] = {"inputs": named, "vocabulary": vocabulary["sha256"], "skip_bad": skip_bad}
     if found := finished_manifest(out, options, progress):
         return found
-    _say_slowness(progress)
+    if reason := slowness():
+        progress(reason)
     job = ImportJob(
         files=tuple(files),
         out=out,
@@ -116,30 +102,19 @@ def tfrecords_to_hdf5(
     )
     writer = ShardWriter(out, len(files), "")
     writer.clear_leftovers()
-    results = run_jobs(
-        job.make_shard,
-        range(len(files)),
-        name="TFRecords to HDF5",
-        where=out,
-        sizes=[stat.st_size for stat in stats],
-        workers=workers,
-        progress=progress,
-    )
+    common: dict[str, Any] = {"where": out, "workers": workers, "progress": progress}
+    sizes = [stat.st_size for stat in stats]
+    results = run_jobs(job.make_shard, range(len(files)), name="TFRecords to HDF5", sizes=sizes, **common)
     skipped = {str(file): lines for file, (_, lines) in zip(files, results, strict=True) if lines}
     manifest = writer.finish(
         vocabulary=vocabulary,
         max_seq_length=job.widths.max_seq_length,
         max_predictions=job.widths.max_predictions,
-        provenance={"tool": f"mlbert {tool_version()}", "options": options, "skipped": skipped},
+        provenance={"tool": tool_name(), "options": options, "skipped": skipped},
         entries=[entry for entry, _ in results],
     )
     job.left_out.remove()
     return manifest
-
-
-def _say_slowness(progress: Progress) -> None:
-    if reason := slowness():
-        progress(reason)
 
 
 def _common_widths(files: Sequence[Path], vocab_size: int, skip_bad: bool) -> Widths:
@@ -175,36 +150,23 @@ class ExportJob:
 
 
 def hdf5_to_tfrecords(folder: Path, out: Path, *, workers: int = 1, progress: Progress = SILENT) -> dict[str, Any]:
-    """Write every shard of a prepared set as a TFRecord file, byte for byte as the benchmark's generator would.
+    """Write every shard of a prepared set as a TFRecord file, byte for byte as the benchmark's generator would; of a
+    packed one the sequences in the order of the packs. Returns what `mlbert.prepare.tfrecord_folder` writes down of the
+    finished folder: files and totals.
 
-    Args:
-        folder: prepared set; of a packed one the sequences are written in the order of the packs.
-        out: made when missing; see `mlbert.prepare.tfrecord_folder`.
-        workers: processes; the result does not depend on it.
-        progress: told of every finished file.
-
-    Returns:
-        What is written down of the finished folder: files and totals.
-
-    Raises:
-        UserError: a bad set; ``out`` was finished with another one; the disk is full.
+    Raises UserError: a bad set; ``out`` was finished with another one; the disk is full.
     """
     manifest = read_manifest(folder)
     options = {"source": manifest.sha256}
     if found := read_finished(out):
         check_finished(out, found["provenance"], options, progress)
         return found
-    _say_slowness(progress)
+    if reason := slowness():
+        progress(reason)
     job = ExportJob(manifest, out)
     job.files().clear_leftovers()
-    files = run_jobs(
-        job.make_file,
-        range(len(manifest.shards)),
-        name="HDF5 to TFRecords",
-        where=out,
-        sizes=[int(shard["bytes"]) for shard in manifest.shards],
-        workers=workers,
-        progress=progress,
-    )
+    common: dict[str, Any] = {"where": out, "workers": workers, "progress": progress}
+    sizes = [int(shard["bytes"]) for shard in manifest.shards]
+    files = run_jobs(job.make_file, range(len(sizes)), name="HDF5 to TFRecords", sizes=sizes, **common)
     vocabulary: dict[str, Any] = {"sha256": manifest.vocabulary_sha256, "size": manifest.vocab_size}
-    return job.files().finish(files, vocabulary, {"tool": f"mlbert {tool_version()}", "options": options})
+    return job.files().finish(files, vocabulary, {"tool": tool_name(), "options": options})

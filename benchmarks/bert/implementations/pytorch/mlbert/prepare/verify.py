@@ -26,7 +26,7 @@ from mlbert.store import nvidia, tfrecord
 from mlbert.store.base import StoreInfo
 from mlbert.store.bins import BINS, describe_bins, read_bins
 from mlbert.store.checks import mask_problems, pack_problems, row_problems
-from mlbert.store.manifest import MANIFEST, file_sha256, read_manifest
+from mlbert.store.manifest import MANIFEST, file_md5, file_sha256, read_manifest
 from mlbert.store.nvidia_folder import bins_of, list_shards
 from mlbert.store.open import describe
 from mlbert.store.prepared import ShardSet, info_of, matching_shard
@@ -51,11 +51,8 @@ class Md5List:
 
     @classmethod
     def read(cls, path: Path) -> Md5List:
-        """Read a list; lines are ``<md5>  <name>`` for files, ``<name> <md5>`` for rows.
-
-        Raises:
-            UserError: it cannot be read, or a line is neither.
-        """
+        """Read a list; lines are ``<md5>  <name>`` for files, ``<name> <md5>`` for rows. Raises UserError: it cannot be
+        read, or a line is neither."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -183,11 +180,8 @@ def check_file(job: FileJob) -> FileReport:
             report.content = file_sha256(job.path)
             check = _check_tfrecords if job.info.kind == "tfrecord" else _check_nvidia
             check(job, tally)
-        if job.md5:
-            with job.path.open("rb") as file:
-                found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-            if found != job.md5:
-                report.problems.append(f"its md5 is {found}, the list says {job.md5}")
+        if job.md5 and (found := file_md5(job.path)) != job.md5:
+            report.problems.append(f"its md5 is {found}, the list says {job.md5}")
     except UserError as error:
         report.problems.append(error.reason)
     except OSError as error:
@@ -248,21 +242,13 @@ def _check_nvidia(job: FileJob, tally: _Tally) -> None:
 def verify(
     folders: Sequence[Path], *, md5: Md5List | None = None, workers: int = 1, progress: Progress = SILENT
 ) -> list[SetReport]:
-    """Check sets of any kind.
-
-    Args:
-        folders: each a set, see `mlbert.store.open.describe`.
-        md5: published sums that files or their rows are compared with, by file name.
-        workers: processes.
-
-    Raises:
-        UserError: there is no such folder, or it holds no set.
-    """
+    """Check sets of any kind; files or their rows are compared with published sums (``md5``) by file name. Raises
+    UserError: there is no such folder, or it holds no set."""
     plans = [_plan(folder) for folder in folders]
-    jobs: list[FileJob] = []
-    for _, planned, _ in plans:
-        named = [replace(job, **_listed(md5, job.path.name)) for job in planned] if md5 else planned
-        jobs += named
+    jobs = [job for _, planned, _ in plans for job in planned]
+    if md5:
+        sums = ((md5.files.get(job.path.name, ""), md5.rows.get(job.path.name, "")) for job in jobs)
+        jobs = [replace(job, md5=file, rows_md5=rows) for job, (file, rows) in zip(jobs, sums, strict=True)]
     sizes = [job.path.stat().st_size if job.path.exists() else 0 for job in jobs]
     common: dict[str, Any] = {"where": folders[0], "sizes": sizes, "workers": workers, "progress": progress}
     reports = iter(run_jobs(check_file, jobs, name="verifying", **common))
@@ -277,10 +263,6 @@ def verify(
         absent = sorted({*md5.files, *md5.rows} - present)
         results[0].problems.extend(f"{md5.path}: lists {name}, which is not there" for name in absent)
     return results
-
-
-def _listed(md5: Md5List, name: str) -> dict[str, Any]:
-    return {"md5": md5.files.get(name, ""), "rows_md5": md5.rows.get(name, "")}
 
 
 def _plan(folder: Path) -> tuple[StoreInfo | None, list[FileJob], list[str]]:

@@ -28,26 +28,15 @@ def count_words(sentences: Iterable[str], lower_case: bool = True) -> Counter[st
 
 
 def check_vocab_size(vocab_size: int) -> None:
-    """Refuse a size that is too small to be useful or too large for 16 bits.
-
-    Raises:
-        UserError: it is.
-    """
+    """Raises UserError for a size that is too small to be useful or too large for 16 bits."""
     if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
         remedy = f"Use {MIN_VOCAB_SIZE} to {MAX_VOCAB_SIZE}"
         raise UserError("--vocab-size", f"{vocab_size} is out of range", remedy)
 
 
 def train_vocabulary(words: Counter[str], vocab_size: int) -> list[str]:
-    """Entries of a WordPiece vocabulary, special tokens first.
-
-    Args:
-        words: word -> count.
-        vocab_size: entries wanted; less when the text has not enough different pieces.
-
-    Raises:
-        UserError: the size is out of range.
-    """
+    """``vocab_size`` entries of a WordPiece vocabulary, special tokens first; fewer when the words (with their counts)
+    have not enough different pieces. Raises UserError: the size is out of range."""
     check_vocab_size(vocab_size)
     alphabet = _alphabet(words)
     known = {word: count for word, count in sorted(words.items()) if alphabet.issuperset(word)}
@@ -57,9 +46,7 @@ def train_vocabulary(words: Counter[str], vocab_size: int) -> list[str]:
     tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[*SPECIAL_TOKENS, *(f"##{char}" for char in inside)],
-        show_progress=False,
+        vocab_size=vocab_size, special_tokens=[*SPECIAL_TOKENS, *(f"##{char}" for char in inside)], show_progress=False
     )
     tokenizer.train_from_iterator((" ".join([word] * count) for word, count in known.items()), trainer)
     numbers = tokenizer.get_vocab()

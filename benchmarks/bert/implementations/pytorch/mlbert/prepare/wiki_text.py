@@ -32,11 +32,7 @@ _TAG = re.compile(
 
 
 def sentence_splitter() -> Split:
-    """The splitter for English of the library sentencex (Wikimedia).
-
-    Raises:
-        UserError: the library is not installed.
-    """
+    """The splitter for English of the library sentencex (Wikimedia). Raises UserError: the library is not installed."""
     try:
         from sentencex import segment
     except ImportError:
@@ -73,11 +69,8 @@ def _link_text(link: re.Match[str]) -> str:
 
 
 def paragraphs(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
-    """Cleaned paragraphs of one WikiExtractor file; "" ends an article.
-
-    Raises:
-        UserError: the file is not what WikiExtractor writes, is truncated, or is not UTF-8; names the line.
-    """
+    """Cleaned paragraphs of one WikiExtractor file; "" ends an article. Raises UserError: the file is not what
+    WikiExtractor writes, is truncated, or is not UTF-8; names the line."""
     inside = skip_title = False
     number = 0
     for number, raw in enumerate(lines, 1):
@@ -122,6 +115,5 @@ def sentence_lines(lines: Iterable[str], split: Split) -> Iterator[str]:
 
 def articles(lines: Iterable[str]) -> list[str]:
     """Articles of one file as the benchmark counts them: an odd number of line ends between two articles leaves one at
-    the beginning of the second, and a longer run of them makes empty articles.
-    """
+    the beginning of the second, and a longer run of them makes empty articles."""
     return ("".join(f"{line}\n" for line in lines) + "\n").split("\n\n")

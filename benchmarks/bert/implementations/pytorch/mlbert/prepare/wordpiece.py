@@ -12,7 +12,7 @@ import unicodedata
 from pathlib import Path
 
 from mlbert.core.errors import UserError
-from mlbert.store.manifest import MAX_VOCAB_SIZE
+from mlbert.store.manifest import MAX_VOCAB_SIZE, reading
 
 UNKNOWN = "[UNK]"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -72,16 +72,12 @@ def basic_split(word: str, lower_case: bool = True) -> list[str]:
 
 
 def load_vocabulary(path: Path) -> dict[str, int]:
-    """Read a vocabulary file: one entry a line, its number is its line.
-
-    Raises:
-        UserError: unreadable, not UTF-8, doubled entries, a special token missing, or too many entries.
-    """
+    """Read a vocabulary file: one entry a line, its number is its line. Raises UserError: unreadable, not UTF-8,
+    doubled entries, a special token missing, or too many entries."""
     remedy = "Give a BERT WordPiece vocab.txt"
     try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", remedy) from None
+        with reading(path, remedy):
+            lines = path.read_bytes().decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(path, f"is not UTF-8 (byte {error.start})", remedy) from None
     if lines and lines[-1] == "":
@@ -99,12 +95,7 @@ def load_vocabulary(path: Path) -> dict[str, int]:
 
 
 class WordPieceTokenizer:
-    """Text to token ids.
-
-    Args:
-        vocabulary: entry -> id.
-        lower_case: the uncased form (lower case, accents stripped).
-    """
+    """Text to token ids; with ``lower_case`` in the uncased form (lower case, accents stripped)."""
 
     def __init__(self, vocabulary: dict[str, int], lower_case: bool = True) -> None:
         self.vocabulary = vocabulary

@@ -20,27 +20,17 @@ from mlbert.store.ragged import Ragged
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """What is known of a set without reading a sample.
+    """What is known of a set without reading a sample."""
 
-    Attributes:
-        folder: where it lies.
-        kind: "mlbert", "bins", "tfrecord", "nvidia-fixed", "nvidia-variable" or "nvidia-packed".
-        identity: sha256 that names the data: of our manifest, or over the sorted file names and sizes of other kinds.
-        max_seq_length, max_predictions: limits of one sequence, tokens.
-        num_sequences: sequences in all; None when it takes reading to know.
-        vocab_size, vocabulary_sha256: the vocabulary it was made with; None when the format does not say.
-        max_pack_tokens: slots of a pack, when packs are stored; None for a set of single sequences.
-    """
-
-    folder: Path
-    kind: str
-    identity: str
-    max_seq_length: int
-    max_predictions: int
-    num_sequences: int | None
-    vocab_size: int | None
-    vocabulary_sha256: str | None
-    max_pack_tokens: int | None = None
+    folder: Path  # where it lies
+    kind: str  # "mlbert", "bins", "tfrecord", "nvidia-fixed", "nvidia-variable" or "nvidia-packed"
+    identity: str  # sha256 that names the data: of our manifest, or over the sorted file names and sizes of other kinds
+    max_seq_length: int  # of one sequence, at most, tokens
+    max_predictions: int  # masked tokens of one sequence, at most
+    num_sequences: int | None  # sequences in all; None when it takes reading to know
+    vocab_size: int | None  # of the vocabulary it was made with; None when the format does not say
+    vocabulary_sha256: str | None  # likewise
+    max_pack_tokens: int | None = None  # slots of a pack, when packs are stored; None for a set of single sequences
 
 
 class Store(Protocol):

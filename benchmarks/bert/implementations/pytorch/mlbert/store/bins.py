@@ -21,7 +21,7 @@ import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.store.base import Store, StoreInfo
-from mlbert.store.manifest import REMAKE, read_manifest
+from mlbert.store.manifest import REMAKE, read_manifest, reading
 from mlbert.store.prepared import ShardSet, info_of
 from mlbert.store.ragged import Ragged, offsets_of
 
@@ -31,12 +31,7 @@ BINS_VERSION = 1
 
 
 class BinnedStore:
-    """The sequences of several stores, bin after bin; a `mlbert.store.base.Store` without packs.
-
-    Args:
-        info: what is known of the whole.
-        bins: opened stores.
-    """
+    """The sequences of several opened stores, bin after bin; a `mlbert.store.base.Store` without packs."""
 
     num_packs = 0
 
@@ -70,27 +65,22 @@ class BinnedStore:
 
 
 def read_bins(folder: Path) -> dict[str, Any]:
-    """What ``bins.json`` says: edges, bins (folder, manifest_sha256), provenance.
-
-    Raises:
-        UserError: unreadable, or another format.
-    """
+    """What ``bins.json`` says: edges, bins (folder, manifest_sha256), provenance. Raises UserError: unreadable, or
+    another format."""
     path = folder / BINS
+    with reading(path):
+        content = path.read_bytes()
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(content)
         if document["format"] != BINS_FORMAT or document["version"] != BINS_VERSION:
             found = f"{document['format']} version {document['version']}"
             raise UserError(path, f"is {found}, this program reads {BINS_FORMAT} version {BINS_VERSION}", REMAKE)
-        bins = [
-            {"folder": str(entry["folder"]), "manifest_sha256": str(entry["manifest_sha256"])}
-            for entry in document["bins"]
-        ]
+        keys = ("folder", "manifest_sha256")
+        bins = [{key: str(entry[key]) for key in keys} for entry in document["bins"]]
         edges = [int(edge) for edge in document["edges"]]
         result = {"edges": edges, "bins": bins, "provenance": dict(document["provenance"])}
     except UserError:
         raise
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(path, f"is not the index of a folder of bins ({error!r})", REMAKE) from None
     if not bins or len(bins) != len(edges):
@@ -99,11 +89,8 @@ def read_bins(folder: Path) -> dict[str, Any]:
 
 
 def describe_bins(folder: Path) -> StoreInfo:
-    """What is known of a folder of bins from its manifests alone.
-
-    Raises:
-        UserError: a bin is missing or not the one that ``bins.json`` names, or bins do not fit each other.
-    """
+    """What is known of a folder of bins from its manifests alone. Raises UserError: a bin is missing or not the one
+    that ``bins.json`` names, or bins do not fit each other."""
     index = read_bins(folder)
     manifests = [read_manifest(folder / entry["folder"]) for entry in index["bins"]]
     for manifest, entry in zip(manifests, index["bins"], strict=True):

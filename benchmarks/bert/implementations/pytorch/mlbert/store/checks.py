@@ -13,15 +13,8 @@ from mlbert.store.ragged import Ragged
 
 
 def row_problems(rows: Ragged, info: StoreInfo) -> dict[str, np.ndarray]:
-    """Rules that reading relies on.
-
-    Args:
-        rows: sequences.
-        info: limits; without a vocabulary size, token ids are not judged.
-
-    Returns:
-        {what is wrong: int64, numbers of the sequences, ascending; a sequence may come several times}.
-    """
+    """Rules that reading relies on: {what is wrong: int64, numbers of the sequences, ascending; one may come several
+    times}. Limits are those of ``info``; without a vocabulary size, token ids are not judged."""
     lengths, masked = rows.lengths, np.diff(rows.masked_offsets)
     after_end = rows.masked_positions >= np.repeat(lengths, np.maximum(masked, 0))
     problems = {
@@ -80,10 +73,7 @@ def first_problem(rows: Ragged, info: StoreInfo, pack_offsets: np.ndarray | None
 
 def check_tokens(rows: Ragged, info: StoreInfo, vocab_size: int) -> None:
     """For data that does not tell its vocabulary: every id must be below the model's ``vocab_size``.
-
-    Raises:
-        UserError: one is not.
-    """
+    Raises UserError: one is not."""
     largest = max(int(array.max(initial=0)) for array in (rows.tokens, rows.masked_labels))
     if largest >= vocab_size:
         reason = f"holds token id {largest}, the model's vocabulary has {vocab_size} entries"

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.store.manifest import file_size, unreadable
+from mlbert.store.manifest import file_size, reading
 
 _PAGE = 65_536  # a multiple of every page size in use
 _PROT_READ = 1
@@ -26,18 +26,14 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class FileMap:
-    """Read-only map of files.
-
-    Args:
-        paths: the files; their sizes must not shrink while the map is in use.
+    """Read-only map of files, which must not shrink while it is in use.
 
     Attributes:
         bytes: uint8 [B].
         starts: int64 [F], place of each file's first byte in ``bytes``.
         ends: int64 [F], one past its last byte.
 
-    Raises:
-        UserError: a file cannot be opened or mapped.
+    Raises UserError: a file cannot be opened or mapped.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -81,10 +77,8 @@ def _libc() -> ctypes.CDLL:
 
 
 def _map_over(libc: ctypes.CDLL, path: Path, address: int, size: int) -> None:
-    try:
+    with reading(path):
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise unreadable(path, error) from None
     try:
         if libc.mmap(address, size, _PROT_READ, _MAP_SHARED | _MAP_FIXED, descriptor, 0) == _FAILED:
             reason = f"cannot be mapped into memory ({os.strerror(ctypes.get_errno())})"

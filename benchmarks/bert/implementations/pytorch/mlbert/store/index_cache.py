@@ -23,16 +23,8 @@ from mlbert.core.native import cache_folder
 
 
 class IndexCache:
-    """What is kept of one set of files.
-
-    Args:
-        kind: of files; the name of a folder of the cache.
-        paths: the files.
-        options: JSON-able, what the arrays depend on besides the files: their own version, limits.
-
-    Attributes:
-        folder: all that is kept of this kind.
-    """
+    """What is kept of one set of files of a kind, whose ``folder`` holds all that is kept of this kind. ``options`` are
+    what the arrays depend on besides the files, JSON-able: their own version, limits."""
 
     def __init__(self, kind: str, paths: Sequence[Path], options: Sequence[object]) -> None:
         files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]

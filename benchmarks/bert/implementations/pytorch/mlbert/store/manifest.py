@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,20 +51,15 @@ class Manifest:
 
 def read_manifest(folder: Path | str) -> Manifest:
     """Read the manifest of a prepared set: counts and vocabulary, no training data (allowed before run_start).
-
-    Raises:
-        UserError: no manifest, unreadable, another format, or fields that contradict each other.
-    """
+    Raises UserError: no manifest, unreadable, another format, or fields that contradict each other."""
     folder = Path(folder)
     path = folder / MANIFEST
     remake = "Prepare the data again with `mlbert prepare`"
-    try:
+    with reading(path):
+        if not path.exists():
+            reason = "the folder has no manifest.json" if folder.is_dir() else no_folder(folder)
+            raise UserError(folder, reason, "Give a folder that `mlbert prepare` finished")
         raw = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        reason = "the folder has no manifest.json" if folder.is_dir() else no_folder(folder)
-        raise UserError(folder, reason, "Give a folder that `mlbert prepare` finished") from None
-    except OSError as error:
-        raise unreadable(path, error) from None
     try:
         document = json.loads(raw)
         if document["format"] != FORMAT or document["version"] != FORMAT_VERSION:
@@ -106,9 +101,13 @@ def no_folder(path: Path) -> str:
     return "is a file, not a folder" if path.exists() else "there is no such folder"
 
 
-def unreadable(path: Path | str, error: OSError) -> UserError:
-    """What to raise for a file or folder that the system does not let us read."""
-    return UserError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions")
+@contextmanager
+def reading(path: Path | str, remedy: str = "Check the path and its permissions") -> Iterator[None]:
+    """Makes a UserError of the block's OSError: the system does not let us read this file or folder."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror})", remedy) from None
 
 
 def make_folder(path: Path) -> None:
@@ -121,33 +120,27 @@ def make_folder(path: Path) -> None:
 
 def file_size(path: Path) -> int:
     """Bytes of a file. Raises UserError."""
-    try:
+    with reading(path):
         return path.stat().st_size
-    except OSError as error:
-        raise unreadable(path, error) from None
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of a file, read in pieces.
+    """sha256 of a file, read in pieces. Raises UserError: it cannot be read."""
+    with reading(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
-    Raises:
-        UserError: it cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise unreadable(path, error) from None
+
+def file_md5(path: Path) -> str:
+    """MD5 of a file, read in pieces. Raises UserError: it cannot be read."""
+    with reading(path), path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write that gets its name when it is finished and on disk. When the block raises, nothing stays; a
-    killed process leaves a file of another name, which ends in ``.tmp``.
-
-    Raises:
-        UserError: it cannot be written; also for any OSError of the block.
-    """
+    killed process leaves a file of another name, which ends in ``.tmp``. Raises UserError: it cannot be written; also
+    for any OSError of the block."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -167,3 +160,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write a small file so that it is there as a whole or not at all; see `whole_file`."""
     with whole_file(path) as file:
         file.write(data)
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """`write_atomically` of a document that people may read."""
+    write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())

@@ -27,16 +27,7 @@ from mlbert.store.bins import BinnedStore
 from mlbert.store.file_map import FileMap
 from mlbert.store.nvidia_folder import bin_name, bins_of, check_bins, list_shards
 from mlbert.store.nvidia_index import Limits, item_starts, load_index
-from mlbert.store.nvidia_shard import (
-    COLUMNS,
-    REFERENCE,
-    Items,
-    Shard,
-    inspect,
-    item_dtype,
-    open_shard,
-    read_column,
-)
+from mlbert.store.nvidia_shard import COLUMNS, REFERENCE, Items, Shard, inspect, item_dtype, open_shard, read_column
 from mlbert.store.ragged import Ragged, offsets_of
 
 DEFAULT_LIMITS = Limits()
@@ -48,11 +39,8 @@ def accepts(folder: Path) -> bool:
 
 
 def describe(folder: Path, limits: Limits = DEFAULT_LIMITS) -> StoreInfo:
-    """What file names, sizes and the head of the first file tell; reads no sample.
-
-    Raises:
-        UserError: shards are missing or doubled, or the first is damaged.
-    """
+    """What file names, sizes and the head of the first file tell; reads no sample. Raises UserError: shards are missing
+    or doubled, or the first is damaged."""
     return _describe(folder, [path for group in bins_of(folder) for path in group] or list_shards(folder), limits)
 
 
@@ -76,10 +64,7 @@ def _describe(folder: Path, paths: Sequence[Path], limits: Limits) -> StoreInfo:
 
 def open_folder(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Store:
     """Open a folder of shards, or of bins by length: sub-folders of shards, or files named by ``bin<number>``.
-
-    Raises:
-        UserError: names the first file, and row, that is wrong.
-    """
+    Raises UserError naming the first file, and row, that is wrong."""
     groups = bins_of(folder)
     if not groups:
         return NvidiaStore(folder, limits=limits)
@@ -108,14 +93,7 @@ class NvidiaStore:
         strict: refuse the set when a row is wrong; otherwise only taking that row is an error.
         cached: keep what opening finds in the user's cache folder.
 
-    Attributes:
-        info: see `StoreInfo`.
-        paths: the shards, in order.
-        lengths: int32 [N], tokens of every sequence.
-        num_packs: stored packs; 0 for single sequences.
-
-    Raises:
-        UserError: names the first file, and row, that is wrong.
+    Raises UserError naming the first file, and row, that is wrong.
     """
 
     def __init__(

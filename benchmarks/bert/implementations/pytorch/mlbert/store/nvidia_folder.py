@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 
 from mlbert.core.errors import UserError
+from mlbert.store.manifest import reading
 
 SUFFIXES = (".hdf5", ".hdf", ".h5", "")
 _NUMBERED = re.compile(r"part[-_](\d+)(?:[-_]of[-_](\d+))?")
@@ -23,15 +24,12 @@ def list_shards(folder: Path) -> list[Path]:
     Files count as shards when they end in .hdf5, .hdf or .h5, or have no ending and begin like HDF5; beside one of
     these also what is called ``part_<number>`` and does not begin so.
 
-    Raises:
-        UserError: no folder; a shard of ``part_i_of_n`` is missing or there twice; shards of two numberings.
+    Raises UserError: no folder; a shard of ``part_i_of_n`` is missing or there twice; shards of two numberings.
     """
     if folder.is_file():
         return [folder]
-    try:
+    with reading(folder, "Give a folder of HDF5 shards"):
         found = _shard_files(folder)
-    except OSError as error:
-        raise UserError(folder, f"cannot be read ({error.strerror})", "Give a folder of HDF5 shards") from None
     for group in _groups(found).values():
         _check_numbers(folder, group)
     return sorted(found, key=lambda path: (_group_of(path), _number(path), path.name))
@@ -52,14 +50,7 @@ def bins_of(folder: Path) -> list[list[Path]]:
 
 def check_bins(folder: Path, lengths: Mapping[str, tuple[int, int]]) -> None:
     """Make sure that what looks like bins is cut by length: no two share one. A folder that holds, say, training and
-    evaluation data side by side is no set.
-
-    Args:
-        lengths: bin -> tokens of its shortest and longest sequence.
-
-    Raises:
-        UserError: two bins overlap.
-    """
+    evaluation data side by side is no set. ``lengths`` has the tokens of each bin's shortest and longest sequence."""
     order = sorted(lengths.items(), key=lambda item: item[1])
     for (one, (first, last)), (other, (next_first, next_last)) in itertools.pairwise(order):
         if next_first <= last:

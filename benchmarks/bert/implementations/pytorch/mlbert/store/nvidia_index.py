@@ -42,24 +42,17 @@ _ARRAYS = ("head", "rows", "offsets", "lengths", "counts", "places")
 
 @dataclass(frozen=True)
 class Index:
-    """Rows and lengths of a set of shards.
+    """Rows and lengths of a set of shards."""
 
-    Attributes:
-        head: int64 [3], place of the kind in `KINDS`, widths of tokens and masked tokens of fixed shards (or 0).
-        rows: int64 [F].
-        offsets: int64 [F, 5], byte offset of each of `COLUMNS` in its file; -1 where the file is read through h5py.
-        lengths: uint16 [N], tokens of each sequence.
-        counts: uint16 [R], sequences of each row; empty when each has one.
-        places: uint16 [R, C], see `heap_places`; empty for fixed shards.
-        problems: row (of all files) -> what is wrong with it; its lengths are not to be trusted.
-    """
-
+    # int64 [3], place of the kind in `KINDS`, widths of tokens and masked tokens of fixed shards (or 0).
     head: np.ndarray
-    rows: np.ndarray
+    rows: np.ndarray  # int64 [F]
+    # int64 [F, 5], byte offset of each of `COLUMNS` in its file; -1 where the file is read through h5py.
     offsets: np.ndarray
-    lengths: np.ndarray
-    counts: np.ndarray
-    places: np.ndarray
+    lengths: np.ndarray  # uint16 [N], tokens of each sequence
+    counts: np.ndarray  # uint16 [R], sequences of each row; empty when each has one
+    places: np.ndarray  # uint16 [R, C], see `heap_places`; empty for fixed shards
+    # Row (of all files) -> what is wrong with it; its lengths are not to be trusted.
     problems: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -87,11 +80,8 @@ class Limits:
 
 
 def load_index(paths: Sequence[Path], content: FileMap, limits: Limits, cached: bool = True) -> Index:
-    """The index of some shards, from the cache or from the files.
-
-    Raises:
-        UserError: a file is damaged, of another kind than the first, or a copy of another.
-    """
+    """The index of some shards, from the cache or from the files. Raises UserError: a file is damaged, of another kind
+    than the first, or a copy of another."""
     cache = IndexCache("nvidia", paths, [_VERSION, limits.max_seq_length, limits.max_predictions])
     if cached:
         with contextlib.suppress(OSError, ValueError):
@@ -140,11 +130,7 @@ def _refuse_copies(paths: Sequence[Path], parts: Sequence[Index]) -> None:
 
 
 def index_shard(shard: Shard, content: np.ndarray, limits: Limits) -> Index:
-    """Find lengths and places of one shard's rows and check them.
-
-    Args:
-        content: uint8, the bytes of the file.
-    """
+    """Find lengths and places of one shard's rows and check them; ``content`` is the file's bytes, uint8."""
     if shard.kind == "fixed":
         return _index_fixed(shard, content, limits)
     return _index_rows(shard, *_columns(shard, content), limits)

@@ -50,22 +50,14 @@ def item_dtype(column: str) -> np.dtype:
 
 @dataclass(frozen=True)
 class Shard:
-    """What the head of a shard says.
-
-    Attributes:
-        path: the file.
-        kind: "fixed", "variable" or "packed".
-        rows: samples, or packs.
-        max_tokens: width of ``input_ids`` of a fixed shard, 0 otherwise.
-        max_masked: width of ``masked_lm_ids`` of a fixed shard, 0 otherwise.
-        offsets: byte offset in the file of each dataset's rows or references; empty when they are not plain bytes.
-    """
+    """What the head of a shard says."""
 
     path: Path
-    kind: str
-    rows: int
-    max_tokens: int = 0
-    max_masked: int = 0
+    kind: str  # "fixed", "variable" or "packed"
+    rows: int  # samples, or packs
+    max_tokens: int = 0  # width of ``input_ids`` of a fixed shard, 0 otherwise
+    max_masked: int = 0  # width of ``masked_lm_ids`` of a fixed shard, 0 otherwise
+    # Byte offset in the file of each dataset's rows or references; empty when they are not plain bytes.
     offsets: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -80,11 +72,7 @@ class Shard:
 
 
 def open_shard(path: Path) -> h5py.File:
-    """Open a shard.
-
-    Raises:
-        UserError: unreadable, truncated, or no HDF5 at all.
-    """
+    """Open a shard. Raises UserError: unreadable, truncated, or no HDF5 at all."""
     try:
         return h5py.File(path, "r")
     except OSError as error:
@@ -93,11 +81,8 @@ def open_shard(path: Path) -> h5py.File:
 
 
 def inspect(path: Path) -> Shard:
-    """Read and check the head of a shard: keys, types, row counts.
-
-    Raises:
-        UserError: it is damaged, or not one of the three kinds.
-    """
+    """Read and check the head of a shard: keys, types, row counts. Raises UserError: it is damaged, or not one of the
+    three kinds."""
     with open_shard(path) as file:
         try:
             return _inspect(path, file)
@@ -115,15 +100,12 @@ def _inspect(path: Path, file: h5py.File) -> Shard:
         if name not in names or not isinstance(file[name], h5py.Dataset):
             raise UserError(path, f"has no dataset {name} (it looks like a {kind} shard)", "Give NVIDIA's HDF5 shards")
     rows = file["input_ids"].shape[0] if file["input_ids"].shape else 0
-    widths = {}
     shard = Shard(path, kind, rows)
-    for name in needed:
-        widths[name] = _check_dataset(shard, name, file[name])
-    for one, other in (("input_ids", "segment_ids"), ("input_ids", "input_mask")):
-        if kind == "fixed" and widths[one] != widths[other]:
+    widths = {name: _check_dataset(shard, name, file[name]) for name in needed}
+    pairs = ("input_ids", "segment_ids"), ("input_ids", "input_mask"), ("masked_lm_positions", "masked_lm_ids")
+    for one, other in pairs:
+        if widths[one] != widths.get(other, 0):  # rows of their own length have width 0
             raise UserError(path, f"{one} and {other} have different widths", REMAKE)
-    if widths["masked_lm_positions"] != widths["masked_lm_ids"]:
-        raise UserError(path, "masked_lm_positions and masked_lm_ids have different widths", REMAKE)
     offsets = {name: _byte_offset(path, file, file[name]) for name in needed}
     plain = any(offset < 0 for offset in offsets.values())
     return Shard(path, kind, rows, widths["input_ids"], widths["masked_lm_ids"], {} if plain else offsets)
@@ -167,10 +149,7 @@ def _byte_offset(path: Path, file: h5py.File, dataset: h5py.Dataset) -> int:
 
 
 def heap_places(content: np.ndarray, shard: Shard) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
-    """Follow the heap chains of a shard with variable-length columns.
-
-    Args:
-        content: uint8, the bytes of the file.
+    """Follow the heap chains of a shard with variable-length columns; ``content`` is the file's bytes, uint8.
 
     Returns:
         references: column -> `REFERENCE` [N];
@@ -179,10 +158,9 @@ def heap_places(content: np.ndarray, shard: Shard) -> tuple[dict[str, np.ndarray
         None when a collection is so large that 16 bits do not hold a place.
     """
     names = [name for name in shard.columns if shard.is_variable(name)]
+    none = np.empty(0, REFERENCE)
     references = {
-        name: np.frombuffer(content, REFERENCE, shard.rows, shard.offsets[name])
-        if shard.rows
-        else np.empty(0, REFERENCE)
+        name: np.frombuffer(content, REFERENCE, shard.rows, shard.offsets[name]) if shard.rows else none
         for name in names
     }
     addresses = np.unique(np.concatenate([table["address"][table["length"] > 0] for table in references.values()]))
@@ -213,12 +191,8 @@ def _collections(content: np.ndarray, addresses: np.ndarray) -> tuple[np.ndarray
 
 
 def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All objects that lie within their collections.
-
-    Returns:
-        int64 ascending (collection << 16) + object number; int64 place of each object, units of 8 bytes; int64 bytes of
-        its items.
-    """
+    """All objects that lie within their collections: int64 ascending (collection << 16) + object number; int64 place of
+    each object, units of 8 bytes; int64 bytes of its items."""
     starts, ends = collections
     objects = at_every_byte(content, HEAP_OBJECT)
     current, at = np.arange(len(starts)), starts + HEADER_BYTES
@@ -230,9 +204,8 @@ def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tu
             break
         found = objects[at]
         room = np.minimum(found["size"], len(content)).astype(np.int64)
-        used = (found["index"] > 0) & (
-            at + HEADER_BYTES + room <= ends[current]
-        )  # object 0 is the free room at the end
+        # Object 0 is the free room at the end.
+        used = (found["index"] > 0) & (at + HEADER_BYTES + room <= ends[current])
         current, at, room = current[used], at[used], room[used]
         steps.append(np.stack([(current << 16) + found["index"][used], (at - starts[current]) >> 3, room]))
         at = at + HEADER_BYTES + ((room + 7) & ~7)
@@ -242,19 +215,12 @@ def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tu
 
 
 class Items(NamedTuple):
-    """Where the items (int8 or int16) of some rows of a column lie.
+    """Where the items (int8 or int16) of some rows of a column lie."""
 
-    Attributes:
-        source: [B]; where it is a file's bytes, with an item at every byte.
-        starts: int64 [R], index of each row's first item.
-        counts: int64 [R], items of each row.
-        step: distance between a row's items in ``source``.
-    """
-
-    source: np.ndarray
-    starts: np.ndarray
-    counts: np.ndarray
-    step: int
+    source: np.ndarray  # [B]; where it is a file's bytes, with an item at every byte
+    starts: np.ndarray  # int64 [R], index of each row's first item
+    counts: np.ndarray  # int64 [R], items of each row
+    step: int  # distance between a row's items in ``source``
 
     def of(self, rows: np.ndarray) -> Items:
         """Those of some rows."""
@@ -268,14 +234,8 @@ class Items(NamedTuple):
 
 
 def read_column(file: h5py.File, shard: Shard, column: str, rows: np.ndarray) -> Items:
-    """Items of some rows through h5py: the plain form of what the mapped reading does.
-
-    Args:
-        rows: int64 [R], any order.
-
-    Raises:
-        UserError: the file is damaged there.
-    """
+    """Items of some rows (int64 [R], any order) through h5py: the plain form of what the mapped reading does. Raises
+    UserError: the file is damaged there."""
     dataset: Any = file[column]
     wanted = item_dtype(column)
     ordered, back = np.unique(rows, return_inverse=True)

@@ -22,10 +22,7 @@ IN_MEMORY_BYTES = 4 << 30  # smaller sets are held in memory as one piece
 
 def describe(folder: Path | str) -> StoreInfo:
     """What is known of the set in ``folder`` without reading a sample (allowed before ``run_start``).
-
-    Raises:
-        UserError: no such folder, nothing in it that is a set, or a set that contradicts itself.
-    """
+    Raises UserError: no such folder, nothing in it that is a set, or a set that contradicts itself."""
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         return info_of(read_manifest(folder))
@@ -35,15 +32,8 @@ def describe(folder: Path | str) -> StoreInfo:
 
 
 def open_store(folder: Path | str, verify: bool | None = None) -> Store:
-    """Open the set in ``folder``, whatever its kind.
-
-    Args:
-        folder: see `describe`.
-        verify: re-read prepared sets and check every value; None: when they are small.
-
-    Raises:
-        UserError: as `describe`, and where a file is missing or damaged.
-    """
+    """Open the set in ``folder``, whatever its kind; prepared sets are re-read and every value is checked with
+    ``verify`` (None: when they are small). Raises UserError as `describe`, and where a file is missing or damaged."""
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         return ShardSet.open(folder, verify)
@@ -78,10 +68,7 @@ def _foreign(folder: Path) -> ModuleType:
 
 def check_vocabulary(info: StoreInfo, vocab_file: Path) -> None:
     """Make sure that a set was made with this vocabulary file; a set that does not know its own passes.
-
-    Raises:
-        UserError: the file cannot be read, or it is another vocabulary.
-    """
+    Raises UserError: the file cannot be read, or it is another vocabulary."""
     found = file_sha256(vocab_file)
     if info.vocabulary_sha256 not in (None, found):
         reason = f"is not the vocabulary that {info.folder} was prepared with (sha256 {found[:12]}...)"
@@ -89,11 +76,7 @@ def check_vocabulary(info: StoreInfo, vocab_file: Path) -> None:
 
 
 def check_same_vocabulary(train: StoreInfo, evaluation: StoreInfo) -> None:
-    """Make sure that two sets share one vocabulary, where both know theirs.
-
-    Raises:
-        UserError: they do not.
-    """
+    """Make sure that two sets share one vocabulary, where both know theirs. Raises UserError: they do not."""
     if None not in (known := {train.vocabulary_sha256, evaluation.vocabulary_sha256}) and len(known) > 1:
         reason = f"was prepared with another vocabulary than {train.folder}"
         raise UserError(evaluation.folder, reason, "Prepare both with the same vocab.txt")

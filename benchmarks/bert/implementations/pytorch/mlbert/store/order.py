@@ -27,18 +27,12 @@ ORDER_BLOCK = 1024  # positions of an epoch whose units are computed together
 
 @dataclass(frozen=True)
 class StepShare:
-    """How an optimizer step is cut, and this rank's place.
+    """How an optimizer step is cut, and this rank's place."""
 
-    Attributes:
-        units: of one rank in one optimizer step, all micro-batches together.
-        accumulation: micro-batches of one step; divides ``units``.
-        rank, world_size: this process among all.
-    """
-
-    units: int
-    accumulation: int
-    rank: int
-    world_size: int
+    units: int  # of one rank in one optimizer step, all micro-batches together
+    accumulation: int  # micro-batches of one step; divides ``units``
+    rank: int  # of this process
+    world_size: int  # processes
 
     def __post_init__(self) -> None:
         if self.units < 1 or self.accumulation < 1 or self.units % self.accumulation:
@@ -71,29 +65,17 @@ def contiguous(share: StepShare, lengths: Lengths | None = None) -> list[np.ndar
 
 @dataclass(frozen=True)
 class Units:
-    """What steps are made of: packs, or single sequences.
+    """What steps are made of: packs, or single sequences."""
 
-    Attributes:
-        count: how many there are (P).
-        gather: from int64 [P'] to their sequences, unit by unit, and int64 [P'] sequences of each.
-        lengths: from int64 [P'] to int64 [P'], tokens of each.
-    """
-
-    count: int
+    count: int  # how many there are (P)
+    # From int64 [P'] to their sequences, unit by unit, and int64 [P'] sequences of each.
     gather: Callable[[np.ndarray], tuple[Ragged, np.ndarray]]
-    lengths: Callable[[np.ndarray], np.ndarray]
+    lengths: Callable[[np.ndarray], np.ndarray]  # from int64 [P'] to int64 [P'], tokens of each
 
 
 def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences: int, seed: int) -> Units:
-    """The packs of a store: its own, else packed now; single sequences when only one fits a pack.
-
-    Args:
-        store: where sequences come from.
-        num_sequences: only its first so many; packs that are stored are used when that is all of them.
-        max_tokens: slots of a pack.
-        max_sequences: most sequences of one pack.
-        seed: of packing.
-    """
+    """The packs of a store's first ``num_sequences``: its own when these are all, else packed now, at most
+    ``max_tokens`` and ``max_sequences`` each; single sequences when only one fits a pack."""
     if max_sequences == 1:
 
         def gather_single(chosen: np.ndarray) -> tuple[Ragged, np.ndarray]:
@@ -128,14 +110,8 @@ def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences:
 
 
 def first_slots(rows: Ragged, sequences_per_unit: np.ndarray, units: np.ndarray, max_tokens: int) -> np.ndarray:
-    """int64 [S]: where each sequence begins if every unit of the step had ``max_tokens`` slots, one behind the other.
-
-    Args:
-        rows: sequences of some units, unit by unit.
-        sequences_per_unit: int [P], sums to S.
-        units: int [P], numbers of the units within the step.
-        max_tokens: slots of a unit.
-    """
+    """int64 [S]: where each sequence begins if every unit of the step had ``max_tokens`` slots, one behind the other;
+    arguments as in `Portion`."""
     first_of_unit = offsets_of(sequences_per_unit)[:-1]  # S for an empty unit at the end: offsets has that entry, too
     return rows.offsets[:-1] + np.repeat(units * max_tokens - rows.offsets[first_of_unit], sequences_per_unit)
 
@@ -187,25 +163,18 @@ class EpochOrder:
 
 @dataclass(frozen=True)
 class Portion:
-    """The sequences of one micro-batch of one rank.
+    """The sequences of one micro-batch of one rank."""
 
-    Attributes:
-        rows: unit by unit.
-        sequences_per_unit: int64 [P], sums to S.
-        units: int64 [P], numbers of the units within the step.
-    """
-
-    rows: Ragged
-    sequences_per_unit: np.ndarray
-    units: np.ndarray
+    rows: Ragged  # unit by unit
+    sequences_per_unit: np.ndarray  # int64 [P], sums to S
+    units: np.ndarray  # int64 [P], numbers of the units within the step
 
 
 class StepReader:
     """Reads this rank's part of any step: a pure function of the step's number, so a run resumes anywhere.
 
     Args:
-        store: where sequences come from; not empty.
-        share: this rank's part of a step.
+        store: not empty.
         max_tokens: slots of a pack.
         max_sequences: most sequences of one pack; 1: single sequences, from all bins in proportion where the store has
             bins. Where packs are stored, they are taken as they are, unless this is 1.

@@ -9,7 +9,6 @@ Legend: N sequences of the set, S sequences asked for, P packs.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +28,9 @@ from mlbert.store.manifest import (
     REMAKE,
     Manifest,
     file_sha256,
+    make_folder,
     read_manifest,
-    write_atomically,
+    write_json,
 )
 from mlbert.store.ragged import Ragged, offsets_of
 from mlbert.store.shard_file import PACK_OFFSETS, Shard, is_written, map_file, write_shard_file
@@ -47,35 +47,22 @@ def shard_name(index: int, count: int) -> str:
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard as the manifest lists it.
+    """One shard as the manifest lists it."""
 
-    Attributes:
-        values: JSON-able: file, sha256, bytes, counts.
-        histogram: int64 [longest sequence + 1], number of sequences of each length.
-    """
-
-    values: dict[str, Any]
-    histogram: np.ndarray
+    values: dict[str, Any]  # JSON-able: file, sha256, bytes, counts
+    histogram: np.ndarray  # int64 [longest sequence + 1], number of sequences of each length
 
 
 class ShardWriter:
     """Writes one prepared set, shard by shard; `finish` writes the manifest. Several processes may each write shards
-    of their own with `write_shard`; one of them then calls `finish`.
-
-    Args:
-        folder: made when missing.
-        num_shards: how many shards the set will have.
-        fingerprint: names input and options; a shard already there with the same fingerprint is kept on a rerun.
-    """
+    of their own with `write_shard`; one of them then calls `finish`. The fingerprint names input and options: a shard
+    already there with the same one is kept on a rerun."""
 
     def __init__(self, folder: Path, num_shards: int, fingerprint: str) -> None:
         self.folder = Path(folder)
         self.num_shards = num_shards
         self.fingerprint = fingerprint
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(folder, f"cannot be made ({error.strerror})", "Choose another output folder") from None
+        make_folder(self.folder)
 
     def path(self, index: int) -> Path:
         """Final path of shard ``index``."""
@@ -95,15 +82,8 @@ class ShardWriter:
         return is_written(self.path(index), self.fingerprint)
 
     def write_shard(self, index: int, rows: Ragged, pack_offsets: np.ndarray | None = None) -> None:
-        """Write shard ``index`` as a whole.
-
-        Args:
-            rows: its sequences.
-            pack_offsets: int64 [P+1] for a packed set: pack p is rows pack_offsets[p] to pack_offsets[p+1].
-
-        Raises:
-            UserError: the disk is full or the folder not writable; nothing under the final name then.
-        """
+        """Write shard ``index`` as a whole. In a packed set pack p is rows pack_offsets[p] to pack_offsets[p+1] (int64
+        [P+1]). Raises UserError: the disk is full or the folder not writable; nothing under the final name then."""
         extra = {} if pack_offsets is None else {PACK_OFFSETS: pack_offsets}
         write_shard_file(self.path(index), rows, self.fingerprint, extra)
 
@@ -116,12 +96,8 @@ class ShardWriter:
             "sha256": file_sha256(path),
             "content_sha256": shard.content_sha256,
             "bytes": path.stat().st_size,
-            "num_sequences": len(shard.rows),
-            "num_tokens": len(shard.rows.tokens),
-            "num_masked": len(shard.rows.masked_labels),
+            **_counts(shard),
         }
-        if shard.pack_offsets is not None:
-            values["num_packs"] = len(shard.pack_offsets) - 1
         return ShardEntry(values, np.bincount(shard.rows.lengths))
 
     def finish(
@@ -165,7 +141,7 @@ class ShardWriter:
             slots = num_packs * packs["max_tokens"]
             fill = round(totals["num_tokens"] / slots, 6) if slots else 1.0
             document["packs"] = {**packs, "num_packs": num_packs, "fill": fill}
-        write_atomically(self.folder / MANIFEST, (json.dumps(document, indent=1) + "\n").encode())
+        write_json(self.folder / MANIFEST, document)
         return read_manifest(self.folder)
 
 
@@ -175,12 +151,7 @@ def map_shard(path: Path) -> Ragged:
 
 
 class ShardSet:
-    """A prepared set opened for reading; a `mlbert.store.base.Store`. Shards are mapped when they are first touched.
-
-    Attributes:
-        manifest: its manifest.
-        info: the same as every kind of data tells it.
-    """
+    """A prepared set opened for reading; a `mlbert.store.base.Store`. Shards are mapped when they are first touched."""
 
     def __init__(self, manifest: Manifest, shards: Sequence[Shard | None], one_piece: bool = False) -> None:
         self.manifest = manifest
@@ -211,8 +182,7 @@ class ShardSet:
         name when a shard is first touched. With ``verify`` (None: when the set has at most 2 GiB), now and for all
         shards: checksums, and every value in its range.
 
-        Raises:
-            UserError: names the first bad file.
+        Raises UserError naming the first bad file.
         """
         manifest = read_manifest(folder)
         folder = Path(folder)
@@ -309,38 +279,32 @@ def info_of(manifest: Manifest) -> StoreInfo:
     )
 
 
+def _counts(shard: Shard) -> dict[str, int]:
+    """What a manifest counts of a shard."""
+    rows = shard.rows
+    counts = {"num_sequences": len(rows), "num_tokens": len(rows.tokens), "num_masked": len(rows.masked_labels)}
+    return counts if shard.pack_offsets is None else {**counts, "num_packs": len(shard.pack_offsets) - 1}
+
+
 def matching_shard(manifest: Manifest, index: int) -> Shard:
     """Map shard ``index`` and make sure that it is the one the manifest lists; reads only its header.
-
-    Raises:
-        UserError: it is missing, damaged, or belongs to another set.
-    """
+    Raises UserError: it is missing, damaged, or belongs to another set."""
     entry = manifest.shards[index]
     path = manifest.path.parent / str(entry["file"])
     shard = map_file(path)
     if entry.get("content_sha256", shard.content_sha256) != shard.content_sha256:
         raise UserError(path, "is a shard of another set than the manifest beside it", REMAKE)
-    counts = {
-        "num_sequences": len(shard.rows),
-        "num_tokens": len(shard.rows.tokens),
-        "num_masked": len(shard.rows.masked_labels),
-    }
-    if manifest.max_pack_tokens is not None:
-        if shard.pack_offsets is None:
-            raise UserError(path, "has no packs, the manifest says it has", REMAKE)
-        counts["num_packs"] = len(shard.pack_offsets) - 1
-    for key, count in counts.items():
-        if count != int(entry[key]):
+    if manifest.max_pack_tokens is not None and shard.pack_offsets is None:
+        raise UserError(path, "has no packs, the manifest says it has", REMAKE)
+    for key, count in _counts(shard).items():
+        if count != int(entry.get(key, count)):
             raise UserError(path, f"{key} is {count}, the manifest says {entry[key]}", REMAKE)
     return shard
 
 
 def verified_shard(manifest: Manifest, index: int) -> Shard:
-    """`matching_shard`, with its checksum and every value checked; reads all of it.
-
-    Raises:
-        UserError: names the file and the first bad sequence.
-    """
+    """`matching_shard`, with its checksum and every value checked; reads all of it. Raises UserError naming the file
+    and the first bad sequence."""
     entry = manifest.shards[index]
     path = manifest.path.parent / str(entry["file"])
     if path.exists() and file_sha256(path) != entry["sha256"]:

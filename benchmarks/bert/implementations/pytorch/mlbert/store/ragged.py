@@ -36,10 +36,8 @@ DTYPES: dict[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class Ragged:
-    """Some sequences, back to back; fields as in the module's table, offsets starting at 0.
-
-    ``labels``, float32 [S], are a task's labels, one of each sequence; None where there are none. Shards have none.
-    """
+    """Some sequences, back to back; fields as in the module's table, offsets starting at 0. ``labels``, float32 [S],
+    are a task's labels, one of each sequence; None where there are none. Shards have none."""
 
     tokens: np.ndarray
     offsets: np.ndarray
@@ -110,10 +108,8 @@ class Ragged:
 
     @classmethod
     def of_ranges(cls, ranges: Iterable[tuple[Ragged, int, int]]) -> Ragged:
-        """Copies of ranges, one after the other: of each (rows, first, end) the sequences first to before end.
-
-        As `slice` and `concatenate`, in a third of the time where ranges are short: offsets are joined as they are.
-        """
+        """Copies of ranges, one after the other: of each (rows, first, end) the sequences first to before end. As
+        `slice` and `concatenate`, in a third of the time where ranges are short: offsets are joined as they are."""
         parts: dict[str, list[np.ndarray]] = {name: [] for name in DTYPES}
         labels = []
         for rows, first, end in ranges:
@@ -143,6 +139,12 @@ def _concatenate(rows: Sequence[Sequence[int]]) -> np.ndarray:
     for row in rows:
         flat.extend(row)
     return np.frombuffer(flat, np.uint16)
+
+
+def sizes_of(rows: int, tokens: int, masked: int) -> dict[str, int]:
+    """Lengths of the arrays of a `Ragged` of so many sequences, tokens and masked tokens, in the order of `DTYPES`."""
+    sizes = {**dict.fromkeys(DTYPES, rows), "offsets": rows + 1, "masked_offsets": rows + 1}
+    return {**sizes, "tokens": tokens, "masked_positions": masked, "masked_labels": masked}
 
 
 def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:

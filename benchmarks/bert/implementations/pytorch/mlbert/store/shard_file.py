@@ -29,17 +29,11 @@ INT64 = np.dtype("<i8")
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard's contents.
+    """A shard's contents."""
 
-    Attributes:
-        rows: its sequences.
-        extra: int64 arrays stored beside them, by name.
-        content_sha256: what the file says of itself; see `content_sha256`. Empty for one held in memory.
-    """
-
-    rows: Ragged
-    extra: Mapping[str, np.ndarray] = field(default_factory=dict)
-    content_sha256: str = ""
+    rows: Ragged  # its sequences
+    extra: Mapping[str, np.ndarray] = field(default_factory=dict)  # int64 arrays stored beside them, by name
+    content_sha256: str = ""  # what the file says of itself; see `content_sha256`. Empty for one held in memory
 
     @property
     def pack_offsets(self) -> np.ndarray | None:
@@ -59,17 +53,8 @@ def content_sha256(rows: Ragged, extra: Mapping[str, np.ndarray] | None = None) 
 
 
 def write_shard_file(path: Path, rows: Ragged, fingerprint: str, extra: Mapping[str, np.ndarray] | None = None) -> None:
-    """Write a shard as a whole, or nothing.
-
-    Args:
-        path: final name.
-        rows: its sequences.
-        fingerprint: names input and options; see `is_written`.
-        extra: int64 arrays to store beside them.
-
-    Raises:
-        UserError: the disk is full or the folder not writable; nothing under the final name then.
-    """
+    """Write a shard, with int64 arrays (``extra``) beside its sequences, as a whole or not at all; `is_written`
+    compares the fingerprint. Raises UserError: the disk is full or the folder not writable."""
     arrays = {name: np.ascontiguousarray(getattr(rows, name), dtype) for name, dtype in DTYPES.items()}
     arrays |= {name: np.ascontiguousarray(array, INT64) for name, array in (extra or {}).items()}
     # The image is built in memory and written as plain bytes: a full disk is then an ordinary error.
@@ -98,11 +83,8 @@ def is_written(path: Path, fingerprint: str) -> bool:
 
 
 def map_file(path: Path) -> Shard:
-    """Map one shard's arrays into memory, read-only.
-
-    Raises:
-        UserError: the file is missing, no HDF5, truncated, or its arrays are not a ragged set.
-    """
+    """Map one shard's arrays into memory, read-only. Raises UserError: the file is missing, no HDF5, truncated, or its
+    arrays are not a ragged set."""
     try:
         with h5py.File(path, "r") as file:
             if file.attrs.get("format") != FORMAT or int(file.attrs.get("version", -1)) != FORMAT_VERSION:

@@ -17,7 +17,6 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +27,7 @@ import numpy as np
 from mlbert.core import native
 from mlbert.core.errors import UserError
 from mlbert.store import tfrecord_native, tfrecord_plain
-from mlbert.store.manifest import unreadable, whole_file
+from mlbert.store.manifest import reading, whole_file
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord_plain import (
     BAD_LENGTH,
@@ -79,17 +78,14 @@ def find_files(path: Path | str) -> list[Path]:
     """The TFRecord files of a folder, by name: ``part-*``, ``*.tfrecord``, ``*.tfrecords`` and ``eval_10k``, no
     checksums or other files beside them. A path that is no folder stands for itself.
 
-    Raises:
-        UserError: the folder cannot be read, has none, or not just those that its ``instances.json`` lists, or else
-            that the ``-of-00500`` in their names speaks of.
+    Raises UserError: the folder cannot be read, has none, or not just those that its ``instances.json`` lists, or else
+    that the ``-of-00500`` in their names speaks of.
     """
     path = Path(path)
     if not path.is_dir():
         return [path]
-    try:
+    with reading(path):
         files = sorted(file for file in path.iterdir() if _NAME.fullmatch(file.name) and file.is_file())
-    except OSError as error:
-        raise unreadable(path, error) from None
     if not files:
         raise UserError(path, "has no TFRecord files (part-*, *.tfrecord, *.tfrecords)", "Give another folder")
     names = {file.name for file in files}
@@ -162,7 +158,6 @@ class ExampleReader:
     """Reads one TFRecord file from its start.
 
     Args:
-        path: the file.
         batch: most records of one `Part`.
         widths: what every record must have; None: what the first good record has.
         vocab_size: ids must be smaller; None: 16 bits.
@@ -197,13 +192,10 @@ class ExampleReader:
         self._remedy = remedy
 
     def __iter__(self) -> Iterator[Part]:
-        """The file's sequences, in order.
-
-        Raises:
-            UserError: unreadable, not TFRecords, without any (good) record; a bad record unless it is to be skipped.
-        """
+        """The file's sequences, in order. Raises UserError: unreadable, not TFRecords, without any (good) record; a bad
+        record unless it is to be skipped."""
         any_good = False
-        with self._opened() as file:
+        with reading(self.path), self.path.open("rb", buffering=0) as file:
             for data, offset, found in self._scans(file, os.fstat(file.fileno()).st_size):
                 part = self._read(data, offset, found)
                 self.num_records += len(found.intact)
@@ -212,14 +204,6 @@ class ExampleReader:
                     yield part
         if not any_good:
             raise UserError(self.path, "holds no good record" if self.bad else "holds no records", self._remedy)
-
-    @contextmanager
-    def _opened(self) -> Iterator[FileIO]:
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                yield file
-        except OSError as error:
-            raise unreadable(self.path, error) from None
 
     def _scans(self, file: FileIO, size: int) -> Iterator[tuple[np.ndarray, int, Scan]]:
         """(bytes, their place in the file, records in them) until the end of the file or of what can be found."""
@@ -333,8 +317,7 @@ def write_examples(path: Path | str, rows: Ragged, max_seq_length: int, max_pred
 
     The same sequences give the bytes that the benchmark's generator writes for them.
 
-    Raises:
-        UserError: a sequence is too long or has too many masked tokens, or the file cannot be written.
+    Raises UserError: a sequence is too long or has too many masked tokens, or the file cannot be written.
     """
     path, widths = Path(path), Widths(max_seq_length, max_predictions)
     _check_fits(path, rows, widths)
@@ -350,6 +333,5 @@ def _check_fits(path: Path, rows: Ragged, widths: Widths) -> None:
     ):
         if len(counts) and counts.max() > most:
             where = int(counts.argmax())
-            raise UserError(
-                path, f"sequence {where} has {counts[where]} {name}, at most {most} fit", "Use larger limits"
-            )
+            reason = f"sequence {where} has {counts[where]} {name}, at most {most} fit"
+            raise UserError(path, reason, "Use larger limits")

@@ -11,7 +11,7 @@ import functools
 import numpy as np
 
 from mlbert.core import native
-from mlbert.store.ragged import DTYPES, Ragged
+from mlbert.store.ragged import DTYPES, Ragged, sizes_of
 from mlbert.store.tfrecord_plain import MAX_ID, Scan, Widths
 
 SOURCES = ("tfrecord_frame.c", "tfrecord_read.c", "tfrecord_write.c")
@@ -30,11 +30,7 @@ class _Rows(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The compiled functions.
-
-    Raises:
-        mlbert.core.native.NativeUnavailable: they can't be compiled or loaded here.
-    """
+    """The compiled functions. Raises mlbert.core.native.NativeUnavailable: they can't be compiled or loaded here."""
     lib = native.load("tfrecord", SOURCES, openmp=False)
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     signatures = {
@@ -76,19 +72,14 @@ def check(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 def parse(
-    data: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    wanted: np.ndarray,
-    widths: Widths,
-    vocab_size: int = MAX_ID + 1,
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, wanted: np.ndarray, widths: Widths, vocab_size: int
 ) -> tuple[Ragged, np.ndarray]:
     """`mlbert.store.tfrecord_plain.parse`."""
     count = len(wanted)
     assert len(starts) == len(ends) == count, "starts, ends and wanted are of the same records"
     assert vocab_size <= MAX_ID + 1, "ids have 16 bits"
     tokens, masked = count * widths.max_seq_length, count * widths.max_predictions
-    most = _sizes(count, tokens, masked)
+    most = sizes_of(count, tokens, masked)
     arrays = {name: np.empty(most[name], dtype) for name, dtype in DTYPES.items()}
     good = np.empty(count, bool)
     num_rows = library().tfrecord_parse(
@@ -104,15 +95,9 @@ def parse(
     )
     if num_rows < 0:
         raise MemoryError("no memory for one example")
-    used = _sizes(num_rows, int(arrays["offsets"][num_rows]), int(arrays["masked_offsets"][num_rows]))
+    used = sizes_of(num_rows, int(arrays["offsets"][num_rows]), int(arrays["masked_offsets"][num_rows]))
     # Copies of what is used: the arrays have room for examples without padding.
     return Ragged(**{name: array[: used[name]].copy() for name, array in arrays.items()}), good
-
-
-def _sizes(rows: int, tokens: int, masked: int) -> dict[str, int]:
-    """Lengths of a `Ragged`'s arrays."""
-    sizes = {**dict.fromkeys(DTYPES, rows), "offsets": rows + 1, "masked_offsets": rows + 1}
-    return {**sizes, "tokens": tokens, "masked_positions": masked, "masked_labels": masked}
 
 
 def encode(rows: Ragged, widths: Widths) -> memoryview:

@@ -62,17 +62,12 @@ class BadExample(ValueError):
 
 
 class Scan(NamedTuple):
-    """The whole records at the start of some bytes.
+    """The whole records at the start of some bytes."""
 
-    Attributes:
-        starts: int64 [R+1], first byte of each record, and of what follows the last.
-        intact: bool [R], whether the data's checksum is right.
-        stopped: INCOMPLETE (the bytes end within the next record, or with the last one), BAD_LENGTH (the next
-            record's length has a wrong checksum) or FULL (as many records as were asked for).
-    """
-
-    starts: np.ndarray
-    intact: np.ndarray
+    starts: np.ndarray  # int64 [R+1], first byte of each record, and of what follows the last
+    intact: np.ndarray  # bool [R], whether the data's checksum is right
+    # INCOMPLETE (the bytes end within the next record, or with the last one), BAD_LENGTH (the next record's length has
+    # a wrong checksum) or FULL (as many records as were asked for).
     stopped: int
 
 
@@ -255,16 +250,8 @@ Row = tuple[list[int], int, bool, list[int], list[int]]
 
 
 def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID + 1) -> tuple[Row, Widths]:
-    """One tf.train.Example as a row for `Ragged.from_rows`, and its widths.
-
-    Args:
-        record: the record's data.
-        widths: what they must be; None: any that fit each other.
-        vocab_size: ids must be smaller.
-
-    Raises:
-        BadExample: says what is wrong.
-    """
+    """The data of a record as a row for `Ragged.from_rows`, and its widths, which must be ``widths`` (None: any that
+    fit each other); ids must be smaller than ``vocab_size``. Raises BadExample, which says what is wrong."""
     lists = _read_lists(record)
     own = _check_lists(lists, widths)
     values = {name: content for name, (_, content) in lists.items()}
@@ -288,14 +275,9 @@ def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID
 
 
 def parse(
-    data: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    wanted: np.ndarray,
-    widths: Widths,
-    vocab_size: int = MAX_ID + 1,
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, wanted: np.ndarray, widths: Widths, vocab_size: int
 ) -> tuple[Ragged, np.ndarray]:
-    """Examples of records as sequences.
+    """Examples of records as sequences, and bool [R]: the records that gave one.
 
     Args:
         data: uint8 [B].
@@ -303,9 +285,6 @@ def parse(
         wanted: bool [R], records to read.
         widths: what every record must have.
         vocab_size: ids must be smaller.
-
-    Returns:
-        The sequences, and bool [R]: the records that gave one.
     """
     rows, good = [], np.zeros(len(wanted), bool)
     for index in np.flatnonzero(wanted):

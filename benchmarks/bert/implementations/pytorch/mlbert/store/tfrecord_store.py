@@ -26,7 +26,7 @@ from mlbert.store.index_cache import IndexCache
 from mlbert.store.manifest import file_size
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import RESTORE, ExampleReader, Widths, codec, find_files, read_widths
-from mlbert.store.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, BadExample, parse_example
+from mlbert.store.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, MAX_ID, BadExample, parse_example
 
 _VERSION = 1
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -44,11 +44,8 @@ def accepts(folder: Path | str) -> bool:
 
 
 def describe(folder: Path | str) -> StoreInfo:
-    """What file names, sizes and the first record's list sizes tell of a folder of TFRecords.
-
-    Raises:
-        UserError: no such files, or the first one is not TFRecords.
-    """
+    """What file names, sizes and the first record's list sizes tell of a folder of TFRecords. Raises UserError: no such
+    files, or the first one is not TFRecords."""
     files = find_files(folder)
     # A bad record is told by whoever reads the set.
     widths = read_widths(files[0], skip_bad=True)
@@ -72,21 +69,13 @@ def open_folder(folder: Path | str) -> TFRecordStore:
 
 @dataclass(frozen=True)
 class Index:
-    """Where the records of some files lie. Raises ValueError for arrays that do not fit each other.
+    """Where the records of some files lie. Raises ValueError for arrays that do not fit each other."""
 
-    Attributes:
-        widths: int64 [2], tokens and predictions of every record.
-        counts: int64 [F], records of each file.
-        starts: int64 [N], first byte in its file.
-        sizes: uint32 [N], bytes.
-        lengths: uint16 [N], tokens.
-    """
-
-    widths: np.ndarray
-    counts: np.ndarray
-    starts: np.ndarray
-    sizes: np.ndarray
-    lengths: np.ndarray
+    widths: np.ndarray  # int64 [2], tokens and predictions of every record
+    counts: np.ndarray  # int64 [F], records of each file
+    starts: np.ndarray  # int64 [N], first byte in its file
+    sizes: np.ndarray  # uint32 [N], bytes
+    lengths: np.ndarray  # uint16 [N], tokens
 
     def __post_init__(self) -> None:
         if {len(self.starts), len(self.sizes), len(self.lengths)} != {int(self.counts.sum())}:
@@ -98,15 +87,9 @@ _ARRAYS = ("widths", "counts", *_PER_RECORD)
 
 
 class TFRecordStore:
-    """TFRecord files opened for random access.
-
-    Args:
-        folder: of TFRecord files (see `mlbert.store.tfrecord.find_files`), or one file.
-        cached: keep the index in the user's cache folder and take it from there.
-
-    Raises:
-        UserError: a file is unreadable or damaged, or has records of another width than the first one.
-    """
+    """TFRecord files (see `mlbert.store.tfrecord.find_files`) opened for random access; with ``cached`` the index is
+    kept in the user's cache folder and taken from there. Raises UserError: a file is unreadable or damaged, or has
+    records of another width than the first one."""
 
     num_packs = 0  # single sequences
 
@@ -128,11 +111,8 @@ class TFRecordStore:
         return self._index.lengths.astype(np.int32)
 
     def gather(self, indices: np.ndarray) -> Ragged:
-        """The sequences ``indices`` (int64 [S]), in that order.
-
-        Raises:
-            UserError: a record changed or cannot be read back; names file, record and byte.
-        """
+        """The sequences ``indices`` (int64 [S]), in that order. Raises UserError: a record changed or cannot be read
+        back; names file, record and byte."""
         indices = np.asarray(indices, np.int64)
         if len(indices) <= _GATHERED:
             return self._gather(indices)
@@ -151,7 +131,7 @@ class TFRecordStore:
         inside &= ends - starts >= HEADER_BYTES + FOOTER_BYTES
         if inside.all():
             intact = codec().check(self._map.bytes, starts, ends)
-            rows, good = codec().parse(self._map.bytes, starts, ends, intact, self._widths)
+            rows, good = codec().parse(self._map.bytes, starts, ends, intact, self._widths, MAX_ID + 1)
             if good.all():
                 good[good] = rows.lengths == self._index.lengths[indices[good]]
         else:
@@ -180,11 +160,8 @@ class TFRecordStore:
 
 
 def load_index(paths: Sequence[Path], cache: IndexCache | None) -> Index:
-    """The index of some files, from the cache or made now by several threads.
-
-    Raises:
-        UserError: a file is unreadable or damaged, or has records of another width than the first one.
-    """
+    """The index of some files, from the cache or made now by several threads. Raises UserError: a file is unreadable or
+    damaged, or has records of another width than the first one."""
     if cache:
         with contextlib.suppress(OSError, ValueError):
             return Index(**cache.read(_ARRAYS))

@@ -25,21 +25,14 @@ def import_command(
     out: Out,
     max_seq_length: Annotated[int, typer.Option(help="Most tokens of a row, where the data does not say.")] = 512,
     max_predictions: Annotated[int, typer.Option(help="Most masked tokens of a sequence, likewise.")] = 76,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave bad rows and unreadable files out; count and list them.")
-    ] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows and files out, and list them.")] = False,
     workers: Workers = 0,
 ) -> None:
     """Turn a folder of NVIDIA's HDF5 shards (fixed, variable, packed, bins), or any other stored set, into a prepared
     set; one shard for each file, packs stay packs."""
+    limits, progress = Limits(max_seq_length, max_predictions), console_progress()
     manifest = import_store.import_store(
-        folder,
-        vocab,
-        out,
-        limits=Limits(max_seq_length, max_predictions),
-        skip_bad=skip_bad,
-        workers=workers,
-        progress=console_progress(),
+        folder, vocab, out, limits=limits, skip_bad=skip_bad, workers=workers, progress=progress
     )
     packs = f" in {manifest.num_packs:,} packs" if manifest.num_packs else ""
     say(f"{out}: {manifest.num_sequences:,} sequences{packs}, {manifest.num_tokens:,} tokens")
@@ -56,9 +49,8 @@ def export_command(
     workers: Workers = 0,
 ) -> None:
     """Write a stored set as HDF5 shards that NVIDIA's trainers read."""
-    paths = export_nvidia.export_nvidia(
-        folder, out, layout, num_files=files, workers=workers, progress=console_progress()
-    )
+    progress = console_progress()
+    paths = export_nvidia.export_nvidia(folder, out, layout, num_files=files, workers=workers, progress=progress)
     say(f"{out}: {counted(len(paths), 'file')}")
 
 
@@ -68,14 +60,11 @@ def tfrecord_to_hdf5_command(
     vocab: Annotated[Path, typer.Option("--vocab", help="WordPiece vocabulary that they were made with, vocab.txt.")],
     out: Out,
     workers: Workers = 0,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave bad records out; they are counted and listed.")
-    ] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad records out, and list them.")] = False,
 ) -> None:
     """Turn the benchmark's TFRecords into a prepared set, one shard for each file; every checksum is checked."""
-    manifest = tfrecords.tfrecords_to_hdf5(
-        inputs, vocab, out, skip_bad=skip_bad, workers=workers, progress=console_progress()
-    )
+    progress = console_progress()
+    manifest = tfrecords.tfrecords_to_hdf5(inputs, vocab, out, skip_bad=skip_bad, workers=workers, progress=progress)
     say(f"{out}: {manifest.num_sequences:,} sequences, {manifest.num_tokens:,} tokens")
     lines = [f"{file}: {bad}" for file, records in manifest.provenance["skipped"].items() for bad in records]
     for line in lines[:_LISTED]:
@@ -87,9 +76,7 @@ def tfrecord_to_hdf5_command(
 
 @app.command("hdf5-to-tfrecord")
 def hdf5_to_tfrecord_command(
-    folder: Annotated[Path, typer.Option("--input", help="Prepared set.")],
-    out: Out,
-    workers: Workers = 0,
+    folder: Annotated[Path, typer.Option("--input", help="Prepared set.")], out: Out, workers: Workers = 0
 ) -> None:
     """Turn a prepared set into TFRecords, one file for each shard, as the benchmark's generator writes them."""
     made = tfrecords.hdf5_to_tfrecords(folder, out, workers=workers, progress=console_progress())

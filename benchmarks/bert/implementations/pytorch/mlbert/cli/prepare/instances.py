@@ -30,9 +30,7 @@ def instances_command(
     out: Out,
     given: InstanceArguments,
     workers: Workers = 0,
-    set_format: Annotated[
-        SetFormat, typer.Option("--format", help="A prepared set, or TFRecord files as the benchmark has them.")
-    ] = SetFormat.hdf5,
+    set_format: Annotated[SetFormat, typer.Option("--format", help="Our own, or the benchmark's.")] = SetFormat.hdf5,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad parts out and list them.")] = False,
 ) -> None:
     """Turn text parts into instances, equal to the benchmark's generator; one shard or file for each part."""

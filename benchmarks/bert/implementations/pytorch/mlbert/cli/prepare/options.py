@@ -80,12 +80,8 @@ class TextArguments(InstanceArguments):
 
 
 def with_options(kind: type, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command with an option for each field of the dataclass ``kind``; it is called with the whole as ``given``.
-
-    Args:
-        kind: its fields are annotated as Typer wants parameters.
-        defaults: of fields, in place of the dataclass's.
-    """
+    """A command with an option for each field of the dataclass ``kind``; it is called with the whole as ``given``. Its
+    fields are annotated as Typer wants parameters; ``defaults`` take the place of the dataclass's."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         fields = {

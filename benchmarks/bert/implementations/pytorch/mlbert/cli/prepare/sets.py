@@ -13,7 +13,6 @@ from mlbert.cli.prepare.progress import console_progress
 from mlbert.core.errors import UserError
 from mlbert.prepare import verify
 from mlbert.prepare.eval_set import make_eval_set
-from mlbert.prepare.instance_set import tool_version
 from mlbert.prepare.shuffle import Packing, shuffle_set
 from mlbert.prepare.split_bins import EDGES, make_bins
 from mlbert.store.manifest import Manifest
@@ -24,10 +23,6 @@ _LISTED = 30  # problems on the console
 Input = Annotated[Path, typer.Option("--input", help="Folder of a data set that knows its vocabulary.")]
 Shards = Annotated[int | None, typer.Option(min=1, help="Output shards; default: one for 300,000 sequences.")]
 OrderSeed = Annotated[int, typer.Option(min=0, help="Names the order; the same gives the same bytes.")]
-
-
-def _tool() -> str:
-    return f"mlbert {tool_version()}"
 
 
 def _filled(manifest: Manifest) -> float:
@@ -43,24 +38,16 @@ def _in_shards(manifest: Manifest) -> str:
 def pack_command(
     source: Input,
     out: Out,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Slots of a pack; default: the data's longest sequence (512).")
-    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Slots of a pack; default: max_seq_length.")] = None,
     max_sequences: Annotated[int, typer.Option(min=2, help="Most sequences of a pack.")] = 3,
     seed: OrderSeed = 0,
     shards: Shards = None,
     workers: Workers = 0,
 ) -> None:
     """Put short sequences together into packs, in an order that is random over the whole set."""
+    packing, progress = Packing(max_tokens, max_sequences), console_progress()
     manifest = shuffle_set(
-        source,
-        out,
-        seed=seed,
-        num_shards=shards,
-        packing=Packing(max_tokens, max_sequences),
-        tool=_tool(),
-        workers=workers,
-        progress=console_progress(),
+        source, out, seed=seed, num_shards=shards, packing=packing, workers=workers, progress=progress
     )
     rate = manifest.num_sequences / max(1, manifest.num_packs)
     say(
@@ -72,15 +59,7 @@ def pack_command(
 @app.command("shuffle")
 def shuffle_command(source: Input, out: Out, seed: OrderSeed = 0, shards: Shards = None, workers: Workers = 0) -> None:
     """Put the sequences of a set into a random order over the whole set."""
-    manifest = shuffle_set(
-        source,
-        out,
-        seed=seed,
-        num_shards=shards,
-        tool=_tool(),
-        workers=workers,
-        progress=console_progress(),
-    )
+    manifest = shuffle_set(source, out, seed=seed, num_shards=shards, workers=workers, progress=console_progress())
     say(_in_shards(manifest))
 
 
@@ -98,16 +77,8 @@ def bins_command(
         numbers = [int(edge) for edge in edges.split(",")]
     except ValueError:
         raise UserError("--edges", f"{edges} is no list of numbers", "Use for example 128,256,384,512") from None
-    manifests = make_bins(
-        source,
-        out,
-        edges=numbers,
-        num_shards=shards,
-        seed=seed,
-        tool=_tool(),
-        workers=workers,
-        progress=console_progress(),
-    )
+    progress = console_progress()
+    manifests = make_bins(source, out, edges=numbers, num_shards=shards, seed=seed, workers=workers, progress=progress)
     for manifest in manifests:
         say(_in_shards(manifest))
 
@@ -117,18 +88,14 @@ def eval_set_command(
     source: Input, out: Out, num: Annotated[int, typer.Option(min=1, help="Examples to pick.")] = 10_000
 ) -> None:
     """Pick evaluation examples evenly, in order, by the benchmark's rule."""
-    manifest = make_eval_set(source, out, num=num, tool=_tool(), progress=console_progress())
+    manifest = make_eval_set(source, out, num=num, progress=console_progress())
     say(f"{out}: {manifest.num_sequences:,} examples, {manifest.num_masked:,} masked tokens")
 
 
 @app.command("verify")
 def verify_command(
-    folders: Annotated[
-        list[Path], typer.Argument(help="Prepared sets, bins, folders of TFRecords or of NVIDIA's HDF5.")
-    ],
-    md5: Annotated[
-        Path | None, typer.Option("--md5", help="Published list of md5 sums, of files or of NVIDIA's rows.")
-    ] = None,
+    folders: Annotated[list[Path], typer.Argument(help="Prepared sets, bins, TFRecords or NVIDIA's HDF5 shards.")],
+    md5: Annotated[Path | None, typer.Option("--md5", help="Published md5 sums of files or of NVIDIA's rows.")] = None,
     workers: Workers = 0,
 ) -> None:
     """Re-read everything and count the good samples; exit code 1 when something is wrong."""

@@ -30,10 +30,9 @@ def _report(out: Path, summary: dict[str, Any]) -> None:
 def python_text_command(out: Out, given: TextArguments, workers: Workers = 0) -> None:
     """Prepare the English text that this Python installation carries."""
     documents, source = python_text.documents(), python_text.source_name()
+    options, progress = given.text(), console_progress()
     with console.status("reading the standard library's documentation"):
-        summary = pipeline.prepare_text(
-            documents, out, given.text(), source, workers=workers, progress=console_progress()
-        )
+        summary = pipeline.prepare_text(documents, out, options, source, workers=workers, progress=progress)
     _report(out, summary)
 
 

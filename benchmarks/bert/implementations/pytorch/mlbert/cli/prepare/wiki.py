@@ -22,9 +22,7 @@ def download_command(
         str,
         typer.Option(help="Take every file from here: https://, http://, file:// or a folder.", metavar="URL|FOLDER"),
     ] = "",
-    only: Annotated[
-        list[str] | None, typer.Option(help="Names of files or groups, separated by commas; may be repeated.")
-    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Files or groups, with commas; may be repeated.")] = None,
     manifest: Annotated[Path | None, typer.Option(help="List of files in place of the benchmark's.")] = None,
 ) -> None:
     """Fetch the benchmark's files; resumes, and takes only what has the published size and MD5 sum."""
@@ -47,9 +45,7 @@ def clean_command(
     out: Out,
     parts: Annotated[int, typer.Option(min=1, max=99_999, help="Text parts.")] = 500,
     eval_articles: Annotated[int, typer.Option(min=0, help="Articles to withhold for evaluation.")] = 10_000,
-    eval_md5: Annotated[
-        Path | None, typer.Option("--eval-md5", help="Withhold the articles with the MD5 sums in this file instead.")
-    ] = None,
+    eval_md5: Annotated[Path | None, typer.Option(help="Withhold the articles with this file's MD5 sums.")] = None,
     workers: Workers = 0,
 ) -> None:
     """WikiExtractor's output to text parts: one sentence a line, blank line between articles; eval.txt withheld."""
