@@ -51,10 +51,7 @@ def train_once(world: World, mode: GraphMode, recorded: bool) -> dict[str, Any]:
     norms = []
     for i in range(STEPS):
         batches = made_up_batches(
-            *(4, SEED, SHAPE.vocab_size, MAX_TOKENS, i),
-            accumulation=2,
-            rank=world.rank,
-            world_size=world.world_size,
+            *(4, SEED, SHAPE.vocab_size, MAX_TOKENS, i), accumulation=2, rank=world.rank, world_size=world.world_size
         )
         own = [sum(column) for column in zip(*map(objective.counts, batches), strict=True)]
         counts = world.all_reduce_sum(torch.tensor(own)).tolist()

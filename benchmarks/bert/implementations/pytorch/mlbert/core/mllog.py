@@ -147,12 +147,7 @@ class MLPerfLogger:
         self._writer = None
 
     def _log(
-        self,
-        event_type: str,
-        key: str,
-        value: Value,
-        metadata: Mapping[str, Value] | None,
-        call_site: tuple[str, int],
+        self, event_type: str, key: str, value: Value, metadata: Mapping[str, Value] | None, call_site: tuple[str, int]
     ) -> None:
         metadata = dict(metadata or {})
         _check_plain(key, value)

@@ -130,11 +130,7 @@ def _expected_words(config: TrainConfig, expected: int | None) -> str:
 
 
 def _time(
-    config: TrainConfig,
-    environ: Mapping[str, str],
-    expected: int | None,
-    limit: int,
-    samples_per_second: float | None,
+    config: TrainConfig, environ: Mapping[str, str], expected: int | None, limit: int, samples_per_second: float | None
 ) -> tuple[list[str], list[str]]:
     runs = int(environ["NEXP"]) if environ.get("NEXP", "").isdecimal() else 1
     given = environ.get("WALLTIME", "")

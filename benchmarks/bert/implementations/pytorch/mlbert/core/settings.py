@@ -157,9 +157,7 @@ class TrainConfig:
     )
     poly_power: float = setting(env="LR_POLY_POWER", meaning="Exponent of the polynomial decay.", above=0)
     end_lr: float | None = setting(
-        env="END_LR",
-        meaning="Rate at the end of the decay (all but multistep, constant); none for 0.",
-        at_least=0,
+        env="END_LR", meaning="Rate at the end of the decay (all but multistep, constant); none for 0.", at_least=0
     )
     lr_decay_end: int | None = setting(
         env="LR_DECAY_END",

@@ -231,10 +231,7 @@ CHECKS: Mapping[str, Check] = {
     "seeds": check_seeds,
     "evaluations": check_evaluations,
 }
-TREE_CHECKS: Mapping[str, Check] = {
-    "call sites": check_call_sites,
-    "submitter": check_submitter,
-}
+TREE_CHECKS: Mapping[str, Check] = {"call sites": check_call_sites, "submitter": check_submitter}
 
 
 def _join(complaints: Complaints) -> str:

@@ -87,9 +87,7 @@ def tfrecord_to_hdf5_command(
 
 @app.command("hdf5-to-tfrecord")
 def hdf5_to_tfrecord_command(
-    folder: Annotated[Path, typer.Option("--input", help="Prepared set.")],
-    out: Out,
-    workers: Workers = 0,
+    folder: Annotated[Path, typer.Option("--input", help="Prepared set.")], out: Out, workers: Workers = 0
 ) -> None:
     """Turn a prepared set into TFRecords, one file for each shard, as the benchmark's generator writes them."""
     made = tfrecords.hdf5_to_tfrecords(folder, out, workers=workers, progress=console_progress())

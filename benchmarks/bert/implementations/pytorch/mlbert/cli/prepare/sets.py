@@ -73,13 +73,7 @@ def pack_command(
 def shuffle_command(source: Input, out: Out, seed: OrderSeed = 0, shards: Shards = None, workers: Workers = 0) -> None:
     """Put the sequences of a set into a random order over the whole set."""
     manifest = shuffle_set(
-        source,
-        out,
-        seed=seed,
-        num_shards=shards,
-        tool=_tool(),
-        workers=workers,
-        progress=console_progress(),
+        source, out, seed=seed, num_shards=shards, tool=_tool(), workers=workers, progress=console_progress()
     )
     say(_in_shards(manifest))
 
