@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from capturable import SHAPE, TensorLamb, select_capturable
 from host_batches import made_up_batches
-from mlbert.feed.budget import Budget
 from mlbert.dist.capture import NoCapture
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.world import World
+from mlbert.feed.budget import Budget
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.ops.fp8 import Products

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mlbert.dist.reduce import GradientReducer, cut_buckets
-from mlbert.dist.world import World
 from mlbert.dist.sharding import ShardLayout
+from mlbert.dist.world import World
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 
@@ -165,7 +165,16 @@ def numbers(world: World) -> dict[str, Any]:
     """The small collectives."""
     world.barrier()
     summed = world.all_reduce_sum(torch.tensor([world.rank + 1, 10], dtype=torch.int64))
-    return {"sum": summed.tolist(), "seed": world.broadcast_int(2**61 + 7 if world.rank == 0 else -1)}
+    rows = (
+        torch.arange(2 * world.rank, dtype=torch.float64).view(-1, 2) + 10 * world.rank
+    )  # as many as the rank's number
+    gathered = world.gather_rows(rows)
+    return {
+        "sum": summed.tolist(),
+        "rows": gathered.tolist(),
+        "dtype": str(gathered.dtype),
+        "seed": world.broadcast_int(2**61 + 7 if world.rank == 0 else -1),
+    }
 
 
 def everything(world: World) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from mlbert.dist.groups import ShardGroups
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardedReducer, ShardLayout
 from mlbert.dist.world import World
-from mlbert.optim.flat import FlatParameters
-from mlbert.optim.lamb import Lamb
 from mlbert.optim.adam import Adam
 from mlbert.optim.adamw import AdamW
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.lamb import Lamb
 from mlbert.optim.stableadamw import StableAdamW
 from rank_programs import TinyModel, loss_sum
 

@@ -40,6 +40,7 @@ _NO = {"0", "false", "no", "off"}
 _NONE = {"", "none", "null"}
 _KEY_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NEAR_MISS_CUTOFF = 0.9
+_RECIPE, _NOT_SET = "recipe ", "not set"  # origins of what the user has not given
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def resolve(
         if name not in chosen:
             if not row.optional:
                 raise _missing(row, environ)
-            chosen[name] = (None, "not set")
+            chosen[name] = (None, _NOT_SET)
         value, origin = chosen[name]
         if _is_unset(row, value):
             raise _missing(row, environ)
@@ -294,7 +295,7 @@ def _layers(
     known = train_settings()
     unknown = [name for name in recipe_defaults if name not in known]
     assert not unknown, f"recipe defaults name no setting: {unknown}"
-    recipe = f"recipe {recipe_defaults.get('recipe')}"
+    recipe = f"{_RECIPE}{recipe_defaults.get('recipe')}"
     layers = [{name: (value, recipe) for name, value in recipe_defaults.items()}]
     exports = _from_environment(environ, files)
     layers += [read_yaml(Path(path), files) for path in yaml_files]
@@ -418,14 +419,13 @@ def _oddities(config: TrainConfig) -> list[str]:
 
 
 def _unread(config: TrainConfig, origins: Mapping[str, str]) -> list[str]:
-    """Sentences about settings that were given but that the schedule does not read."""
-    rows = train_settings()
-    readers = {name for schedule in SCHEDULES.values() for name in schedule.SETTINGS}
-    unread = readers - set(SCHEDULES[config.schedule].SETTINGS)
+    """Sentences about settings that the user gave, not the recipe, and that the schedule does not read."""
+    some_read = {name for schedule in SCHEDULES.values() for name in schedule.SETTINGS}
+    unread = some_read.difference(SCHEDULES[config.schedule].SETTINGS)
     return [
         f"{row.env} is set, but SCHEDULE={config.schedule} does not read it"
-        for name, row in rows.items()
-        if name in unread and getattr(config, name) is not None and origins[name] not in ("recipe default", "not set")
+        for name, row in train_settings().items()
+        if name in unread and getattr(config, name) is not None and not origins[name].startswith((_RECIPE, _NOT_SET))
     ]
 
 

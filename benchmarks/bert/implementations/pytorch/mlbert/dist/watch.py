@@ -60,12 +60,11 @@ class Stage(IntEnum):
     COUNT = 2
     COMPUTE = 3
     REDUCE = 4
-    UPDATE = 5
-    EVALUATE = 6
-    SUM = 7
-    READ_AHEAD = 8
-    COUNT_AHEAD = 9
-    CHECKPOINT = 10
+    EVALUATE = 5
+    SUM = 6
+    READ_AHEAD = 7
+    COUNT_AHEAD = 8
+    CHECKPOINT = 9
 
 
 _PATIENT = (Stage.SETUP, Stage.CHECKPOINT)
