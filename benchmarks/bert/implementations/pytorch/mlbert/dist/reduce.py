@@ -87,7 +87,7 @@ class GradientReducer:
         self._clip_before = clip_before
         self._buckets = list(buckets)
         self._slices = [flat_grad[bucket.start : bucket.stop] for bucket in self._buckets]
-        # Where backward must leave each gradient: summing the buffer is wrong once autograd has put a tensor of its own.
+        # Where backward must leave each gradient: the buffer means nothing once autograd has put a tensor of its own.
         self._addresses = [flat_grad.data_ptr() + offset * flat_grad.element_size() for offset in offsets]
         self._buckets_of = [[n for n, b in enumerate(self._buckets) if i in b.parameters] for i in range(len(params))]
         self._armed = False

@@ -120,7 +120,7 @@ class _OwnPresence:
     returned: float = float("-inf")
 
     def look(self) -> bool:
-        """Called at every look of the watching thread; True when it comes late, and everything heard before is stale."""
+        """Called at every look of the watching thread; True when it comes late: all that was heard is stale."""
         now = time.monotonic()
         gap, self.looked = now - self.looked, now
         if gap > ABSENCE_SECONDS:
