@@ -62,7 +62,7 @@ def test_where_values_come_from(run: Path) -> None:
     recipe = f"{PACKAGE_HOME}/recipes/packed_lamb.py"
     assert places(tracer, "opt_lamb_beta_1", "setting") == [(f"{CONFIG}:{number}", "export OPT_LAMB_BETA_1=0.9")]
     readers = places(tracer, "opt_lamb_beta_1", "read by")
-    assert any("config.opt_lamb_beta_1" in text and "/recipes/" in place for place, text in readers)
+    assert any("config.opt_lamb_beta_1" in text and "/optim/" in place for place, text in readers)
     ((place, text),) = places(tracer, "opt_lamb_epsilon", "setting")
     assert place.startswith(f"{recipe}:")
     assert text == '"opt_epsilon": 1e-6,'

@@ -127,9 +127,8 @@ class MLPerfLogger:
             self.status = status
             if status == constants.ABORTED and self._was_closed_by_another():
                 return False
-            self._log(
-                constants.INTERVAL_END, constants.RUN_STOP, None, {**(metadata or {}), "status": status}, call_site
-            )
+            told = {**(metadata or {}), "status": status}
+            self._log(constants.INTERVAL_END, constants.RUN_STOP, None, told, call_site)
             if self._handler is not None and self._handler.stream is not None:
                 os.fsync(self._handler.stream.fileno())
             return True
@@ -165,15 +164,8 @@ class MLPerfLogger:
 
 
 def close_interrupted(path: Path, root: Path, reason: str) -> bool:
-    """Closes the log of a process that is gone with run_stop, status aborted; one that never started or that is closed
-    stays as it is.
-
-    Returns:
-        Whether the line was added.
-
-    Raises:
-        UserError: the file cannot be read or written.
-    """
+    """Closes the log of a process that is gone with run_stop, status aborted, and tells whether it did: one that never
+    started or that is closed stays as it is. Raises UserError where the file cannot be read or written."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

@@ -38,15 +38,9 @@ class Packs:
 
 
 def plan(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict[tuple[int, ...], int]:
-    """Choose combinations of lengths and how often to use each.
+    """Choose combinations of lengths and how often to use each: {lengths in falling order: number of packs}.
 
-    Args:
-        histogram: int64 [max_tokens+1], number of sequences of each length.
-        max_tokens: slots of a pack.
-        max_sequences: most sequences of one pack.
-
-    Returns:
-        {lengths in falling order: number of packs}; uses up the histogram exactly.
+    Uses up the histogram, int64 [max_tokens+1], the number of sequences of each length, exactly.
     """
     greedy = best_fit(histogram, max_tokens, max_sequences)
     if max_tokens > MAX_FITTED_TOKENS or max_sequences < 2 or not histogram.any():

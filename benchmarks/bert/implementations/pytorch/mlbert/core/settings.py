@@ -49,26 +49,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        env: name of the environment variable.
-        name: field of `TrainConfig` and YAML key; empty for what only launchers read.
-        flag: command line flag; empty for what only launchers read.
-        kind: ``str``, ``int``, ``float``, ``bool`` or ``Path``.
-        optional: whether "none" (or an empty export) is a value.
-        unit: unit of the value, empty where it has none.
-        meaning: one sentence.
-        limits: legal values.
-    """
-
-    env: str
-    name: str
+    env: str  # name of the environment variable
+    name: str  # field of TrainConfig and YAML key; empty for what only launchers read, as is the flag
     flag: str
-    kind: type
-    optional: bool
-    unit: str
-    meaning: str
+    kind: type  # str, int, float, bool or Path
+    optional: bool  # whether "none" (or an empty export) is a value
+    unit: str  # empty where it has none
+    meaning: str  # one sentence
     limits: Limits
 
     @property

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -77,9 +77,6 @@ class _Place:
     step: int = 0
     stage: int = Stage.SETUP
     marks: int = 0
-
-    def to_json(self) -> list[int]:
-        return [self.step, self.stage, self.marks]
 
 
 @dataclass
@@ -311,7 +308,7 @@ class Watch:
         while not self._stopping.is_set():
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + PERIOD_SECONDS
-                head.send(place=self._place.to_json())
+                head.send(place=astuple(self._place))
             has_news = head.has_news(LOOK_SECONDS)
             if presence.look():
                 heard = time.monotonic()

@@ -37,15 +37,16 @@ class CodeSearch:
 
     def readers(self, field: str, recipe: str) -> list[tuple[str, str]]:
         """Where ``config.<field>``, or a property of the configuration made of it, is read: in the recipe, else in the
-        rest of the package."""
+        rest of the package; else where it is named in a text."""
         fields = {field}
         for node in self._sources.nodes(_SETTINGS):
             if isinstance(node, ast.FunctionDef) and any(reads(part, "self", {field}) for part in ast.walk(node)):
                 fields.add(node.name)
+        files = self._files()
         found = self.lines(recipe, lambda node: reads(node, "config", fields))
-        for name in [] if found else self._files():
-            found += self.lines(name, lambda node: reads(node, "config", fields))
-        return found
+        found = found or [p for name in files for p in self.lines(name, lambda node: reads(node, "config", fields))]
+        # Or by its name: getattr(config, name). A recipe that names it gives its default.
+        return found or [p for name in files if "/recipes/" not in name for p in self.constants(field, name)]
 
     def origins(self, name: str, values: list[ast.expr]) -> tuple[list[tuple[str, str]], set[str]]:
         """The lines of a file that set what values are made of, over two steps, and every name on the way, those of
