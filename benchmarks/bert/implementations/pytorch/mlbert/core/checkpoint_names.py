@@ -32,11 +32,8 @@ _QKV = ("query", "key", "value")
 _SEGMENTS = "bert.embeddings.token_type_embeddings"
 _LAYER_PARTS = (
     *(f"attention.self.{part}" for part in _QKV),
-    "attention.output.dense",
-    "attention.output.LayerNorm",
-    "intermediate.dense",
-    "output.dense",
-    "output.LayerNorm",
+    *("attention.output.dense", "attention.output.LayerNorm"),
+    *("intermediate.dense", "output.dense", "output.LayerNorm"),
 )
 
 

@@ -35,19 +35,15 @@ _RECIPE, _NOT_SET = "recipe ", "not set"  # origins of what the user has not giv
 class Resolved:
     """A checked configuration and where each value came from.
 
-    Attributes:
-        config: the values.
-        origin: field name to where its value was given: ``file:line`` of an export or a YAML line (relative to the
-            tree where it lies in it), ``environment NAME`` where no sourced file gave it, ``flag --name``,
-            ``argument name=``, ``recipe <name>`` for a recipe's default, or "not set".
-        warnings: sentences about what looks like a mistake but is legal.
-        files: the configuration files that were read: the sourced one or the first YAML file comes first.
+    An origin is ``file:line`` of an export or a YAML line (relative to the tree where it lies in it), ``environment
+    NAME`` where no sourced file gave it, ``flag --name``, ``argument name=``, ``recipe <name>`` for a recipe's default,
+    or "not set".
     """
 
     config: TrainConfig
-    origin: Mapping[str, str]
-    warnings: Sequence[str] = ()
-    files: Sequence[Path] = ()
+    origin: Mapping[str, str]  # by field name
+    warnings: Sequence[str] = ()  # sentences about what looks like a mistake but is legal
+    files: Sequence[Path] = ()  # configuration files that were read, first the sourced one or the first YAML file
 
     def as_table(self) -> list[tuple[str, str, str, str]]:
         """Rows (field, value, environment name, origin) for printing, in table order."""
@@ -266,8 +262,7 @@ def _layers(
     recipe = f"{_RECIPE}{recipe_defaults.get('recipe')}"
     layers = [{name: (value, recipe) for name, value in recipe_defaults.items()}]
     exports = _from_environment(environ, files)
-    layers += [read_yaml(Path(path), files) for path in yaml_files]
-    layers.append(exports)
+    layers += [*(read_yaml(Path(path), files) for path in yaml_files), exports]
     last: dict[str, tuple[object, str]] = {}
     for flag, value in flags.items():
         name = _field_of_flag(flag)

@@ -86,7 +86,7 @@ class ShardGroups:
 
     @classmethod
     def inside_nodes(cls, world: World, timeout_s: float = 120.0) -> ShardGroups:
-        """A shard for each rank of a node, the same on every node. All ranks call it together; `timeout_s` as in `World.start`.
+        """A shard for each rank of a node, the same on every node. All ranks call it; `timeout_s` as in `World.start`.
 
         Raises:
             UserError: the nodes have unequally many ranks, or a node's ranks do not follow each other.

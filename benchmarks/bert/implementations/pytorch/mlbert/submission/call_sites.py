@@ -18,16 +18,12 @@ _CALLS_THAT_END_A_RUN = ("aborting", "close_interrupted")
 class Sources:
     """The files of a tree as they were when a log was written.
 
-    Args:
-        tree: a submission tree; where it is a git checkout, the log's commit is read from its history.
-        log: names its commit.
-
-    Attributes:
-        gap: why the files are not, or not provably, those that wrote the log; ``None`` where they are.
+    Where the tree is a git checkout, the commit that the log names is read from its history.
     """
 
     def __init__(self, tree: Path, log: Log) -> None:
         self.tree = tree
+        # Why the files are not, or not provably, those that wrote the log; None where they are.
         self.gap: str | None = None
         self._commit: str | None = None
         self._texts: dict[str, str | None] = {}
