@@ -14,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from capturable import SHAPE, TensorLamb, select_capturable
 from host_batches import made_up_batches
 from mlbert.dist.lifecycle import Lifecycle
-from mlbert.feed.budget import Budget
 from mlbert.feed.synthetic import SyntheticSource
 from mlbert.dist.capture import NoCapture
 from mlbert.dist.reduce import GradientReducer, cut_buckets
@@ -55,10 +54,7 @@ def train_once(world: World, mode: GraphMode, recorded: bool) -> dict[str, Any]:
     norms = []
     for i in range(STEPS):
         batches = made_up_batches(
-            *(4, SEED, SHAPE.vocab_size, MAX_TOKENS, i),
-            accumulation=2,
-            rank=world.rank,
-            world_size=world.world_size,
+            *(4, SEED, SHAPE.vocab_size, MAX_TOKENS, i), accumulation=2, rank=world.rank, world_size=world.world_size
         )
         own = [sum(column) for column in zip(*map(objective.counts, batches), strict=True)]
         counts = world.all_reduce_sum(torch.tensor(own)).tolist()

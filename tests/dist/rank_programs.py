@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mlbert.dist.reduce import GradientReducer, cut_buckets
-from mlbert.dist.world import World
 from mlbert.dist.sharding import ShardLayout
+from mlbert.dist.world import World
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 
@@ -166,6 +166,13 @@ def numbers(world: World) -> dict[str, Any]:
     world.barrier()
     summed = world.all_reduce_sum(torch.tensor([world.rank + 1, 10], dtype=torch.int64))
     return {"sum": summed.tolist(), "seed": world.broadcast_int(2**61 + 7 if world.rank == 0 else -1)}
+
+
+def rows(world: World) -> dict[str, Any]:
+    """As many rows from each rank as its number says."""
+    own = torch.arange(2 * world.rank, dtype=torch.float64).view(-1, 2) + 10 * world.rank
+    gathered = world.gather_rows(own)
+    return {"rows": gathered.tolist(), "dtype": str(gathered.dtype)}
 
 
 def everything(world: World) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from mlbert.dist.groups import ShardGroups
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardedReducer, ShardLayout
 from mlbert.dist.world import World
-from mlbert.optim.flat import FlatParameters
-from mlbert.optim.lamb import Lamb
 from mlbert.optim.adam import Adam
 from mlbert.optim.adamw import AdamW
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.lamb import Lamb
 from mlbert.optim.stableadamw import StableAdamW
 from rank_programs import TinyModel, loss_sum
 
@@ -79,7 +79,7 @@ def sharded_lamb(
     save_as: str | None = None,
     method: type[Adam] = Lamb,
 ) -> dict[str, Any]:
-    """LAMB, or another method, on given gradients; saves the state after update 3, or begins with one that was saved there."""
+    """LAMB, or another method, on given gradients; saves the state after update 3, or begins with one."""
     flat, layout = make_layout(world, nodes, block_elements)
     reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, clip_before)
     numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": None if clip_before else 1.0}

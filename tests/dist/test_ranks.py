@@ -67,6 +67,15 @@ def test_small_collectives(ranks: list[dict[str, Any]]) -> None:
         assert rank["numbers"] == {"sum": [size * (size + 1) // 2, 10 * size], "seed": 2**61 + 7}
 
 
+@pytest.mark.parametrize(
+    ("size", "rows"), [(2, [[10.0, 11.0]]), (3, [[10.0, 11.0], [20.0, 21.0], [22.0, 23.0]])], ids=["2", "3"]
+)
+def test_rows_of_every_rank(size: int, rows: list[list[float]], tmp_path: Path) -> None:
+    """None of rank 0, one of rank 1, two of rank 2."""
+    results = run_ranks("rank_programs:rows", size, tmp_path)
+    assert [result.value for result in results] == [{"rows": rows, "dtype": "torch.float64"}] * size
+
+
 def survivor_message(result: RankResult) -> tuple[float, str]:
     match = re.search(r"after ([\d.]+) s: (.*)", result.output)
     assert match, result.output

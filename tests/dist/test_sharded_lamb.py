@@ -20,8 +20,8 @@ from mlbert.dist.world import World
 from mlbert.optim.adam import Adam
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
-from unsharded import unsharded
 from sharded_programs import OTHERS, gradient_share, random_parameters, set_gradient, sharded_lamb
+from unsharded import unsharded
 
 UPDATES = 5
 SKIPPED = [False, False, True, False, False]

@@ -24,11 +24,7 @@ def exit_codes(world_size):
 def train_on(world_size, tmp_path, name, accumulation=1, node_size=None, **changes):
     port = free_port()
     arguments = train_arguments(
-        tmp_path,
-        name,
-        train_batch_size=GLOBAL_PACKS // world_size,
-        gradient_accumulation_steps=accumulation,
-        **changes,
+        tmp_path, name, train_batch_size=GLOBAL_PACKS // world_size, gradient_accumulation_steps=accumulation, **changes
     )
     command = [sys.executable, "-m", "mlbert.cli.main", *arguments]
     processes = [

@@ -38,7 +38,7 @@ def train(world: World, folder: str, what: str, victim: int) -> int:
             lifecycle.watch.mark(step, Stage.COUNT)
             if float(world.all_reduce_sum(torch.tensor(float(lifecycle.warned)))):
                 lifecycle.leave()
-            lifecycle.watch.mark(step, Stage.UPDATE)
+            lifecycle.watch.mark(step, Stage.COMPUTE)
         lifecycle.finish("success")
     return step + 1
 

@@ -12,7 +12,6 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 CALLED_BY_TORCH = {"forward", "backward"}
 # Definition -> who calls it, or why it may stay.
 ALLOWED = {
-    "core/checkpoint_names.py: mosaic_names": "MosaicBERT's checkpoints; no command converts them yet",
     "models/objectives.py: Classification": "for a recipe that fine-tunes; tests train one on the loop",
     "models/objectives.py: Regression": "as Classification",
     "cli/prepare/progress.py: render": "rich calls it",

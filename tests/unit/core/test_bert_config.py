@@ -9,13 +9,7 @@ from mlbert.cli.bench import CONFIGS
 from mlbert.core.errors import UserError
 from mlbert.models import BertConfig
 
-TINY = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-}
+TINY = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 
 
 def write(tmp_path, text):

@@ -122,6 +122,8 @@ def test_settings_make_each_schedule(name: str, defaults: dict[str, object], env
     rates = [schedule(step) for step in range(120)]
     assert rates[99] == rates[110]
     assert (rates[110] < rates[40]) == (name != "constant")
+    by_recipe = resolve({**defaults, "poly_power": 2.0, "end_lr": 1e-5}, environ, {**flags, "schedule": name}, (), ())
+    assert not [w for w in by_recipe.warnings if "does not read" in w]
     unread = resolve(defaults, environ, {**flags, **NUMBERS, "schedule": name, "max_steps": "100"}, (), ())
     named = [w.split()[0] for w in unread.warnings if "does not read" in w]
     assert sorted(named) == sorted(train_settings()[key].env for key in NUMBERS if key not in SCHEDULES[name].SETTINGS)

@@ -13,11 +13,7 @@ from mlbert.dist.world import World
 
 def test_buckets_are_cut_from_the_end() -> None:
     buckets = cut_buckets([0, 10, 20, 25], 30, 10)
-    assert [(b.start, b.stop, list(b.parameters)) for b in buckets] == [
-        (20, 30, [2, 3]),
-        (10, 20, [1]),
-        (0, 10, [0]),
-    ]
+    assert [(b.start, b.stop, list(b.parameters)) for b in buckets] == [(20, 30, [2, 3]), (10, 20, [1]), (0, 10, [0])]
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 200))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mlbert import ops
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.checkpoint_names import mosaic_names
+from mlbert.core.checkpoint_names import PREDICTION_BIAS
 from mlbert.feed.batch import Batch
 from mlbert.models import BertForMaskedLM, BertForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, Regression
@@ -36,6 +36,31 @@ SHAPE = BertConfig(
     position_embedding_type="alibi",
     gated_mlp=True,
 )
+EMBEDDINGS = ("bert.embeddings.word_embeddings", "bert.embeddings.token_type_embeddings")
+
+
+def mosaic_names(num_layers: int, head: str) -> dict[str, str]:
+    """Our names of a gated BERT with ALiBi to those of a MosaicBERT, without Composer's ``model.`` before them.
+
+    Query, key and value, in this order, are one tensor there, named thrice here. ``head``: "mlm", or "classifier" with
+    the pooler.
+    """
+    names = {f"{part}.weight": f"{part}.weight" for part in EMBEDDINGS}
+    pairs = [("bert.embeddings.LayerNorm", "bert.embeddings.LayerNorm")]
+    for layer in range(num_layers):
+        stem = f"bert.encoder.layer.{layer}"
+        pairs += [
+            (f"{stem}.attention.self.{part}", f"{stem}.attention.self.Wqkv") for part in ("query", "key", "value")
+        ]
+        pairs += [(f"{stem}.attention.output.{part}",) * 2 for part in ("dense", "LayerNorm")]
+        pairs += [(f"{stem}.output.dense", f"{stem}.mlp.wo"), (f"{stem}.output.LayerNorm", f"{stem}.mlp.layernorm")]
+        names[f"{stem}.intermediate.dense.weight"] = f"{stem}.mlp.gated_layers.weight"
+    heads = ("bert.pooler.dense", "classifier")
+    if head == "mlm":
+        heads = ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm")
+        names[PREDICTION_BIAS] = "cls.predictions.decoder.bias"
+    pairs += [(part, part) for part in heads]
+    return names | {f"{own}.{kind}": f"{theirs}.{kind}" for own, theirs in pairs for kind in ("weight", "bias")}
 
 
 @pytest.fixture(params=["plain", "auto"])

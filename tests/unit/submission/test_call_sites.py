@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.submission.call_sites import call_of
+from mlbert.submission.call_sites import Sources
 from mlbert.submission.findings import Outcome
-from mlbert.submission.logs import read_log
+from mlbert.submission.logs import Log, read_log
 from mlbert.submission.own_checks import ResultSet, run_checks
 
 PROGRAM = """
@@ -129,5 +129,7 @@ def test_other_peoples_logs_raise_no_false_alarm(tree: Path) -> None:
         ("not python(", 1, "seed", False),
     ],
 )
-def test_which_calls_name_a_key(code: str, line: int, key: str, found: bool) -> None:
-    assert (call_of(code, line, key) is not None) is found
+def test_which_calls_name_a_key(code: str, line: int, key: str, found: bool, tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(code)
+    sources = Sources(tmp_path, Log(Path("result_0.txt"), ()))
+    assert (sources.call_of("x.py", line, key) is not None) is found

@@ -69,9 +69,7 @@ def abort_log(
 
 
 @app.command("test-network")
-def network_command(
-    sizes: Annotated[str, typer.Option(help="Message sizes, MiB.")] = "1,16,64",
-) -> None:
+def network_command(sizes: Annotated[str, typer.Option(help="Message sizes, MiB.")] = "1,16,64") -> None:
     """On every rank of a launcher: bandwidth of the all-reduce, of each node, and the slowest node's name."""
     from mlbert.bench.network import measure
     from mlbert.dist.world import World

@@ -25,18 +25,8 @@ def report(
     summaries = read_summaries(folder)
     console = wide_console()
     table = Table(title=f"Runs in {folder}")
-    columns = (
-        "run",
-        "status",
-        "time to train, s",
-        "accuracy",
-        "target",
-        "samples",
-        "samples/s",
-        "model GFLOP/s",
-        "of GEMM peak",
-    )
-    for column in columns:
+    counts = ("samples", "samples/s", "model GFLOP/s", "of GEMM peak")
+    for column in ("run", "status", "time to train, s", "accuracy", "target", *counts):
         table.add_column(column, justify="right")
     for index, s in summaries.items():
         table.add_row(

@@ -134,10 +134,8 @@ def _as_table(findings: list[Finding], subject: str) -> Table:
     num_failed = sum(finding.outcome is Outcome.FAIL for finding in findings)
     verdict = f"{num_failed} of {len(findings)} checks FAILED" if num_failed else "nothing FAILED"
     table = Table(title=f"{escape(subject)}: {verdict}", title_justify="left")
-    table.add_column("check", no_wrap=True)
-    table.add_column("subject")
-    table.add_column("result", no_wrap=True)
-    table.add_column("words")
+    for column in ("check", "subject", "result", "words"):
+        table.add_column(column, no_wrap=column in ("check", "result"))
     for finding in findings:
         colour = _COLOURS.get(finding.outcome)
         result = f"[{colour}]{finding.outcome.value}[/]" if colour else finding.outcome.value

@@ -11,13 +11,8 @@ from mlbert.core.errors import UserError
 VOCAB_MULTIPLE = 8
 
 _SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("max_position_embeddings", "type_vocab_size"),
 )
 _CHOICES = {
     "hidden_act": ("gelu", "gelu_erf"),
@@ -68,10 +63,8 @@ class BertConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError("bert_config", f"{name} is {value!r}, not a positive integer")
         if self.hidden_size % self.num_attention_heads:
-            raise UserError(
-                "bert_config",
-                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}",
-            )
+            heads = f"num_attention_heads {self.num_attention_heads}"
+            raise UserError("bert_config", f"hidden_size {self.hidden_size} is not a multiple of {heads}")
         for name, known in _CHOICES.items():
             value = getattr(self, name)
             if value not in known or type(value) is not type(known[0]):  # 1 is not True
@@ -123,16 +116,15 @@ class BertConfig:
     @classmethod
     def from_json(cls, path: Path) -> BertConfig:
         """Reads ``bert_config.json``; an unknown or missing key is an error that names it."""
+        remedy = "Set BERT_CONFIG to a bert_config.json"
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
-            raise UserError(
-                path, f"cannot be read ({error.strerror})", "Set BERT_CONFIG to a bert_config.json"
-            ) from None
+            raise UserError(path, f"cannot be read ({error.strerror})", remedy) from None
         except ValueError as error:
-            raise UserError(path, f"is not JSON ({error})", "Set BERT_CONFIG to a bert_config.json") from None
+            raise UserError(path, f"is not JSON ({error})", remedy) from None
         if not isinstance(values, dict):
-            raise UserError(path, "holds no JSON object", "Set BERT_CONFIG to a bert_config.json")
+            raise UserError(path, "holds no JSON object", remedy)
         known = {f.name: f for f in fields(cls)}
         if unknown := sorted(set(values) - set(known)):
             raise UserError(path, f"unknown key {unknown[0]!r}", f"Known keys: {', '.join(known)}")
@@ -143,9 +135,8 @@ class BertConfig:
         except UserError as error:
             raise UserError(path, error.reason, error.remedy) from None
         except TypeError as error:
-            raise UserError(
-                path, f"has a value of the wrong type ({error})", "Compare with configs/base.json"
-            ) from None
+            reason = f"has a value of the wrong type ({error})"
+            raise UserError(path, reason, "Compare with configs/base.json") from None
 
     def to_json(self) -> str:
         """The configuration as JSON text with a trailing newline; options that leave a plain BERT are left out."""

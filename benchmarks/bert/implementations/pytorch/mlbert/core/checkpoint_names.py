@@ -29,14 +29,10 @@ _TF1_OPTIMIZER = {"adam_v", "adam_m", "global_step", "LAMB", "LAMB_1", "beta1_po
 _TF2_BOOKKEEPING = ("_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter", "global_step", "step", "optimizer", "_optimizer")
 
 _QKV = ("query", "key", "value")
-_SEGMENTS = "bert.embeddings.token_type_embeddings"
 _LAYER_PARTS = (
     *(f"attention.self.{part}" for part in _QKV),
-    "attention.output.dense",
-    "attention.output.LayerNorm",
-    "intermediate.dense",
-    "output.dense",
-    "output.LayerNorm",
+    *("attention.output.dense", "attention.output.LayerNorm"),
+    *("intermediate.dense", "output.dense", "output.LayerNorm"),
 )
 
 
@@ -174,25 +170,3 @@ def own_torch_names(name: str) -> tuple[str, ...]:
     """
     name = _torch_spelling(name)
     return tuple(name.replace("QKV", part) for part in _QKV) if ".attention.self.QKV." in name else (name,)
-
-
-def mosaic_names(num_layers: int, head: str = "mlm") -> dict[str, str]:
-    """Our names of a gated BERT with ALiBi to those of a MosaicBERT, without Composer's ``model.`` before them.
-
-    Query, key and value, in this order, are one tensor there, named thrice here. ``head``: "mlm", or "classifier" with
-    the pooler.
-    """
-    names = {f"{part}.weight": f"{part}.weight" for part in (WORD_EMBEDDINGS.removesuffix(".weight"), _SEGMENTS)}
-    pairs = [("bert.embeddings.LayerNorm", "bert.embeddings.LayerNorm")]
-    for layer in range(num_layers):
-        stem = f"bert.encoder.layer.{layer}"
-        pairs += [(f"{stem}.attention.self.{part}", f"{stem}.attention.self.Wqkv") for part in _QKV]
-        pairs += [(f"{stem}.attention.output.{part}",) * 2 for part in ("dense", "LayerNorm")]
-        pairs += [(f"{stem}.output.dense", f"{stem}.mlp.wo"), (f"{stem}.output.LayerNorm", f"{stem}.mlp.layernorm")]
-        names[f"{stem}.intermediate.dense.weight"] = f"{stem}.mlp.gated_layers.weight"
-    heads = ("bert.pooler.dense", "classifier")
-    if head == "mlm":
-        heads = ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm")
-        names[PREDICTION_BIAS] = "cls.predictions.decoder.bias"
-    pairs += [(part, part) for part in heads]
-    return names | {f"{own}.{kind}": f"{theirs}.{kind}" for own, theirs in pairs for kind in ("weight", "bias")}

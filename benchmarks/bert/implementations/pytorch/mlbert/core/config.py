@@ -19,53 +19,36 @@ from typing import Any
 
 from mlbert.core.config_files import check_exports, name_shape, read_yaml, unknown_name
 from mlbert.core.errors import UserError
+from mlbert.core.rules import TARGET_MLM_ACCURACY
 from mlbert.core.schedules import SCHEDULES, Linear, parse_milestones
 from mlbert.core.settings import LAUNCH_SETTINGS, Setting, TrainConfig, settings_by_env, train_settings
-
-__all__ = [
-    "CommandLine",
-    "Resolved",
-    "check_exports",
-    "convert",
-    "environment",
-    "markdown_table",
-    "peek",
-    "resolve",
-    "split_arguments",
-    "validate",
-]
 
 _YES = {"1", "true", "yes", "on"}
 _NO = {"0", "false", "no", "off"}
 _NONE = {"", "none", "null"}
 _KEY_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NEAR_MISS_CUTOFF = 0.9
+_RECIPE, _NOT_SET = "recipe ", "not set"  # origins of what the user has not given
 
 
 @dataclass(frozen=True)
 class Resolved:
     """A checked configuration and where each value came from.
 
-    Attributes:
-        config: the values.
-        origin: field name to where its value was given: ``file:line`` of an export or a YAML line (relative to the
-            tree where it lies in it), ``environment NAME`` where no sourced file gave it, ``flag --name``,
-            ``argument name=``, ``recipe <name>`` for a recipe's default, or "not set".
-        warnings: sentences about what looks like a mistake but is legal.
-        files: the configuration files that were read: the sourced one or the first YAML file comes first.
+    An origin is ``file:line`` of an export or a YAML line (relative to the tree where it lies in it), ``environment
+    NAME`` where no sourced file gave it, ``flag --name``, ``argument name=``, ``recipe <name>`` for a recipe's default,
+    or "not set".
     """
 
     config: TrainConfig
-    origin: Mapping[str, str]
-    warnings: Sequence[str] = ()
-    files: Sequence[Path] = ()
+    origin: Mapping[str, str]  # by field name
+    warnings: Sequence[str] = ()  # sentences about what looks like a mistake but is legal
+    files: Sequence[Path] = ()  # configuration files that were read, first the sourced one or the first YAML file
 
     def as_table(self) -> list[tuple[str, str, str, str]]:
         """Rows (field, value, environment name, origin) for printing, in table order."""
-        return [
-            (name, _as_text(getattr(self.config, name)), row.env, self.origin[name])
-            for name, row in train_settings().items()
-        ]
+        rows = train_settings().items()
+        return [(name, _as_text(getattr(self.config, name)), row.env, self.origin[name]) for name, row in rows]
 
     def as_configuration(self) -> dict[str, dict[str, Any]]:
         """Environment name to value and origin, in plain values, for the log."""
@@ -82,17 +65,11 @@ class Resolved:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """Words of a command line, sorted but not yet checked against types.
+    """Words of a command line, sorted but not yet checked against types."""
 
-    Attributes:
-        flags: field name to text.
-        yaml_files: arguments of ``--config``.
-        overrides: ``key=value`` words.
-    """
-
-    flags: Mapping[str, str] = field(default_factory=dict)
-    yaml_files: Sequence[Path] = ()
-    overrides: Sequence[str] = ()
+    flags: Mapping[str, str] = field(default_factory=dict)  # field name to text
+    yaml_files: Sequence[Path] = ()  # arguments of --config
+    overrides: Sequence[str] = ()  # key=value
 
 
 def environment() -> Mapping[str, str]:
@@ -180,9 +157,9 @@ def resolve(
         if name not in chosen:
             if not row.optional:
                 raise _missing(row, environ)
-            chosen[name] = (None, "not set")
+            chosen[name] = (None, _NOT_SET)
         value, origin = chosen[name]
-        if _is_unset(row, value):
+        if not row.optional and isinstance(value, str) and not value.strip():
             raise _missing(row, environ)
         values[name] = convert(row, value, origin)
     origins = {name: origin for name, (_, origin) in chosen.items()}
@@ -219,30 +196,20 @@ def validate(config: TrainConfig) -> None:
     Raises:
         UserError: the first contradiction found.
     """
-    if config.train_batch_size % config.gradient_accumulation_steps:
-        raise UserError(
-            "GRADIENT_STEPS",
-            f"{config.gradient_accumulation_steps} does not divide BATCHSIZE {config.train_batch_size}",
-            "BATCHSIZE counts the packs of all accumulation steps together; choose one that is divisible",
-        )
-    if config.average_packing_rate > config.max_sequences_per_pack:
-        raise UserError(
-            "PACKING_FACTOR",
-            f"is {config.average_packing_rate:g} while MAX_SEQUENCES_PER_PACK is {config.max_sequences_per_pack}",
-            "Set PACKING_FACTOR=1 for unpacked training, or allow more sequences",
-        )
+    packs, parts = config.train_batch_size, config.gradient_accumulation_steps
+    if packs % parts:
+        remedy = "BATCHSIZE counts the packs of all accumulation steps together; choose one that is divisible"
+        raise UserError("GRADIENT_STEPS", f"{parts} does not divide BATCHSIZE {packs}", remedy)
+    rate, most = config.average_packing_rate, config.max_sequences_per_pack
+    if rate > most:
+        remedy = "Set PACKING_FACTOR=1 for unpacked training, or allow more sequences"
+        raise UserError("PACKING_FACTOR", f"is {rate:g} while MAX_SEQUENCES_PER_PACK is {most}", remedy)
     if config.warmup_steps and config.warmup_proportion:
-        raise UserError(
-            "WARMUP_PROPORTION",
-            f"is {config.warmup_proportion:g} while WARMUP_STEPS is {config.warmup_steps}",
-            "Set one of the two to 0",
-        )
+        reason = f"is {config.warmup_proportion:g} while WARMUP_STEPS is {config.warmup_steps}"
+        raise UserError("WARMUP_PROPORTION", reason, "Set one of the two to 0")
     if config.save_checkpoint_steps and not config.keep_checkpoints:
-        raise UserError(
-            "KEEP_CHECKPOINTS",
-            f"is 0 while SAVE_CHECKPOINT_STEPS is {config.save_checkpoint_steps}",
-            "Keep at least 1, or set SAVE_CHECKPOINT_STEPS=0",
-        )
+        reason = f"is 0 while SAVE_CHECKPOINT_STEPS is {config.save_checkpoint_steps}"
+        raise UserError("KEEP_CHECKPOINTS", reason, "Keep at least 1, or set SAVE_CHECKPOINT_STEPS=0")
     if config.init_checkpoint is not None and config.init_checkpoint == config.output_dir:
         raise UserError("INIT_CHECKPOINT", "is the run folder LOGDIR itself", "Name the checkpoint to start from")
     _validate_schedule(config)
@@ -274,10 +241,8 @@ def markdown_table() -> str:
     """The whole table in Markdown, for the documentation."""
     lines = ["| variable | flag and YAML key | type | unit | meaning |", "|---|---|---|---|---|"]
     for row in [*train_settings().values(), *LAUNCH_SETTINGS]:
-        flag = f"`{row.flag}`" if row.flag else "launchers only"
-        lines.append(
-            f"| `{row.env}` | {flag} | {row.type_name.replace('|', chr(92) + '|')} | {row.unit} | {row.meaning} |"
-        )
+        flag, kind = f"`{row.flag}`" if row.flag else "launchers only", row.type_name.replace("|", "\\|")
+        lines.append(f"| `{row.env}` | {flag} | {kind} | {row.unit} | {row.meaning} |")
     return "\n".join(lines) + "\n"
 
 
@@ -294,11 +259,10 @@ def _layers(
     known = train_settings()
     unknown = [name for name in recipe_defaults if name not in known]
     assert not unknown, f"recipe defaults name no setting: {unknown}"
-    recipe = f"recipe {recipe_defaults.get('recipe')}"
+    recipe = f"{_RECIPE}{recipe_defaults.get('recipe')}"
     layers = [{name: (value, recipe) for name, value in recipe_defaults.items()}]
     exports = _from_environment(environ, files)
-    layers += [read_yaml(Path(path), files) for path in yaml_files]
-    layers.append(exports)
+    layers += [*(read_yaml(Path(path), files) for path in yaml_files), exports]
     last: dict[str, tuple[object, str]] = {}
     for flag, value in flags.items():
         name = _field_of_flag(flag)
@@ -349,42 +313,24 @@ def _missing(row: Setting, environ: Mapping[str, str]) -> UserError:
     return UserError(row.env, f"is not set ({meaning[0].lower()}{meaning[1:]})", where)
 
 
-def _is_unset(row: Setting, value: object) -> bool:
-    return not row.optional and isinstance(value, str) and value.strip() == ""
-
-
 def _parse(row: Setting, value: object) -> object:
     """Text or a typed value to the row's type; ``ValueError`` when it does not fit."""
-    if isinstance(value, str):
-        value = value.strip()
+    value = value.strip() if isinstance(value, str) else value
     if row.kind is bool:
-        return _parse_bool(value)
-    if row.kind in (str, Path):
-        if isinstance(value, bool) or not isinstance(value, str | int | float | Path):
+        text = str(value).lower()  # of True and False too
+        if text not in _YES | _NO:
             raise ValueError(value)
-        text = str(value)
-        if not text or "\n" in text or "\0" in text:
-            raise ValueError(value)
-        return row.kind(text)
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return text in _YES
+    legal = {int: (str, int), float: (str, int, float)}.get(row.kind, (str, int, float, Path))
+    if isinstance(value, bool) or not isinstance(value, legal):
         raise ValueError(value)
-    if row.kind is int:
-        if isinstance(value, float):
-            raise ValueError(value)
-        return int(value)
-    number = float(value)
-    if not math.isfinite(number):
+    text = str(value)
+    if not text or "\n" in text or "\0" in text:
         raise ValueError(value)
-    return number
-
-
-def _parse_bool(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    text = str(value).lower()
-    if text not in _YES | _NO:
+    converted = row.kind(text)
+    if isinstance(converted, float) and not math.isfinite(converted):
         raise ValueError(value)
-    return text in _YES
+    return converted
 
 
 def _near_misses(environ: Mapping[str, str]) -> list[str]:
@@ -403,37 +349,34 @@ def _near_misses(environ: Mapping[str, str]) -> list[str]:
 
 def _oddities(config: TrainConfig) -> list[str]:
     sentences = []
-    ramp_end = config.start_warmup_step + config.num_warmup_steps
+    ramp_end, is_closed = config.start_warmup_step + config.num_warmup_steps, config.submission_division == "closed"
     if ramp_end > config.max_steps:
-        sentences.append(
-            f"the warm-up ends at step {ramp_end}, after MAX_STEPS {config.max_steps}: LR is never reached"
-        )
-    if config.submission_division == "closed" and config.target_mlm_accuracy != 0.720:
+        words = f"the warm-up ends at step {ramp_end}, after MAX_STEPS {config.max_steps}: LR is never reached"
+        sentences.append(words)
+    if is_closed and config.target_mlm_accuracy != TARGET_MLM_ACCURACY:
         sentences.append(f"the closed division wants 0.72, TARGET_MLM_ACCURACY is {config.target_mlm_accuracy:g}")
-    if config.submission_division == "closed" and (config.optimizer, config.schedule) != ("lamb", "polynomial"):
-        sentences.append(
-            f"the closed division wants LAMB with polynomial decay, not {config.optimizer} with {config.schedule}"
-        )
+    if is_closed and (config.optimizer, config.schedule) != ("lamb", "polynomial"):
+        words = f"the closed division wants LAMB with polynomial decay, not {config.optimizer} with {config.schedule}"
+        sentences.append(words)
     return sentences
 
 
 def _unread(config: TrainConfig, origins: Mapping[str, str]) -> list[str]:
-    """Sentences about settings that were given but that the schedule does not read."""
-    rows = train_settings()
-    readers = {name for schedule in SCHEDULES.values() for name in schedule.SETTINGS}
-    unread = readers - set(SCHEDULES[config.schedule].SETTINGS)
+    """Sentences about settings that the user gave, not the recipe, and that the schedule does not read."""
+    some_read = {name for schedule in SCHEDULES.values() for name in schedule.SETTINGS}
+    unread = some_read.difference(SCHEDULES[config.schedule].SETTINGS)
     return [
         f"{row.env} is set, but SCHEDULE={config.schedule} does not read it"
-        for name, row in rows.items()
-        if name in unread and getattr(config, name) is not None and origins[name] not in ("recipe default", "not set")
+        for name, row in train_settings().items()
+        if name in unread and getattr(config, name) is not None and not origins[name].startswith((_RECIPE, _NOT_SET))
     ]
 
 
 def _article(row: Setting) -> str:
-    words = row.type_name
-    if row.limits.choices:
-        return f"one of {words}"
-    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}" if not words.startswith("text") else words
+    """The row's type as a sentence names it: ``an integer or none``, ``one of open | closed``, ``text``."""
+    first = row.type_name[0]
+    article = "one of " if row.limits.choices else "" if row.kind is str else "an " if first in "aeiou" else "a "
+    return article + row.type_name
 
 
 def _as_plain(value: object) -> object:

@@ -22,22 +22,14 @@ _CONFIG_NAME = re.compile(r"config_(\w+?)_(\d+)x(\d+)x(\d+)x(\d+)(_\w+)?\.sh")
 
 @dataclass(frozen=True)
 class ConfigName:
-    """What the name ``config_<system>_<nodes>x<ranks>x<batch>x<accumulation>[_<variant>].sh`` tells.
+    """What the name ``config_<system>_<nodes>x<ranks>x<batch>x<accumulation>[_<variant>].sh`` tells."""
 
-    Attributes:
-        system: name of the machine, as far as the first number.
-        nodes, ranks: nodes of the job, ranks on each.
-        batch: packs per rank and optimizer step.
-        accumulation: micro-batches of a step.
-        variant: the rest with its underscore, such as ``_pack``; may be empty.
-    """
-
-    system: str
+    system: str  # name of the machine, as far as the first number
     nodes: int
-    ranks: int
-    batch: int
-    accumulation: int
-    variant: str = ""
+    ranks: int  # on each node
+    batch: int  # packs per rank and optimizer step
+    accumulation: int  # micro-batches of a step
+    variant: str = ""  # the rest with its underscore, such as _pack
 
     @property
     def shape(self) -> str:
@@ -50,21 +42,16 @@ def parse_config_name(name: str) -> ConfigName | None:
     match = _CONFIG_NAME.fullmatch(name)
     if match is None:
         return None
-    nodes, ranks, batch, accumulation = (int(match[group]) for group in range(2, 6))
+    nodes, ranks, batch, accumulation = map(int, match.group(2, 3, 4, 5))
     return ConfigName(match[1], nodes, ranks, batch, accumulation, match[6] or "")
 
 
 @dataclass(frozen=True)
 class Export:
-    """One ``export NAME=text`` of a shell file.
+    """One ``export NAME=text`` of a shell file."""
 
-    Attributes:
-        text: the right side without its quotes; what the shell expands is still as written.
-        place: ``file:line``, relative to the tree.
-    """
-
-    text: str
-    place: str
+    text: str  # the right side without its quotes; what the shell expands is still as written
+    place: str  # file:line, relative to the tree
 
     def gives(self, value: str) -> bool:
         """Whether the line can have made the variable what it is; an expansion stands for any text."""
@@ -94,8 +81,7 @@ def read_yaml(path: Path, files: list[Path], children: tuple[Path, ...] = ()) ->
         merged.update(read_yaml(path.parent / parent, files, (*children, path)))
     for name, value in tree.items():
         if name not in train_settings():
-            hint = unknown_name(name, "key", train_settings()).remedy
-            raise UserError(path, f"{name} is an unknown key", hint)
+            raise UserError(path, f"{name} is an unknown key", unknown_name(name, "key", train_settings()).remedy)
         if isinstance(value, dict | list):
             raise UserError(path, f"{name} is not a single value", "Write one value a line, name: value")
         merged[name] = (value, f"{tree_relative(path)}:{lines[name]}")
@@ -186,9 +172,8 @@ def _read_exports(path: Path, files: list[Path], readers: tuple[Path, ...]) -> d
             if sibling.name.startswith(("config_", _SITE_FILE)) and sibling.is_file():
                 exports |= _read_exports(sibling, files, (*readers, path))
         elif line and not line.startswith("#") and not is_site:
-            raise UserError(
-                f"{path}:{number}", f"{line!r} is neither export NAME=value nor source FILE", "Keep logic out of it"
-            )
+            reason = f"{line!r} is neither export NAME=value nor source FILE"
+            raise UserError(f"{path}:{number}", reason, "Keep logic out of it")
     return exports
 
 

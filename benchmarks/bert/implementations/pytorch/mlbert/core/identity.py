@@ -24,60 +24,31 @@ Event = Callable[[str, Any], object]
 
 @dataclass(frozen=True)
 class Identity:
-    """Where a run comes from, in plain values.
+    """Where a run comes from, in plain values. File names are relative to the tree where they lie in it."""
 
-    File names are relative to the tree where they lie in it.
-
-    Attributes:
-        recipe: module of `mlbert.recipes`.
-        config_file: what was sourced or given with ``--config``; "none" without either.
-        config_file_sha256: of that file; "none" without one.
-        config_parents: the files that it sources or extends, and further ones, with their SHA-256.
-        model_shape, model_shape_sha256: the bert_config.json.
-        train_data, eval_data: ``sha256:`` and the identity of the set, or "synthetic".
-        commit: of the tree, see `git_state`.
-        tree_modified: whether files differed from that commit.
-        image: as CONT names it; "none" without a container.
-        image_digest: as the launcher found it, or "none".
-        image_commit: what the Dockerfile left in the image, or "none".
-        python, platform: versions.
-        packages: distribution to version.
-        precision, ops: what computes.
-        ranks: of the whole job.
-    """
-
-    recipe: str
-    config_file: str
+    recipe: str  # module of mlbert.recipes
+    config_file: str  # what was sourced or given with --config; "none" without either, as is its digest
     config_file_sha256: str
-    config_parents: Mapping[str, str]
-    model_shape: str
+    config_parents: Mapping[str, str]  # the files that it sources or extends, and further ones, with their SHA-256
+    model_shape: str  # the bert_config.json
     model_shape_sha256: str
-    train_data: str
+    train_data: str  # sha256: and the identity of the set, or "synthetic"
     eval_data: str
-    commit: str
-    tree_modified: bool
-    image: str
-    image_digest: str
-    image_commit: str
+    commit: str  # of the tree, see git_state
+    tree_modified: bool  # whether files differed from that commit
+    image: str  # as CONT names it; "none" without a container
+    image_digest: str  # as the launcher found it, or "none"
+    image_commit: str  # what the Dockerfile left in the image, or "none"
     python: str
     platform: str
-    packages: Mapping[str, str]
+    packages: Mapping[str, str]  # distribution to version
     precision: str
     ops: str
-    ranks: int
+    ranks: int  # of the whole job
 
 
-def identify(
-    resolved: Resolved,
-    *,
-    train_data: str,
-    eval_data: str,
-    precision: str,
-    ops: str,
-    ranks: int,
-    root: Path | None = None,
-) -> Identity:
-    """Collects it; ``root`` is the tree, `tree_root` when absent.
+def identify(resolved: Resolved, *, train_data: str, eval_data: str, precision: str, ops: str, ranks: int) -> Identity:
+    """Collects it.
 
     Raises:
         UserError: a configuration file or the model shape cannot be read.
@@ -146,10 +117,7 @@ def log_submission(event: Event, config: TrainConfig) -> None:
 def log_batch_size(event: Event, config: TrainConfig, global_batch_size: int) -> None:
     """Logs the hyper-parameters that neither the optimizer nor the schedule has.
 
-    Args:
-        event: logs one key.
-        config: the resolved configuration.
-        global_batch_size: sequences per optimizer step over all ranks.
+    ``global_batch_size``: sequences of one optimizer step over all ranks.
     """
     event("global_batch_size", global_batch_size)
     event("gradient_accumulation_steps", config.gradient_accumulation_steps)

@@ -32,6 +32,8 @@ from mlbert.core.provenance import tree_relative
 __all__ = ["MLPerfLogger", "close_interrupted", "constants"]
 
 Value = int | float | str | bool | dict | list | None
+Metadata = Mapping[str, Value] | None
+CallSite = tuple[str, int]  # file and line
 
 # The official tools take any line that contains one of the keys for the line of that key, and cut it at the token.
 _MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size", "submission_benchmark", "train_samples")
@@ -76,17 +78,17 @@ class MLPerfLogger:
             logger.addHandler(self._handler)
             self._writer = _Writer(logger=logger)
 
-    def start(self, key: str, value: Value = None, metadata: Mapping[str, Value] | None = None) -> None:
+    def start(self, key: str, value: Value = None, metadata: Metadata = None) -> None:
         """Log the start of an interval."""
         if key == constants.RUN_START:
             self.run_started = True
         self._log(constants.INTERVAL_START, key, value, metadata, _caller())
 
-    def end(self, key: str, value: Value = None, metadata: Mapping[str, Value] | None = None) -> None:
+    def end(self, key: str, value: Value = None, metadata: Metadata = None) -> None:
         """Log the end of an interval."""
         self._log(constants.INTERVAL_END, key, value, metadata, _caller())
 
-    def event(self, key: str, value: Value = None, metadata: Mapping[str, Value] | None = None) -> None:
+    def event(self, key: str, value: Value = None, metadata: Metadata = None) -> None:
         """Log a point in time.
 
         Raises:
@@ -95,41 +97,33 @@ class MLPerfLogger:
         """
         self._log(constants.POINT_IN_TIME, key, value, metadata, _caller())
 
-    def interval(self, start_key: str, stop_key: str, metadata: Mapping[str, Value] | None = None) -> Any:
+    def interval(self, start_key: str, stop_key: str, metadata: Metadata = None) -> Any:
         """Context manager that logs the start and, unless an exception leaves it, the end of an interval."""
         return self._interval(start_key, stop_key, metadata, _caller())
 
     @contextmanager
-    def _interval(
-        self, start_key: str, stop_key: str, metadata: Mapping[str, Value] | None, call_site: tuple[str, int]
-    ) -> Iterator[None]:
+    def _interval(self, start_key: str, stop_key: str, metadata: Metadata, call_site: CallSite) -> Iterator[None]:
         self._log(constants.INTERVAL_START, start_key, None, metadata, call_site)
         yield
         self._log(constants.INTERVAL_END, stop_key, None, metadata, call_site)
 
-    def run_stop(self, status: str, metadata: Mapping[str, Value] | None = None) -> bool:
-        """Log the end of the run, the first time it is called; later calls do nothing.
+    def run_stop(self, status: str, metadata: Metadata = None) -> bool:
+        """Log the end of the run, "success" or "aborted", the first time it is called; whether this call logged it.
 
-        Args:
-            status: "success" or "aborted".
-            metadata: what else to record, such as the reason of an abort.
-
-        Returns:
-            Whether this call logged it.
+        ``metadata`` is what else to record, such as the reason of an abort.
         """
         assert status in (constants.SUCCESS, constants.ABORTED), status
         return self._stop_run(status, metadata, _caller())
 
-    def _stop_run(self, status: str, metadata: Mapping[str, Value] | None, call_site: tuple[str, int]) -> bool:
+    def _stop_run(self, status: str, metadata: Metadata, call_site: CallSite) -> bool:
         with self._lock:
             if not self.run_started or self.status is not None:
                 return False
             self.status = status
             if status == constants.ABORTED and self._was_closed_by_another():
                 return False
-            self._log(
-                constants.INTERVAL_END, constants.RUN_STOP, None, {**(metadata or {}), "status": status}, call_site
-            )
+            told = {**(metadata or {}), "status": status}
+            self._log(constants.INTERVAL_END, constants.RUN_STOP, None, told, call_site)
             if self._handler is not None and self._handler.stream is not None:
                 os.fsync(self._handler.stream.fileno())
             return True
@@ -146,14 +140,7 @@ class MLPerfLogger:
             self._handler.close()
         self._writer = None
 
-    def _log(
-        self,
-        event_type: str,
-        key: str,
-        value: Value,
-        metadata: Mapping[str, Value] | None,
-        call_site: tuple[str, int],
-    ) -> None:
+    def _log(self, event_type: str, key: str, value: Value, metadata: Metadata, call_site: CallSite) -> None:
         metadata = dict(metadata or {})
         _check_plain(key, value)
         _check_plain(key, metadata)
@@ -170,15 +157,8 @@ class MLPerfLogger:
 
 
 def close_interrupted(path: Path, root: Path, reason: str) -> bool:
-    """Closes the log of a process that is gone with run_stop, status aborted; one that never started or that is closed
-    stays as it is.
-
-    Returns:
-        Whether the line was added.
-
-    Raises:
-        UserError: the file cannot be read or written.
-    """
+    """Closes the log of a process that is gone with run_stop, status aborted, and tells whether it did: one that never
+    started or that is closed stays as it is. Raises UserError where the file cannot be read or written."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -211,7 +191,7 @@ def _open_handler(path: Path, append: bool) -> logging.FileHandler:
         raise UserError(path, f"cannot be written ({error.strerror})", "Choose a LOGDIR that is writable") from error
 
 
-def _caller() -> tuple[str, int]:
+def _caller() -> CallSite:
     """File and line of the code that called the calling function."""
     frame = sys._getframe(2)
     return frame.f_code.co_filename, frame.f_lineno

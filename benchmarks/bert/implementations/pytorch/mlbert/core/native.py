@@ -47,13 +47,8 @@ class NativeUnavailable(RuntimeError):
 
 
 def load(name: str, sources: Sequence[str], *, openmp: bool = True, folder: Path | None = None) -> ctypes.CDLL:
-    """The library `name` made of `sources`; compiled if the cache doesn't hold it.
-
-    Args:
-        name: of the library.
-        sources: file names in `folder`.
-        openmp: whether the sources use OpenMP.
-        folder: by default ``csrc/cpu``.
+    """The library `name` made of `sources`, files of `folder` (by default ``csrc/cpu``); compiled if the cache doesn't
+    hold it. `openmp` tells whether they use OpenMP.
 
     Raises:
         NativeUnavailable: no compiler, no OpenMP runtime, missing sources, or compilation failed.

@@ -38,15 +38,9 @@ class Packs:
 
 
 def plan(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict[tuple[int, ...], int]:
-    """Choose combinations of lengths and how often to use each.
+    """Choose combinations of lengths and how often to use each: {lengths in falling order: number of packs}.
 
-    Args:
-        histogram: int64 [max_tokens+1], number of sequences of each length.
-        max_tokens: slots of a pack.
-        max_sequences: most sequences of one pack.
-
-    Returns:
-        {lengths in falling order: number of packs}; uses up the histogram exactly.
+    Uses up the histogram, int64 [max_tokens+1], the number of sequences of each length, exactly.
     """
     greedy = best_fit(histogram, max_tokens, max_sequences)
     if max_tokens > MAX_FITTED_TOKENS or max_sequences < 2 or not histogram.any():
@@ -136,13 +130,9 @@ def best_fit(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict
 
 
 def pack_lengths(lengths: np.ndarray, max_tokens: int, max_sequences: int = 3, seed: int | Sequence[int] = 0) -> Packs:
-    """Pack sequences; which sequence of a length goes where, and the order of packs, are random by ``seed``.
+    """Pack sequences of ``lengths``, integer [N], into packs of ``max_tokens`` slots with ``max_sequences`` at most.
 
-    Args:
-        lengths: integer [N], tokens of each sequence, each from 1 to ``max_tokens``.
-        max_tokens: slots of a pack.
-        max_sequences: most sequences of one pack.
-        seed: same seed, same result.
+    Which sequence of a length goes where, and the order of packs, are random by ``seed``: same seed, same result.
 
     Raises:
         ValueError: a length is below 1 or above ``max_tokens``.

@@ -6,6 +6,7 @@ of a machine, where an own target is reached) is said to be unknown.
 
 from __future__ import annotations
 
+import bisect
 import math
 import re
 from collections.abc import Mapping
@@ -44,11 +45,12 @@ def make_plan(
     limit = min(config.max_steps * batch, config.max_samples_termination)
     point = rules.reference_point(batch)
     expected = _expected_samples(config, point)
-    packing = f" x PACKING_FACTOR {config.average_packing_rate:g}"
+    warmup = f"warm-up of {config.num_warmup_steps} from step {config.start_warmup_step}"
     lines = [
-        f"global_batch_size {batch} = BATCHSIZE {config.train_batch_size} x {world_size} ranks{packing}",
-        f"schedule: {config.max_steps} steps of about {batch} samples, {_warmup_words(config)}; "
-        f"training ends after {limit:,} samples at the latest",
+        f"global_batch_size {batch} = BATCHSIZE {config.train_batch_size} x {world_size} ranks "
+        f"x PACKING_FACTOR {config.average_packing_rate:g}",
+        f"schedule: {config.max_steps} steps of about {batch} samples, "
+        f"{warmup if config.num_warmup_steps else 'no warm-up'}; training ends after {limit:,} samples at the latest",
         f"evaluation: first after {config.eval_iter_start_samples:,} samples, then every {config.eval_iter_samples:,}, "
         f"on {config.num_eval_examples:,}; closed division: every {rules.eval_interval(batch):,}, "
         f"on {rules.NUM_EVAL_SAMPLES:,}",
@@ -99,24 +101,18 @@ def _expected_samples(config: TrainConfig, point: rules.ReferencePoint | None) -
     return config.eval_iter_start_samples + math.ceil(beyond / config.eval_iter_samples) * config.eval_iter_samples
 
 
-def _warmup_words(config: TrainConfig) -> str:
-    if not config.num_warmup_steps:
-        return "no warm-up"
-    return f"warm-up of {config.num_warmup_steps} from step {config.start_warmup_step}"
-
-
 def _point_words(batch: int, point: rules.ReferencePoint | None) -> str:
     known = [known.global_batch_size for known in rules.REFERENCE_POINTS if known.pruned]
     if point is None:
         return f"none at batch {batch}; the largest is at {known[-1]}"
-    numbers = f"{point.mean_samples:,.0f} samples on average, at least {point.min_mean_samples:,.0f}"
     if batch in known:
-        return f"recorded at batch {batch}: {numbers}"
-    if batch < known[0]:
-        return f"that of batch {known[0]}, the smallest: {numbers}"
-    low = max(size for size in known if size < batch)
-    high = min(size for size in known if size > batch)
-    return f"between batch {low} and {high}: {numbers}"
+        where = f"recorded at batch {batch}"
+    elif batch < known[0]:
+        where = f"that of batch {known[0]}, the smallest"
+    else:
+        above = bisect.bisect(known, batch)
+        where = f"between batch {known[above - 1]} and {known[above]}"
+    return f"{where}: {point.mean_samples:,.0f} samples on average, at least {point.min_mean_samples:,.0f}"
 
 
 def _expected_words(config: TrainConfig, expected: int | None) -> str:
@@ -130,11 +126,7 @@ def _expected_words(config: TrainConfig, expected: int | None) -> str:
 
 
 def _time(
-    config: TrainConfig,
-    environ: Mapping[str, str],
-    expected: int | None,
-    limit: int,
-    samples_per_second: float | None,
+    config: TrainConfig, environ: Mapping[str, str], expected: int | None, limit: int, samples_per_second: float | None
 ) -> tuple[list[str], list[str]]:
     runs = int(environ["NEXP"]) if environ.get("NEXP", "").isdecimal() else 1
     given = environ.get("WALLTIME", "")
@@ -154,11 +146,9 @@ def _time(
             f"{runs * seconds / 60:,.1f} minutes; start-up, evaluation and compilation come on top; {told}"
         ]
         what = f"{runs} runs of {kind} {seconds:,.0f} s"
-    if walltime is None or seconds is None or runs * seconds / 60 < walltime:
+    if walltime is None or seconds is None or (minutes := runs * seconds / 60) < walltime:
         return lines, []
-    return lines, [
-        f"WALLTIME {given} ({walltime:g} minutes) is too short: {what} are {runs * seconds / 60:.1f} minutes"
-    ]
+    return lines, [f"WALLTIME {given} ({walltime:g} minutes) is too short: {what} are {minutes:.1f} minutes"]
 
 
 def _shape_warnings(config: TrainConfig, world_size: int, environ: Mapping[str, str]) -> list[str]:
@@ -168,16 +158,10 @@ def _shape_warnings(config: TrainConfig, world_size: int, environ: Mapping[str, 
         warnings.append(f"the launcher started {world_size} ranks, DGXNNODES x DGXNGPU is {planned}")
     name = Path(environ.get("CONFIG_FILE", "")).name
     parts = parse_config_name(name)
-    if parts is None:
-        return warnings
-    actual = (
-        environ.get("DGXNNODES", "?"),
-        environ.get("DGXNGPU", "?"),
-        str(config.train_batch_size),
-        str(config.gradient_accumulation_steps),
-    )
-    if actual != (str(parts.nodes), str(parts.ranks), str(parts.batch), str(parts.accumulation)):
-        warnings.append(f"{name} tells nodes x ranks x batch x accumulation, but they are {'x'.join(actual)}")
+    counts = (environ.get("DGXNNODES", "?"), environ.get("DGXNGPU", "?"))
+    actual = "x".join(map(str, (*counts, config.train_batch_size, config.gradient_accumulation_steps)))
+    if parts is not None and actual != parts.shape.removesuffix(parts.variant):
+        warnings.append(f"{name} tells nodes x ranks x batch x accumulation, but they are {actual}")
     return warnings
 
 
@@ -199,9 +183,8 @@ def _closed_warnings(config: TrainConfig, batch: int, limit: int, point: rules.R
         largest = max(known.global_batch_size for known in rules.REFERENCE_POINTS)
         warnings.append(f"batch {batch} is beyond the reference points, the largest is {largest}: closed refuses it")
     elif limit * _MOST_STEPS_OVER < point.min_mean_samples:
-        warnings.append(
-            f"training ends after {limit:,} samples, the reference needs {point.mean_samples:,.0f} on average"
-        )
+        needed = f"{point.mean_samples:,.0f} on average"
+        warnings.append(f"training ends after {limit:,} samples, the reference needs {needed}")
     interval = rules.eval_interval(batch)
     if (config.eval_iter_start_samples, config.eval_iter_samples) != (interval, interval):
         warnings.append(f"the closed division wants EVAL_ITER_START_SAMPLES and EVAL_ITER_SAMPLES to be {interval}")

@@ -25,13 +25,7 @@ _ONE_SIDED_T_95 = {24: 1.710882, 26: 1.705618, 27: 1.703288}
 
 
 def global_batch_size(train_batch_size: int, world_size: int, average_packing_rate: float) -> int:
-    """Nominal sequences of one optimizer step over all ranks.
-
-    Args:
-        train_batch_size: packs per rank and step.
-        world_size: ranks.
-        average_packing_rate: nominal sequences per pack.
-    """
+    """Nominal sequences of one step over all ranks: packs per rank and step x ranks x nominal sequences per pack."""
     return round(train_batch_size * world_size * average_packing_rate)
 
 
@@ -56,21 +50,13 @@ def olympic_mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class ReferencePoint:
-    """A reference convergence point (RCP): how many samples the reference code needs at one batch size.
+    """A reference convergence point (RCP): how many samples the reference code needs at one batch size."""
 
-    Attributes:
-        global_batch_size: sequences per step.
-        mean_samples: olympic mean of the samples to 0.720 over the reference runs.
-        stdev_samples: standard deviation over all reference runs.
-        num_runs: runs in the olympic mean.
-        pruned: whether the official checker keeps the point when it compares.
-    """
-
-    global_batch_size: int
-    mean_samples: float
-    stdev_samples: float
-    num_runs: int = 18
-    pruned: bool = False
+    global_batch_size: int  # sequences per step
+    mean_samples: float  # olympic mean of the samples to 0.720 over the reference runs
+    stdev_samples: float  # over all reference runs
+    num_runs: int = 18  # in the olympic mean
+    pruned: bool = False  # whether the official checker keeps the point when it compares
 
     @property
     def min_mean_samples(self) -> float:

@@ -23,27 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A ramp, then a constant rate; the others replace what comes after the ramp.
-
-    Args:
-        base_lr: learning rate at the end of the ramp.
-        warmup_steps: length of the ramp, steps; 0 for none.
-        start_warmup_step: where the ramp begins, steps; at most 0 in a legal configuration. With one above 0 the rate
-            is negative before that step, as in the benchmark's reference.
-        max_steps: length of the training, steps; for the log.
-        decay_end: where the decay ends, steps; the rate stays as it is from there on.
-        first_step: the number of the first update, 0 or 1.
-    """
+    """A ramp, then a constant rate; the others replace what comes after the ramp."""
 
     name: ClassVar[str] = "constant"
     SETTINGS: ClassVar[tuple[str, ...]] = ()  # fields of `TrainConfig` that only some schedules read
 
-    base_lr: float
-    warmup_steps: int = 0
+    base_lr: float  # at the end of the ramp
+    warmup_steps: int = 0  # length of the ramp; 0 for none
+    # Where the ramp begins; at most 0 in a legal configuration. With one above 0 the rate is negative before that step,
+    # as in the benchmark's reference.
     start_warmup_step: int = 0
-    max_steps: int
-    decay_end: int
-    first_step: int = 0
+    max_steps: int  # length of the training; for the log
+    decay_end: int  # where the decay ends; the rate stays as it is from there on
+    first_step: int = 0  # the number of the first update, 0 or 1
 
     def __call__(self, step: int) -> float:
         """The rate of the update before which `step` were done."""
@@ -71,17 +63,13 @@ class Polynomial(Schedule):
     """The benchmark's schedule: polynomial decay, which counts from step 0 whatever the ramp.
 
     So the rate can drop at the ramp's end.
-
-    Args:
-        power: exponent of the decay.
-        end_lr: rate at the decay's end; the reference has 0.
     """
 
     name = "polynomial"
     SETTINGS = ("poly_power", "end_lr", "lr_decay_end")
 
     power: float
-    end_lr: float = 0.0
+    end_lr: float = 0.0  # rate at the decay's end; the reference has 0
 
     def decayed(self, t: int) -> float:
         """From `base_lr` at step 0 to `end_lr` at the decay's end."""
@@ -101,15 +89,12 @@ class Linear(Schedule):
 
     The line is that of a ramp that begins at step 0. With a negative `start_warmup_step` the ramp ends earlier, and
     until step `warmup_steps` the rate is above `base_lr`.
-
-    Args:
-        end_lr: rate at the decay's end.
     """
 
     name = "linear"
     SETTINGS = ("end_lr", "lr_decay_end")
 
-    end_lr: float = 0.0
+    end_lr: float = 0.0  # rate at the decay's end
 
     def share_done(self, t: int) -> float:
         """How much of the decay is done, 1 at its end."""
@@ -141,12 +126,7 @@ class Cosine(Linear):
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupStableDecay(Schedule):
-    """A plateau, and a straight line over the last `decay_steps` before `decay_end`.
-
-    Args:
-        decay_steps: length of the line, steps.
-        end_lr: rate at its end.
-    """
+    """A plateau, and a straight line to `end_lr` over the last `decay_steps` before `decay_end`."""
 
     name = "wsd"
     SETTINGS = ("lr_decay_steps", "end_lr", "lr_decay_end")
@@ -168,12 +148,7 @@ class WarmupStableDecay(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiStep(Schedule):
-    """`base_lr` times `gamma` for each milestone reached.
-
-    Args:
-        milestones: steps at which the rate is multiplied; those inside the ramp act when it ends.
-        gamma: the multiplier.
-    """
+    """`base_lr` times `gamma` for each milestone reached, a step; those inside the ramp act when it ends."""
 
     name = "multistep"
     SETTINGS = ("lr_milestones", "lr_gamma")

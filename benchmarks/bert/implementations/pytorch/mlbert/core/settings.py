@@ -5,7 +5,7 @@ read. Together they are every name that a ``config_*.sh`` or a YAML file may set
 gives them, or the user has to.
 """
 
-# ruff: noqa: RUF009 - setting() is dataclasses.field with the table's columns
+# ruff: noqa: RUF009 - row() is dataclasses.field with the table's columns
 
 from __future__ import annotations
 
@@ -49,26 +49,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        env: name of the environment variable.
-        name: field of `TrainConfig` and YAML key; empty for what only launchers read.
-        flag: command line flag; empty for what only launchers read.
-        kind: ``str``, ``int``, ``float``, ``bool`` or ``Path``.
-        optional: whether "none" (or an empty export) is a value.
-        unit: unit of the value, empty where it has none.
-        meaning: one sentence.
-        limits: legal values.
-    """
-
-    env: str
-    name: str
+    env: str  # name of the environment variable
+    name: str  # field of TrainConfig and YAML key; empty for what only launchers read, as is the flag
     flag: str
-    kind: type
-    optional: bool
-    unit: str
-    meaning: str
+    kind: type  # str, int, float, bool or Path
+    optional: bool  # whether "none" (or an empty export) is a value
+    unit: str  # empty where it has none
+    meaning: str  # one sentence
     limits: Limits
 
     @property
@@ -80,201 +69,160 @@ class Setting:
         return f"{words} or none" if self.optional else words
 
 
-def setting(*, env: str, meaning: str, unit: str = "", flag: str | None = None, **limits: Any) -> Any:
-    """A dataclass field that is a row of the table.
-
-    Args:
-        env: name of the environment variable, as the launchers export it.
-        meaning: one sentence for ``--help`` and the documentation.
-        unit: unit of the value.
-        flag: command line flag, ``--<field>`` when absent.
-        **limits: see `Limits`.
-    """
-    row = {"env": env, "meaning": meaning, "unit": unit, "flag": flag, "limits": Limits(**limits)}
-    return field(metadata={_METADATA_KEY: row})
+def row(env: str, meaning: str, unit: str = "", **limits: Any) -> Any:
+    """A dataclass field that is a row of the table: see `Setting`, and `Limits` for the rest of the words."""
+    return field(metadata={_METADATA_KEY: (env, meaning, unit, Limits(**limits))})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Everything that decides a training run, resolved. Made by `mlbert.core.config.resolve`."""
 
-    recipe: str = setting(env="RECIPE", meaning="Method: a module of mlbert.recipes.")
-    bert_config_file: Path = setting(env="BERT_CONFIG", meaning="Model shape, a bert_config.json.")
-    input_dir: Path = setting(
-        env="DATADIR_PHASE2", meaning="Training set: a prepared one, TFRecords, or HDF5 shards of NVIDIA's scripts."
+    recipe: str = row("RECIPE", "Method: a module of mlbert.recipes.")
+    bert_config_file: Path = row("BERT_CONFIG", "Model shape, a bert_config.json.")
+    input_dir: Path = row(
+        "DATADIR_PHASE2", "Training set: a prepared one, TFRecords, or HDF5 shards of NVIDIA's scripts."
     )
-    eval_dir: Path = setting(env="EVALDIR", meaning="Evaluation set, in one of the same forms.")
-    data_reader: str = setting(
-        env="DATA_READER", meaning="dali reads a training set of TFRecords by NVIDIA DALI.", choices=("auto", "dali")
+    eval_dir: Path = row("EVALDIR", "Evaluation set, in one of the same forms.")
+    data_reader: str = row(
+        "DATA_READER", "dali reads a training set of TFRecords by NVIDIA DALI.", choices=("auto", "dali")
     )
-    init_checkpoint: Path | None = setting(
-        env="INIT_CHECKPOINT", meaning="model.safetensors, its folder, or NVIDIA's .pt; none for random weights."
+    init_checkpoint: Path | None = row(
+        "INIT_CHECKPOINT", "model.safetensors, its folder, or NVIDIA's .pt; none for random weights."
     )
-    output_dir: Path = setting(env="LOGDIR", meaning="Run folder: MLPerf log, metrics, checkpoints, final weights.")
-    train_batch_size: int = setting(
-        env="BATCHSIZE", unit="packs per rank and step", meaning="Packs of one optimizer step.", at_least=1
+    output_dir: Path = row("LOGDIR", "Run folder: MLPerf log, metrics, checkpoints, final weights.")
+    train_batch_size: int = row("BATCHSIZE", "Packs of one optimizer step.", "packs per rank and step", at_least=1)
+    gradient_accumulation_steps: int = row(
+        "GRADIENT_STEPS", "Parts of a step's batch; divides BATCHSIZE.", "micro-batches", at_least=1
     )
-    gradient_accumulation_steps: int = setting(
-        env="GRADIENT_STEPS", unit="micro-batches", meaning="Parts of a step's batch; divides BATCHSIZE.", at_least=1
-    )
-    average_packing_rate: float = setting(
-        env="PACKING_FACTOR",
-        unit="sequences per pack",
-        meaning="Nominal value; global_batch_size is BATCHSIZE * ranks * PACKING_FACTOR.",
+    average_packing_rate: float = row(
+        "PACKING_FACTOR",
+        "Nominal value; global_batch_size is BATCHSIZE * ranks * PACKING_FACTOR.",
+        "sequences per pack",
         at_least=1,
     )
-    max_sequences_per_pack: int = setting(
-        env="MAX_SEQUENCES_PER_PACK", unit="sequences", meaning="Most that share a pack; 1 trains unpacked.", at_least=1
+    max_sequences_per_pack: int = row(
+        "MAX_SEQUENCES_PER_PACK", "Most that share a pack; 1 trains unpacked.", "sequences", at_least=1
     )
-    learning_rate: float = setting(env="LR", meaning="Base learning rate.", above=0)
-    max_steps: int = setting(
-        env="MAX_STEPS", unit="steps", meaning="Length of the schedule; training ends there.", at_least=1
+    learning_rate: float = row("LR", "Base learning rate.", above=0)
+    max_steps: int = row("MAX_STEPS", "Length of the schedule; training ends there.", "steps", at_least=1)
+    max_samples_termination: int = row(
+        "MAX_SAMPLES_TERMINATION", "Training ends after so many.", "sequences", at_least=1
     )
-    max_samples_termination: int = setting(
-        env="MAX_SAMPLES_TERMINATION", unit="sequences", meaning="Training ends after so many.", at_least=1
+    max_seconds: float | None = row(
+        "MAX_SECONDS", "Time limit counted from run_start; none for no limit.", "seconds", above=0
     )
-    max_seconds: float | None = setting(
-        env="MAX_SECONDS", unit="seconds", meaning="Time limit counted from run_start; none for no limit.", above=0
-    )
-    warmup_steps: int = setting(env="WARMUP_STEPS", unit="steps", meaning="Length of the warm-up.", at_least=0)
-    warmup_proportion: float | None = setting(
-        env="WARMUP_PROPORTION",
-        unit="share of MAX_STEPS",
-        meaning="Length of the warm-up, instead of WARMUP_STEPS.",
+    warmup_steps: int = row("WARMUP_STEPS", "Length of the warm-up.", "steps", at_least=0)
+    warmup_proportion: float | None = row(
+        "WARMUP_PROPORTION",
+        "Length of the warm-up, instead of WARMUP_STEPS.",
+        "share of MAX_STEPS",
         at_least=0,
         at_most=1,
     )
-    start_warmup_step: int = setting(
-        env="START_WARMUP_STEP",
-        unit="steps",
-        meaning="Where the warm-up ramp begins; negative to start part of the way up.",
-        at_most=0,
+    start_warmup_step: int = row(
+        "START_WARMUP_STEP", "Where the warm-up ramp begins; negative to start part of the way up.", "steps", at_most=0
     )
-    schedule: str = setting(
-        env="SCHEDULE",
-        meaning="The learning rate after the warm-up; polynomial is the benchmark's, its decay counts from step 0.",
+    schedule: str = row(
+        "SCHEDULE",
+        "The learning rate after the warm-up; polynomial is the benchmark's, its decay counts from step 0.",
         choices=("polynomial", "linear", "cosine", "wsd", "multistep", "constant"),
     )
-    poly_power: float = setting(env="LR_POLY_POWER", meaning="Exponent of the polynomial decay.", above=0)
-    end_lr: float | None = setting(
-        env="END_LR",
-        meaning="Rate at the end of the decay (all but multistep, constant); none for 0.",
-        at_least=0,
+    poly_power: float = row("LR_POLY_POWER", "Exponent of the polynomial decay.", above=0)
+    end_lr: float | None = row(
+        "END_LR", "Rate at the end of the decay (all but multistep, constant); none for 0.", at_least=0
     )
-    lr_decay_end: int | None = setting(
-        env="LR_DECAY_END",
-        unit="steps",
-        meaning="Where the decay ends (all but multistep, constant); none for MAX_STEPS.",
-        at_least=1,
+    lr_decay_end: int | None = row(
+        "LR_DECAY_END", "Where the decay ends (all but multistep, constant); none for MAX_STEPS.", "steps", at_least=1
     )
-    lr_decay_steps: int | None = setting(
-        env="LR_DECAY_STEPS", unit="steps", meaning="Length of the decay after the plateau of wsd.", at_least=1
+    lr_decay_steps: int | None = row(
+        "LR_DECAY_STEPS", "Length of the decay after the plateau of wsd.", "steps", at_least=1
     )
-    lr_milestones: str | None = setting(
-        env="LR_MILESTONES", unit="steps", meaning="Where multistep multiplies the rate, with commas between."
+    lr_milestones: str | None = row(
+        "LR_MILESTONES", "Where multistep multiplies the rate, with commas between.", "steps"
     )
-    lr_gamma: float | None = setting(
-        env="LR_GAMMA", meaning="What multistep multiplies the rate by.", above=0, at_most=1
+    lr_gamma: float | None = row("LR_GAMMA", "What multistep multiplies the rate by.", above=0, at_most=1)
+    lr_first_step: int = row(
+        "LR_FIRST_STEP", "Number of the first update in the schedule, 0 or 1.", at_least=0, at_most=1
     )
-    lr_first_step: int = setting(
-        env="LR_FIRST_STEP", meaning="Number of the first update in the schedule, 0 or 1.", at_least=0, at_most=1
-    )
-    optimizer: str = setting(
-        env="OPTIMIZER",
-        meaning="Method of the update; decoupled: the decay does not depend on the size of LR.",
+    optimizer: str = row(
+        "OPTIMIZER",
+        "Method of the update; decoupled: the decay does not depend on the size of LR.",
         choices=("lamb", "adamw", "decoupled_adamw", "stableadamw", "decoupled_stableadamw"),
     )
-    opt_lamb_beta_1: float = setting(
-        env="OPT_LAMB_BETA_1", meaning="Decay of the first moment, whichever the optimizer.", above=0, below=1
+    opt_lamb_beta_1: float = row(
+        "OPT_LAMB_BETA_1", "Decay of the first moment, whichever the optimizer.", above=0, below=1
     )
-    opt_lamb_beta_2: float = setting(
-        env="OPT_LAMB_BETA_2", meaning="Decay of the second moment, whichever the optimizer.", above=0, below=1
+    opt_lamb_beta_2: float = row(
+        "OPT_LAMB_BETA_2", "Decay of the second moment, whichever the optimizer.", above=0, below=1
     )
-    opt_epsilon: float = setting(env="OPT_EPSILON", meaning="Added to the root of the second moment.", above=0)
-    weight_decay_rate: float = setting(
-        env="WEIGHT_DECAY_RATE", meaning="Weight decay; none on biases and LayerNorm.", at_least=0
+    opt_epsilon: float = row("OPT_EPSILON", "Added to the root of the second moment.", above=0)
+    weight_decay_rate: float = row("WEIGHT_DECAY_RATE", "Weight decay; none on biases and LayerNorm.", at_least=0)
+    max_grad_norm: float | None = row(
+        "MAX_GRAD_NORM", "Limit of the global gradient norm; none for no clipping.", above=0
     )
-    max_grad_norm: float | None = setting(
-        env="MAX_GRAD_NORM", meaning="Limit of the global gradient norm; none for no clipping.", above=0
+    clip_after_allreduce: bool = row(
+        "CLIP_AFTER_ALLREDUCE",
+        "Clip the gradient's sum over the ranks; 0 clips each rank's own gradient before it is added.",
     )
-    clip_after_allreduce: bool = setting(
-        env="CLIP_AFTER_ALLREDUCE",
-        meaning="Clip the gradient's sum over the ranks; 0 clips each rank's own gradient before it is added.",
-    )
-    optimizer_implementation: str = setting(
-        env="OPTIMIZER_IMPLEMENTATION",
-        meaning="Which implementation of the optimizer runs; ops takes the one that goes with OPS.",
+    optimizer_implementation: str = row(
+        "OPTIMIZER_IMPLEMENTATION",
+        "Which implementation of the optimizer runs; ops takes the one that goes with OPS.",
         choices=("ops", "auto", "plain", "native", "triton", "apex"),
     )
-    sharded_optimizer: str = setting(
-        env="SHARDED_OPTIMIZER",
-        meaning="Ranks over which the optimizer's state and update are shared out: none, those of a node, or all.",
+    sharded_optimizer: str = row(
+        "SHARDED_OPTIMIZER",
+        "Ranks over which the optimizer's state and update are shared out: none, those of a node, or all.",
         choices=("off", "node", "all"),
     )
-    weights_allgather: str = setting(
-        env="WEIGHTS_ALLGATHER",
-        meaning="How a sharded optimizer hands out new weights; the exact ones stay with the rank that owns them.",
+    weights_allgather: str = row(
+        "WEIGHTS_ALLGATHER",
+        "How a sharded optimizer hands out new weights; the exact ones stay with the rank that owns them.",
         choices=("fp32", "bf16", "e5m2"),
     )
-    seed: int | None = setting(
-        env="SEED", meaning="Random seed; none draws one from the system.", at_least=0, at_most=2**32 - 1
+    seed: int | None = row("SEED", "Random seed; none draws one from the system.", at_least=0, at_most=2**32 - 1)
+    target_mlm_accuracy: float = row(
+        "TARGET_MLM_ACCURACY", "Masked-token accuracy at which the run succeeds.", above=0, below=1
     )
-    target_mlm_accuracy: float = setting(
-        env="TARGET_MLM_ACCURACY", meaning="Masked-token accuracy at which the run succeeds.", above=0, below=1
+    num_eval_examples: int = row("NUM_EVAL_EXAMPLES", "Size of the evaluation.", "sequences", at_least=1)
+    eval_batch_size: int = row("EVAL_BATCH_SIZE", "Packs of one evaluation batch.", "packs per rank", at_least=1)
+    eval_iter_start_samples: int = row(
+        "EVAL_ITER_START_SAMPLES", "First evaluation after so many.", "sequences", at_least=1
     )
-    num_eval_examples: int = setting(
-        env="NUM_EVAL_EXAMPLES", unit="sequences", meaning="Size of the evaluation.", at_least=1
-    )
-    eval_batch_size: int = setting(
-        env="EVAL_BATCH_SIZE", unit="packs per rank", meaning="Packs of one evaluation batch.", at_least=1
-    )
-    eval_iter_start_samples: int = setting(
-        env="EVAL_ITER_START_SAMPLES", unit="sequences", meaning="First evaluation after so many.", at_least=1
-    )
-    eval_iter_samples: int = setting(
-        env="EVAL_ITER_SAMPLES", unit="sequences", meaning="Distance between evaluations.", at_least=1
-    )
-    precision: str = setting(
-        env="PRECISION",
-        meaning="Number format of the matrix products; fp8 is the encoder's, fp8-forward without those of gradients.",
+    eval_iter_samples: int = row("EVAL_ITER_SAMPLES", "Distance between evaluations.", "sequences", at_least=1)
+    precision: str = row(
+        "PRECISION",
+        "Number format of the matrix products; fp8 is the encoder's, fp8-forward without those of gradients.",
         choices=("auto", "fp32", "bf16", "fp8", "fp8-forward"),
     )
-    cpu_threads: int | None = setting(
-        env="CPU_THREADS", unit="threads per rank", meaning="none takes every core that the rank may use.", at_least=1
+    cpu_threads: int | None = row(
+        "CPU_THREADS", "none takes every core that the rank may use.", "threads per rank", at_least=1
     )
-    ops: str = setting(
-        env="OPS",
-        meaning="Which implementation of the ops runs.",
+    ops: str = row(
+        "OPS",
+        "Which implementation of the ops runs.",
         choices=("auto", "plain", "native", "triton", "cublaslt", "flash"),
     )
-    cuda_graph_mode: str = setting(
-        env="CUDA_GRAPH_MODE",
-        meaning="What is replayed as a CUDA graph: forward and backward of a micro-batch, or the whole step.",
+    cuda_graph_mode: str = row(
+        "CUDA_GRAPH_MODE",
+        "What is replayed as a CUDA graph: forward and backward of a micro-batch, or the whole step.",
         choices=("none", "segmented", "full_iteration"),
     )
-    save_checkpoint_steps: int = setting(
-        env="SAVE_CHECKPOINT_STEPS", unit="steps", meaning="Distance between checkpoints; 0 saves none.", at_least=0
+    save_checkpoint_steps: int = row(
+        "SAVE_CHECKPOINT_STEPS", "Distance between checkpoints; 0 saves none.", "steps", at_least=0
     )
-    keep_checkpoints: int = setting(
-        env="KEEP_CHECKPOINTS", unit="checkpoints", meaning="Newest ones that are kept.", at_least=0
+    keep_checkpoints: int = row("KEEP_CHECKPOINTS", "Newest ones that are kept.", "checkpoints", at_least=0)
+    resume: bool = row("RESUME", "Continue from the newest good checkpoint in LOGDIR.")
+    max_skipped_steps: int = row(
+        "MAX_SKIPPED_STEPS", "Non-finite losses tolerated before the run ends.", "steps", at_least=0
     )
-    resume: bool = setting(env="RESUME", meaning="Continue from the newest good checkpoint in LOGDIR.")
-    max_skipped_steps: int = setting(
-        env="MAX_SKIPPED_STEPS", unit="steps", meaning="Non-finite losses tolerated before the run ends.", at_least=0
-    )
-    synthetic_data: bool = setting(env="SYNTH_DATA", meaning="Train on generated tokens; needs no files.")
-    log_freq: int = setting(
-        env="LOG_FREQ", unit="steps", meaning="Distance between metric lines; 0 writes none.", at_least=0
-    )
-    experiment: int = setting(env="EXPERIMENT", meaning="Index i of result_<i>.txt.", at_least=0)
-    caches_cleared: bool = setting(
-        env="CACHES_CLEARED", meaning="Set by the launcher when it dropped the page caches before this run."
-    )
-    submission_org: str = setting(env="MLPERF_SUBMISSION_ORG", meaning="Submitter named in the MLPerf log.")
-    submission_platform: str = setting(env="MLPERF_SUBMISSION_PLATFORM", meaning="Platform named in the MLPerf log.")
-    submission_division: str = setting(
-        env="MLPERF_DIVISION", meaning="Division named in the MLPerf log.", choices=("open", "closed")
-    )
+    synthetic_data: bool = row("SYNTH_DATA", "Train on generated tokens; needs no files.")
+    log_freq: int = row("LOG_FREQ", "Distance between metric lines; 0 writes none.", "steps", at_least=0)
+    experiment: int = row("EXPERIMENT", "Index i of result_<i>.txt.", at_least=0)
+    caches_cleared: bool = row("CACHES_CLEARED", "Set by the launcher when it dropped the page caches before this run.")
+    submission_org: str = row("MLPERF_SUBMISSION_ORG", "Submitter named in the MLPerf log.")
+    submission_platform: str = row("MLPERF_SUBMISSION_PLATFORM", "Platform named in the MLPerf log.")
+    submission_division: str = row("MLPERF_DIVISION", "Division named in the MLPerf log.", choices=("open", "closed"))
 
     @property
     def num_warmup_steps(self) -> int:
@@ -290,10 +238,10 @@ def _launch(env: str, kind: type, meaning: str, unit: str = "", **limits: Any) -
 
 LAUNCH_SETTINGS: tuple[Setting, ...] = (
     _launch("DGXSYSTEM", str, "Name of the system: the config's file name without config_ and .sh."),
-    _launch("DGXNNODES", int, "Nodes of the job.", unit="nodes", at_least=1),
-    _launch("DGXNGPU", int, "Ranks on each node, one an accelerator (one in all on a CPU).", unit="ranks", at_least=1),
-    _launch("WALLTIME", str, "Time limit of the job, as sbatch -t takes it.", unit="minutes"),
-    _launch("NEXP", int, "Runs of one job.", unit="runs", at_least=1),
+    _launch("DGXNNODES", int, "Nodes of the job.", "nodes", at_least=1),
+    _launch("DGXNGPU", int, "Ranks on each node, one an accelerator (one in all on a CPU).", "ranks", at_least=1),
+    _launch("WALLTIME", str, "Time limit of the job, as sbatch -t takes it.", "minutes"),
+    _launch("NEXP", int, "Runs of one job.", "runs", at_least=1),
     _launch("CONFIG_FILE", Path, "The config_*.sh that was sourced, named in errors."),
     _launch("CONT", str, "Container image (a .sqsh or what enroot and docker take); not set: no container."),
     _launch("CONT_MOUNTS", str, "Further mounts, SRC:DST[:ro] with commas; tree, data and LOGDIR are mounted anyway."),
@@ -322,12 +270,9 @@ def train_settings() -> Mapping[str, Setting]:
     hints = typing.get_type_hints(TrainConfig)
     rows = {}
     for item in fields(TrainConfig):
-        row = item.metadata[_METADATA_KEY]
+        env, meaning, unit, limits = item.metadata[_METADATA_KEY]
         kind, optional = _split_optional(hints[item.name])
-        flag = row["flag"] or f"--{item.name}"
-        rows[item.name] = Setting(
-            row["env"], item.name, flag, kind, optional, row["unit"], row["meaning"], row["limits"]
-        )
+        rows[item.name] = Setting(env, item.name, f"--{item.name}", kind, optional, unit, meaning, limits)
     return types.MappingProxyType(rows)
 
 

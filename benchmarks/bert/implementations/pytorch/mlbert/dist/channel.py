@@ -1,4 +1,4 @@
-"""Messages between rank 0 and every other rank, a line of JSON each, that travel while a collective hangs or is broken."""
+"""Messages between rank 0 and each other rank, a line of JSON each, that travel though a collective hangs or breaks."""
 
 from __future__ import annotations
 

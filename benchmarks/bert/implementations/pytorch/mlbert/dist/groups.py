@@ -23,16 +23,11 @@ from mlbert.dist.world import World
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks that communicate with each other, and this one's place among them.
-
-    Attributes:
-        rank, size: among the ranks of the group.
-        handle: torch's group; None: all ranks, or this one alone.
-    """
+    """Ranks that communicate with each other, and this one's place among them."""
 
     rank: int = 0
     size: int = 1
-    handle: dist.ProcessGroup | None = None
+    handle: dist.ProcessGroup | None = None  # torch's group; None: all ranks, or this one alone
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sums the tensor over the group, in place on each rank; returns it."""
@@ -69,15 +64,10 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class ShardGroups:
-    """Where this rank stands when a buffer is shared out.
+    """Where this rank stands when a buffer is shared out."""
 
-    Attributes:
-        inside: the ranks whose shards together are the buffer.
-        between: the ranks that hold the same shard as this one.
-    """
-
-    inside: RankGroup = RankGroup()
-    between: RankGroup = RankGroup()
+    inside: RankGroup = RankGroup()  # the ranks whose shards together are the buffer
+    between: RankGroup = RankGroup()  # the ranks that hold the same shard as this one
 
     @classmethod
     def of(cls, sharing: str, world: World) -> ShardGroups:
@@ -96,11 +86,7 @@ class ShardGroups:
 
     @classmethod
     def inside_nodes(cls, world: World, timeout_s: float = 120.0) -> ShardGroups:
-        """A shard for each rank of a node, the same on every node. All ranks call it together.
-
-        Args:
-            world: started.
-            timeout_s: as in `World.start`.
+        """A shard for each rank of a node, the same on every node. All ranks call it; `timeout_s` as in `World.start`.
 
         Raises:
             UserError: the nodes have unequally many ranks, or a node's ranks do not follow each other.
@@ -110,11 +96,8 @@ class ShardGroups:
         table[world.rank] = torch.tensor([world.local_rank, size])
         found = world.all_reduce_sum(table).tolist()
         if world.world_size % size or found != [[rank % size, size] for rank in range(world.world_size)]:
-            raise UserError(
-                "SHARDED_OPTIMIZER",
-                "node needs equally many ranks on each node, numbered node after node",
-                "Start them so, or set SHARDED_OPTIMIZER=all",
-            )
+            reason = "node needs equally many ranks on each node, numbered node after node"
+            raise UserError("SHARDED_OPTIMIZER", reason, "Start them so, or set SHARDED_OPTIMIZER=all")
         node, nodes = world.rank // size, world.world_size // size
         members = [node * size + local for local in range(size)]
         twins = [other * size + world.local_rank for other in range(nodes)]

@@ -24,16 +24,11 @@ NORM_CHUNK = 1 << 24  # elements squared in float64 at a time; bounds the tempor
 
 @dataclass(frozen=True)
 class Bucket:
-    """A slice of the flat gradient buffer that is summed by one collective.
+    """A slice of the flat gradient buffer that is summed by one collective."""
 
-    Attributes:
-        start, stop: elements of the buffer.
-        parameters: indices of the parameters that lie in it.
-    """
-
-    start: int
+    start: int  # elements of the buffer
     stop: int
-    parameters: range
+    parameters: range  # indices of those that lie in it
 
 
 def cut_buckets(offsets: Sequence[int], numel: int, bucket_elements: int) -> list[Bucket]:
@@ -65,10 +60,6 @@ class GradientReducer:
         clip_before: norm to which each rank clips its own share of the gradient before the sum; then nothing may be
             clipped after it, and buckets start after backward only. None: no clipping here. See `clip_share`.
 
-    Attributes:
-        num_buckets: collectives a step.
-        num_started: buckets under way or done in the present step.
-        num_overlapped: buckets that had started before backward ended, in the last finished step.
     """
 
     def __init__(
@@ -87,20 +78,17 @@ class GradientReducer:
         self._clip_before = clip_before
         self._buckets = list(buckets)
         self._slices = [flat_grad[bucket.start : bucket.stop] for bucket in self._buckets]
-        # Where backward must leave each gradient: summing the buffer is wrong once autograd has put a tensor of its own.
+        # Where backward must leave each gradient: the buffer means nothing once autograd has put a tensor of its own.
         self._addresses = [flat_grad.data_ptr() + offset * flat_grad.element_size() for offset in offsets]
         self._buckets_of = [[n for n, b in enumerate(self._buckets) if i in b.parameters] for i in range(len(params))]
         self._armed = False
         self._missing: list[set[int]] = []
         self._works: list[dist.Work | None] = []
-        self.num_buckets = len(self._buckets)
-        self.num_started = 0
-        self.num_overlapped = 0
-        self._hooks = []
-        if world.world_size > 1:
-            for index, param in enumerate(self._params):
-                if param.requires_grad:
-                    self._hooks.append(param.register_post_accumulate_grad_hook(self._hook(index)))
+        self.num_buckets = len(self._buckets)  # collectives a step
+        self.num_started = 0  # buckets under way or done in the present step
+        self.num_overlapped = 0  # those that had started before backward ended, in the last finished step
+        hooked = [(n, p) for n, p in enumerate(params) if p.requires_grad] if world.world_size > 1 else []
+        self._hooks = [param.register_post_accumulate_grad_hook(self._hook(index)) for index, param in hooked]
 
     def prepare(self, last: bool) -> None:
         """Call before each micro-batch's backward; `last` tells that gradients are complete after this one."""
@@ -141,9 +129,8 @@ class GradientReducer:
                 return
             assert param.grad is not None, "the hook runs after accumulation"
             assert param.grad.data_ptr() == self._addresses[index], "a .grad was replaced: use FlatParameters.zero_grad"
-            assert buckets[0] >= self.num_started, (
-                "a gradient changed after its sum had started: one backward after prepare"
-            )
+            late = "a gradient changed after its sum had started: one backward after prepare"
+            assert buckets[0] >= self.num_started, late
             for bucket in buckets:
                 self._missing[bucket].discard(index)
             # In order, however early a later one is ready: collectives pair up by the order of their start.

@@ -29,14 +29,6 @@ class ShardLayout:
         numel: elements of the buffer, a multiple of `multiple(groups)`.
         groups: who shares the buffer out.
         block_elements: least size of a block but the first one.
-
-    Attributes:
-        groups: as given.
-        size: ranks that share the buffer out.
-        blocks: (start, stop) of each block, ascending.
-        parts: (start, stop) of this rank's part of each block.
-        spans: (start, stop) of each part within the shard.
-        shard_numel: elements of this rank's shard, the same on all ranks.
     """
 
     def __init__(self, numel: int, groups: ShardGroups, block_elements: int) -> None:
@@ -45,15 +37,15 @@ class ShardLayout:
         length = max(unit, -(-block_elements // unit) * unit)
         # Cut from the end, where backward finishes first; the first block takes the remainder.
         starts = [0, *sorted(range(numel - length, 0, -length))] if numel > length else [0]
-        self.blocks = list(zip(starts, [*starts[1:], numel], strict=True))
         self.groups, self.size = groups, groups.inside.size
-        self.parts, self.spans = [], []
+        self.blocks = list(zip(starts, [*starts[1:], numel], strict=True))  # (start, stop) of each, ascending
+        self.parts, self.spans = [], []  # (start, stop) of this rank's part of each block, and where it is in the shard
         rank, size = groups.inside.rank, groups.inside.size
         for start, stop in self.blocks:
             part = (stop - start) // size
             self.parts.append((start + rank * part, start + (rank + 1) * part))
             self.spans.append((start // size, stop // size))
-        self.shard_numel = numel // size
+        self.shard_numel = numel // size  # the same on all ranks
 
     @classmethod
     def whole(cls, numel: int) -> ShardLayout:

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -60,12 +60,11 @@ class Stage(IntEnum):
     COUNT = 2
     COMPUTE = 3
     REDUCE = 4
-    UPDATE = 5
-    EVALUATE = 6
-    SUM = 7
-    READ_AHEAD = 8
-    COUNT_AHEAD = 9
-    CHECKPOINT = 10
+    EVALUATE = 5
+    SUM = 6
+    READ_AHEAD = 7
+    COUNT_AHEAD = 8
+    CHECKPOINT = 9
 
 
 _PATIENT = (Stage.SETUP, Stage.CHECKPOINT)
@@ -78,9 +77,6 @@ class _Place:
     step: int = 0
     stage: int = Stage.SETUP
     marks: int = 0
-
-    def to_json(self) -> list[int]:
-        return [self.step, self.stage, self.marks]
 
 
 @dataclass
@@ -121,7 +117,7 @@ class _OwnPresence:
     returned: float = float("-inf")
 
     def look(self) -> bool:
-        """Called at every look of the watching thread; True when it comes late, and everything heard before is stale."""
+        """Called at every look of the watching thread; True when it comes late: all that was heard is stale."""
         now = time.monotonic()
         gap, self.looked = now - self.looked, now
         if gap > ABSENCE_SECONDS:
@@ -312,7 +308,7 @@ class Watch:
         while not self._stopping.is_set():
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + PERIOD_SECONDS
-                head.send(place=self._place.to_json())
+                head.send(place=astuple(self._place))
             has_news = head.has_news(LOOK_SECONDS)
             if presence.look():
                 heard = time.monotonic()

@@ -54,10 +54,9 @@ def expand_hostlist(text: str) -> list[str]:
         raise UserError("SLURM_JOB_NODELIST", f"'{text}' is not a list of hosts", "Set MASTER_ADDR yourself")
     hosts: list[str] = []
     for entry in re.findall(entry_form, text):
-        choices: list[list[str]] = []
-        for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", entry):
-            choices.append([literal] if literal else _expand_ranges(ranges, text))
-        hosts += ["".join(parts) for parts in itertools.product(*choices)]
+        parts = re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", entry)
+        choices = [[literal] if literal else _expand_ranges(ranges, text) for literal, ranges in parts]
+        hosts += map("".join, itertools.product(*choices))
     return hosts
 
 
@@ -94,18 +93,26 @@ class Identity:
     local_world_size: int | None
 
 
-def _from_pair(
-    environ: Mapping[str, str], launcher: str, rank: str, world_size: str, local_rank: str, local_size: str
-) -> Identity | None:
-    found = {name: _integer(environ, name) for name in (rank, world_size, local_rank, local_size)}
+# Launchers that export rank, world size, local rank and local size: the one to believe first comes first.
+_LAUNCHERS = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("mpirun", *(f"OMPI_COMM_WORLD_{part}" for part in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    ("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+
+
+def _from_variables(environ: Mapping[str, str], launcher: str, *names: str) -> Identity | None:
+    found = {name: _integer(environ, name) for name in names}
     given = [name for name, value in found.items() if value is not None]
     if not given:
         return None
-    rank_value, size_value = found[rank], found[world_size]
-    if rank_value is None or size_value is None:
-        missing = " and ".join(name for name in (rank, world_size) if found[name] is None)
+    rank, world_size, local_rank, local_size = found.values()
+    if rank is None or world_size is None:
+        missing = " and ".join(name for name in names[:2] if found[name] is None)
         raise UserError(missing, f"is not set, but {', '.join(given)} is", ONE_IDENTITY)
-    return Identity(launcher, rank_value, size_value, found[local_rank], found[local_size])
+    if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environ:
+        launcher = "variables"  # a launcher of the site's own
+    return Identity(launcher, rank, world_size, local_rank, local_size)
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Identity | None:
@@ -117,35 +124,13 @@ def _from_slurm(environ: Mapping[str, str]) -> Identity | None:
         return Identity("slurm", 0, 1, 0, 1)
     if rank is None:
         raise UserError("SLURM_PROCID", f"is not set in a step of {step_tasks} tasks", "Start the ranks with srun")
-    local_size = None
     node, per_node = _integer(environ, "SLURM_NODEID"), environ.get("SLURM_STEP_TASKS_PER_NODE")
-    if per_node:
-        counts = expand_tasks_per_node(per_node)
-        local_size = counts[node] if node is not None and node < len(counts) else None
-    if local_size is None:
+    counts = expand_tasks_per_node(per_node) if per_node else []
+    if node is not None and node < len(counts):
+        local_size: int | None = counts[node]
+    else:
         local_size = _integer(environ, "SLURM_NTASKS_PER_NODE")
     return Identity("slurm", rank, step_tasks, _integer(environ, "SLURM_LOCALID"), local_size)
-
-
-def _identities(environ: Mapping[str, str]) -> list[Identity]:
-    """Every complete identity in the environment, the one to believe first."""
-    elastic = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "variables"
-    found = [
-        _from_pair(environ, elastic, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        _from_pair(
-            environ,
-            "mpirun",
-            *(
-                "OMPI_COMM_WORLD_RANK",
-                "OMPI_COMM_WORLD_SIZE",
-                "OMPI_COMM_WORLD_LOCAL_RANK",
-                "OMPI_COMM_WORLD_LOCAL_SIZE",
-            ),
-        ),
-        _from_pair(environ, "mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        _from_slurm(environ),
-    ]
-    return [identity for identity in found if identity is not None]
 
 
 def _check_contradiction(chosen: Identity, other: Identity) -> None:
@@ -158,12 +143,8 @@ def _check_contradiction(chosen: Identity, other: Identity) -> None:
     if nested or (chosen.launcher == "mpirun" and other.launcher == "slurm"):
         return
     if (chosen.rank, chosen.world_size) != (other.rank, other.world_size):
-        raise UserError(
-            "process identity",
-            f"{chosen.launcher} says rank {chosen.rank} of {chosen.world_size}, "
-            f"{other.launcher} says rank {other.rank} of {other.world_size}",
-            ONE_IDENTITY,
-        )
+        say = [f"{one.launcher} says rank {one.rank} of {one.world_size}" for one in (chosen, other)]
+        raise UserError("process identity", ", ".join(say), ONE_IDENTITY)
 
 
 def _has_agent(environ: Mapping[str, str]) -> bool:
@@ -187,13 +168,12 @@ def _check_restarts(environ: Mapping[str, str]) -> None:
 def _complete_local(identity: Identity, one_machine: bool) -> tuple[int, int]:
     """Local rank and size; where the launcher left them out, they are the global ones if all ranks share a machine."""
     rank, size = identity.local_rank, identity.local_world_size
-    if rank is None or size is None:
-        if identity.world_size > 1 and not one_machine:
-            missing = "local rank" if rank is None else "number of local ranks"
-            remedy = "Set LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun or srun"
-            raise UserError("process identity", f"{identity.launcher} does not tell the {missing}", remedy)
-        rank = identity.rank if rank is None else rank
-        size = identity.world_size if size is None else size
+    if (rank is None or size is None) and identity.world_size > 1 and not one_machine:
+        missing = "local rank" if rank is None else "number of local ranks"
+        remedy = "Set LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun or srun"
+        raise UserError("process identity", f"{identity.launcher} does not tell the {missing}", remedy)
+    rank = identity.rank if rank is None else rank
+    size = identity.world_size if size is None else size
     for value, limit, name in ((identity.rank, identity.world_size, "rank"), (rank, size, "local rank")):
         if value >= limit:
             raise UserError("process identity", f"{name} {value} of {limit} ({identity.launcher})", ONE_IDENTITY)
@@ -215,10 +195,8 @@ def _slurm_head(environ: Mapping[str, str]) -> str | None:
     """The host of rank 0: the step's first; where its name is unknown here, the one that ran srun."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     first = expand_hostlist(nodes)[0] if nodes else None
-    launch_node = environ.get("SLURM_LAUNCH_NODE_IPADDR")
-    if first is not None and (not launch_node or _resolves(first)):
-        return first
-    return launch_node or None
+    launch_node = environ.get("SLURM_LAUNCH_NODE_IPADDR") or None
+    return first if first is not None and (launch_node is None or _resolves(first)) else launch_node
 
 
 def _slurm_port(environ: Mapping[str, str]) -> int:
@@ -234,26 +212,17 @@ def _key(rank: int) -> str:
 
 @dataclass(frozen=True)
 class World:
-    """The ranks that train together, and this process's place among them.
-
-    Attributes:
-        rank, world_size: among all processes.
-        local_rank, local_world_size: among the processes of this machine.
-        launcher: "torchrun", "slurm", "mpirun", "variables" or "single".
-        master_addr, master_port: where rank 0 listens.
-        host: this machine's name: Slurm's name of the node, elsewhere the host name.
-        has_agent: torchrun's agent, not rank 0, listens at master_addr:master_port.
-    """
+    """The ranks that train together, and this process's place among them."""
 
     rank: int = 0
-    local_rank: int = 0
+    local_rank: int = 0  # among the processes of this machine
     world_size: int = 1
     local_world_size: int = 1
-    launcher: str = "single"
-    master_addr: str = LOOPBACK
+    launcher: str = "single"  # or "torchrun", "slurm", "mpirun", "variables"
+    master_addr: str = LOOPBACK  # where rank 0 listens, with the port
     master_port: int = DEFAULT_PORT
-    host: str = field(default="", compare=False)
-    has_agent: bool = field(default=False, compare=False)
+    host: str = field(default="", compare=False)  # Slurm's name of this node, elsewhere the host name
+    has_agent: bool = field(default=False, compare=False)  # torchrun's agent, not rank 0, listens there
 
     @classmethod
     def identify(cls, environ: Mapping[str, str] | None = None) -> World:
@@ -264,7 +233,8 @@ class World:
         """
         environ = os.environ if environ is None else environ
         host = environ.get("SLURMD_NODENAME") or socket.gethostname()
-        identities = _identities(environ)
+        found = [*(_from_variables(environ, *launcher) for launcher in _LAUNCHERS), _from_slurm(environ)]
+        identities = [identity for identity in found if identity is not None]
         if not identities:
             return cls(host=host)
         chosen, *others = identities
@@ -277,9 +247,8 @@ class World:
             raise UserError("process identity", f"{chosen.launcher} says a world of 0 ranks", ONE_IDENTITY)
         address = environ.get("MASTER_ADDR", "").strip()
         in_step = chosen.launcher == "slurm"
-        one_machine = (
-            _integer(environ, "SLURM_STEP_NUM_NODES") == 1 if in_step else address in ("", "localhost", LOOPBACK)
-        )
+        is_local = address in ("", "localhost", LOOPBACK)
+        one_machine = _integer(environ, "SLURM_STEP_NUM_NODES") == 1 if in_step else is_local
         local_rank, local_world_size = _complete_local(chosen, one_machine)
         if not address:
             address = LOOPBACK if local_world_size == chosen.world_size else _slurm_head(environ) or ""
@@ -287,17 +256,8 @@ class World:
             reason = f"is not set, and the {chosen.world_size} ranks are on several machines"
             raise UserError("MASTER_ADDR", reason, "Export the address of the machine of rank 0")
         port = _integer(environ, "MASTER_PORT") or (_slurm_port(environ) if in_step else DEFAULT_PORT)
-        return cls(
-            chosen.rank,
-            local_rank,
-            chosen.world_size,
-            local_world_size,
-            chosen.launcher,
-            address,
-            port,
-            host,
-            has_agent=_has_agent(environ),
-        )
+        ranks = (chosen.rank, local_rank, chosen.world_size, local_world_size)
+        return cls(*ranks, chosen.launcher, address, port, host, _has_agent(environ))
 
     @property
     def device(self) -> torch.device:
@@ -320,25 +280,21 @@ class World:
         """
         if self.world_size == 1:
             return
-        on_gpu = torch.cuda.is_available()
-        if on_gpu:
+        backends = "gloo"
+        if torch.cuda.is_available():
             torch.cuda.set_device(self.device)
+            backends = "cpu:gloo,cuda:nccl"
         timeout = timedelta(seconds=timeout_s)
         try:
+            store = self._meet(timeout)
             dist.init_process_group(
-                backend or ("cpu:gloo,cuda:nccl" if on_gpu else "gloo"),
-                store=self._meet(timeout),
-                rank=self.rank,
-                world_size=self.world_size,
-                timeout=timeout,
+                backend or backends, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
             )
         except dist.DistError as error:
-            where = f"{self.master_addr}:{self.master_port}"
+            place = "MASTER_ADDR and MASTER_PORT name a free port of rank 0's machine"
             reason = f"rank {self.rank} of {self.world_size} could not join: {str(error).splitlines()[0]}"
-            remedy = (
-                "See that every rank runs, and that MASTER_ADDR and MASTER_PORT name a free port of rank 0's machine"
-            )
-            raise UserError(where, reason, remedy) from error
+            remedy = f"See that every rank runs, and that {place}"
+            raise UserError(f"{self.master_addr}:{self.master_port}", reason, remedy) from error
 
     def _meet(self, timeout: timedelta) -> dist.Store:
         """The store over which the ranks find each other, once all are there.

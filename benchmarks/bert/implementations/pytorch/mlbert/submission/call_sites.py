@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from mlbert.core.mllog import constants
 from mlbert.core.provenance import git_state, tree_digest
@@ -18,23 +18,19 @@ _CALLS_THAT_END_A_RUN = ("aborting", "close_interrupted")
 class Sources:
     """The files of a tree as they were when a log was written.
 
-    Args:
-        tree: a submission tree; where it is a git checkout, the log's commit is read from its history.
-        log: names its commit.
-
-    Attributes:
-        gap: why the files are not, or not provably, those that wrote the log; ``None`` where they are.
+    Where the tree is a git checkout, the commit that the log names is read from its history.
     """
 
     def __init__(self, tree: Path, log: Log) -> None:
         self.tree = tree
+        # Why the files are not, or not provably, those that wrote the log; None where they are.
+        self.gap: str | None = None
         self._commit: str | None = None
         self._texts: dict[str, str | None] = {}
-        self.gap: str | None = None
-        commit, modified = log.value("commit"), bool(log.value("tree_modified"))
+        commit = log.value("commit")
         if not isinstance(commit, str):
             self.gap = "the log names no commit"
-        elif modified:
+        elif log.value("tree_modified"):
             self.gap = f"the tree had been modified since commit {commit}"
         elif _git(tree, "cat-file", "-e", f"{commit}^{{commit}}") is not None:
             self._commit = commit
@@ -59,27 +55,42 @@ class Sources:
 
     def line(self, name: str, number: int) -> str | None:
         """One line of a file, from 1."""
-        lines = (self.text(name) or "").splitlines()
-        return lines[number - 1].strip() if 1 <= number <= len(lines) else None
+        return line_of(self.text(name), number)
+
+    def nodes(self, name: str) -> tuple[ast.AST, ...]:
+        """Every node of a file's syntax tree, the module first; none where it is no Python."""
+        return nodes_of(self.text(name) or "")
+
+    def call_of(self, name: str, line: int, key: str) -> ast.Call | None:
+        """The innermost call in a file that reaches over a line and names a key; ``None`` where there is none."""
+        calls = (node for node in self.nodes(name) if isinstance(node, ast.Call) and _names_key(node, key))
+        here = [call for call in calls if call.lineno <= line <= (call.end_lineno or 0)]
+        return min(here, key=lambda call: (call.end_lineno or 0) - call.lineno, default=None)
 
     def python_files(self, folder: str) -> list[str]:
         """Names of the Python files below a folder of the tree."""
         if self._commit is not None:
             listed = _git(self.tree, "ls-tree", "-r", "--name-only", self._commit, "--", folder) or ""
             return [name for name in listed.splitlines() if name.endswith(".py")]
-        found = sorted((self.tree / folder).rglob("*.py"))
-        return [PurePosixPath(path.relative_to(self.tree)).as_posix() for path in found]
+        return [path.relative_to(self.tree).as_posix() for path in sorted((self.tree / folder).rglob("*.py"))]
 
 
-def call_of(text: str, line: int, key: str) -> ast.Call | None:
-    """The innermost call that reaches over a line and names a key; ``None`` where there is none, or no Python."""
-    tree = parse(text)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree is not None else []
-    here = [call for call in calls if call.lineno <= line <= (call.end_lineno or call.lineno) and names_key(call, key)]
-    return min(here, key=lambda call: (call.end_lineno or 0) - call.lineno, default=None)
+def line_of(text: str | None, number: int) -> str | None:
+    """One line of a text, from 1, without the space around it."""
+    lines = (text or "").splitlines()
+    return lines[number - 1].strip() if 1 <= number <= len(lines) else None
 
 
-def names_key(call: ast.Call, key: str) -> bool:
+@lru_cache(maxsize=256)
+def nodes_of(text: str) -> tuple[ast.AST, ...]:
+    """Every node of a program's syntax tree, the module first; none where it is no Python."""
+    try:
+        return tuple(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):
+        return ()
+
+
+def _names_key(call: ast.Call, key: str) -> bool:
     """Whether a call names a key: among its arguments, or by being a method of that name."""
     name = terminal_name(call.func)
     if name == key or (key == constants.RUN_STOP and name in _CALLS_THAT_END_A_RUN):
@@ -99,15 +110,6 @@ def terminal_name(node: ast.expr) -> str | None:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else None
-
-
-@lru_cache(maxsize=256)
-def parse(text: str) -> ast.Module | None:
-    """The syntax tree; ``None`` for what is no Python."""
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError):
-        return None
 
 
 def _git(tree: Path, *arguments: str) -> str | None:

@@ -87,15 +87,14 @@ def _check_tree(tree: Path, division: str | None, place: _Workplace) -> list[Fin
     for system in sorted((place.copy / "systems").glob("*.json")):
         place.progress(f"system_desc_checker {system.name}")
         findings.append(official.check_system(system, place.name(system), place.scratch))
-    findings += _check_layout(place)
-    folders = sorted(folder for folder in (place.copy / "results").glob(f"*/{BENCHMARK}") if folder.is_dir())
+    findings.append(_check_layout(place))
     result_sets = []
-    for folder in folders:
+    for folder in sorted(path for path in (place.copy / "results").glob(f"*/{BENCHMARK}") if path.is_dir()):
         logs = sorted(folder.glob(RESULT_PATTERN))
         findings += _check_compliance(logs, place)
         if logs:
             facts = _read_system(place.copy / "systems" / f"{folder.parent.name}.json")
-            result_sets.append((folder, ResultSet(_read_logs(logs), facts, division, tree)))
+            result_sets.append((folder, ResultSet([read_log(log) for log in logs], facts, division, tree)))
     place.progress("package_checker")
     findings.append(official.check_package(place.copy, place.scratch))
     for folder, results in result_sets:
@@ -114,13 +113,11 @@ def _check_tree(tree: Path, division: str | None, place: _Workplace) -> list[Fin
 
 def _check_logs(logs: list[Path], division: str | None, place: _Workplace) -> list[Finding]:
     """A folder of logs, or one log, outside a tree."""
-    results = ResultSet(_read_logs(logs), None, division)
+    results = ResultSet([read_log(log) for log in logs], None, division)
     subject = place.name(logs[0]) if len(logs) == 1 else f"{len(logs)} logs"
-    findings = _check_compliance(logs, place)
-    findings.append(_check_convergence(place.copy, results, place))
+    findings = [*_check_compliance(logs, place), _check_convergence(place.copy, results, place)]
     place.progress("own checks")
-    findings += run_checks(results, subject)
-    return [*findings, _time_to_train(results.logs, subject)]
+    return [*findings, *run_checks(results, subject), _time_to_train(results.logs, subject)]
 
 
 def _check_compliance(logs: list[Path], place: _Workplace) -> list[Finding]:
@@ -150,7 +147,7 @@ def _check_convergence(folder: Path, results: ResultSet, place: _Workplace) -> F
     return official.check_convergence(folder, subject, place.scratch)
 
 
-def _check_layout(place: _Workplace) -> list[Finding]:
+def _check_layout(place: _Workplace) -> Finding:
     """Names of folders and files, and that systems and results belong together."""
     complaints = []
     folders = _entries(place.copy / "results")
@@ -174,11 +171,10 @@ def _check_layout(place: _Workplace) -> list[Finding]:
         complaints += _check_result_names(folder / BENCHMARK, place)
     if not folders:
         complaints.append("results/ holds no system")
-    outcome = Outcome.FAIL if complaints else Outcome.PASS
-    words = (
-        "; ".join(complaints) or "Folders and files have the names of the rules; systems and results belong together."
-    )
-    return [Finding("own: layout", ".", outcome, words)]
+    if complaints:
+        return Finding("own: layout", ".", Outcome.FAIL, "; ".join(complaints))
+    words = "Folders and files have the names of the rules; systems and results belong together."
+    return Finding("own: layout", ".", Outcome.PASS, words)
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -192,10 +188,6 @@ def _check_result_names(folder: Path, place: _Workplace) -> list[str]:
     names = {path.name for path in folder.iterdir()} - _TOOL_FILES - {"power"}
     complaints = [f"{place.name(folder)}/{name} is missing" for name in sorted(_RESULT_NAMES - names)]
     return complaints + [f"{place.name(folder)}/{name} is unknown" for name in sorted(names - _RESULT_NAMES)]
-
-
-def _read_logs(logs: list[Path]) -> list[Log]:
-    return [read_log(log) for log in logs]
 
 
 def _read_system(path: Path) -> dict[str, object]:
@@ -212,8 +204,7 @@ def _time_to_train(logs: Sequence[Log], subject: str) -> Finding:
     if not minutes:
         return Finding("time to train", subject, Outcome.SKIP, "no run succeeded")
     if len(minutes) < 3:
-        return Finding(
-            "time to train", subject, Outcome.INFO, ", ".join(f"{value:.4g}" for value in minutes) + " minutes"
-        )
-    words = f"{olympic_mean(minutes):.4g} minutes (olympic mean of {len(minutes)} runs)"
+        words = f"{', '.join(f'{value:.4g}' for value in minutes)} minutes"
+    else:
+        words = f"{olympic_mean(minutes):.4g} minutes (olympic mean of {len(minutes)} runs)"
     return Finding("time to train", subject, Outcome.INFO, words)

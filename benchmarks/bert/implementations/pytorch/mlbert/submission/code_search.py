@@ -8,10 +8,11 @@ from __future__ import annotations
 import ast
 import builtins
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 
 from mlbert.core.provenance import PACKAGE_HOME
-from mlbert.submission.call_sites import Sources, parse, terminal_name
+from mlbert.submission.call_sites import Sources, terminal_name
 
 _FOLDERS = ("recipes", "train", "models", "optim", "feed", "dist", "core")
 _CHECKS = ("core/config.py", "core/plan.py")  # read every setting, decide nothing
@@ -24,13 +25,11 @@ class CodeSearch:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._definitions: dict[str, list[tuple[str, str]]] | None = None
-        self._nodes: dict[str, list[ast.AST]] = {}
 
     def lines(self, name: str, matches: Callable[[ast.AST], bool]) -> list[tuple[str, str]]:
         """The lines of a file where a node of its syntax tree matches, each once and in order."""
-        numbers = {node.lineno for node in self._walk(name) if isinstance(node, ast.expr | ast.stmt) and matches(node)}
-        return [self._place(name, number) for number in sorted(numbers)]
+        nodes = (node for node in self._sources.nodes(name) if isinstance(node, ast.expr | ast.stmt) and matches(node))
+        return [self._place(name, number) for number in sorted({node.lineno for node in nodes})]
 
     def constants(self, text: str, name: str) -> list[tuple[str, str]]:
         """The lines of a file that hold a text as a constant, such as the entry of a mapping."""
@@ -38,15 +37,16 @@ class CodeSearch:
 
     def readers(self, field: str, recipe: str) -> list[tuple[str, str]]:
         """Where ``config.<field>``, or a property of the configuration made of it, is read: in the recipe, else in the
-        rest of the package."""
+        rest of the package; else where it is named in a text."""
         fields = {field}
-        for node in self._walk(_SETTINGS):
+        for node in self._sources.nodes(_SETTINGS):
             if isinstance(node, ast.FunctionDef) and any(reads(part, "self", {field}) for part in ast.walk(node)):
                 fields.add(node.name)
+        files = self._files()
         found = self.lines(recipe, lambda node: reads(node, "config", fields))
-        for name in [] if found else self._files():
-            found += self.lines(name, lambda node: reads(node, "config", fields))
-        return found
+        found = found or [p for name in files for p in self.lines(name, lambda node: reads(node, "config", fields))]
+        # Or by its name: getattr(config, name). A recipe that names it gives its default.
+        return found or [p for name in files if "/recipes/" not in name for p in self.constants(field, name)]
 
     def origins(self, name: str, values: list[ast.expr]) -> tuple[list[tuple[str, str]], set[str]]:
         """The lines of a file that set what values are made of, over two steps, and every name on the way, those of
@@ -54,47 +54,37 @@ class CodeSearch:
         wanted, called = _names_in(values)
         places: dict[str, str] = {}
         for _ in range(2):  # a name, and the names that it is set from
-            setting = [(line, value) for line, target, value in self._settings_in(name) if target in wanted]
-            places.update(self._place(name, line) for line, _ in sorted(setting, key=lambda pair: pair[0]))
-            variables, functions = _names_in([value for _, value in setting])
+            setting = [(line, value) for line, target, value in _set_by(self._sources.nodes(name)) if target in wanted]
+            places.update(self._place(name, line) for line in sorted(line for line, _ in setting))
+            variables, functions = _names_in(value for _, value in setting)
             wanted, called = wanted | variables, called | functions
         return list(places.items()), wanted | called
 
     def setters(self, attribute: str) -> list[tuple[str, str]]:
         """The lines of the package that assign to an attribute of that name, of whatever object."""
-        return [place for name in self._files() for place in self.lines(name, lambda node: _sets(node, attribute))]
+
+        def sets(node: ast.AST) -> bool:
+            return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == attribute
+
+        return [place for name in self._files() for place in self.lines(name, sets)]
 
     def definitions(self, name: str) -> list[tuple[str, str]]:
         """The functions and module constants of a name; none where there are too many to mean one thing."""
-        if self._definitions is None:
-            self._definitions = defaultdict(list)
-            for file in self._files():
-                for line, defined in _defined_in(parse(self._sources.text(file) or "")):
-                    self._definitions[defined].append(self._place(file, line))
         found = self._definitions.get(name, [])
         return found if len(found) <= _MOST_DEFINITIONS and not hasattr(builtins, name) else []
 
-    def _settings_in(self, name: str) -> Iterator[tuple[int, str | None, ast.expr]]:
-        """Line, name and value of everything in a file that gives a name a value."""
-        for node in self._walk(name):
-            if isinstance(node, ast.Assign):
-                for target in node.targets:
-                    for part in target.elts if isinstance(target, ast.Tuple) else [target]:
-                        yield node.lineno, terminal_name(part), node.value
-            elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
-                yield node.lineno, terminal_name(node.target), node.value
-            elif isinstance(node, ast.keyword):
-                yield node.value.lineno, node.arg, node.value
-            elif isinstance(node, ast.Dict):
-                for key, value in zip(node.keys, node.values, strict=True):
-                    if isinstance(key, ast.Constant) and not isinstance(value, ast.Constant):
-                        yield key.lineno, str(key.value), value
-
-    def _walk(self, name: str) -> list[ast.AST]:
-        if name not in self._nodes:
-            tree = parse(self._sources.text(name) or "")
-            self._nodes[name] = list(ast.walk(tree)) if tree is not None else []
-        return self._nodes[name]
+    @cached_property
+    def _definitions(self) -> dict[str, list[tuple[str, str]]]:
+        """Name to where it is defined: every function that does something (a protocol's have a docstring only), and
+        what a module itself sets."""
+        found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+        for file in self._files():
+            for node in self._sources.nodes(file):
+                if isinstance(node, ast.FunctionDef) and not all(map(_is_text, node.body)):
+                    found[node.name].append(self._place(file, node.lineno))
+                for line, defined, _ in _set_by(node.body) if isinstance(node, ast.Module) else ():
+                    found[str(defined)].append(self._place(file, line))
+        return found
 
     def _files(self) -> list[str]:
         names = (name for folder in _FOLDERS for name in self._sources.python_files(f"{PACKAGE_HOME}/{folder}"))
@@ -109,11 +99,7 @@ def reads(node: ast.AST, owner: str, fields: set[str]) -> bool:
     return isinstance(node, ast.Attribute) and node.attr in fields and terminal_name(node.value) == owner
 
 
-def _sets(node: ast.AST, attribute: str) -> bool:
-    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == attribute
-
-
-def _names_in(values: Sequence[ast.expr]) -> tuple[set[str], set[str]]:
+def _names_in(values: Iterable[ast.expr]) -> tuple[set[str], set[str]]:
     """What expressions are made of, by the last part of each dotted name: variables, and functions that are called."""
     nodes = [node for value in values for node in ast.walk(value)]
     inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
@@ -123,16 +109,21 @@ def _names_in(values: Sequence[ast.expr]) -> tuple[set[str], set[str]]:
     return {str(terminal_name(node)) for node in ends if id(node) not in called}, functions
 
 
-def _defined_in(tree: ast.Module | None) -> Iterator[tuple[int, str]]:
-    """Line and name of every function that does something (a protocol's have a docstring only), and of what the module
-    itself sets."""
-    for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, ast.FunctionDef) and not all(map(_is_text, node.body)):
-            yield node.lineno, node.name
-    for statement in tree.body if tree is not None else ():
-        if isinstance(statement, ast.Assign | ast.AnnAssign):
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            yield from ((statement.lineno, target.id) for target in targets if isinstance(target, ast.Name))
+def _set_by(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str | None, ast.expr]]:
+    """Line, name and value of whatever gives a name a value."""
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                for part in target.elts if isinstance(target, ast.Tuple) else [target]:
+                    yield node.lineno, terminal_name(part), node.value
+        elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
+            yield node.lineno, terminal_name(node.target), node.value
+        elif isinstance(node, ast.keyword):
+            yield node.value.lineno, node.arg, node.value
+        elif isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and not isinstance(value, ast.Constant):
+                    yield key.lineno, str(key.value), value
 
 
 def _is_text(statement: ast.stmt) -> bool:

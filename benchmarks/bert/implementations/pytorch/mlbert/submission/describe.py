@@ -42,12 +42,8 @@ def describe_system(
 ) -> dict[str, str]:
     """The 33 fields that the official checker wants, in its order.
 
-    Args:
-        submitter: organisation, the same as in the logs.
-        division: "open" or "closed".
-        num_nodes: nodes like this one.
-        root: where /proc, /sys and /etc are found.
-        ask: runs a program and returns what it prints.
+    ``submitter`` is the same as in the logs, ``num_nodes`` counts nodes like this one; /proc, /sys and /etc are found
+    below ``root``, and ``ask`` runs a program and returns what it prints.
     """
     facts = {
         "submitter": submitter,
@@ -167,10 +163,8 @@ def _describe_storage(root: Path) -> dict[str, str]:
 
 
 def _disk_kind(disk: Path) -> str:
-    if disk.name.startswith("nvme"):
-        return "NVMe SSD"
-    if disk.name.startswith("vd"):
-        return "virtual disk"
+    if disk.name.startswith(("nvme", "vd")):
+        return "NVMe SSD" if disk.name.startswith("nvme") else "virtual disk"
     return "hard disk" if _read(disk / "queue/rotational").strip() == "1" else "SSD"
 
 

@@ -19,19 +19,12 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One row of the final table.
+    """One row of the final table."""
 
-    Attributes:
-        check: name of the official tool, or "own: ..." for what no official tool looks at.
-        subject: what was looked at, relative to the folder given.
-        outcome: the verdict.
-        words: the tool's own words, or the reason.
-    """
-
-    check: str
-    subject: str
+    check: str  # name of the official tool, or "own: ..." for what no official tool looks at
+    subject: str  # what was looked at, relative to the folder given
     outcome: Outcome
-    words: str
+    words: str  # the tool's own, or the reason
 
 
 def failed(findings: Iterable[Finding]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,14 @@ _MS_PER_MINUTE = 60_000
 
 @dataclass(frozen=True)
 class Event:
-    """One line of a log.
+    """One line of a log."""
 
-    Attributes:
-        line: line number in the file, from 1.
-        text: the JSON text.
-        time_ms: milliseconds since the epoch.
-        key: what was logged.
-        value: its value.
-        metadata: always a dict; ``None`` where the line has none, which crashes the official checkers.
-    """
-
-    line: int
-    text: str
-    time_ms: float
+    line: int  # number in the file, from 1
+    text: str  # the JSON
+    time_ms: float  # since the epoch
     key: str
     value: Any
-    metadata: dict[str, Any] | None
+    metadata: dict[str, Any] | None  # None where the line has none, which crashes the official checkers
 
     @property
     def call_site(self) -> tuple[str, int] | None:
@@ -43,17 +34,11 @@ class Event:
 
 @dataclass(frozen=True)
 class Log:
-    """One log file.
-
-    Attributes:
-        path: the file.
-        events: its lines in file order.
-        broken: sentences about lines that cannot be read.
-    """
+    """One log file."""
 
     path: Path
-    events: Sequence[Event]
-    broken: Sequence[str] = field(default=())
+    events: Sequence[Event]  # in file order
+    broken: Sequence[str] = ()  # sentences about lines that cannot be read
 
     def all(self, key: str) -> list[Event]:
         """The events with this key, in order."""
@@ -89,11 +74,7 @@ class Log:
 
 
 def read_log(path: Path) -> Log:
-    """Read one log.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """Read one log. Raises UserError where the file cannot be read."""
     try:
         lines = path.read_text(encoding="latin-1").splitlines()
     except OSError as error:
@@ -106,17 +87,9 @@ def read_log(path: Path) -> Log:
             continue
         try:
             fields = json.loads(text)
-            metadata = fields.get("metadata")
-            events.append(
-                Event(
-                    number,
-                    text,
-                    float(fields["time_ms"]),
-                    str(fields["key"]),
-                    fields["value"],
-                    metadata if isinstance(metadata, dict) else None,
-                )
-            )
+            metadata = fields.get("metadata") if isinstance(fields.get("metadata"), dict) else None
+            event = Event(number, text, float(fields["time_ms"]), str(fields["key"]), fields["value"], metadata)
+            events.append(event)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             broken.append(f"line {number}: {type(error).__name__} {error}")
     return Log(path, events, broken)

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 from mlbert.core.rules import BENCHMARK, RULESET
 from mlbert.submission.findings import Finding, Outcome
@@ -80,27 +81,21 @@ def summarize(tree: Path, scratch: Path) -> list[Finding]:
         score = row.get(BENCHMARK) or ""
         good = bool(re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", score)) and float(score) > 0
         words = f"{float(score):.4g} minutes ({row['division']})" if good else "gives no score"
-        findings.append(
-            Finding("result_summarizer", row.get("system", "."), Outcome.PASS if good else Outcome.FAIL, words)
-        )
+        outcome = Outcome.PASS if good else Outcome.FAIL
+        findings.append(Finding("result_summarizer", row.get("system", "."), outcome, words))
     return findings or [Finding("result_summarizer", ".", Outcome.FAIL, "found no result")]
 
 
 def _run(tool: str, arguments: list[str], scratch: Path) -> tuple[int, str]:
     """Exit code and everything that the tool printed."""
     command = [sys.executable, "-m", f"mlperf_logging.{tool}", *arguments]
+    limit = _TIME_LIMIT_SECONDS
     try:
         done = subprocess.run(
-            command,
-            cwd=scratch,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_TIME_LIMIT_SECONDS,
+            command, cwd=scratch, stdout=PIPE, stderr=STDOUT, text=True, errors="replace", timeout=limit
         )
     except subprocess.TimeoutExpired:
-        return 1, f"ERROR no answer within {_TIME_LIMIT_SECONDS} seconds"
+        return 1, f"ERROR no answer within {limit} seconds"
     return done.returncode, done.stdout
 
 

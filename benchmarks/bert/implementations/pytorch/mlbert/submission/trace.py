@@ -19,7 +19,7 @@ from typing import Any
 from mlbert.core.config_files import unknown_name
 from mlbert.core.provenance import PACKAGE_HOME
 from mlbert.core.settings import train_settings
-from mlbert.submission.call_sites import Sources, call_of, is_key
+from mlbert.submission.call_sites import Sources, is_key, line_of
 from mlbert.submission.code_search import CodeSearch, reads
 from mlbert.submission.keys import FUNCTIONS_OF, SETTINGS_OF, is_hyperparameter, is_number_of
 from mlbert.submission.logs import Log
@@ -29,19 +29,12 @@ _LONGEST_VALUE = 70  # characters that a line for each key shows
 
 @dataclass(frozen=True)
 class Link:
-    """One step of a chain.
+    """One step of a chain."""
 
-    Attributes:
-        step: what it is to the step before.
-        place: ``file:line``, or where else the value came from.
-        text: what stands there.
-        broken: why the chain ends here; empty where it holds.
-    """
-
-    step: str
-    place: str
-    text: str = ""
-    broken: str = ""
+    step: str  # what it is to the one before
+    place: str  # file:line, or where else the value came from
+    text: str = ""  # that stands there
+    broken: str = ""  # why the chain ends here; empty where it holds
 
     def __str__(self) -> str:
         verdict = f"   BROKEN: {self.broken}" if self.broken else ""
@@ -88,7 +81,7 @@ class Tracer:
         links = [Link("log", f"{self.log.path}:{event.line}")]
         name, number = event.call_site or ("no file named", 0)
         text, place = self.sources.line(name, number), f"{name}:{number}"
-        call = call_of(self.sources.text(name) or "", number, key)
+        call = self.sources.call_of(name, number, key)
         if text is None or call is None:
             broken = "is not in the tree" if text is None else f"does not log {key}"
             return Chain(key, event.value, [*links, Link("logged by", place, text or "", broken)])
@@ -121,8 +114,8 @@ class Tracer:
         yield self._origin(env, field, value, origin)
         if is_number_of(key, logged) and len(SETTINGS_OF.get(key, ())) < 2 and value not in (None, logged):
             yield Link("setting", env, f"{env} = {value}", f"the log says {logged}")
-        readers = self._search.readers(field, self._recipe)
-        yield from (Link("read by", *place) for place in readers)
+        readers = [Link("read by", *place) for place in self._search.readers(field, self._recipe)]
+        yield from readers
         if is_hyperparameter(key) and not readers:
             yield Link("read by", "?", "", f"nothing reads config.{field}")
 
@@ -137,8 +130,7 @@ class Tracer:
         name, _, number = origin.rpartition(":")
         if not number.isdecimal():
             return Link("setting", origin, text)
-        lines = (self._text(name) or "").splitlines()
-        line = lines[int(number) - 1].strip() if 0 < int(number) <= len(lines) else ""
+        line = line_of(self._text(name), int(number)) or ""
         sets_it = re.match(rf"export\s+{env}=|['\"]?{field}['\"]?\s*:", line)
         return Link("setting", origin, line, "" if sets_it else f"does not set {env}")
 
