@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from mlbert.core.settings import TrainConfig
@@ -187,7 +187,7 @@ def parse_milestones(text: str) -> tuple[int, ...]:
 def make(config: TrainConfig) -> Schedule:
     """The schedule that SCHEDULE names, with the numbers of the settings, which `core.config.validate` has seen."""
     cls = SCHEDULES[config.schedule]
-    given = {
+    given: dict[str, Any] = {
         "power": config.poly_power,
         "end_lr": config.end_lr,
         "decay_end": config.lr_decay_end,

@@ -180,16 +180,15 @@ class NvidiaStore:
         refuse(token_row, segments != expected, "has segment_ids that are not zeros and then ones")
         row_of = np.repeat(each_row, row_counts)  # of each sequence
         refuse(row_of, first_lengths < 1, "has segment_ids without a zero")
-        next_counts = columns["next_sentence_labels"].counts
-        refuse(each_row, next_counts != row_counts, "has too many or few next_sentence_labels")
+        refuse(
+            each_row, columns["next_sentence_labels"].counts != row_counts, "has too many or few next_sentence_labels"
+        )
         labels = items("next_sentence_labels", row_counts)
         refuse(row_of, (labels != 0) & (labels != 1), "has a next_sentence_label other than 0 or 1")
 
         masked_counts = columns["masked_lm_positions"].counts
         if self._index.kind == "fixed":
-            used = columns["masked_lm_positions"].gather().reshape(len(rows), self._index.max_masked) != 0
-            masked_counts = used.sum(axis=1)
-            gaps = (used != (np.arange(used.shape[1]) < masked_counts[:, None])).any(axis=1)
+            masked_counts, gaps = self._before_padding(columns["masked_lm_positions"].gather(), len(rows))
             refuse(each_row, gaps, "has a masked position after the padding")
         positions = items("masked_lm_positions", masked_counts).astype(np.int64)  # from the start of the row
         ids = items("masked_lm_ids", masked_counts)
@@ -212,6 +211,12 @@ class NvidiaStore:
             first_lengths=first_lengths.astype(np.uint16),
             next_sentence=labels.view(np.uint8),
         )
+
+    def _before_padding(self, positions: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Masked positions of each row before the zeros that fill it up, and whether one follows them."""
+        used = positions.reshape(num_rows, self._index.max_masked) != 0
+        counts = used.sum(axis=1)
+        return counts, (used != (np.arange(used.shape[1]) < counts[:, None])).any(axis=1)
 
     def _sizes(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """int64 [R], sequences of each row; int64 [S], tokens of each sequence."""
