@@ -20,11 +20,6 @@ EXCEPTIONS = {
     "mlbert/feed/triton_expand.py expand_kernel": 70,
     "mlbert/ops/cublaslt_library.py product": 70,
     "mlbert/ops/triton/attention.py": 550,
-    "mlbert/ops/triton/attention.py attention_query_gradient_kernel": 70,
-    "mlbert/ops/triton/norm.py norm_backward_kernel": 70,
-    "mlbert/ops/triton/norm.py norm_forward_kernel": 70,
-    "mlbert/prepare/split_bins.py make_bins": 80,
-    "mlbert/prepare/tfrecords.py tfrecords_to_hdf5": 70,
     "mlbert/train/experiment.py run_experiment": 70,
     "tests/unit/store/test_nvidia.py": 520,
 }

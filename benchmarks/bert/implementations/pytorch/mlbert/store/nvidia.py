@@ -174,8 +174,7 @@ class NvidiaStore:
         tokens, segments = items("input_ids", row_lengths), items("segment_ids", row_lengths)
         token_row = np.repeat(each_row, row_lengths)
         refuse(token_row, tokens < 0, "has a negative token id")
-        second_lengths = np.diff(np.concatenate([[0], np.cumsum(segments, dtype=np.int64)])[offsets])
-        first_lengths = lengths - second_lengths
+        first_lengths = lengths - np.diff(np.concatenate([[0], np.cumsum(segments, dtype=np.int64)])[offsets])
         expected = np.arange(len(tokens)) >= np.repeat(offsets[:-1] + first_lengths, lengths)
         refuse(token_row, segments != expected, "has segment_ids that are not zeros and then ones")
         row_of = np.repeat(each_row, row_counts)  # of each sequence
@@ -199,8 +198,7 @@ class NvidiaStore:
         place = positions + row_starts[masked_row]  # among all tokens
         refuse(masked_row, np.diff(place, prepend=-1) <= 0, "has masked positions that do not ascend")
         sequence = np.searchsorted(offsets, place, side="right") - 1
-        per_sequence = np.bincount(sequence, minlength=len(lengths))
-        most = self.info.max_predictions
+        per_sequence, most = np.bincount(sequence, minlength=len(lengths)), self.info.max_predictions
         refuse(row_of, per_sequence > most, f"has a sequence with more than {most} masked tokens")
         return Ragged(
             tokens=tokens.view(np.uint16),
