@@ -3,6 +3,7 @@
 #   source config_<system>.sh && HOSTS=node1,node2 ../pytorch/launch/run_multinode.sh [--mpirun]
 # Over ssh each host starts its own ranks (torchrun); with --mpirun, Open MPI starts them all. The tree, the data and LOGDIR
 # lie under the same paths everywhere, and ssh asks for no password. To use containers, start this inside of them.
+# shellcheck disable=SC2329  # train_on calls over_ssh or over_mpirun by its name
 set -euo pipefail
 
 : "${CONFIG_FILE:?is not set: source a config_<system>.sh first}"
