@@ -1,13 +1,13 @@
 """When a fast implementation is exact enough, in one place, for the tests and for tools/gpu_check.sh.
 
 The rule: against the op in float64, the error of an implementation is at most twice that of PyTorch in the same
-precision. That holds for the root mean square error of the output and of each gradient, and for the largest one where a
-draw of the inputs gives at least `NUMBERS` numbers.
+precision. That holds for the root mean square error of the output and of each gradient, and where a draw of the inputs
+gives at least `NUMBERS` numbers, for the largest one of a draw, averaged over the draws.
 
 A single draw of few numbers does not do: their error is chance, and of two equally good implementations one exceeds
 twice the other's in every third draw of a single number. So inputs are drawn until `NUMBERS` results have been compared
-(`draws_for`), and the root mean square runs over all of them; the largest of few stays chance, since now and then a
-draw is ill-conditioned. Where PyTorch happens to be exact, `FLOOR_STEPS` of a rounding step of the results' type are
+(`draws_for`), and the root mean square runs over all of them; the largest of few, or of a single ill-conditioned draw,
+stays chance. Where PyTorch happens to be exact, `FLOOR_STEPS` of a rounding step of the results' type are
 allowed besides.
 """
 
@@ -31,25 +31,24 @@ def draws_for(numbers: int) -> int:
 
 
 class _Size:
-    """Root mean square and largest magnitude of what was added; NaN stays NaN."""
+    """Root mean square of what was added, and the mean of each draw's largest magnitude; NaN stays NaN."""
 
     def __init__(self) -> None:
-        self._draws, self._count, self._squares, self._largest = 0, 0, 0.0, 0.0
+        self._draws, self._count, self._squares, self._largest = 0, 0, 0.0, 0.0  # the last a sum over draws
 
     def add(self, x: Tensor) -> None:
         self._draws += 1
         if x.numel():
             self._count += x.numel()
             self._squares += float(x.square().sum())
-            largest = float(x.abs().max())
-            self._largest = largest if math.isnan(largest) else max(self._largest, largest)
+            self._largest += float(x.abs().max())
 
     def is_large(self) -> bool:
         """Whether each draw has held enough numbers for a rule on the largest."""
         return self._count >= NUMBERS * self._draws
 
     def values(self) -> tuple[float, float]:
-        return math.sqrt(self._squares / max(1, self._count)), self._largest
+        return math.sqrt(self._squares / max(1, self._count)), self._largest / max(1, self._draws)
 
 
 @dataclass(frozen=True)

@@ -140,8 +140,7 @@ def profiled(ladder: Ladder, rung: Rung) -> dict[str, Any]:
     """One rung's profile."""
 
     def measured(batch: HostBatch) -> dict[str, Any]:
-        trainer = ladder.trainer(rung, placed(batch, ladder.device, fill=True), (batch.num_masked, batch.num_samples))
-        return profile_step(trainer, ladder.config, ladder.dtype)
+        return profile_step(ladder.trainer(rung, batch, None), ladder.config, ladder.dtype)
 
     return ladder.with_largest_batch(rung.sequences, measured)
 

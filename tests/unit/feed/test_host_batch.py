@@ -91,9 +91,14 @@ def test_a_target_is_filled_up_by_the_book(expand, name, extra, labels):
     assert_same(target, plain_filled(expected, budget))
 
 
+def empty_like(batch: HostBatch) -> Batch:
+    sizes = (batch.num_tokens, batch.num_samples, batch.num_masked, batch.max_seqlen)
+    return Batch.empty(*sizes, batch.has_labels, torch.device("cpu"))
+
+
 def test_random_batches_are_the_same_in_new_tensors_and_in_a_target(expand):
     for batch in made_up_batches(4, 5, 30522, 512, accumulation=2, rank=1, world_size=3):
-        target = batch._empty(torch.device("cpu"))
+        target = empty_like(batch)
         assert_same(batch.to("cpu", out=target), batch.to("cpu"))
 
 
@@ -131,7 +136,7 @@ def test_labels_and_a_target_without_them_do_not_go_together(expand):
     labelled, _ = ugly("one sequence", labels=True)
     plain, _ = ugly("one sequence")
     for batch, other in ((labelled, plain), (plain, labelled)):
-        target = other._empty(torch.device("cpu"))
+        target = empty_like(other)
         with pytest.raises(AssertionError, match="labels"):
             batch.to("cpu", out=target)
 

@@ -124,7 +124,7 @@ class TritonAdam:
             *(sums, len(sums), self._constants, self.updates, self.grad_norm, self._scalars), BLOCK=SUM_BLOCK
         )
         common = (self.grad_norm, self._scalars, self.lr, self._numbers)
-        options |= {"SCALING": self._scaling, "ALIGNMENT": self._alignment}
+        options |= {"SCALING": int(self._scaling), "ALIGNMENT": self._alignment}
         if self._scaling:
             first_pass_kernel[(len(self._all[0]),)](*buffers, *self._block_sums, *self._all[:3], *common, **options)
             owners = (self._sums.shape[1],)
