@@ -123,7 +123,7 @@ BAD = {
     "negative rate": ({"LR": "-1e-3"}, {}, None, (), ["LR", "above 0"]),
     "beta of one": ({"OPT_LAMB_BETA_2": "1"}, {}, None, (), ["OPT_LAMB_BETA_2", "below 1"]),
     "accuracy in percent": ({"TARGET_MLM_ACCURACY": "72"}, {}, None, (), ["TARGET_MLM_ACCURACY", "below 1"]),
-    "unknown choice": ({"PRECISION": "fp16"}, {}, None, (), ["PRECISION", "auto, fp32, bf16"]),
+    "unknown choice": ({"PRECISION": "fp64"}, {}, None, (), ["PRECISION", "auto, fp32, bf16"]),
     "bad yes/no": ({"RESUME": "maybe"}, {}, None, (), ["RESUME", "'maybe'", "yes/no"]),
     "positive ramp start": ({"START_WARMUP_STEP": "25"}, {}, None, (), ["START_WARMUP_STEP", "at most 0"]),
     "indivisible batch": ({"GRADIENT_STEPS": "3"}, {}, None, (), ["GRADIENT_STEPS", "3", "BATCHSIZE 8"]),

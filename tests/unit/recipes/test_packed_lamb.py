@@ -44,7 +44,7 @@ def test_what_does_not_go_together_is_refused_in_one_line(
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("changes", [{"sharded_optimizer": "node"}, {"clip_after_allreduce": "0"}], ids=str)
+@pytest.mark.parametrize("changes", [{"sharded_optimizer": "node"}, {"gradient_clipping": "before"}], ids=str)
 def test_a_single_process_trains_alike(tmp_path: Path, changes: dict[str, str]) -> None:
     """With one rank there is nothing to share out, and the order of clipping and summing does not show."""
     for name, settings in (("usual", {}), ("changed", changes)):

@@ -75,7 +75,7 @@ def test_a_graphed_run_equals_one_without_graphs(run: Callable[..., Path], mode:
 def test_a_batch_over_the_budget_runs_without_a_graph(
     run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    monkeypatch.setattr(packed_lamb, "_budget", lambda *_: BUDGET)
+    monkeypatch.setattr(packed_lamb, "budget_of", lambda *_: BUDGET)
     graphed = run("graphed", "segmented")
     assert capsys.readouterr().out.count("step 1 runs without a graph: a batch exceeds Budget(") == 1
     assert numbers(graphed) == numbers(run("plain", "none"))

@@ -104,6 +104,21 @@ class TrainConfig:
     max_sequences_per_pack: int = row(
         "MAX_SEQUENCES_PER_PACK", "Most that share a pack; 1 trains unpacked.", "sequences", at_least=1
     )
+    bin_counts: str | None = row(
+        "BIN_COUNTS",
+        "How many of each rank's BATCHSIZE sequences come from each length bin, such as 6 3 2 5; none: in proportion.",
+        "sequences",
+    )
+    exchange_padding: str = row(
+        "EXCHANGE_PADDING",
+        "Ranks that share out each micro-batch's sequences by length: none, those of a node, or all.",
+        choices=("off", "group", "all"),
+    )
+    exchange_by: str = row(
+        "EXCHANGE_BY",
+        "lengths: each rank reads what it is dealt; gather: it reads its own sequences, and the ranks exchange them.",
+        choices=("lengths", "gather"),
+    )
     learning_rate: float = row("LR", "Base learning rate.", above=0)
     max_steps: int = row("MAX_STEPS", "Length of the schedule; training ends there.", "steps", at_least=1)
     max_samples_termination: int = row(
@@ -161,9 +176,13 @@ class TrainConfig:
     max_grad_norm: float | None = row(
         "MAX_GRAD_NORM", "Limit of the global gradient norm; none for no clipping.", above=0
     )
-    clip_after_allreduce: bool = row(
-        "CLIP_AFTER_ALLREDUCE",
-        "Clip the gradient's sum over the ranks; 0 clips each rank's own gradient before it is added.",
+    gradient_clipping: str = row(
+        "GRADIENT_CLIPPING",
+        "What is clipped: the gradient's sum over the ranks, each rank's own before that, or each bucket of its own.",
+        choices=("after", "before", "buckets"),
+    )
+    bucket_mib: int = row(
+        "BUCKET_MIB", "Size of the buckets in which gradients travel.", "MiB", at_least=1, at_most=4096
     )
     optimizer_implementation: str = row(
         "OPTIMIZER_IMPLEMENTATION",
@@ -193,7 +212,13 @@ class TrainConfig:
     precision: str = row(
         "PRECISION",
         "Number format of the matrix products; fp8 is the encoder's, fp8-forward without those of gradients.",
-        choices=("auto", "fp32", "bf16", "fp8", "fp8-forward"),
+        choices=("auto", "fp32", "bf16", "fp16", "fp8", "fp8-forward"),
+    )
+    loss_scale: float = row(
+        "LOSS_SCALE", "What fp16 multiplies the loss by at first; halved at an overflow.", above=0, at_most=2**24
+    )
+    loss_scale_window: int = row(
+        "LOSS_SCALE_WINDOW", "Steps without an overflow after which it doubles.", "steps", at_least=1
     )
     cpu_threads: int | None = row(
         "CPU_THREADS", "none takes every core that the rank may use.", "threads per rank", at_least=1

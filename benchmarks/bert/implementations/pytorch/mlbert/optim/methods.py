@@ -43,7 +43,7 @@ def make(config: TrainConfig, flat: FlatParameters, layout: Layout) -> FlatOptim
         eps=config.opt_epsilon,
         weight_decay=config.weight_decay_rate,
         max_grad_norm=config.max_grad_norm,
-        clipped_before=not config.clip_after_allreduce,
+        clipped_before=config.gradient_clipping != "after",
         implementation=implementation(config),
         gathered=config.weights_allgather,
     )

@@ -3,7 +3,7 @@
     source config_<system>.sh && sbatch -N ${DGXNNODES} -t ${WALLTIME} run.sub      (or launch/run_and_time.sh)
 
 Up to MAX_SEQUENCES_PER_PACK sequences share a row of max_seq_length tokens; attention never crosses a sequence. LAMB
-with bias correction, the gradient clipped to global norm 1.0 (CLIP_AFTER_ALLREDUCE: when), no decay and no trust ratio
+with bias correction, the gradient clipped to global norm 1.0 (GRADIENT_CLIPPING: when), no decay and no trust ratio
 for biases and LayerNorm, polynomial decay counted from step 0. The loss is the mean over all masked tokens of the step
 plus the mean over all its sequences, so that ranks and accumulation steps do not change it.
 
@@ -15,7 +15,6 @@ reference reaches after about 2.4 million samples at batch 448. On the text that
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 
 from mlbert.core import schedules
@@ -26,12 +25,10 @@ from mlbert.dist.groups import ShardGroups
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardedReducer, ShardLayout
 from mlbert.dist.world import World
-from mlbert.feed.budget import MASKED_SHARE, Budget
-from mlbert.feed.dali import DaliSource
 from mlbert.feed.evaluation import EvalSet
 from mlbert.feed.inputs import PreTrainingInputs, check_shape, inspect
-from mlbert.feed.packed import PackedSource
-from mlbert.feed.synthetic import SyntheticEvalSet, SyntheticSource
+from mlbert.feed.pretraining import budget_of, make_evaluation_set, make_source
+from mlbert.feed.synthetic import SyntheticEvalSet
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.export import write_weights
 from mlbert.models.objectives import PreTraining
@@ -39,12 +36,9 @@ from mlbert.models.start import choose_compute, start_weights
 from mlbert.optim import methods
 from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
-from mlbert.store.order import contiguous
 from mlbert.train.protocols import Method
 
 __all__ = ["DEFAULTS", "build", "build_evaluation", "inspect"]
-
-REDUCTION_BUCKET_BYTES = 25 * 2**20
 
 DEFAULTS: Mapping[str, object] = {
     "recipe": "packed_lamb",
@@ -52,6 +46,9 @@ DEFAULTS: Mapping[str, object] = {
     "init_checkpoint": None,
     "gradient_accumulation_steps": 1,
     "max_sequences_per_pack": 3,
+    "bin_counts": None,
+    "exchange_padding": "off",
+    "exchange_by": "lengths",
     "max_seconds": None,
     "warmup_steps": 0,
     "warmup_proportion": None,
@@ -67,7 +64,8 @@ DEFAULTS: Mapping[str, object] = {
     "optimizer": "lamb",
     "opt_epsilon": 1e-6,
     "max_grad_norm": 1.0,
-    "clip_after_allreduce": True,
+    "gradient_clipping": "after",
+    "bucket_mib": 25,
     "optimizer_implementation": "ops",
     "sharded_optimizer": "off",
     "weights_allgather": "fp32",
@@ -76,6 +74,8 @@ DEFAULTS: Mapping[str, object] = {
     "num_eval_examples": 10_000,
     "eval_batch_size": 16,
     "precision": "auto",
+    "loss_scale": 131072.0,
+    "loss_scale_window": 2000,
     "cpu_threads": None,
     "ops": "auto",
     "cuda_graph_mode": "none",
@@ -98,17 +98,18 @@ def build(
     model = BertForPreTraining(inputs.shape, compute.dtype, fp8_products=compute.products)
     start_weights(model, config, seed, world.device, warn)
     flat, optimizer, sync = _update(config, model, world)
-    source = _source(config, inputs.shape, world, seed)
+    place = {"seed": seed, "rank": world.rank, "world_size": world.world_size}
+    source = make_source(config, inputs.shape, **place)
     return Method(
         model=model,
         objective=PreTraining(scope="step"),
         source=source,
-        evaluation=_evaluation_set(config, inputs.shape, world, seed),
+        evaluation=make_evaluation_set(config, inputs.shape, **place),
         flat=flat,
         sync=sync,
         optimizer=optimizer,
         schedule=schedules.make(config),
-        budget=_budget(config, source),
+        budget=budget_of(config, source),
         precision=compute.precision,
         ops=compute.ops,
         identity={
@@ -127,7 +128,7 @@ def build_evaluation(
 ) -> tuple[BertForPreTraining, PreTraining, EvalSet | SyntheticEvalSet]:
     """What evaluating the starting weights needs; the training set is not looked at."""
     shape = BertConfig.from_json(config.bert_config_file)
-    samples = _evaluation_set(config, shape, world, seed)
+    samples = make_evaluation_set(config, shape, seed=seed, rank=world.rank, world_size=world.world_size)
     if isinstance(samples, EvalSet):
         check_shape(samples.info, shape, config.bert_config_file)
     compute = choose_compute(config, world.device, warn)
@@ -139,14 +140,14 @@ def _update(
     config: TrainConfig, model: BertForPreTraining, world: World
 ) -> tuple[FlatParameters, FlatOptimizer, GradientReducer]:
     """Flat buffers, the optimizer on them and the reduction of their gradients over the ranks."""
-    clip_before = None if config.clip_after_allreduce else config.max_grad_norm
+    clip_before = None if config.gradient_clipping == "after" else config.max_grad_norm
     if config.sharded_optimizer == "off" and config.weights_allgather != "fp32":
         setting = f"WEIGHTS_ALLGATHER={config.weights_allgather}"
         raise UserError(setting, "weights travel only where the optimizer is sharded", "Set SHARDED_OPTIMIZER=node")
     groups = ShardGroups.of(config.sharded_optimizer, world)
     flat = FlatParameters(model.ordered_parameters(), ShardLayout.multiple(groups))
     numel, grad = flat.padded_data.numel(), flat.padded_grad
-    bucket_elements = REDUCTION_BUCKET_BYTES // grad.element_size()
+    bucket_elements = config.bucket_mib * 2**20 // grad.element_size()
     if config.sharded_optimizer == "off":
         layout = ShardLayout.whole(numel)
         buckets = cut_buckets(flat.offsets, numel, bucket_elements)
@@ -155,58 +156,3 @@ def _update(
         layout = ShardLayout(numel, groups, bucket_elements)
         reducer = ShardedReducer(flat.parameters, grad, flat.offsets, world, layout, clip_before)
     return flat, methods.make(config, flat, layout), reducer
-
-
-def _evaluation_set(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> EvalSet | SyntheticEvalSet:
-    """This rank's share of the evaluation samples."""
-    if config.synthetic_data:
-        return SyntheticEvalSet(_synthetic_source(config, shape, world, seed))
-    return EvalSet(
-        config.eval_dir,
-        config.num_eval_examples,
-        config.eval_batch_size,
-        max_sequences_per_pack=config.max_sequences_per_pack,
-        rank=world.rank,
-        world_size=world.world_size,
-        vocab_size=shape.vocab_size,
-    )
-
-
-def _source(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> PackedSource | SyntheticSource:
-    if config.synthetic_data:
-        return _synthetic_source(config, shape, world, seed)
-    source = DaliSource if config.data_reader == "dali" else PackedSource
-    return source(
-        config.input_dir,
-        packs_per_step=config.train_batch_size,
-        accumulation=config.gradient_accumulation_steps,
-        max_sequences_per_pack=config.max_sequences_per_pack,
-        seed=seed,
-        rank=world.rank,
-        world_size=world.world_size,
-        deal=contiguous,
-        vocab_size=shape.vocab_size,
-    )
-
-
-def _budget(config: TrainConfig, source: PackedSource | SyntheticSource) -> Budget:
-    """What a micro-batch holds at most."""
-    if isinstance(source, SyntheticSource):
-        longest, predictions = source.max_tokens, math.ceil(MASKED_SHARE * source.max_tokens)
-    else:
-        longest, predictions = source.info.max_seq_length, source.info.max_predictions
-    packs = config.train_batch_size // config.gradient_accumulation_steps
-    return Budget.of_packs(packs, source.max_tokens, config.max_sequences_per_pack, longest, predictions)
-
-
-def _synthetic_source(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> SyntheticSource:
-    return SyntheticSource(
-        packs_per_step=config.train_batch_size,
-        accumulation=config.gradient_accumulation_steps,
-        max_sequences_per_pack=config.max_sequences_per_pack,
-        vocab_size=shape.vocab_size,
-        max_tokens=shape.max_position_embeddings,
-        seed=seed,
-        rank=world.rank,
-        world_size=world.world_size,
-    )

@@ -1,0 +1,74 @@
+"""The batches of a pre-training run, as its settings ask for them."""
+
+from __future__ import annotations
+
+import math
+
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.settings import TrainConfig
+from mlbert.feed.budget import MASKED_SHARE, Budget
+from mlbert.feed.dali import DaliSource
+from mlbert.feed.evaluation import EvalSet
+from mlbert.feed.packed import PackedSource
+from mlbert.feed.synthetic import SyntheticEvalSet, SyntheticSource
+from mlbert.store.order import contiguous
+
+
+def make_source(
+    config: TrainConfig, shape: BertConfig, *, seed: int, rank: int, world_size: int
+) -> PackedSource | SyntheticSource:
+    """This rank's share of the training set; nothing of it is touched before `open`."""
+    if config.synthetic_data:
+        return _synthetic(config, shape, seed, rank, world_size)
+    source = DaliSource if config.data_reader == "dali" else PackedSource
+    return source(
+        config.input_dir,
+        packs_per_step=config.train_batch_size,
+        accumulation=config.gradient_accumulation_steps,
+        max_sequences_per_pack=config.max_sequences_per_pack,
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+        deal=contiguous,
+        vocab_size=shape.vocab_size,
+    )
+
+
+def make_evaluation_set(
+    config: TrainConfig, shape: BertConfig, *, seed: int, rank: int, world_size: int
+) -> EvalSet | SyntheticEvalSet:
+    """This rank's share of the evaluation samples."""
+    if config.synthetic_data:
+        return SyntheticEvalSet(_synthetic(config, shape, seed, rank, world_size))
+    return EvalSet(
+        config.eval_dir,
+        config.num_eval_examples,
+        config.eval_batch_size,
+        max_sequences_per_pack=config.max_sequences_per_pack,
+        rank=rank,
+        world_size=world_size,
+        vocab_size=shape.vocab_size,
+    )
+
+
+def budget_of(config: TrainConfig, source: PackedSource | SyntheticSource) -> Budget:
+    """What a micro-batch holds at most."""
+    if isinstance(source, SyntheticSource):
+        longest, predictions = source.max_tokens, math.ceil(MASKED_SHARE * source.max_tokens)
+    else:
+        longest, predictions = source.info.max_seq_length, source.info.max_predictions
+    packs = config.train_batch_size // config.gradient_accumulation_steps
+    return Budget.of_packs(packs, source.max_tokens, config.max_sequences_per_pack, longest, predictions)
+
+
+def _synthetic(config: TrainConfig, shape: BertConfig, seed: int, rank: int, world_size: int) -> SyntheticSource:
+    return SyntheticSource(
+        packs_per_step=config.train_batch_size,
+        accumulation=config.gradient_accumulation_steps,
+        max_sequences_per_pack=config.max_sequences_per_pack,
+        vocab_size=shape.vocab_size,
+        max_tokens=shape.max_position_embeddings,
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+    )
