@@ -163,15 +163,30 @@ class TrainConfig:
     optimizer: str = row(
         "OPTIMIZER",
         "Method of the update; decoupled: the decay does not depend on the size of LR.",
-        choices=("lamb", "adamw", "decoupled_adamw", "stableadamw", "decoupled_stableadamw"),
+        choices=(
+            "lamb",
+            "adamw",
+            "decoupled_adamw",
+            "stableadamw",
+            "decoupled_stableadamw",
+            "acclip",
+            "madgrad",
+            "sgd",
+        ),
     )
     opt_lamb_beta_1: float = row(
-        "OPT_LAMB_BETA_1", "Decay of the first moment, whichever the optimizer.", above=0, below=1
+        "OPT_LAMB_BETA_1",
+        "Decay of the first moment, whichever the optimizer; the momentum of madgrad and sgd.",
+        above=0,
+        below=1,
     )
     opt_lamb_beta_2: float = row(
-        "OPT_LAMB_BETA_2", "Decay of the second moment, whichever the optimizer.", above=0, below=1
+        "OPT_LAMB_BETA_2",
+        "Decay of the second moment, whichever the optimizer; madgrad and sgd do not read it.",
+        above=0,
+        below=1,
     )
-    opt_epsilon: float = row("OPT_EPSILON", "Added to the root of the second moment.", above=0)
+    opt_epsilon: float = row("OPT_EPSILON", "Added to what an update is divided by; sgd does not read it.", above=0)
     weight_decay_rate: float = row("WEIGHT_DECAY_RATE", "Weight decay; none on biases and LayerNorm.", at_least=0)
     max_grad_norm: float | None = row(
         "MAX_GRAD_NORM", "Limit of the global gradient norm; none for no clipping.", above=0

@@ -15,7 +15,7 @@ Source of the scheme: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Tra
 arXiv 1910.02054, section 5.1 (optimizer state partitioning).
 
 A method is a subclass that gives its name, the names of its state, `_direction` and `hyperparameters`, in plain form;
-faster forms are added by `_load`, `_norm` and `_update`, as `mlbert.optim.adam` does.
+faster forms are added by `_load`, `_norm` and `_update`, as `mlbert.optim.compiled` does.
 
 Legend: N elements of the padded flat buffers, n of the shard; G parameters.
 """

@@ -7,16 +7,19 @@ from typing import Any
 
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
-from mlbert.optim.adam import Adam
+from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW, DecoupledAdamW
 from mlbert.optim.base import FlatOptimizer
+from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from mlbert.optim.madgrad import Madgrad
+from mlbert.optim.sgd import SGD
 from mlbert.optim.shared_weights import Layout
 from mlbert.optim.stableadamw import DecoupledStableAdamW, StableAdamW
 
-OPTIMIZERS: Mapping[str, type[Adam]] = {
-    cls.name: cls for cls in (Lamb, AdamW, DecoupledAdamW, StableAdamW, DecoupledStableAdamW)
+OPTIMIZERS: Mapping[str, type[CompiledOptimizer]] = {
+    cls.name: cls for cls in (Lamb, AdamW, DecoupledAdamW, StableAdamW, DecoupledStableAdamW, ACClip, Madgrad, SGD)
 }
 
 
