@@ -219,6 +219,19 @@ def test_what_is_clipped_elsewhere_is_not_clipped_here(
     torch.testing.assert_close(optimizer.exp_avg, flat.grad * 0.1)
 
 
+def test_a_norm_that_is_known_already_decides(make_flat: MakeFlat, implementation: str) -> None:
+    """The gradient is not looked at: it is clipped by what is told, and left out where that is not finite."""
+    flat, norm = make_flat(), torch.tensor(4.0, dtype=torch.float64)
+    optimizer = make_one(AdamW, flat, implementation, known_norm=norm, max_grad_norm=1.0)
+    assert optimizer.step(0.01) == 4.0
+    torch.testing.assert_close(optimizer.exp_avg, flat.grad * 0.1 / 4.0)
+    norm.fill_(float("inf"))
+    weights = flat.data.clone()
+    optimizer.step(0.01)
+    assert torch.equal(flat.data, weights)
+    assert optimizer.num_updates == 1
+
+
 def test_only_decayed_tensors_have_a_trust_ratio(implementation: str) -> None:
     """With the first update's direction near +-1, a step is lr times the ratio: ||w|| / ||u|| = 4, or 1."""
     names = ("dense.weight", "dense.bias", "out.LayerNorm.weight", "still.weight")

@@ -169,3 +169,15 @@ def test_an_update_is_launches_alone(make_flat: MakeFlat, method: type[CompiledO
         optimizer.launch()
     assert torch.equal(other.data, flat.data)
     assert optimizer.grad_norm.isfinite()
+
+
+def test_a_norm_that_is_known_already_decides(make_flat: MakeFlat) -> None:
+    flat, norm = make_flat(), torch.tensor(4.0, dtype=torch.float64)
+    optimizer = make_one(SGD, flat, known_norm=norm, max_grad_norm=1.0)
+    optimizer.step(0.01)
+    assert optimizer.grad_norm == 4.0
+    weights = flat.data.clone()
+    norm.fill_(float("nan"))
+    optimizer.step(0.01)
+    assert torch.equal(flat.data, weights)
+    assert optimizer.num_updates == 1

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mlbert.dist.world import World
 
-NORM_CHUNK = 1 << 24  # elements squared in float64 at a time; bounds the temporary
+NORM_ROW = 4096  # elements whose squares are added in float32
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,15 @@ class GradientReducer:
                 work.wait()
 
 
+def norm_of(x: Tensor) -> Tensor:
+    """L2 norm of a flat float32 tensor, float64 scalar on its device: rows in float32, which is several times faster on
+    a CPU, and the rows in float64. Infinite from 1.8e19 in one row on."""
+    end = len(x) // NORM_ROW * NORM_ROW
+    rows = torch.linalg.vector_norm(x[:end].view(end // NORM_ROW, NORM_ROW), dim=1)
+    rest = torch.linalg.vector_norm(x[end:]).reshape(1)
+    return torch.linalg.vector_norm(torch.cat([rows, rest]), dtype=torch.float64)
+
+
 def clip_share(share: Tensor, limit: float, num_shares: int, loss_scale: Tensor | None) -> Tensor:
     """Clips one of the equal shares of the step's gradient to a norm, in place, before they are added up.
 
@@ -189,9 +198,7 @@ def clip_share(share: Tensor, limit: float, num_shares: int, loss_scale: Tensor 
     Returns:
         The norm before clipping of what the share stands for, a float64 scalar on its device.
     """
-    norms = [torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in share.split(NORM_CHUNK)]
-    norm = torch.linalg.vector_norm(torch.stack(norms)) * num_shares
     scale = 1.0 if loss_scale is None else loss_scale
-    norm = norm / scale
+    norm = norm_of(share) * num_shares / scale
     share.mul_((limit / norm.clamp(min=limit) / scale).float())
     return norm

@@ -87,7 +87,8 @@ class CompiledOptimizer(FlatOptimizer):
 
             if device.type != "cuda" and not knobs.runtime.interpret:
                 raise NativeUnavailable(f"it is for CUDA devices, the parameters are on {device}")
-            self._triton = TritonUpdate(self._pieces, owners, self._layout, device, **self._numbers, **kinds)
+            shard, numbers = (self._pieces, owners, self._layout, device), self._numbers | kinds
+            self._triton = TritonUpdate(*shard, known_norm=self._known_norm, **numbers)
             self.grad_norm, self.can_capture = self._triton.grad_norm, True
         else:
             super()._load(form)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.optim.acclip import ACClip
@@ -23,13 +25,14 @@ OPTIMIZERS: Mapping[str, type[CompiledOptimizer]] = {
 }
 
 
-def make(config: TrainConfig, flat: FlatParameters, layout: Layout) -> FlatOptimizer:
+def make(config: TrainConfig, flat: FlatParameters, layout: Layout, known_norm: Tensor | None = None) -> FlatOptimizer:
     """The optimizer that OPTIMIZER names, with the numbers of the settings.
 
     Args:
         config: of the run.
         flat: the parameters, padded as the layout wants it.
         layout: how their buffers are shared out.
+        known_norm: as in `FlatOptimizer`.
 
     Raises:
         UserError: the form that OPTIMIZER_IMPLEMENTATION asks for cannot be had, or not sharded.
@@ -47,6 +50,7 @@ def make(config: TrainConfig, flat: FlatParameters, layout: Layout) -> FlatOptim
         weight_decay=config.weight_decay_rate,
         max_grad_norm=config.max_grad_norm,
         clipped_before=config.gradient_clipping != "after",
+        known_norm=known_norm,
         implementation=implementation(config),
         gathered=config.weights_allgather,
     )

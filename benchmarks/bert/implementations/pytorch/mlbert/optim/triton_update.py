@@ -53,6 +53,7 @@ class TritonUpdate:
         betas, eps, weight_decay, max_grad_norm: as in `mlbert.optim.compiled.CompiledOptimizer`.
         formulas, scaling: see there.
         bias_correction: as in `mlbert.optim.adam.Adam`.
+        known_norm: as in `mlbert.optim.base.FlatOptimizer`.
 
     Attributes:
         lr: float32 scalar on the device, read by `launch`.
@@ -74,9 +75,10 @@ class TritonUpdate:
         formulas: int,
         scaling: int,
         bias_correction: bool = False,
+        known_norm: Tensor | None = None,
     ) -> None:
         self._layout, self._formulas, self._scaling = layout, int(formulas), int(scaling)
-        self._numel = layout.spans[-1][1]
+        self._numel, self._known_norm = layout.spans[-1][1], known_norm
         self._alignment = math.gcd(MAX_ALIGNMENT, *(n for p in pieces for n in (p.start, p.stop)))
         self._fill_tables(Blocks.of(pieces, num_owners, BLOCK), device)
         self.lr = torch.zeros((), dtype=torch.float32, device=device)
@@ -121,10 +123,13 @@ class TritonUpdate:
             assert buffer.numel() == self._numel, f"{buffer.numel()} elements, the shard has {self._numel}"
         data, grad, *state = buffers
         options = {"BLOCK": BLOCK, "num_warps": NUM_WARPS}
-        sum_squares_kernel[(len(self._grad_sums),)](grad, self._grad_sums, self._numel, **options)
-        sums = self._grad_sums
-        if self._layout.size > 1:
-            sums = self._layout.all_reduce_sum(sums.sum().reshape(1))
+        if self._known_norm is not None:
+            sums = self._known_norm.square().reshape(1)
+        else:
+            sum_squares_kernel[(len(self._grad_sums),)](grad, self._grad_sums, self._numel, **options)
+            sums = self._grad_sums
+            if self._layout.size > 1:
+                sums = self._layout.all_reduce_sum(sums.sum().reshape(1))
         begin_kernel[(1,)](
             *(sums, len(sums), self._constants, self.updates, self.grad_norm, self._scalars), BLOCK=SUM_BLOCK
         )

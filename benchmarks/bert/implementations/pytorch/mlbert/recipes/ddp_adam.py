@@ -158,4 +158,4 @@ def _update(
         sync = BucketClippingReducer(*gradients, max_norm=limit, accumulation=accumulation, loss_scale=scale)
     else:
         sync = GradientReducer(*gradients, limit if clipping == "before" else None, scale)
-    return flat, methods.make(config, flat, ShardLayout.whole(flat.numel)), sync
+    return flat, methods.make(config, flat, ShardLayout.whole(flat.numel), sync.grad_norm), sync
