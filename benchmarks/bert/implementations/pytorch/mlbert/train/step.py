@@ -132,13 +132,16 @@ class Step:
         return graphs is not None and len(batches) == graphs.micro_batches and all(map(graphs.budget.holds, batches))
 
     def warm_up(self) -> None:
-        """Forward, backward, and a forward pass as in evaluation, on made-up tokens: builds kernels and buffers.
+        """Forward, backward, the reduction, and a forward pass as in evaluation, on made-up tokens.
 
-        Weights and optimizer stay untouched, gradients are zero afterwards.
+        Builds kernels, buffers and the communicators that gradients travel by; all ranks call it together. Weights and
+        optimizer stay untouched, gradients are zero afterwards.
         """
         self._write_numbers(0, 0, [1.0] * self._num_divisors)
         batch = HostBatch.made_up(WARM_UP_TOKENS, page_locked=self._device.type == "cuda")
+        self._sync.prepare(last=True)
         self._forward_backward(batch.to(self._device))
+        self._sync.finish()
         with torch.no_grad():
             self._objective.sums(self._model, batch.to(self._device))
         self._flat.zero_grad()
