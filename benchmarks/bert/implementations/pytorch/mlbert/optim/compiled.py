@@ -75,7 +75,7 @@ class CompiledOptimizer(FlatOptimizer):
 
     def _load(self, form: str) -> None:
         device, owners = self.flat.data.device, len(self.flat.segments)
-        kinds = {"formulas": self.FORMULAS, "scaling": self.SCALING}
+        kinds: dict[str, Any] = {"formulas": self.FORMULAS, "scaling": self.SCALING}
         if form == "native":
             if device.type != "cpu":
                 raise NativeUnavailable(f"it is for the CPU, the parameters are on {device}")
