@@ -12,8 +12,9 @@ from host_batches import tokens_of
 from mlbert.feed.packed import PackedSource
 from mlbert.prepare.split_bins import make_bins
 from mlbert.store.bins import BinnedStore
+from mlbert.store.deals import contiguous
 from mlbert.store.open import open_store
-from mlbert.store.order import EpochOrder, contiguous
+from mlbert.store.order import EpochOrder
 from stored_sets import make_rows, names, random_lengths, write_set
 
 EDGES = (8, 16, 24, 32)
