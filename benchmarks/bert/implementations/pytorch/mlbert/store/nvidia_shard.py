@@ -86,7 +86,7 @@ def inspect(path: Path) -> Shard:
     with open_shard(path) as file:
         try:
             return _inspect(path, file)
-        except (OSError, RuntimeError, KeyError, ValueError) as error:
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(path, f"is damaged ({str(error).splitlines()[0]})", REMAKE) from None
