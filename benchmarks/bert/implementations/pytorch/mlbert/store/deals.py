@@ -11,8 +11,6 @@ READMEs), which gather the sequences themselves; `mlbert.feed.exchange` does it 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from mlbert.store.order import Deal, Lengths, StepShare
@@ -31,10 +29,10 @@ def by_length(group_size: int) -> Deal:
     def deal(share: StepShare, lengths: Lengths) -> list[np.ndarray]:
         assert share.world_size % group_size == 0, "groups are equally large"
         place = share.rank % group_size
-        ranks = range(share.rank - place, share.rank - place + group_size)
-        held = [contiguous(replace(share, rank=rank)) for rank in ranks]
-        units = [np.concatenate(parts) for parts in zip(*held, strict=True)]  # of the group, by micro-batch
-        tokens = np.split(lengths(np.concatenate(units)), share.accumulation)
+        first = (share.rank - place) * share.units
+        held = np.arange(first, first + group_size * share.units).reshape(group_size, share.accumulation, -1)
+        units = held.swapaxes(0, 1).reshape(share.accumulation, -1)  # of the group, by micro-batch
+        tokens = lengths(units.reshape(-1)).reshape(units.shape)
         return [part[snake(sizes, group_size, place)] for part, sizes in zip(units, tokens, strict=True)]
 
     return deal

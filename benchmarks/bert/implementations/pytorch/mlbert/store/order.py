@@ -23,6 +23,7 @@ from mlbert.store.bins import BinnedStore
 from mlbert.store.ragged import Ragged, offsets_of
 
 ORDER_BLOCK = 1024  # positions of an epoch whose units are computed together
+MOST_BLOCKS = 2  # positions that lie in more blocks are computed by themselves
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,11 @@ class EpochOrder:
     def __call__(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Units (int64 [n]) at these positions (int64 [n]) of an epoch."""
         block, within = np.divmod(positions, ORDER_BLOCK)
+        blocks = np.unique(block).tolist()
+        if len(blocks) > MOST_BLOCKS:
+            return self._compute(epoch, positions)
         units = np.empty(len(positions), np.int64)
-        for number in np.unique(block).tolist():
+        for number in blocks:
             mine = block == number
             units[mine] = self._block(epoch, number)[within[mine]]
         return units
