@@ -271,6 +271,17 @@ class TrainConfig:
             return int(self.max_steps * self.warmup_proportion)
         return self.warmup_steps
 
+    @property
+    def counts_of_bins(self) -> tuple[int, ...] | None:
+        """BIN_COUNTS as numbers. Raises ValueError: they are not whole numbers above 0 with blanks or commas between,
+        which `core.config.validate` has seen to."""
+        if self.bin_counts is None:
+            return None
+        counts = tuple(int(word) for word in self.bin_counts.replace(",", " ").split())
+        if not counts or min(counts) < 1:
+            raise ValueError(self.bin_counts)
+        return counts
+
 
 def _launch(env: str, kind: type, meaning: str, unit: str = "", **limits: Any) -> Setting:
     return Setting(env, "", "", kind, False, unit, meaning, Limits(**limits))

@@ -21,7 +21,7 @@ from mlbert.core import schedules
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
-from mlbert.dist.groups import ShardGroups
+from mlbert.dist.groups import ShardGroups, exchange_group
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardedReducer, ShardLayout
 from mlbert.dist.world import World
@@ -101,7 +101,7 @@ def build(
     loss_scale = LossScale.of(config, world.device)
     flat, optimizer, sync = _update(config, model, world, loss_scale)
     place = {"seed": seed, "rank": world.rank, "world_size": world.world_size}
-    source = make_source(config, inputs.shape, **place)
+    source = make_source(config, inputs.shape, **place, exchange=exchange_group(config, world))
     return Method(
         model=model,
         objective=PreTraining(scope="step"),
