@@ -52,7 +52,7 @@ joined() {
 }
 
 mlbert_once() {
-    python3 -m mlbert.cli.main "$@"
+    "${PYTHON:-python3}" -m mlbert.cli.main "$@"
 }
 
 over=over_ssh
