@@ -93,6 +93,16 @@ def test_slots_and_step_are_dropped_and_reported(tmp_path, written, mlbert):
     assert ".OPTIMIZER_SLOT/optimizer/m/.ATTRIBUTES/VARIABLE_VALUE: dropped (optimizer slot or counter)" in out
 
 
+def test_in_one_step_to_nvidias_form(tmp_path, written, mlbert):
+    code, out, error = mlbert("tf1-to-nvidia", f"{written / PREFIX['tf1']}.index", tmp_path / "at_once.pt")
+    assert code == 0, error
+    assert f"{TENSORS} taken, {2 * TENSORS + 1} dropped, 0 missing" in out
+    mlbert("tf1-to-torch", written / PREFIX["tf1"], tmp_path / "ours")
+    mlbert("torch-to-nvidia", tmp_path / "ours", tmp_path / "in_two.pt")
+    assert (tmp_path / "at_once.pt").read_bytes() == (tmp_path / "in_two.pt").read_bytes()
+    assert mlbert("tf1-to-nvidia", written / PREFIX["tf1"], tmp_path / "at_once.pt")[0] == 2
+
+
 def test_heads_that_the_checkpoint_lacks_are_initialised_and_named(tmp_path, written, mlbert, state):
     code, out, _ = mlbert("tf2-to-torch", written / "encoder_only/bert_model.ckpt", tmp_path / "ours")
     assert code == 0

@@ -1,13 +1,17 @@
 """bert_config.json: the benchmark's file, and damaged ones."""
 
+import dataclasses
 import hashlib
 import json
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mlbert.cli.bench import CONFIGS
 from mlbert.core.errors import UserError
-from mlbert.models import BertConfig
+from mlbert.models import BertConfig, BertForPreTraining
 
 TINY = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 
@@ -80,3 +84,31 @@ def test_options_are_written_where_they_are_used(tmp_path):
     assert BertConfig.from_json(write(tmp_path, other.to_json())) == other
     assert plain.alibi_slopes == ()
     assert other.alibi_slopes == (0.25, 0.0625, 0.015625, 0.00390625)
+
+
+@pytest.mark.parametrize("name", ["demo", "tiny", "small", "base", "large"])
+def test_parameters_of_shipped_shapes(name):
+    shape = BertConfig.from_json(CONFIGS / f"{name}.json")
+    assert shape.num_parameters == built_parameters(shape)
+
+
+@given(
+    sizes=st.tuples(*[st.integers(1, 20)] * 6),
+    heads=st.integers(1, 3),
+    options=st.tuples(
+        st.sampled_from(["absolute", "alibi"]), st.sampled_from(["post", "pre"]), st.booleans(), st.booleans()
+    ),
+)
+@settings(max_examples=50, deadline=None)
+def test_parameters_of_any_shape(sizes, heads, options):
+    vocab, per_head, layers, inner, positions, types = sizes
+    shape = BertConfig(vocab, per_head * heads, layers % 4 + 1, heads, inner, positions, types)
+    names = ("position_embedding_type", "norm_position", "gated_mlp", "tie_word_embeddings")
+    shape = dataclasses.replace(shape, **dict(zip(names, options, strict=True)))
+    assert shape.num_parameters == built_parameters(shape)
+
+
+def built_parameters(shape):
+    """Counted in the model itself, which has shapes but no values."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in BertForPreTraining(shape).parameters())

@@ -10,7 +10,7 @@ import pytest
 
 from mlbert.core.config import resolve
 from mlbert.core.errors import UserError
-from mlbert.core.plan import make_plan, planned_world_size, walltime_minutes
+from mlbert.core.plan import bytes_a_step, make_plan, planned_world_size, walltime_minutes
 from mlbert.core.settings import TrainConfig
 
 JOB = {"DGXNNODES": "1", "DGXNGPU": "8", "NEXP": "10", "WALLTIME": "85"}
@@ -124,3 +124,72 @@ def test_no_time_limit(text: str) -> None:
 @pytest.mark.parametrize("exports", [{}, {"DGXNNODES": "2"}, {"DGXNNODES": "two", "DGXNGPU": "8"}])
 def test_no_config_no_planned_ranks(exports: dict[str, str]) -> None:
     assert planned_world_size(exports) is None
+
+
+@pytest.fixture
+def large_batch(closed: Callable[..., TrainConfig]) -> TrainConfig:
+    """Single sequences, 16 on each of 1,024 ranks; the schedule ends before the training does."""
+    return closed(
+        train_batch_size=16,
+        average_packing_rate=1.0,
+        max_sequences_per_pack=1,
+        schedule="linear",
+        lr_decay_end=179,
+        max_steps=299,
+        max_samples_termination=5_000_000,
+        eval_iter_start_samples=325_000,
+        eval_iter_samples=325_000,
+        submission_division="open",
+    )
+
+
+def test_schedule_that_ends_before_the_training(large_batch: TrainConfig) -> None:
+    text = told(large_batch, ranks=1024)
+    assert "schedule's end: 179 steps / 9 evaluations / about 2.93 M samples (2,932,736)" in text
+    assert "expected samples: 2,925,000, the evaluation (number 9) that is the last before the schedule's end" in text
+    assert "about 22 s a run" in told(large_batch, ranks=1024, speed=131_000.0)
+    beyond = told(dataclasses.replace(large_batch, train_batch_size=17), ranks=1024)
+    assert "none at batch 17408" in beyond
+    assert "expected samples: 2,925,000, the evaluation (number 9)" in beyond
+
+
+@pytest.mark.parametrize(
+    "changes", [{"lr_decay_end": None}, {"lr_decay_end": 299}, {"schedule": "constant"}, {"lr_decay_end": 10_000}]
+)
+def test_schedule_that_ends_with_the_training_or_never(large_batch: TrainConfig, changes: dict[str, object]) -> None:
+    assert "schedule's end" not in told(dataclasses.replace(large_batch, **changes), ranks=1024)
+
+
+def test_schedule_that_ends_before_any_evaluation(large_batch: TrainConfig) -> None:
+    text = told(dataclasses.replace(large_batch, lr_decay_end=3), ranks=1068)
+    assert "schedule's end: 3 steps / 0 evaluations" in text
+    assert "expected samples: unknown" in text
+
+
+def moved(ranks: int, elements: int, sharers: int, itemsize: int) -> int:
+    """Bytes that one rank sends when rings of ranks pass on a piece at a time, counted piece by piece."""
+
+    def ring(size: int, length: int, times: int, of: int) -> int:
+        return sum(length // size * of for _ in range(times) for _ in range(size - 1))
+
+    scattered, gathered = ring(sharers, elements, 1, 4), ring(sharers, elements, 1, itemsize)
+    return scattered + ring(ranks // sharers, elements // sharers, 2, 4) + gathered
+
+
+@pytest.mark.parametrize(("ranks", "sharers"), [(2, 1), (16, 1), (16, 4), (16, 16), (12, 3)])
+@pytest.mark.parametrize("itemsize", [4, 2, 1])
+def test_bytes_are_those_of_rings(ranks: int, sharers: int, itemsize: int) -> None:
+    elements = 240 * ranks
+    assert bytes_a_step(elements, ranks, sharers, itemsize) == pytest.approx(moved(ranks, elements, sharers, itemsize))
+
+
+def test_communication_is_told(large_batch: TrainConfig, tree_root: Path) -> None:
+    shape = tree_root / "benchmarks/bert/implementations/pytorch/configs/large.json"
+    config = dataclasses.replace(large_batch, bert_config_file=shape)
+    words = "each rank sends and receives {} GB a step for 336,232,258 parameters"
+    assert words.format("2.687") in told(config, ranks=1024)
+    sharded = dataclasses.replace(config, sharded_optimizer="node", weights_allgather="bf16")
+    # Of 1.345 GB: 7/8 scattered, 2 * 127/128 of an eighth summed, 7/8 of a half gathered.
+    assert words.format("2.099") in told(sharded, ranks=1024)
+    assert "communication: none, one rank" in told(config, ranks=1)
+    assert "communication: unknown; bert_config.json cannot be read" in told(large_batch, ranks=1024)

@@ -38,7 +38,7 @@ elif given LOGDIR && [[ ! -w "${LOGDIR}" ]]; then
     complain "LOGDIR=${LOGDIR} is not writable here. Name a folder that every node can write."
 fi
 modules=(mlbert torch omegaconf mlperf_logging)
-if ! python3 -c 'import importlib.util as u, sys; sys.exit(not all(u.find_spec(m) for m in sys.argv[1:]))' "${modules[@]}" 2>/dev/null; then
-    complain "$(command -v python3 || echo python3) lacks one of: ${modules[*]}. Run ./quickstart.sh once, which makes .venv, or activate the right environment before sbatch."
+if ! "${PYTHON:-python3}" -c 'import importlib.util as u, sys; sys.exit(not all(u.find_spec(m) for m in sys.argv[1:]))' "${modules[@]}" 2>/dev/null; then
+    complain "$(command -v "${PYTHON:-python3}" || echo "${PYTHON:-python3}") lacks one of: ${modules[*]}. Run ./quickstart.sh once, which makes .venv, or activate the right environment before sbatch."
 fi
 exit "${missing}"

@@ -54,11 +54,15 @@ check_settings() {
     done
 }
 
-# The package is the tree's own, whichever one is installed. Without a container it runs in the tree's virtual
-# environment, unless another one is active.
+# The package is the tree's own, whichever one is installed. Without a container and without PYTHON it runs in the tree's
+# virtual environment, unless another one is active.
 choose_python() {
     export PYTHONPATH="${pytorch_dir}${PYTHONPATH:+:${PYTHONPATH}}"
-    if [[ -z "${CONT:-}" && -z "${VIRTUAL_ENV:-}" && -x "${tree_dir}/.venv/bin/python3" ]]; then
+    if [[ -z "${CONT:-}" && -n "${PYTHON:-}" ]]; then
+        PYTHON="$(realpath --no-symlinks "$(command -v "${PYTHON}" || echo missing)")"
+        [[ -x "${PYTHON}" ]] || fail "PYTHON names no program that can be started."
+        export PYTHON
+    elif [[ -z "${CONT:-}" && -z "${VIRTUAL_ENV:-}" && -x "${tree_dir}/.venv/bin/python3" ]]; then
         export PATH="${tree_dir}/.venv/bin:${PATH}"
     fi
 }

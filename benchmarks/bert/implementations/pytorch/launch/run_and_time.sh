@@ -29,7 +29,8 @@ if [[ -z "${CACHES_CLEARED:-}" && "${LOCAL_RANK:-${SLURM_LOCALID:-${OMPI_COMM_WO
     fi
 fi
 
-command=(python3 "${system_dir}/run_pretraining.py")
+python="${PYTHON:-python3}"
+command=("${python}" "${system_dir}/run_pretraining.py")
 if [[ "${BIND_CPUS:-$((DGXNGPU > 1))}" =~ ^(1|yes|true|on)$ ]]; then
     command=("${launch_dir}/bind.sh" "${command[@]}")
 fi
@@ -46,9 +47,9 @@ fi
 if [[ -z "${SLURM_STEP_ID:-}${OMPI_COMM_WORLD_SIZE:-}${PMI_SIZE:-}${WORLD_SIZE:-}" ]]; then
     if [[ -n "${NODE_RANK:-}" ]] && ((DGXNNODES > 1)); then
         nodes=(--nnodes="${DGXNNODES}" --node-rank="${NODE_RANK}" --master-addr="${MASTER_ADDR}" --master-port="${MASTER_PORT}")
-        command=(python3 -m torch.distributed.run "${nodes[@]}" --nproc-per-node="${DGXNGPU}" --no-python "${command[@]}")
+        command=("${python}" -m torch.distributed.run "${nodes[@]}" --nproc-per-node="${DGXNGPU}" --no-python "${command[@]}")
     elif ((DGXNGPU > 1)); then
-        command=(python3 -m torch.distributed.run --standalone --nproc-per-node="${DGXNGPU}" --no-python "${command[@]}")
+        command=("${python}" -m torch.distributed.run --standalone --nproc-per-node="${DGXNGPU}" --no-python "${command[@]}")
     fi
 fi
 exec "${command[@]}" "$@"

@@ -34,15 +34,15 @@ over_ssh() {
         ssh -o BatchMode=yes "${hosts[node]}" "${line}" &
         pids+=($!)
     done
-    for node in "${pids[@]}"; do
-        wait -n "${pids[@]}" || status=$?
+    for node in "${!pids[@]}"; do
+        wait -n || status=$?
         ((status == 0)) || break
     done
     # A run without its target ends with 1 everywhere; whoever still writes results finishes first.
     if ((status > 1)); then
         kill "${pids[@]}" 2>/dev/null || true
     fi
-    wait "${pids[@]}" || true
+    wait
     return "${status}"
 }
 
@@ -52,7 +52,7 @@ joined() {
 }
 
 mlbert_once() {
-    python3 -m mlbert.cli.main "$@"
+    "${PYTHON:-python3}" -m mlbert.cli.main "$@"
 }
 
 over=over_ssh

@@ -14,7 +14,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 
 Folder = Annotated[Path, typer.Argument(help="Folder that is read.")]
 File = Annotated[Path, typer.Argument(help="File that is read.")]
-Prefix = Annotated[Path, typer.Argument(help="The checkpoint's path without .index.")]
+Prefix = Annotated[Path, typer.Argument(help="The checkpoint's path, with or without .index.")]
 NewFolder = Annotated[Path, typer.Argument(help="Folder that is made.")]
 NewFile = Annotated[Path, typer.Argument(help="File that is made.")]
 Config = Annotated[
@@ -28,6 +28,14 @@ def tf1_to_torch(source: Prefix, target: NewFolder, config: Config = None) -> No
     from mlbert.convert.tensorflow_checkpoint import tf1_to_torch
 
     _print_report(tf1_to_torch(source, target, config), target)
+
+
+@app.command("tf1-to-nvidia")
+def tf1_to_nvidia(source: Prefix, target: NewFile, config: Config = None) -> None:
+    """A TensorFlow 1 checkpoint to NVIDIA's .pt file, as their convert_tf_checkpoint.py does."""
+    from mlbert.convert.nvidia_pt import tf1_to_nvidia
+
+    _print_report(tf1_to_nvidia(source, target, config), target)
 
 
 @app.command("tf2-to-torch")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlbert.convert.common import Checkpoint, check_target, find_shape, read_own, write_own, write_pt
+from mlbert.convert.common import Checkpoint, check_target, find_shape, read_own, with_heads, write_own, write_pt
+from mlbert.convert.tensorflow_checkpoint import read_tf1
 from mlbert.core.checkpoint_names import WORD_EMBEDDINGS, parameter_names
 from mlbert.models.renaming import Report, own_state, padded, read_nvidia_pt
 
@@ -24,7 +25,16 @@ def nvidia_to_torch(source: Path, target: Path, config: Path | None = None) -> R
 def torch_to_nvidia(source: Path, target: Path) -> Report:
     """Reads our folder, writes a ``.pt`` file that NVIDIA's program loads with ``torch.load(path)['model']``."""
     check_target(target)
-    checkpoint = read_own(source)
+    return _write(read_own(source), target)
+
+
+def tf1_to_nvidia(prefix: Path, target: Path, config: Path | None = None) -> Report:
+    """Reads a TensorFlow 1 checkpoint, writes a ``.pt`` file as `torch_to_nvidia`. Raises UserError as `read_tf1`."""
+    check_target(target)
+    return _write(with_heads(read_tf1(prefix, config)), target)
+
+
+def _write(checkpoint: Checkpoint, target: Path) -> Report:
     state = padded(checkpoint.state, checkpoint.shape)
     content = {name: state[name] for name in parameter_names(checkpoint.shape.num_hidden_layers)}
     content["cls.predictions.decoder.weight"] = content[WORD_EMBEDDINGS]

@@ -32,18 +32,23 @@ SUFFIXES = (".index", ".meta", ".data-00000-of-00001")
 
 
 def tf1_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Report:
-    """Reads a TensorFlow 1 checkpoint, writes our folder. ``prefix`` is the path without ``.index``. Raises UserError
-    for a missing or damaged file, wrong shapes, missing variables, or without TensorFlow."""
+    """Reads a TensorFlow 1 checkpoint, writes our folder. Raises UserError as `read_tf1`."""
     check_target(target)
+    return write_own(read_tf1(prefix, config), target)
+
+
+def read_tf1(prefix: Path, config: Path | None = None) -> Checkpoint:
+    """Reads a TensorFlow 1 checkpoint. ``prefix`` is the path, with or without ``.index``. Raises UserError for a
+    missing or damaged file, wrong shapes, missing variables, or without TensorFlow."""
     prefix, shape = _without_suffix(prefix), find_shape(config, prefix.parent)
     names = tf1_names(shape.num_hidden_layers)
     own = {theirs: name for name, theirs in names.items()}
-    return write_own(_read(prefix, shape, lambda name: own.get(name, name), is_tf1_optimizer, names), target)
+    return _read(prefix, shape, lambda name: own.get(name, name), is_tf1_optimizer, names)
 
 
 def tf2_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Report:
     """Reads an object-based TensorFlow 2 checkpoint of a BERT of Google's model garden, writes our folder. Raises
-    UserError as `tf1_to_torch` does."""
+    UserError as `read_tf1` does."""
     check_target(target)
     prefix, shape = _without_suffix(prefix), find_shape(config, prefix.parent)
     return write_own(_read(prefix, shape, own_tf2_name, is_tf2_bookkeeping), target)

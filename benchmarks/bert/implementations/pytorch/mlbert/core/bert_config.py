@@ -98,6 +98,19 @@ class BertConfig:
         return (2 if self.gated_mlp else 1) * self.intermediate_size
 
     @property
+    def num_parameters(self) -> int:
+        """Parameters of the pre-training model, both heads included, with the vocabulary's padding."""
+        size, inner, norm = self.hidden_size, self.intermediate_size, 2 * self.hidden_size
+        dense, rows = size * size + size, self.padded_vocab_size
+        learned = self.max_position_embeddings if self.position_embedding_type == "absolute" else 0
+        embeddings = (rows + learned + self.type_vocab_size) * size + norm
+        feed_forward = (3 * size * inner if self.gated_mlp else 2 * size * inner + inner) + size
+        layers = self.num_hidden_layers * (4 * dense + feed_forward + 2 * norm)
+        last_norm = norm if self.norm_position == "pre" else 0
+        masked_lm = dense + norm + rows + (0 if self.tie_word_embeddings else rows * size)
+        return embeddings + layers + last_norm + dense + masked_lm + 2 * size + 2
+
+    @property
     def alibi_slopes(self) -> tuple[float, ...]:
         """One number a head: the bias of two tokens' score is -slope times their distance; () without ALiBi.
 

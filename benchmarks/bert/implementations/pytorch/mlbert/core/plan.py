@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbert.core import rules
+from mlbert.core.bert_config import BertConfig
 from mlbert.core.config_files import parse_config_name
 from mlbert.core.errors import UserError
+from mlbert.core.schedules import SCHEDULES
 from mlbert.core.settings import TrainConfig
 
 _WALLTIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_GRADIENT_BYTES = 4  # float32, whatever the products' precision
+_WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}
 _MOST_STEPS_OVER = 1.05  # a batch may be a little off its nominal size: packs are not all equally full
 
 
@@ -44,7 +48,8 @@ def make_plan(
     batch = rules.global_batch_size(config.train_batch_size, world_size, config.average_packing_rate)
     limit = min(config.max_steps * batch, config.max_samples_termination)
     point = rules.reference_point(batch)
-    expected = _expected_samples(config, point)
+    end = _decay_samples(config, batch)
+    expected, why = _expected_samples(config, point, end, limit)
     warmup = f"warm-up of {config.num_warmup_steps} from step {config.start_warmup_step}"
     lines = [
         f"global_batch_size {batch} = BATCHSIZE {config.train_batch_size} x {world_size} ranks "
@@ -55,7 +60,9 @@ def make_plan(
         f"on {config.num_eval_examples:,}; closed division: every {rules.eval_interval(batch):,}, "
         f"on {rules.NUM_EVAL_SAMPLES:,}",
         f"reference convergence point: {_point_words(batch, point)}",
-        f"expected samples: {_expected_words(config, expected)}",
+        f"expected samples: {_expected_words(config, expected, why)}",
+        *_decay_lines(config, end),
+        f"communication: {_communication_words(config, world_size, environ)}",
     ]
     time_lines, time_warnings = _time(config, environ, expected, limit, samples_per_second)
     warnings = [
@@ -93,12 +100,39 @@ def walltime_minutes(text: str) -> float:
     return hours * 60 + minutes + seconds / 60
 
 
-def _expected_samples(config: TrainConfig, point: rules.ReferencePoint | None) -> int | None:
-    """The first evaluation at or after the reference's mean; ``None`` where the reference says nothing."""
-    if point is None or config.target_mlm_accuracy != rules.TARGET_MLM_ACCURACY:
+def _expected_samples(
+    config: TrainConfig, point: rules.ReferencePoint | None, end: int | None, limit: int
+) -> tuple[int | None, str]:
+    """The evaluation at which the target is to be expected, and why there.
+
+    The first at or after the reference's mean; where there is none, or training ends before it, the last one before the
+    schedule's end; None where neither is known.
+    """
+    if config.target_mlm_accuracy != rules.TARGET_MLM_ACCURACY:
+        return None, ""
+    if point is not None and (end is None or point.mean_samples <= limit):
+        beyond = max(0.0, point.mean_samples - config.eval_iter_start_samples)
+        evaluations = math.ceil(beyond / config.eval_iter_samples)
+        why = "that follows the reference's average"
+    elif end is not None and end >= config.eval_iter_start_samples:
+        evaluations = _evaluations(config, end) - 1
+        why = "that is the last before the schedule's end"
+    else:
+        return None, ""
+    return config.eval_iter_start_samples + evaluations * config.eval_iter_samples, why
+
+
+def _evaluations(config: TrainConfig, samples: int) -> int:
+    """How many there are up to so many samples."""
+    return max(0, (samples - config.eval_iter_start_samples) // config.eval_iter_samples + 1)
+
+
+def _decay_samples(config: TrainConfig, batch: int) -> int | None:
+    """Samples until the decay ends, where LR_DECAY_END says that it ends before the training does."""
+    end = config.lr_decay_end
+    if end is None or "lr_decay_end" not in SCHEDULES[config.schedule].SETTINGS or end >= config.max_steps:
         return None
-    beyond = max(0.0, point.mean_samples - config.eval_iter_start_samples)
-    return config.eval_iter_start_samples + math.ceil(beyond / config.eval_iter_samples) * config.eval_iter_samples
+    return end * batch
 
 
 def _point_words(batch: int, point: rules.ReferencePoint | None) -> str:
@@ -115,14 +149,55 @@ def _point_words(batch: int, point: rules.ReferencePoint | None) -> str:
     return f"{where}: {point.mean_samples:,.0f} samples on average, at least {point.min_mean_samples:,.0f}"
 
 
-def _expected_words(config: TrainConfig, expected: int | None) -> str:
+def _expected_words(config: TrainConfig, expected: int | None, why: str) -> str:
     if expected is None and config.target_mlm_accuracy != rules.TARGET_MLM_ACCURACY:
         wanted, target = rules.TARGET_MLM_ACCURACY, config.target_mlm_accuracy
         return f"unknown; the reference tells them for accuracy {wanted:g}, TARGET_MLM_ACCURACY is {target:g}"
     if expected is None:
         return "unknown; there is no reference point"
-    evaluations = (expected - config.eval_iter_start_samples) // config.eval_iter_samples + 1
-    return f"{expected:,}, the evaluation (number {evaluations}) that follows the reference's average"
+    return f"{expected:,}, the evaluation (number {_evaluations(config, expected)}) {why}"
+
+
+def _decay_lines(config: TrainConfig, end: int | None) -> list[str]:
+    if end is None:
+        return []
+    counts = f"{config.lr_decay_end} steps / {_evaluations(config, end)} evaluations / about {end / 1e6:.2f} M samples"
+    return [f"schedule's end: {counts} ({end:,})"]
+
+
+def _communication_words(config: TrainConfig, world_size: int, environ: Mapping[str, str]) -> str:
+    """What the gradient and a sharded optimizer's weights cost the network, as `bytes_a_step` counts it."""
+    if world_size == 1:
+        return "none, one rank"
+    try:
+        parameters = BertConfig.from_json(config.bert_config_file).num_parameters
+    except UserError:
+        return f"unknown; {config.bert_config_file} cannot be read"
+    node = environ.get("DGXNGPU", "")
+    sharers = {"off": 1, "node": int(node) if node.isdecimal() else 1, "all": world_size}[config.sharded_optimizer]
+    sent = bytes_a_step(parameters, world_size, sharers, _WEIGHT_BYTES[config.weights_allgather])
+    return f"each rank sends and receives {sent / 1e9:.3f} GB a step for {parameters:,} parameters"
+
+
+def bytes_a_step(parameters: int, world_size: int, sharers: int, weight_bytes: int) -> float:
+    """Bytes that each rank sends, and receives, for one optimizer step's gradient and weights.
+
+    With N ranks, a ring all-reduce of B bytes costs 2 (N - 1) / N B, a reduce-scatter and an all-gather half of it each
+    (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009), the least there
+    is. Where S ranks share the optimizer, their gradient is reduce-scattered, each part is summed over the N / S
+    groups, and the weights are gathered. Elements that a buffer is padded with, norms and metrics are not counted.
+
+    Args:
+        parameters: elements of the gradient, which is float32.
+        world_size: N.
+        sharers: S, 1 where every rank updates everything.
+        weight_bytes: of one weight as a sharded optimizer hands it out.
+    """
+    groups = world_size // sharers
+    scattered = _GRADIENT_BYTES * parameters * (sharers - 1) / sharers
+    summed = 2 * _GRADIENT_BYTES * parameters / sharers * (groups - 1) / groups
+    gathered = weight_bytes * parameters * (sharers - 1) / sharers
+    return scattered + summed + gathered
 
 
 def _time(

@@ -310,6 +310,7 @@ LAUNCH_SETTINGS: tuple[Setting, ...] = (
         "MAX_RESTARTS", int, "Times that a job starts a run again after losing a rank; never a timed one.", at_least=0
     ),
     _launch("HOSTS", str, "Hosts of run_multinode.sh, with commas; the first one runs rank 0."),
+    _launch("PYTHON", Path, "Python that runs everything; not set: that of the tree's virtual environment or of PATH."),
     _launch("MASTER_ADDR", str, "Host of rank 0."),
     _launch("MASTER_PORT", int, "Port of rank 0.", at_least=1, at_most=65535),
 )

@@ -1,0 +1,67 @@
+# What a system's run_multinode.sh sources after it has set `hosts`: sources config_${DGXSYSTEM}.sh and runs on the hosts,
+# over ssh or, with --mpirun, through Open MPI. Further words are flags of `mlbert train`.
+#   DGXSYSTEM              which of the configs beside run_multinode.sh
+#   INPUT_DIR              training set: stands for DATADIR_PHASE2
+#   EVAL_DIR               evaluation set: stands for EVALDIR
+#   CHECKPOINTDIR_PHASE1   folder of model.ckpt-28252.pt or model.safetensors: stands for INIT_CHECKPOINT
+# Any other exported setting (NEXP, PYTHON, LOGDIR, SEED ...) wins over the config, HOSTS over `hosts`.
+# shellcheck shell=bash disable=SC2034,SC2154  # settings are read by their names; `hosts` is the sourcing file's
+
+system_dir="$(cd "$(dirname "${BASH_SOURCE[1]}")" && pwd)"
+launch_dir="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+
+fail() {
+    echo "error: $*" >&2
+    exit 2
+}
+
+# The folder that setting $1 names, as an absolute path.
+folder() {
+    [[ -n "${!1:-}" ]] || fail "$1 is not set. It names the $2."
+    [[ -d "${!1}" ]] || fail "$1=${!1} is no folder. It names the $2."
+    (cd "${!1}" && pwd)
+}
+
+# The starting weights: in the folder, or where convert_tf_checkpoint.py has left them.
+weights() {
+    local file
+    for file in "$1/model.ckpt-28252.pt" "$1/model.safetensors" "${system_dir}/model.ckpt-28252.pt"; do
+        if [[ -f "${file}" ]]; then
+            echo "${file}"
+            return 0
+        fi
+    done
+    fail "CHECKPOINTDIR_PHASE1=$1 holds neither model.ckpt-28252.pt nor model.safetensors. convert_tf_checkpoint.py makes the first."
+}
+
+[[ -z "${CONFIG_FILE:-}" ]] || fail "${CONFIG_FILE} is sourced in this shell. Start this from another one, or HOSTS=... ../pytorch/launch/run_multinode.sh from here."
+config="${system_dir}/config_${DGXSYSTEM:-}.sh"
+if [[ ! -f "${config}" ]]; then
+    known=("${system_dir}"/config_*.sh)
+    known=("${known[@]##*/config_}")
+    fail "DGXSYSTEM=${DGXSYSTEM:-} has no config here. There are: ${known[*]%.sh}."
+fi
+DATADIR_PHASE2="$(folder INPUT_DIR "training set")" || exit 2
+EVALDIR="$(folder EVAL_DIR "evaluation set")" || exit 2
+CHECKPOINTDIR_PHASE1="$(folder CHECKPOINTDIR_PHASE1 "folder of the starting weights")" || exit 2
+INIT_CHECKPOINT="$(weights "${CHECKPOINTDIR_PHASE1}")" || exit 2
+unset INPUT_DIR EVAL_DIR CHECKPOINTDIR_PHASE1 # no settings: the trainer would warn of names so near to its own
+
+given=()
+# shellcheck disable=SC2013  # words are wanted
+for name in $(grep --invert-match '^#' "${launch_dir}/reset_settings.sh"); do
+    if [[ "${name}" =~ ^[A-Z] && -n "${!name:-}" ]]; then
+        given+=("${name}=${!name}")
+    fi
+done
+# shellcheck source=/dev/null
+source "${config}"
+export "${given[@]}"
+[[ -z "${PYTHON:-}" ]] || unset CONT # the hosts' own Python, then, and no image
+
+if [[ -z "${HOSTS:-}" ]]; then
+    ((${#hosts[@]} == DGXNNODES)) || fail "hosts in run_multinode.sh names ${#hosts[@]}, config_${DGXSYSTEM}.sh wants DGXNNODES=${DGXNNODES}."
+    printf -v HOSTS '%s,' "${hosts[@]}"
+    export HOSTS="${HOSTS%,}"
+fi
+exec "${launch_dir}/run_multinode.sh" "$@"

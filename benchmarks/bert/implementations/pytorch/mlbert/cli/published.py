@@ -1,0 +1,37 @@
+"""Programs of published implementations by their names and flags, as commands of ours; systems' folders hold stubs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import NoReturn
+
+from mlbert.cli import main as command_line
+from mlbert.dist.lifecycle import WRONG_INPUT
+
+# program -> (our command, its flags with what each becomes: a flag of ours, or "" for the next positional argument)
+PROGRAMS: Mapping[str, tuple[tuple[str, str], Mapping[str, str]]] = {
+    "convert_tf_checkpoint.py": (
+        ("convert", "tf1-to-nvidia"),
+        {"--tf_checkpoint": "", "--output_checkpoint": "", "--bert_config_path": "--config"},
+    ),
+    "run_split_and_chop_hdf5_files.py": (("prepare", "bins-hdf5"), {"--input_dir": "", "--output_dir": ""}),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG_INPUT, f"mlbert: error: {self.prog}: {message}. See {self.prog} --help.\n")
+
+
+def main(program: str) -> None:
+    """Runs the command that stands for the program with this process's arguments; ends the process as `mlbert` does."""
+    command, flags = PROGRAMS[program]
+    parser = _Parser(program, description=f"Same as: mlbert {' '.join(command)}", allow_abbrev=False)
+    for flag in flags:
+        parser.add_argument(flag, required=True)
+    given = vars(parser.parse_args())
+    words = list(command)
+    for flag, ours in flags.items():
+        words += [ours, given[flag.lstrip("-")]] if ours else [given[flag.lstrip("-")]]
+    command_line.main(words)

@@ -1,0 +1,19 @@
+# Site facts of 128 DGX A100: image, paths and launcher words. Yours will differ: edit this file, not the configs.
+# shellcheck shell=bash source-path=SCRIPTDIR source=../pytorch/launch/begin_system.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../pytorch/launch/begin_system.sh"
+
+# The image that docs/docker.md makes; without this line the nodes' own Python runs.
+export CONT=/data/images/mlbert.sqsh
+export SRUN_ARGS=--gres=gpu:8
+
+# What launch/prepare_data.sh --outputdir /data/bert --bins makes.
+data_dir=/data/bert
+export DATADIR_PHASE2="${data_dir}/bins"
+export EVALDIR="${data_dir}/eval"
+export INIT_CHECKPOINT="${data_dir}/checkpoint/model.safetensors"
+
+export LOGDIR="${tree_dir}/runs/${DGXSYSTEM}"
+export TIMED=1 # a submission: an interrupted run is recorded as aborted, never continued
+export MLPERF_SUBMISSION_ORG=your_organisation
+export MLPERF_SUBMISSION_PLATFORM=samsung_dgxa100_n128
+export MLPERF_DIVISION=open

@@ -1,0 +1,6 @@
+"""HDF5 shards cut into bins by length: what `mlbert prepare bins-hdf5` does, by its published name."""
+
+from mlbert.cli.published import main
+
+if __name__ == "__main__":
+    main("run_split_and_chop_hdf5_files.py")

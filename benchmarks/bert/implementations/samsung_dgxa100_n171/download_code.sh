@@ -1,0 +1,4 @@
+#!/bin/bash
+# The tree's own ./download_code.sh.
+set -euo pipefail
+exec "$(dirname "${BASH_SOURCE[0]}")/../../../../download_code.sh" "$@"
