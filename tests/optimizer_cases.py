@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from mlbert.optim.acclip import ACClip
 from mlbert.optim.adam import Adam
 from mlbert.optim.adamw import AdamW, DecoupledAdamW
 from mlbert.optim.compiled import CompiledOptimizer
+from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.madgrad import Madgrad
 from mlbert.optim.sgd import SGD
@@ -28,6 +30,7 @@ from reference_optimizers import (
     ReferenceSGD,
     ReferenceStableAdamW,
 )
+from unsharded import unsharded
 
 COMMON: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.05, "max_grad_norm": 1.0}
 DECOUPLED = {"base_lr": 0.5}
@@ -147,3 +150,17 @@ def assert_follows(
         largest = max(float(value.abs().max()) for value in reference.state[key].values())
         for name, view in flat.views(getattr(optimizer, key)).items():
             torch.testing.assert_close(view.double(), reference.state[key][name], rtol=1e-5, atol=1e-6 * largest)
+
+
+def assert_madgrad_takes_roots_of_all_sizes(implementation: str) -> None:
+    """From 0, at rate 1, without momentum and decay: a first update leads to -g / cbrt(g^2), to 0 if g^2 overflows."""
+    flat = FlatParameters([("w.bias", nn.Parameter(torch.zeros(5001)))])
+    numbers = {"betas": (0.0, 0.0), "eps": 1e-12, "weight_decay": 0.0, "max_grad_norm": None}
+    optimizer = unsharded(Madgrad, flat, **numbers, implementation=implementation)
+    flat.grad.copy_(torch.logspace(-17, 19, 5001, dtype=torch.float64))
+    flat.grad[-1] = 1e25
+    grad = flat.grad.double()
+    optimizer.step(1.0)
+    expected = -grad / (grad ** (2 / 3) + 1e-12)
+    expected[-1] = 0.0
+    torch.testing.assert_close(flat.data.double(), expected, rtol=2e-6, atol=1e-12)
