@@ -262,8 +262,9 @@ class TrainConfig:
         which `core.config.validate` has seen to."""
         if self.bin_counts is None:
             return None
-        counts = tuple(int(word) for word in self.bin_counts.replace(",", " ").split())
-        if not counts or min(counts) < 1:
+        words = self.bin_counts.replace(",", " ").split()
+        counts = tuple(int(word) for word in words if word.isdecimal())
+        if not words or len(counts) < len(words) or 0 in counts:
             raise ValueError(self.bin_counts)
         return counts
 
