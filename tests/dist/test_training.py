@@ -75,6 +75,21 @@ def test_a_sharded_optimizer_trains_alike(tmp_path, one_process, world_size, nod
         assert ours["loss"] == pytest.approx(alone["loss"], abs=TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    ("world_size", "node_size", "changes"),
+    [
+        (2, 2, {"exchange_padding": "all"}),
+        (4, 2, {"exchange_padding": "group", "exchange_by": "gather", "sharded_optimizer": "node"}),
+    ],
+    ids=["by lengths", "gathered"],
+)
+def test_an_exchange_trains_alike(tmp_path, one_process, world_size, node_size, changes):
+    codes, outputs = train_on(world_size, tmp_path, "out", node_size=node_size, **changes)
+    assert codes == exit_codes(world_size), "\n".join(outputs)
+    for ours, alone in zip(read_metrics(tmp_path / "out"), one_process[0], strict=True):
+        assert ours["loss"] == pytest.approx(alone["loss"], abs=TOLERANCE)
+
+
 def test_rounded_weights_are_trained_with_and_exact_ones_are_written(tmp_path, one_process):
     codes, outputs = train_on(2, tmp_path, "out", sharded_optimizer="all", weights_allgather="e5m2")
     assert codes == exit_codes(2), "\n".join(outputs)

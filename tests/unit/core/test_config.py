@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -300,12 +301,56 @@ def _legal_values(name: str) -> st.SearchStrategy[object]:
 def test_any_legal_configuration_survives_a_round_trip_as_text(data: st.DataObject) -> None:
     values = {name: data.draw(_legal_values(name), label=name) for name in train_settings()}
     values |= {"gradient_accumulation_steps": 1, "warmup_proportion": None, "keep_checkpoints": 1}
-    values |= {"init_checkpoint": None, "average_packing_rate": 1.0}
+    values |= {"init_checkpoint": None, "average_packing_rate": 1.0, "bin_counts": None}
     values |= {"warmup_steps": 0, "lr_decay_end": None, "lr_decay_steps": 1, "lr_milestones": "3,9", "lr_gamma": 0.5}
     config = TrainConfig(**values)
     rows = Resolved(config, dict.fromkeys(values, "")).as_table()
     assert resolve({}, {}, {}, [], [f"{name}={text}" for name, text, _, _ in rows]).config == config
     assert resolve({}, {env: text for _, text, env, _ in rows}, {}, [], []).config == config
+
+
+UNPACKED = {"MAX_SEQUENCES_PER_PACK": "1", "PACKING_FACTOR": "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("3 2 1 2", (3, 2, 1, 2)), ("8", (8,)), (" 4,4 ", (4, 4)), ("none", None)]
+)
+def test_numbers_of_the_bins(
+    defaults: dict[str, object], environ: dict[str, str], text: str, counts: tuple[int, ...] | None
+) -> None:
+    config = resolve(defaults, {**environ, **UNPACKED, "BIN_COUNTS": text}, {}, [], []).config
+    assert config.counts_of_bins == counts
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"BIN_COUNTS": "3 2 1"}, "BIN_COUNTS: '3 2 1' sums to 6, BATCHSIZE is 8"),
+        ({"BIN_COUNTS": "8 0"}, "BIN_COUNTS: '8 0' are not whole numbers above 0"),
+        ({"BIN_COUNTS": "9 -1"}, "BIN_COUNTS: '9 -1' are not"),
+        ({"BIN_COUNTS": "4.0 4"}, "BIN_COUNTS: '4.0 4' are not"),
+        ({"BIN_COUNTS": "four"}, "BIN_COUNTS: 'four' are not"),
+        ({"BIN_COUNTS": "0_4 4"}, "BIN_COUNTS: '0_4 4' are not"),
+        ({"BIN_COUNTS": ","}, "BIN_COUNTS: ',' are not"),
+        ({"BIN_COUNTS": "4 4", "MAX_SEQUENCES_PER_PACK": "3"}, "BIN_COUNTS: is set while MAX_SEQUENCES_PER_PACK is 3"),
+        ({"BIN_COUNTS": "4 4", "SYNTH_DATA": "1"}, "BIN_COUNTS: is set while SYNTH_DATA is"),
+        ({"EXCHANGE_PADDING": "node"}, "off, group, all"),
+    ],
+)
+def test_numbers_of_the_bins_that_do_not_fit(
+    defaults: dict[str, object], environ: dict[str, str], changes: dict[str, str], words: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        resolve(defaults, {**environ, **UNPACKED, **changes}, {}, [], [])
+
+
+def test_gathering_without_exchange_is_odd(defaults: dict[str, object], environ: dict[str, str]) -> None:
+    found = {
+        over: resolve(defaults, {**environ, "EXCHANGE_BY": "gather", "EXCHANGE_PADDING": over}, {}, [], []).warnings
+        for over in ("off", "group")
+    }
+    assert any("EXCHANGE_PADDING is off" in sentence for sentence in found["off"])
+    assert not any("EXCHANGE" in sentence for sentence in found["group"])
 
 
 @settings(deadline=None)

@@ -18,6 +18,7 @@ export DATADIR_PHASE2="${tree_dir}/runs/quickstart/data/bins"
 export BIN_COUNTS="1 1 1 5"
 export EXCHANGE_PADDING=group
 export GRADIENT_CLIPPING=buckets
+export BUCKET_MIB=1 # three buckets; 25 MiB would be one
 
 export OPTIMIZER=adamw
 export LR=5e-3

@@ -106,17 +106,17 @@ class TrainConfig:
     )
     bin_counts: str | None = row(
         "BIN_COUNTS",
-        "How many of each rank's BATCHSIZE sequences come from each length bin, such as 6 3 2 5; none: in proportion.",
+        "How many of a rank's BATCHSIZE come from each length bin, shortest first: 6 3 2 5; none: in proportion.",
         "sequences",
     )
     exchange_padding: str = row(
         "EXCHANGE_PADDING",
-        "Ranks that share out each micro-batch's sequences by length: none, those of a node, or all.",
+        "Ranks that deal out each micro-batch's packs by length, for as many tokens each: none, a node's, or all.",
         choices=("off", "group", "all"),
     )
     exchange_by: str = row(
         "EXCHANGE_BY",
-        "lengths: each rank reads what it is dealt; gather: it reads its own sequences, and the ranks exchange them.",
+        "lengths: each rank reads what it is dealt; gather: it reads its own share, and the ranks exchange theirs.",
         choices=("lengths", "gather"),
     )
     learning_rate: float = row("LR", "Base learning rate.", above=0)
@@ -277,8 +277,9 @@ class TrainConfig:
         which `core.config.validate` has seen to."""
         if self.bin_counts is None:
             return None
-        counts = tuple(int(word) for word in self.bin_counts.replace(",", " ").split())
-        if not counts or min(counts) < 1:
+        words = self.bin_counts.replace(",", " ").split()
+        counts = tuple(int(word) for word in words if word.isdecimal())
+        if not words or len(counts) < len(words) or 0 in counts:
             raise ValueError(self.bin_counts)
         return counts
 
