@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import pytest
+import torch
+
+from mlbert.optim.acclip import ACClip
 from mlbert.optim.adam import Adam
 from mlbert.optim.adamw import AdamW, DecoupledAdamW
+from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.lamb import Lamb
+from mlbert.optim.madgrad import Madgrad
+from mlbert.optim.sgd import SGD
 from mlbert.optim.stableadamw import DecoupledStableAdamW, StableAdamW
-from reference_optimizers import ReferenceAdamW, ReferenceLamb, ReferenceStableAdamW
+from reference_optimizers import (
+    Reference,
+    ReferenceACClip,
+    ReferenceAdamW,
+    ReferenceLamb,
+    ReferenceMadgrad,
+    ReferenceSGD,
+    ReferenceStableAdamW,
+)
 
 COMMON: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.05, "max_grad_norm": 1.0}
 DECOUPLED = {"base_lr": 0.5}
 # Method -> its own settings, its specification in float64.
-METHODS: dict[type[Adam], tuple[dict[str, float], type[ReferenceAdamW]]] = {
+METHODS: dict[type[CompiledOptimizer], tuple[dict[str, float], type[Reference]]] = {
     Lamb: ({}, ReferenceLamb),
     AdamW: ({}, ReferenceAdamW),
     DecoupledAdamW: (DECOUPLED, ReferenceAdamW),
     StableAdamW: ({}, ReferenceStableAdamW),
     DecoupledStableAdamW: (DECOUPLED, ReferenceStableAdamW),
+    ACClip: ({}, ReferenceACClip),
+    Madgrad: ({}, ReferenceMadgrad),
+    SGD: ({}, ReferenceSGD),
 }
 CHANGING = [0.25, 0.5, 0.75, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.02]
 
@@ -45,3 +67,83 @@ PUBLISHED = {
 }
 # The programs of these decay every tensor, LayerNorm and biases too.
 DECAY_ALL = {name for name in PUBLISHED if "lamb" not in name and "no_bias" not in name}
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """Two updates worked out on paper from a method's formulas: a decayed weight and a bias, both 2; decay 0.25.
+
+    Attributes:
+        method, betas, eps: of the run.
+        steps: of each, the rate, both gradients and both weights after it.
+    """
+
+    method: type[CompiledOptimizer]
+    betas: tuple[float, float]
+    eps: float
+    steps: tuple[tuple[float, tuple[float, float], tuple[float, float]], ...]
+
+
+BY_HAND = (
+    # m = 0.5, tau = 0.25, u = 0.25 / 0.625 x 0.5 = 0.2; then m = 0.0625, tau = 0.28125, of which m is not clipped.
+    ByHand(
+        ACClip,
+        (0.5, 0.75),
+        0.125,
+        (
+            (0.5, (1.0, 1.0), (2 - 0.5 * (0.2 + 0.5), 2 - 0.5 * 0.2)),
+            (1.0, (-0.375, -0.375), (1.65 - (0.0625 + 0.25 * 1.65), 1.9 - 0.0625)),
+        ),
+    ),
+    # With its decay the weight's gradient is 1 too. lambda = 8: s = nu = 8, z = 2 - 8 / (2 + 2) = 0.
+    # Then lambda = 19: s = nu = 27, z = 2 - 27 / (3 + 2) = -3.4.
+    ByHand(
+        Madgrad,
+        (0.75, 0.0),
+        2.0,
+        (
+            (8.0, (0.5, 1.0), (1.5, 1.5)),
+            (19 / math.sqrt(2), (1 - 0.25 * 1.5, 1.0), (0.75 * 1.5 - 0.25 * 3.4, 0.75 * 1.5 - 0.25 * 3.4)),
+        ),
+    ),
+    # m = 1, then 0.5 - 0.25.
+    ByHand(
+        SGD,
+        (0.5, 0.0),
+        0.0,
+        (
+            (0.5, (1.0, 1.0), (2 - 0.5 * (1 + 0.5), 2 - 0.5)),
+            (0.25, (-0.25, -0.25), (1.25 - 0.25 * (0.25 + 0.3125), 1.5 - 0.25 * 0.25)),
+        ),
+    ),
+)
+
+
+def assert_follows(
+    optimizer: CompiledOptimizer, reference: Reference, updates: int, learning_rates: Sequence[float]
+) -> None:
+    """Steps both on the flat gradient, rolled on each time, once ten times as large and once not finite, and compares.
+
+    Args:
+        optimizer: with a gradient in its flat buffer.
+        reference: on the same weights in float64.
+        updates: how many, the skipped one included.
+        learning_rates: taken in turn, again and again.
+    """
+    flat = optimizer.flat
+    start, before = flat.grad.clone(), flat.data.clone()
+    for update, lr in zip(range(updates), itertools.cycle(learning_rates), strict=False):
+        flat.grad.copy_(start.roll(update) * (10.0 if update == updates - 1 else 1.0))
+        if update == 1:
+            flat.grad[0] = -torch.inf
+        expected = reference.step(lr, {name: view.double() for name, view in flat.views(flat.grad).items()})
+        assert float(optimizer.step(lr)) == pytest.approx(expected, rel=1e-12)
+    assert float(optimizer.grad_norm) == pytest.approx(expected, rel=1e-12)
+    assert optimizer.num_updates == reference.num_updates == updates - 1
+    moved = float((flat.data - before).abs().max())
+    for name, view in flat.views(flat.data).items():
+        torch.testing.assert_close(view.double(), reference.weights[name], rtol=1e-5, atol=5e-5 * moved)
+    for key in optimizer.STATE:
+        largest = max(float(value.abs().max()) for value in reference.state[key].values())
+        for name, view in flat.views(getattr(optimizer, key)).items():
+            torch.testing.assert_close(view.double(), reference.state[key][name], rtol=1e-5, atol=1e-6 * largest)

@@ -37,8 +37,8 @@ from mlbert.prepare.shuffle import Packing, shuffle_set
 from mlbert.prepare.tfrecords import tfrecords_to_hdf5
 from mlbert.prepare.vocab import count_words, train_vocabulary
 from mlbert.prepare.wordpiece import WordPieceTokenizer, load_vocabulary
+from mlbert.store.deals import contiguous
 from mlbert.store.manifest import file_sha256
-from mlbert.store.order import contiguous
 from mlbert.store.prepared import ShardWriter
 from mlbert.store.ragged import Ragged
 from mlbert.store.shard_file import content_sha256

@@ -34,13 +34,16 @@ from mlbert.feed.host_batch import HostBatch
 from mlbert.ops import dropout_key
 from mlbert.ops.triton import cast, device, embedding, loss, norm
 from mlbert.ops.triton.attention import attention
-from mlbert.optim.adam import Adam
+from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW
+from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from mlbert.optim.madgrad import Madgrad
 from mlbert.optim.pieces import pieces_of
+from mlbert.optim.sgd import SGD
 from mlbert.optim.stableadamw import StableAdamW
-from mlbert.optim.triton_adam import TritonAdam
+from mlbert.optim.triton_update import TritonUpdate
 
 ARCHITECTURES = (80, 90, 100)
 FIRST_FP8_ARCHITECTURE = 89
@@ -208,16 +211,16 @@ def _cast(tokens: int = 4096) -> None:
             cast.gelu_backward_cast_transpose(x, x, bias, exact, scale, amax, dtype)
 
 
-def _update(optimizer: type[Adam], odd: int) -> None:
+def _update(optimizer: type[CompiledOptimizer], odd: int) -> None:
     """`odd` elements more leave the buffers without alignment."""
     sizes = {"a.weight": 1 << 20, "a.bias": 1024 + odd}
     flat = FlatParameters((name, torch.nn.Parameter(_tensor(size))) for name, size in sizes.items())
     settings = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
-    layout, flags = ShardLayout.whole(flat.numel), {"bias_correction": True, "scaling": optimizer.SCALING}
+    layout, kinds = ShardLayout.whole(flat.numel), {"formulas": optimizer.FORMULAS, "scaling": optimizer.SCALING}
     pieces = pieces_of(layout.parts, flat.segments)
-    update = TritonAdam(pieces, len(flat.segments), layout, _META, **settings, **flags)
-    buffers = (flat.data, flat.grad, torch.empty_like(flat.data), torch.empty_like(flat.data))
-    update.launch(buffers, after_block=lambda block: None)
+    update = TritonUpdate(pieces, len(flat.segments), layout, _META, **settings, **kinds)
+    state = (torch.empty_like(flat.data) for _ in optimizer.STATE)
+    update.launch((flat.data, flat.grad, *state), after_block=lambda block: None)
 
 
 def cases() -> dict[str, Callable[[], None]]:
@@ -252,6 +255,9 @@ def cases() -> dict[str, Callable[[], None]]:
         "LAMB unaligned": lambda: _update(Lamb, 1),
         "AdamW": lambda: _update(AdamW, 0),
         "StableAdamW": lambda: _update(StableAdamW, 0),
+        "ACClip": lambda: _update(ACClip, 0),
+        "MADGRAD": lambda: _update(Madgrad, 0),
+        "SGD": lambda: _update(SGD, 0),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,15 +12,19 @@ from torch import Tensor
 from mlbert.optim.flat import is_decayed
 
 
-class ReferenceAdamW:
-    """AdamW: slow and plain, in the precision of the weights it is given.
+class Reference:
+    """An optimizer, slow and plain, in the precision of the weights it is given.
 
     Args:
         weights: name -> tensor of any float dtype; updated in place. Names decide on decay (`flat.is_decayed`).
-        betas, eps, weight_decay, max_grad_norm, bias_correction: as in `mlbert.optim.adam.Adam`.
-        base_lr: the decay's share of a step is lr / base_lr times `weight_decay` (decoupled); None: lr times it.
+        betas, eps, weight_decay, max_grad_norm: as in `mlbert.optim.compiled.CompiledOptimizer`.
         decay_all: whatever the names.
+
+    Attributes:
+        state: name of the optimizer's state -> name of the weight -> tensor like the weight.
     """
+
+    STATE: tuple[str, ...]
 
     def __init__(
         self,
@@ -29,17 +34,13 @@ class ReferenceAdamW:
         eps: float,
         weight_decay: float,
         max_grad_norm: float | None,
-        bias_correction: bool = True,
-        base_lr: float | None = None,
         decay_all: bool = False,
     ) -> None:
         self.weights = dict(weights)
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
-        self.max_grad_norm, self.bias_correction = max_grad_norm, bias_correction
-        self.base_lr, self.decay_all = base_lr, decay_all
+        self.max_grad_norm, self.decay_all = max_grad_norm, decay_all
         self.num_updates = 0
-        self.m = {name: torch.zeros_like(weight) for name, weight in self.weights.items()}
-        self.v = {name: torch.zeros_like(weight) for name, weight in self.weights.items()}
+        self.state = {key: {name: torch.zeros_like(weight) for name, weight in weights.items()} for key in self.STATE}
 
     def step(self, lr: float, grads: Mapping[str, Tensor]) -> float:
         """One update with gradients like the weights; nothing where their global norm, returned, is not finite."""
@@ -48,18 +49,50 @@ class ReferenceAdamW:
             return norm
         self.num_updates += 1
         clip = self.max_grad_norm / max(norm, self.max_grad_norm) if self.max_grad_norm else 1.0
-        corrections = [1 - beta**self.num_updates if self.bias_correction else 1.0 for beta in self.betas]
         for name, weight in self.weights.items():
-            grad = grads[name] * clip
-            self.m[name] = self.betas[0] * self.m[name] + (1 - self.betas[0]) * grad
-            self.v[name] = self.betas[1] * self.v[name] + (1 - self.betas[1]) * grad * grad
-            m, v = self.m[name] / corrections[0], self.v[name] / corrections[1]
-            update = m / (v.sqrt() + self.eps)
-            decayed = self.decay_all or is_decayed(name)
-            if decayed:
-                update = update + self.weight_decay / (self.base_lr or 1.0) * weight
-            weight -= lr * self.scale(weight, update, grad, v, decayed) * update
+            state = {key: self.state[key][name] for key in self.STATE}
+            self.update(weight, grads[name] * clip, lr, self.decay_all or is_decayed(name), state)
+            for key in self.STATE:
+                self.state[key][name] = state[key]
         return norm
+
+    def update(self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]) -> None:
+        """Changes a weight in place, and the entries of its state, by its clipped gradient."""
+        raise NotImplementedError
+
+
+class ReferenceAdamW(Reference):
+    """AdamW.
+
+    Args:
+        weights, **settings: as in `Reference`.
+        bias_correction: as in `mlbert.optim.adam.Adam`.
+        base_lr: the decay's share of a step is lr / base_lr times `weight_decay` (decoupled); None: lr times it.
+    """
+
+    STATE = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        *,
+        bias_correction: bool = True,
+        base_lr: float | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(weights, **settings)
+        self.bias_correction, self.base_lr = bias_correction, base_lr
+
+    def update(self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]) -> None:
+        """As `Reference.update`."""
+        state["exp_avg"] = self.betas[0] * state["exp_avg"] + (1 - self.betas[0]) * grad
+        state["exp_avg_sq"] = self.betas[1] * state["exp_avg_sq"] + (1 - self.betas[1]) * grad * grad
+        corrections = [1 - beta**self.num_updates if self.bias_correction else 1.0 for beta in self.betas]
+        m, v = state["exp_avg"] / corrections[0], state["exp_avg_sq"] / corrections[1]
+        update = m / (v.sqrt() + self.eps)
+        if decayed:
+            update = update + self.weight_decay / (self.base_lr or 1.0) * weight
+        weight -= lr * self.scale(weight, update, grad, v, decayed) * update
 
     def scale(self, weight: Tensor, update: Tensor, grad: Tensor, v: Tensor, decayed: bool) -> float:
         """What this tensor's update is multiplied by; `v` is the second moment without its bias."""
@@ -81,3 +114,49 @@ class ReferenceStableAdamW(ReferenceAdamW):
     def scale(self, weight: Tensor, update: Tensor, grad: Tensor, v: Tensor, decayed: bool) -> float:
         """1 / max(1, root of the mean of g^2 / max(v, eps^2))."""
         return 1.0 / max(1.0, math.sqrt(float((grad**2 / v.clamp(min=self.eps**2)).mean())))
+
+
+class ReferenceACClip(Reference):
+    """ACClip with alpha = 1."""
+
+    STATE = ("exp_avg", "exp_avg_abs")
+
+    def update(self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]) -> None:
+        """As `Reference.update`."""
+        m = state["exp_avg"] = self.betas[0] * state["exp_avg"] + (1 - self.betas[0]) * grad
+        tau = state["exp_avg_abs"] = self.betas[1] * state["exp_avg_abs"] + (1 - self.betas[1]) * grad.abs()
+        update = torch.minimum(tau / (m.abs() + self.eps), torch.ones_like(tau)) * m
+        if decayed:
+            update = update + self.weight_decay * weight
+        weight -= lr * update
+
+
+class ReferenceMadgrad(Reference):
+    """MADGRAD, the decay added to the gradient."""
+
+    STATE = ("grad_sum", "grad_sum_sq", "start")
+
+    def __init__(self, weights: Mapping[str, Tensor], **settings: Any) -> None:
+        super().__init__(weights, **settings)
+        self.state["start"] = {name: weight.clone() for name, weight in weights.items()}
+
+    def update(self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]) -> None:
+        """As `Reference.update`."""
+        step = lr * math.sqrt(self.num_updates)
+        if decayed:
+            grad = grad + self.weight_decay * weight
+        state["grad_sum"] = state["grad_sum"] + step * grad
+        state["grad_sum_sq"] = state["grad_sum_sq"] + step * grad * grad
+        z = state["start"] - state["grad_sum"] / (state["grad_sum_sq"] ** (1 / 3) + self.eps)
+        weight.copy_(self.betas[0] * weight + (1 - self.betas[0]) * z)
+
+
+class ReferenceSGD(Reference):
+    """SGD with momentum and decoupled decay."""
+
+    STATE = ("momentum_buffer",)
+
+    def update(self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]) -> None:
+        """As `Reference.update`."""
+        state["momentum_buffer"] = self.betas[0] * state["momentum_buffer"] + grad
+        weight -= lr * (state["momentum_buffer"] + (self.weight_decay * weight if decayed else 0.0))

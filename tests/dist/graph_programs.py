@@ -15,6 +15,7 @@ from capturable import SHAPE, TensorLamb, select_capturable
 from host_batches import made_up_batches
 from mlbert.dist.lifecycle import Lifecycle
 from mlbert.feed.synthetic import SyntheticSource
+from mlbert.dist.bucket_clipping import BucketClippingReducer
 from mlbert.dist.capture import NoCapture
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.world import World
@@ -32,19 +33,25 @@ MAX_TOKENS = SHAPE.max_position_embeddings
 
 
 def train(world: World) -> list[dict[str, Any]]:
-    """What `train_once` gives for each mode, recorded and not."""
+    """What `train_once` gives for each mode and way of clipping, recorded and not."""
     select_capturable()
-    return [train_once(world, mode, recorded) for mode in GraphMode for recorded in (True, False)]
+    ways = [(mode, by_buckets) for by_buckets in (False, True) for mode in GraphMode]
+    return [train_once(world, *way, recorded) for way in ways for recorded in (True, False)]
 
 
-def train_once(world: World, mode: GraphMode, recorded: bool) -> dict[str, Any]:
+def train_once(world: World, mode: GraphMode, by_buckets: bool, recorded: bool) -> dict[str, Any]:
     """Three steps of two micro-batches on this rank's share; a hash of all that they changed, and the norms."""
     model = BertForPreTraining(SHAPE, torch.bfloat16, fp8_products=Products())
     model.initialize(SEED)
     flat = FlatParameters(model.ordered_parameters())
     optimizer = TensorLamb(flat)
     buckets = cut_buckets(flat.offsets, flat.numel, BUCKET_ELEMENTS)
-    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, None)
+    gradients = (flat.parameters, flat.grad, flat.offsets, world, buckets)
+    reducer = (
+        BucketClippingReducer(*gradients, max_norm=0.1, accumulation=2)
+        if by_buckets
+        else GradientReducer(*gradients, None)
+    )
     budget = Budget.of_packs(2, MAX_TOKENS, 3, MAX_TOKENS, 5)
     capture = RecordedGraph() if recorded else NoCapture()
     objective = PreTraining(scope="step")
@@ -63,7 +70,7 @@ def train_once(world: World, mode: GraphMode, recorded: bool) -> dict[str, Any]:
     for tensor in (flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *model.buffers()):
         changed.update(tensor.numpy().tobytes())
     reducer.close()
-    return {"mode": mode.value, "hash": changed.hexdigest(), "norms": norms, "overlapped": reducer.num_overlapped}
+    return {"mode": mode.value, "by_buckets": by_buckets, "hash": changed.hexdigest(), "norms": norms, "overlapped": reducer.num_overlapped}
 
 
 def divisors(world: World) -> dict[str, Any]:

@@ -16,14 +16,17 @@ from mlbert.dist.groups import ShardGroups
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardedReducer, ShardLayout
 from mlbert.dist.world import World
-from mlbert.optim.adam import Adam
+from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW
+from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from mlbert.optim.madgrad import Madgrad
+from mlbert.optim.sgd import SGD
 from mlbert.optim.stableadamw import StableAdamW
 from rank_programs import TinyModel, loss_sum
 
-OTHERS: tuple[type[Adam], ...] = (AdamW, StableAdamW)
+OTHERS: tuple[type[CompiledOptimizer], ...] = (AdamW, StableAdamW, ACClip, Madgrad, SGD)
 SHARD_SHAPES = (
     ("word.weight", (37, 11)),
     ("one.weight", (1,)),
@@ -77,7 +80,7 @@ def sharded_lamb(
     nodes: bool = False,
     gathered: str = "fp32",
     save_as: str | None = None,
-    method: type[Adam] = Lamb,
+    method: type[CompiledOptimizer] = Lamb,
 ) -> dict[str, Any]:
     """LAMB, or another method, on given gradients; saves the state after update 3, or begins with one."""
     flat, layout = make_layout(world, nodes, block_elements)
@@ -110,7 +113,7 @@ def sharded_lamb(
         "weights": exact,
         "norms": [norm for norm in norms if math.isfinite(norm)],
         "skipped": [not math.isfinite(norm) for norm in norms],
-        "shard": optimizer.exp_avg.numel(),
+        "shard": optimizer.weights.shard.numel(),
         "blocks": len(layout.blocks),
     }
 
@@ -192,14 +195,18 @@ def sharded(world: World, folder: str) -> dict[str, Any]:
         "continued": sharded_lamb(world, folder, load_from="alone"),
         "overlap": sharded_overlap(world),
         "rounded": {form: sharded_rounded(world, folder, form) for form in ("bf16", "e5m2")},
+        "madgrad rounded": sharded_rounded(world, folder, "bf16", Madgrad),
     }
 
 
-def sharded_rounded(world: World, folder: str, form: str) -> dict[str, Any]:
+def sharded_rounded(
+    world: World, folder: str, form: str, method: type[CompiledOptimizer] = Lamb
+) -> dict[str, Any]:
     """Weights that travel rounded, through a checkpoint and without one."""
+    name = form if method is Lamb else f"{method.name}_{form}"
     return {
-        "whole": sharded_lamb(world, folder, gathered=form, save_as=form),
-        "continued": sharded_lamb(world, folder, gathered=form, load_from=form),
+        "whole": sharded_lamb(world, folder, gathered=form, save_as=name, method=method),
+        "continued": sharded_lamb(world, folder, gathered=form, load_from=name, method=method),
     }
 
 

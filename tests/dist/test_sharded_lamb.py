@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from harness import run_ranks
 from mlbert.core.errors import UserError
 from mlbert.dist.world import World
-from mlbert.optim.adam import Adam
+from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from sharded_programs import OTHERS, gradient_share, random_parameters, set_gradient, sharded_lamb
@@ -30,7 +30,7 @@ TOLERANCES = {"rtol": 1e-5, "atol": 2e-8}
 OVERLAP_TOLERANCE = 5e-6  # the same of gradients of size 3
 
 
-def reference(max_grad_norm: float | None, method: type[Adam] = Lamb) -> tuple[Adam, FlatParameters]:
+def reference(max_grad_norm: float | None, method: type[CompiledOptimizer] = Lamb) -> tuple[CompiledOptimizer, FlatParameters]:
     flat = FlatParameters(random_parameters())
     numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": max_grad_norm}
     return unsharded(method, flat, **numbers, implementation="plain"), flat
@@ -90,13 +90,13 @@ def test_several_ranks_equal_plain_lamb(ranks: tuple[list[dict], Path], plain: d
 
 @pytest.mark.parametrize("form", ["plain", "native"])
 @pytest.mark.parametrize("method", OTHERS, ids=lambda cls: cls.name)
-def test_other_methods_on_several_ranks(ranks: tuple[list[dict], Path], method: type[Adam], form: str) -> None:
+def test_other_methods_on_several_ranks(ranks: tuple[list[dict], Path], method: type[CompiledOptimizer], form: str) -> None:
     assert_equals_one_process(ranks[0][0]["methods"][f"{method.name} {form}"], method)
     for result in ranks[0]:
         assert result["methods"] == ranks[0][0]["methods"]
 
 
-def assert_equals_one_process(found: dict[str, Any], method: type[Adam]) -> None:
+def assert_equals_one_process(found: dict[str, Any], method: type[CompiledOptimizer]) -> None:
     optimizer, flat = reference(1.0, method)
     for update in range(UPDATES):
         set_gradient(World(), flat, update)
@@ -215,6 +215,17 @@ def test_a_checkpoint_of_rounded_weights_is_exact(
     for result in results:
         for key in ("trained", "weights"):
             assert result["rounded"][form]["continued"][key] == result["rounded"][form]["whole"][key]
+
+
+def test_madgrad_keeps_its_exact_start_among_rounded_weights(ranks: tuple[list[dict], Path]) -> None:
+    """The start is the exact weights' and part of a checkpoint, or the continued run would differ."""
+    results, folder = ranks
+    start = torch.cat([parameter.detach().flatten() for _, parameter in random_parameters()])
+    assert torch.equal(load_file(folder / "madgrad_bf16.safetensors")["start"], start)
+    for result in results:
+        found = result["madgrad rounded"]
+        assert found["continued"]["weights"] == found["whole"]["weights"]
+        assert found["whole"]["weights"] == result["methods"]["madgrad plain"]["weights"]
 
 
 def test_rounded_weights_inside_nodes(nodes: tuple[list[dict], Path, int]) -> None:

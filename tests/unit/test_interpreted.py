@@ -15,7 +15,7 @@ SUITES = (
     "ops/triton",
     "ops/test_fp8.py",
     "models/test_fp8.py::test_kernels_equal_their_plain_twins",
-    "optim/test_triton_adam.py",
+    "optim/test_triton_update.py",
     "train/test_step_triton.py",
 )
 

@@ -36,6 +36,10 @@ def test_from_a_set_to_everything_and_verified(source, tmp_path, capsys):
     assert run("pack", *common, tmp_path / "packed", "--shards", 2) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert run("bins", *common, tmp_path / "bins", "--edges", "16,32") == 0
+    assert run("bins-hdf5", source, tmp_path / "folders", "--edges", "16,32", "--workers", 1) == 0
+    assert f"{tmp_path}/folders/16: " in capsys.readouterr().out
+    assert run("bins-hdf5", source, tmp_path / "bins", "--edges", "16,32", "--workers", 1) == 2
+    assert "is not empty, and no such folder of bins" in capsys.readouterr().err
     assert run("shuffle", *common, tmp_path / "shuffled") == 0
     assert run("eval-set", "--input", source, "--out", tmp_path / "eval", "--num", 50) == 0
     assert describe(tmp_path / "eval").num_sequences == 50

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mlbert.dist.reduce import GradientReducer, cut_buckets
+from mlbert.dist.reduce import GradientReducer, cut_buckets, norm_of
 from mlbert.dist.world import World
 
 
@@ -36,3 +37,16 @@ def test_a_single_process_keeps_its_gradient() -> None:
     reducer.finish()
     assert torch.equal(grad, torch.full((3,), 2.0))
     assert reducer.num_overlapped == 0
+
+
+@pytest.mark.parametrize("numel", [0, 1, 4095, 4096, 10_000, 1 << 20])
+def test_norm_is_that_of_float64(numel: int) -> None:
+    x = torch.randn(numel, generator=torch.Generator().manual_seed(1))
+    assert float(norm_of(x)) == pytest.approx(float(x.double().norm()), rel=1e-7)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_norm_of_what_is_not_finite(bad: float) -> None:
+    x = torch.ones(5000)
+    x[4500] = bad
+    assert not norm_of(x).isfinite()

@@ -14,7 +14,7 @@ from mlbert.feed import dali
 from mlbert.feed.packed import PackedSource
 from mlbert.prepare.instances import padded_feature
 from mlbert.store import tfrecord
-from mlbert.store.order import contiguous
+from mlbert.store.deals import contiguous
 from mlbert.store.ragged import DTYPES
 from mlbert.store.tfrecord import write_examples
 from mlbert.store.tfrecord_plain import NAMES

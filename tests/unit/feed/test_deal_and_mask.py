@@ -14,7 +14,8 @@ from mlbert.core.masking import MaskingRule, mask_tokens
 from mlbert.feed.batch import Batch
 from mlbert.feed.packed import PackedSource
 from mlbert.prepare.shuffle import Packing, shuffle_set
-from mlbert.store.order import Lengths, StepShare, contiguous
+from mlbert.store.deals import contiguous
+from mlbert.store.order import Lengths, StepShare
 from mlbert.store.prepared import ShardSet
 from mlbert.store.ragged import Ragged
 from random_set import VOCAB_SIZE
@@ -24,7 +25,7 @@ RULE = MaskingRule(masked_lm_prob=0.3, max_predictions=5, mask_id=4, cls_id=2, s
 
 def snake(share: StepShare, lengths: Lengths) -> list[np.ndarray]:
     """Longest first, to the parts in turn, forth and back: every part has about as many tokens."""
-    longest_first = np.argsort(-lengths(), kind="stable")
+    longest_first = np.argsort(-lengths(np.arange(share.global_units)), kind="stable")
     parts = share.world_size * share.accumulation
     turns = longest_first.reshape(-1, parts)
     turns[1::2] = turns[1::2, ::-1]
@@ -80,7 +81,7 @@ def joined(batches: list[Batch]) -> dict[int, tuple[int, ...]]:
 def test_a_deal_takes_each_unit_once(deal, world_size, accumulation):
     shares = [StepShare(6, accumulation, rank, world_size) for rank in range(world_size)]
     lengths = np.random.default_rng(1).integers(5, 99, 6 * world_size)
-    parts = [part for share in shares for part in deal(share, lambda: lengths)]
+    parts = [part for share in shares for part in deal(share, lambda units: lengths[units])]
     assert {len(part) for part in parts} == {6 // accumulation}
     assert sorted(np.concatenate(parts).tolist()) == list(range(6 * world_size))
 

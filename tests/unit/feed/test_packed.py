@@ -19,7 +19,7 @@ from mlbert.feed.packed import PackedSource
 from mlbert.prepare.shuffle import Packing, shuffle_set
 from mlbert.store import open as module
 from mlbert.store import prepared
-from mlbert.store.order import contiguous
+from mlbert.store.deals import contiguous
 from mlbert.store.prepared import ShardSet
 from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE, random_rows
 

@@ -12,8 +12,8 @@ from host_batches import numbers
 from mlbert.core.errors import UserError
 from mlbert.feed.evaluation import EvalSet
 from mlbert.feed.packed import PackedSource
+from mlbert.store.deals import contiguous
 from mlbert.store.open import check_same_vocabulary, describe, open_store
-from mlbert.store.order import contiguous
 from mlbert.store.prepared import ShardSet
 from mlbert.store.tfrecord import write_examples
 from random_set import VOCAB_SIZE, random_rows

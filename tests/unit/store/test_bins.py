@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from host_batches import tokens_of
+from mlbert.core.errors import UserError
 from mlbert.feed.packed import PackedSource
 from mlbert.prepare.split_bins import make_bins
 from mlbert.store.bins import BinnedStore
+from mlbert.store.deals import by_length, contiguous
 from mlbert.store.open import open_store
-from mlbert.store.order import EpochOrder, contiguous
+from mlbert.store.order import EpochOrder
 from stored_sets import make_rows, names, random_lengths, write_set
 
 EDGES = (8, 16, 24, 32)
@@ -93,3 +95,92 @@ def test_pieces_of_an_epoch_join_to_the_whole(first):
     assert np.array_equal(np.concatenate(pieces), whole)
     anywhere = np.random.default_rng(0).permutation(5000)[:300]
     assert np.array_equal(order(2, anywhere), whole[anywhere])
+
+
+# Fixed numbers from each bin
+
+
+def composed(bins, counts, world_size=1, **options) -> list[PackedSource]:
+    """A source for each rank."""
+    shares = {"packs_per_step": sum(counts), "bin_counts": counts, "world_size": world_size, **options}
+    return [opened(bins, rank=rank, **shares) for rank in range(world_size)]
+
+
+def found_in(batch) -> list[int]:
+    return np.histogram(torch.diff(batch.cu_seqlens).numpy(), [0, 9, 17, 25, 33])[0].tolist()
+
+
+@pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (1, 4), (2, 2), (4, 1)])
+def test_every_rank_and_step_takes_exactly_its_numbers(bins, world_size, accumulation):
+    counts = [2, 1, 2, 3]
+    sources = composed(bins, counts, world_size, accumulation=accumulation)
+    sizes = [bin.num_sequences for bin in open_store(bins).info.bins]
+    steps = min(size // (count * world_size) for size, count in zip(sizes, counts, strict=True))
+    assert {source.steps_per_epoch for source in sources} == {steps}
+    for epoch in range(2):
+        seen = []
+        for step in range(epoch * steps, (epoch + 1) * steps):
+            for source in sources:
+                batches = source.batches_of(step)
+                assert np.sum([found_in(batch) for batch in batches], axis=0).tolist() == counts
+                assert {batch.num_samples for batch in batches} == {8 // accumulation}
+                seen += [tokens for batch in batches for tokens in tokens_of(batch)]
+        assert len(set(seen)) == len(seen) == 8 * world_size * steps
+
+
+def test_micro_batches_mix_the_bins(bins):
+    (source,) = composed(bins, [4, 4, 4, 12], accumulation=4)
+    for step in range(source.steps_per_epoch):
+        for batch in source.batches_of(step):
+            assert found_in(batch) == [1, 1, 1, 3]
+
+
+def test_the_union_over_ranks_and_dropout_rows_do_not_depend_on_their_number(bins):
+    def rows(sources) -> dict[int, bytes]:
+        batches = [batch for source in sources for batch in source.batches_of(3)]
+        return {
+            row: tokens
+            for batch in batches
+            for row, tokens in zip(batch.arrays()["first_rows"].tolist(), tokens_of(batch), strict=True)
+        }
+
+    expected = rows(composed(bins, [4, 4, 4, 12]))
+    assert len(expected) == 24
+    for world_size in (2, 4):
+        counts = [4 // world_size, 4 // world_size, 4 // world_size, 12 // world_size]
+        assert rows(composed(bins, counts, world_size)) == expected
+        assert rows(composed(bins, counts, world_size, deal=by_length(2))) == expected
+
+
+def test_a_composed_position_is_resumed_with_the_same_numbers_only(bins):
+    (source,) = composed(bins, [2, 1, 2, 3])
+    for _ in range(source.steps_per_epoch + 2):
+        source.next_step()
+    state = json.loads(json.dumps(source.state_dict()))
+    (resumed,) = composed(bins, [2, 1, 2, 3])
+    resumed.load_state_dict(state)
+    assert tokens_of(resumed.next_step()[0]) == tokens_of(source.next_step()[0])
+    source.close()
+    resumed.close()
+    (other,) = composed(bins, [2, 2, 1, 3])
+    for another in (other, opened(bins, packs_per_step=8)):
+        with pytest.raises(UserError, match=r"bin_counts \[2, 1, 2, 3\], this run has"):
+            another.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("counts", "world_size", "words"),
+    [
+        ([4, 4], 1, r"has 2 numbers, .*out has 4 bins \(bin-001-008, bin-009-016, bin-017-024, bin-025-032\)"),
+        ([1, 100, 1, 1], 2, r"one step takes 200 sequences of bin bin-009-016, which holds \d+"),
+    ],
+)
+def test_numbers_that_the_bins_cannot_give(bins, counts, world_size, words):
+    options = {"max_sequences_per_pack": 1, "seed": 3, "deal": contiguous, "world_size": world_size}
+    with pytest.raises(UserError, match=f"BIN_COUNTS: {words}"):
+        PackedSource(bins, packs_per_step=sum(counts), bin_counts=counts, **options)
+
+
+def test_a_set_without_bins(bins):
+    with pytest.raises(UserError, match=r"BIN_COUNTS: is set, and .*bin-001-008 has no length bins"):
+        opened(bins / "bin-001-008", bin_counts=[48])

@@ -18,12 +18,12 @@ from mlbert.core.errors import UserError
 from mlbert.feed.evaluation import EvalSet
 from mlbert.feed.packed import PackedSource
 from mlbert.store import nvidia, nvidia_index
+from mlbert.store.deals import contiguous
 from mlbert.store.file_map import FileMap
 from mlbert.store.nvidia import NvidiaStore
 from mlbert.store.nvidia_index import Limits
 from mlbert.store.nvidia_shard import Items
 from mlbert.store.open import describe, open_store
-from mlbert.store.order import contiguous
 from mlbert.store.prepared import ShardWriter
 from mlbert.store.ragged import DTYPES, Ragged, offsets_of
 from nvidia_shards import PREDICTIONS, WIDTH, bert_rows, pack_counts, write_fixed, write_packed, write_variable

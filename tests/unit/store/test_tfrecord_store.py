@@ -13,8 +13,8 @@ from host_batches import numbers
 from mlbert.core.errors import UserError
 from mlbert.feed.packed import PackedSource
 from mlbert.store import tfrecord, tfrecord_plain, tfrecord_store
+from mlbert.store.deals import contiguous
 from mlbert.store.open import open_store
-from mlbert.store.order import contiguous
 from mlbert.store.ragged import DTYPES, Ragged
 from mlbert.store.tfrecord import write_examples
 from mlbert.store.tfrecord_store import TFRecordStore, accepts, describe

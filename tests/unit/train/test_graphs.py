@@ -43,7 +43,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
             return Graphs(GraphMode(mode), method.budget, micro_batches, capture) if mode != "none" else None
 
         monkeypatch.setattr(experiment, "choose_graphs", choose)
-        monkeypatch.setattr(packed_lamb.methods, "make", lambda config, flat, layout: TensorLamb(flat))
+        monkeypatch.setattr(packed_lamb.methods, "make", lambda config, flat, *_: TensorLamb(flat))
         with pytest.raises(SystemExit) as end:
             main(train_arguments(tmp_path, name, ops="plain", precision="fp32", cuda_graph_mode=mode, max_steps=4))
         assert end.value.code == 1  # the target is out of reach

@@ -34,7 +34,7 @@ from mlbert.models.objectives import PreTraining
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
-from mlbert.store.order import contiguous
+from mlbert.store.deals import contiguous
 from mlbert.train.step import Step
 
 LEARNING_RATE = 1e-4

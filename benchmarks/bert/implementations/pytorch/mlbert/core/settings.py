@@ -163,15 +163,30 @@ class TrainConfig:
     optimizer: str = row(
         "OPTIMIZER",
         "Method of the update; decoupled: the decay does not depend on the size of LR.",
-        choices=("lamb", "adamw", "decoupled_adamw", "stableadamw", "decoupled_stableadamw"),
+        choices=(
+            "lamb",
+            "adamw",
+            "decoupled_adamw",
+            "stableadamw",
+            "decoupled_stableadamw",
+            "acclip",
+            "madgrad",
+            "sgd",
+        ),
     )
     opt_lamb_beta_1: float = row(
-        "OPT_LAMB_BETA_1", "Decay of the first moment, whichever the optimizer.", above=0, below=1
+        "OPT_LAMB_BETA_1",
+        "Decay of the first moment, whichever the optimizer; the momentum of madgrad and sgd.",
+        above=0,
+        below=1,
     )
     opt_lamb_beta_2: float = row(
-        "OPT_LAMB_BETA_2", "Decay of the second moment, whichever the optimizer.", above=0, below=1
+        "OPT_LAMB_BETA_2",
+        "Decay of the second moment, whichever the optimizer; madgrad and sgd do not read it.",
+        above=0,
+        below=1,
     )
-    opt_epsilon: float = row("OPT_EPSILON", "Added to the root of the second moment.", above=0)
+    opt_epsilon: float = row("OPT_EPSILON", "Added to what an update is divided by; sgd does not read it.", above=0)
     weight_decay_rate: float = row("WEIGHT_DECAY_RATE", "Weight decay; none on biases and LayerNorm.", at_least=0)
     max_grad_norm: float | None = row(
         "MAX_GRAD_NORM", "Limit of the global gradient norm; none for no clipping.", above=0
@@ -255,6 +270,17 @@ class TrainConfig:
         if self.warmup_proportion:
             return int(self.max_steps * self.warmup_proportion)
         return self.warmup_steps
+
+    @property
+    def counts_of_bins(self) -> tuple[int, ...] | None:
+        """BIN_COUNTS as numbers. Raises ValueError: they are not whole numbers above 0 with blanks or commas between,
+        which `core.config.validate` has seen to."""
+        if self.bin_counts is None:
+            return None
+        counts = tuple(int(word) for word in self.bin_counts.replace(",", " ").split())
+        if not counts or min(counts) < 1:
+            raise ValueError(self.bin_counts)
+        return counts
 
 
 def _launch(env: str, kind: type, meaning: str, unit: str = "", **limits: Any) -> Setting:

@@ -10,15 +10,21 @@ distributed fused LAMB), with an all-reduce of the shards between nodes.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from mlbert.core.errors import UserError
+from mlbert.core.settings import TrainConfig
 from mlbert.dist.world import World
+
+POLL_SECONDS = 1e-4
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,32 @@ class RankGroup:
         data = buffer.view(torch.uint8)
         return all_gather(data, data.chunk(self.size)[self.rank], group=self.handle, async_op=True)
 
+    def all_gather(self, data: np.ndarray, given_up: Callable[[], bool] = lambda: False) -> list[np.ndarray]:
+        """The ``data`` of each rank of the group (uint8 [n], any n), on the host, in the order of ranks.
+
+        Raises:
+            RuntimeError: a rank is lost, or ``given_up`` says meanwhile that its result is not wanted any more; the
+                group must not be used again then.
+        """
+        sizes = self._gather_equal(torch.tensor([len(data)]), given_up).flatten().tolist()
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(data)] = torch.from_numpy(data)
+        rows = self._gather_equal(padded, given_up).numpy()
+        return [row[:size] for row, size in zip(rows, sizes, strict=True)]
+
+    def _gather_equal(self, row: Tensor, given_up: Callable[[], bool]) -> Tensor:
+        """[n] of each rank -> [size, n]."""
+        gathered = row.new_empty(self.size, *row.shape)
+        if self.size == 1:
+            return gathered.copy_(row)
+        work = dist.all_gather(list(gathered), row, group=self.handle, async_op=True)
+        while not work.is_completed():  # not a wait, which nothing could end before the time limit
+            if given_up():
+                raise RuntimeError("the ranks' data is not wanted any more")
+            time.sleep(POLL_SECONDS)
+        work.wait()
+        return gathered
+
 
 @dataclass(frozen=True)
 class ShardGroups:
@@ -91,13 +123,7 @@ class ShardGroups:
         Raises:
             UserError: the nodes have unequally many ranks, or a node's ranks do not follow each other.
         """
-        size = world.local_world_size
-        table = torch.zeros(world.world_size, 2, dtype=torch.int64)
-        table[world.rank] = torch.tensor([world.local_rank, size])
-        found = world.all_reduce_sum(table).tolist()
-        if world.world_size % size or found != [[rank % size, size] for rank in range(world.world_size)]:
-            reason = "node needs equally many ranks on each node, numbered node after node"
-            raise UserError("SHARDED_OPTIMIZER", reason, "Start them so, or set SHARDED_OPTIMIZER=all")
+        size = _ranks_of_a_node(world, "SHARDED_OPTIMIZER", "node")
         node, nodes = world.rank // size, world.world_size // size
         members = [node * size + local for local in range(size)]
         twins = [other * size + world.local_rank for other in range(nodes)]
@@ -105,6 +131,41 @@ class ShardGroups:
             RankGroup(world.local_rank, size, _handle(members, world, timeout_s)),
             RankGroup(node, nodes, _handle(twins, world, timeout_s)),
         )
+
+
+def exchange_group(config: TrainConfig, world: World, timeout_s: float = 120.0) -> RankGroup:
+    """The ranks that EXCHANGE_PADDING names: this one alone, those of its node, or all.
+
+    For EXCHANGE_BY=gather they are connected, over host memory and apart from every other group, so that a thread may
+    use them while training goes on. All ranks call it together; `timeout_s` as in `World.start`.
+
+    Raises:
+        UserError: the nodes have unequally many ranks, or a node's ranks do not follow each other.
+    """
+    size = {"off": 1, "all": world.world_size}.get(config.exchange_padding)
+    size = size or _ranks_of_a_node(world, "EXCHANGE_PADDING", "group")
+    place = world.rank % size
+    if config.exchange_by == "lengths" or size == 1:
+        return RankGroup(place, size)
+    members = list(range(world.rank - place, world.rank - place + size))
+    timeout = timedelta(seconds=timeout_s)
+    handle = dist.new_group(members, timeout=timeout, backend="gloo", use_local_synchronization=True)
+    group = RankGroup(place, size, handle)
+    group.all_gather(np.zeros(1, np.uint8))  # connects them
+    return group
+
+
+def _ranks_of_a_node(world: World, setting: str, value: str) -> int:
+    """How many ranks each node has, which all ranks ask together. Raises UserError naming the setting: unequally many,
+    or they do not follow each other."""
+    size = world.local_world_size
+    table = torch.zeros(world.world_size, 2, dtype=torch.int64)
+    table[world.rank] = torch.tensor([world.local_rank, size])
+    found = world.all_reduce_sum(table).tolist()
+    if world.world_size % size or found != [[rank % size, size] for rank in range(world.world_size)]:
+        reason = f"{value} needs equally many ranks on each node, numbered node after node"
+        raise UserError(setting, reason, f"Start them so, or set {setting}=all")
+    return size
 
 
 def _handle(ranks: list[int], world: World, timeout_s: float) -> dist.ProcessGroup | None:

@@ -104,7 +104,7 @@ class ShardedReducer(GradientReducer):
     too. The other parts of the buffer are undefined after `finish`.
 
     Args:
-        params, offsets, clip_before: as in `GradientReducer`.
+        params, offsets, clip_before, loss_scale: as in `GradientReducer`.
         flat_grad: [elements], the padded buffer.
         world: started.
         layout: of this buffer.
@@ -118,11 +118,12 @@ class ShardedReducer(GradientReducer):
         world: World,
         layout: ShardLayout,
         clip_before: float | None,
+        loss_scale: Tensor | None = None,
     ) -> None:
         self._layout = layout
         self._sums_twice = layout.groups.inside.size > 1 and layout.groups.between.size > 1
         self._second_stream = torch.cuda.Stream(flat_grad.device) if self._sums_twice and flat_grad.is_cuda else None
-        super().__init__(params, flat_grad, offsets, world, layout.buckets(offsets), clip_before)
+        super().__init__(params, flat_grad, offsets, world, layout.buckets(offsets), clip_before, loss_scale)
 
     def _begin(self, part: Tensor) -> dist.Work | None:
         groups = self._layout.groups

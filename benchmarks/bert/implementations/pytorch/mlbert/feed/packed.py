@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from mlbert.core.errors import UserError
+from mlbert.feed.exchange import ExchangeGroup, Read
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.source import StepSource
 from mlbert.store.base import Store, StoreInfo
+from mlbert.store.bins import check_counts
 from mlbert.store.checks import check_tokens
 from mlbert.store.open import describe, in_memory, open_store
 from mlbert.store.order import Deal, Mask, StepReader, StepShare
@@ -31,7 +34,9 @@ class PackedSource(StepSource):
         data_dir: see `mlbert.store.open.describe`; no sample is read before `open`.
         packs_per_step: of one rank, all micro-batches together.
         accumulation, rank, world_size: see `mlbert.store.order.StepShare`.
-        max_sequences_per_pack, seed, deal, mask: see `mlbert.store.order.StepReader`.
+        max_sequences_per_pack, bin_counts, seed, deal, mask: see `mlbert.store.order.StepReader`.
+        gather_over: ranks that exchange what they read, see `mlbert.feed.exchange`; ``deal`` must be `contiguous` then.
+            None: each rank reads what it is dealt.
         max_tokens: slots of a pack; None: see `pack_slots`.
         vocab_size: entries of the model's vocabulary, compared with every token id of a set that does not know its own.
     """
@@ -43,10 +48,12 @@ class PackedSource(StepSource):
         packs_per_step: int,
         accumulation: int = 1,
         max_sequences_per_pack: int,
+        bin_counts: Sequence[int] | None = None,
         seed: int,
         rank: int = 0,
         world_size: int = 1,
         deal: Deal,
+        gather_over: ExchangeGroup | None = None,
         mask: Mask | None = None,
         max_tokens: int | None = None,
         vocab_size: int | None = None,
@@ -56,14 +63,22 @@ class PackedSource(StepSource):
         self.max_tokens = pack_slots(self.info, max_sequences_per_pack, max_tokens)
         self.vocab_size = vocab_size if self.info.vocab_size is None else self.info.vocab_size
         self._max_sequences = max_sequences_per_pack
-        self._make_reader = partial(StepReader, share=self.share, seed=seed, deal=deal, mask=mask)
+        self._bin_counts = None if bin_counts is None else list(bin_counts)
+        self._check_counts(self.info)
+        self._make_reader = partial(
+            StepReader, share=self.share, bin_counts=self._bin_counts, seed=seed, deal=deal, mask=mask
+        )
+        self._gather_over = gather_over
         self._reader: StepReader | None = None
+        self._read: Read | None = None
         identity = {
             "seed": seed,
             "global_packs": self.share.global_units,
             "max_tokens": self.max_tokens,
             "max_sequences_per_pack": max_sequences_per_pack,
             "data": self.info.identity,
+            # Of all ranks together, like global_packs.
+            "bin_counts": None if bin_counts is None else [count * world_size for count in bin_counts],
         }
         super().__init__(self.info.folder, identity)
 
@@ -77,19 +92,26 @@ class PackedSource(StepSource):
         """Open and check the set, and pack it unless packs are stored: the first touch of training data.
         Raises UserError: a file is missing or damaged, or the set is too small for one step."""
         store = self._open_store()
+        self._check_counts(store.info)
         self._reader = self._make_reader(store, max_tokens=self.max_tokens, max_sequences=self._max_sequences)
         if self.steps_per_epoch == 0:
             reason = f"its {self._reader.units.count} packs are fewer than one step's {self.share.global_units}"
             raise UserError(self.info.folder, reason, "Lower BATCHSIZE or prepare more data")
+        self._read = self._exchanged(self._reader, self.share, self._gather_over)
+
+    def _check_counts(self, info: StoreInfo) -> None:
+        if self._bin_counts is not None:
+            assert sum(self._bin_counts) == self.share.units, "every rank's share comes from the bins"
+            check_counts(info, self._bin_counts, self.share.world_size)
 
     def _open_store(self) -> Store:
         return in_memory(open_store(self.info.folder))
 
     def batches_of(self, step: int) -> list[HostBatch]:
         """See `StepSource.batches_of`."""
-        assert self._reader is not None, "open() first"
+        assert self._read is not None, "open() first"
         batches = []
-        for part in self._reader(step):
+        for part in self._read(step):
             if self.info.vocab_size is None and self.vocab_size is not None:
                 check_tokens(part.rows, self.info, self.vocab_size)
             batches.append(

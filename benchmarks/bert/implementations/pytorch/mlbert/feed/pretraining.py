@@ -9,27 +9,35 @@ from mlbert.core.settings import TrainConfig
 from mlbert.feed.budget import MASKED_SHARE, Budget
 from mlbert.feed.dali import DaliSource
 from mlbert.feed.evaluation import EvalSet
+from mlbert.feed.exchange import ExchangeGroup
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.synthetic import SyntheticEvalSet, SyntheticSource
-from mlbert.store.order import contiguous
+from mlbert.store.deals import by_length, contiguous
+from mlbert.store.order import Deal
 
 
 def make_source(
-    config: TrainConfig, shape: BertConfig, *, seed: int, rank: int, world_size: int
+    config: TrainConfig, shape: BertConfig, *, seed: int, rank: int, world_size: int, exchange: ExchangeGroup
 ) -> PackedSource | SyntheticSource:
-    """This rank's share of the training set; nothing of it is touched before `open`."""
+    """This rank's share of the training set, of which nothing is touched before `open`; ``exchange``: the ranks that
+    EXCHANGE_PADDING names. Raises UserError: the set has not the bins that BIN_COUNTS asks for."""
+    by_lengths = config.exchange_by == "lengths"
+    deal = by_length(exchange.size) if by_lengths and exchange.size > 1 else contiguous
+    gather_over = None if by_lengths or exchange.size == 1 else exchange
     if config.synthetic_data:
-        return _synthetic(config, shape, seed, rank, world_size)
+        return _synthetic(config, shape, seed, rank, world_size, deal=deal, gather_over=gather_over)
     source = DaliSource if config.data_reader == "dali" else PackedSource
     return source(
         config.input_dir,
         packs_per_step=config.train_batch_size,
         accumulation=config.gradient_accumulation_steps,
         max_sequences_per_pack=config.max_sequences_per_pack,
+        bin_counts=config.counts_of_bins,
         seed=seed,
         rank=rank,
         world_size=world_size,
-        deal=contiguous,
+        deal=deal,
+        gather_over=gather_over,
         vocab_size=shape.vocab_size,
     )
 
@@ -61,7 +69,15 @@ def budget_of(config: TrainConfig, source: PackedSource | SyntheticSource) -> Bu
     return Budget.of_packs(packs, source.max_tokens, config.max_sequences_per_pack, longest, predictions)
 
 
-def _synthetic(config: TrainConfig, shape: BertConfig, seed: int, rank: int, world_size: int) -> SyntheticSource:
+def _synthetic(
+    config: TrainConfig,
+    shape: BertConfig,
+    seed: int,
+    rank: int,
+    world_size: int,
+    deal: Deal = contiguous,
+    gather_over: ExchangeGroup | None = None,
+) -> SyntheticSource:
     return SyntheticSource(
         packs_per_step=config.train_batch_size,
         accumulation=config.gradient_accumulation_steps,
@@ -71,4 +87,6 @@ def _synthetic(config: TrainConfig, shape: BertConfig, seed: int, rank: int, wor
         seed=seed,
         rank=rank,
         world_size=world_size,
+        deal=deal,
+        gather_over=gather_over,
     )

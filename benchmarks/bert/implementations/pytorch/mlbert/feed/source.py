@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from mlbert.core.errors import UserError
+from mlbert.feed.exchange import ExchangeGroup, GatheredReading, Read
 from mlbert.feed.host_batch import HostBatch
+from mlbert.store.order import StepShare
 
 PREFETCHED_STEPS = 4
 
@@ -24,6 +26,7 @@ class StepSource:
         self._name, self._identity = name, identity
         self._step = 0
         self._prefetcher: Prefetcher | None = None
+        self._closing = threading.Event()
         # The copy to the device runs beside the computation from such memory only; it needs a CUDA driver.
         self._page_locked = torch.cuda.is_available()
 
@@ -57,10 +60,17 @@ class StepSource:
         self._step = int(state["step"])
 
     def close(self) -> None:
-        """Stop the background thread; `next_step` starts it again."""
+        """Stop the background thread; `next_step` starts it again. A source that gathers from other ranks can be used
+        again by all of them together at most, as it may stop between two of them."""
         if self._prefetcher is not None:
+            self._closing.set()
             self._prefetcher.stop()
             self._prefetcher = None
+            self._closing.clear()
+
+    def _exchanged(self, read: Read, share: StepShare, group: ExchangeGroup | None) -> Read:
+        """The same steps, exchanged over a group of ranks where there is one."""
+        return read if group is None else GatheredReading(read, share, group, self._closing.is_set)
 
 
 class Prefetcher:

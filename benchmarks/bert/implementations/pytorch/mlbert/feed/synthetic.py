@@ -8,9 +8,11 @@ import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.feed.budget import MASKED_SHARE
+from mlbert.feed.exchange import ExchangeGroup
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.source import StepSource
-from mlbert.store.order import StepShare, contiguous
+from mlbert.store.deals import contiguous
+from mlbert.store.order import Deal, Portion, StepShare
 from mlbert.store.ragged import Ragged, offsets_of
 
 # Quantiles of the sequence lengths of the benchmark's training set, 512 tokens at most (public length histogram).
@@ -56,7 +58,7 @@ class SyntheticSource(StepSource):
     """Random tokens; each pack depends on (seed, step, its number in the step) only.
 
     Args:
-        packs_per_step, accumulation, rank, world_size: see `mlbert.feed.packed.PackedSource`.
+        packs_per_step, accumulation, rank, world_size, deal, gather_over: see `mlbert.feed.packed.PackedSource`.
         max_sequences_per_pack: sequences are put into a pack in the order they are drawn, at most so many.
         vocab_size: token ids are below it.
         max_tokens: slots of a pack and longest sequence.
@@ -71,6 +73,8 @@ class SyntheticSource(StepSource):
         seed: int,
         rank: int = 0,
         world_size: int = 1,
+        deal: Deal = contiguous,
+        gather_over: ExchangeGroup | None = None,
         vocab_size: int,
         max_tokens: int,
     ) -> None:
@@ -79,23 +83,39 @@ class SyntheticSource(StepSource):
         self.share = StepShare(packs_per_step, accumulation, rank, world_size)
         self.max_tokens = max_tokens
         self._vocab_size, self._max_sequences, self._seed = vocab_size, max_sequences_per_pack, seed
+        self._deal = deal
         super().__init__("SYNTH_DATA", {"seed": seed, "global_packs": self.share.global_units})
+        self._read = self._exchanged(self._made_up, self.share, gather_over)
 
     def batches_of(self, step: int) -> list[HostBatch]:
         """See `StepSource.batches_of`."""
-        batches = []
-        for units in contiguous(self.share):
+        return [
+            HostBatch.of(part.rows, part.sequences_per_unit, part.units, self.max_tokens, self._page_locked)
+            for part in self._read(step)
+        ]
+
+    def _made_up(self, step: int) -> list[Portion]:
+        def lengths(units: np.ndarray) -> np.ndarray:
+            return np.asarray([self._lengths(self._generator(step, unit)).sum() for unit in units.tolist()], np.int64)
+
+        portions = []
+        for units in self._deal(self.share, lengths):
             packs = [self._pack(step, pack) for pack in units.tolist()]
             counts = np.asarray([len(pack) for pack in packs])
-            rows = Ragged.concatenate(packs)
-            batches.append(HostBatch.of(rows, counts, units, self.max_tokens, self._page_locked))
-        return batches
+            portions.append(Portion(Ragged.concatenate(packs), counts, units))
+        return portions
+
+    def _generator(self, step: int, pack: int) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, step, pack])))
+
+    def _lengths(self, generator: np.random.Generator) -> np.ndarray:
+        """Of the sequences of the generator's pack; the first that is drawn of it."""
+        lengths = lengths_at(generator.random(self._max_sequences), self.max_tokens)
+        return lengths[: max(1, int(np.searchsorted(np.cumsum(lengths), self.max_tokens, side="right")))]
 
     def _pack(self, step: int, pack: int) -> Ragged:
-        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, step, pack])))
-        lengths = lengths_at(generator.random(self._max_sequences), self.max_tokens)
-        lengths = lengths[: max(1, int(np.searchsorted(np.cumsum(lengths), self.max_tokens, side="right")))]
-        return sequences(lengths, self._vocab_size, generator)
+        generator = self._generator(step, pack)
+        return sequences(self._lengths(generator), self._vocab_size, generator)
 
 
 class SyntheticEvalSet:

@@ -78,7 +78,7 @@ class BertBase(nn.Module):
 
     Args:
         config: shape.
-        dtype: precision of the encoder's and heads' matrix products and activations (float32 or bfloat16); parameters
+        dtype: precision of the encoder's and heads' products and activations (float32, bfloat16 or float16); parameters
             are float32.
         sparse_last_layer: do the last layer's per-token work only for the tokens that the heads read. The logits are
             the same.

@@ -26,7 +26,7 @@ class Compute:
     Attributes:
         dtype: of matrix products and activations.
         products: which of the encoder's products run in FP8; None: none.
-        precision: for the log, "torch.float32", "torch.bfloat16", "fp8" or "fp8-forward".
+        precision: for the log, "torch.float32", "torch.bfloat16", "torch.float16", "fp8" or "fp8-forward".
         ops: for the log, JSON of op -> implementation.
     """
 

@@ -11,14 +11,14 @@ FP8_CAPABILITY = (8, 9)
 
 
 def compute_dtype(precision: str, device: torch.device | None = None) -> torch.dtype:
-    """float32 or bfloat16, the type of activations and of the products that are not in FP8.
+    """float32, bfloat16 or float16, the type of activations and of the products that are not in FP8.
 
     "auto" takes bfloat16 where the device (default: CPU) has hardware for its products.
     """
     if precision == "auto":
         fast = (device is not None and device.type == "cuda") or torch.cpu._is_amx_tile_supported()
         return torch.bfloat16 if fast else torch.float32
-    return {"fp32": torch.float32, "bf16": torch.bfloat16}.get(precision, torch.bfloat16)
+    return {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
 
 
 def fp8_products(precision: str, device: torch.device) -> Products | None:

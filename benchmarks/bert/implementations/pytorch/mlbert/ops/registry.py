@@ -10,7 +10,7 @@ loaded for them; `select` takes the user's choice, and the public functions ask 
     cublaslt linear layers with cublasLt's epilogues (`mlbert.ops.cublaslt`), the other ops as in ``triton``: CUDA
     flash    attention by the FlashAttention that PyTorch carries, the other ops as in ``auto``: CUDA
 
-An op without the chosen implementation runs plain, and so do float64 tensors.
+An op without the chosen implementation runs plain, and so do float64 tensors, and float16 ones where C kernels would.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from mlbert.core.errors import UserError
 from mlbert.core.native import NativeUnavailable
 
 CHOICES = ("auto", "plain", "native", "triton", "cublaslt", "flash")
-_PLAIN_DTYPES = (torch.float64,)
 # Kind of device -> choice -> names to try for each op before plain.
 _PREFERENCES: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {"auto": ("native",), "native": ("native",), "triton": ("triton",)},
@@ -123,8 +122,9 @@ def describe(device: torch.device | str = "cpu") -> str:
 
 def implementation(op: str, tensor: torch.Tensor) -> Form:
     """The function that runs `op` on tensors like this one."""
-    name = "plain" if tensor.dtype in _PLAIN_DTYPES else _selection(tensor.device.type).names[op]
-    return _implementations[op][name]
+    name = _selection(tensor.device.type).names[op]
+    is_plain = tensor.dtype == torch.float64 or (tensor.dtype == torch.float16 and name == "native")
+    return _implementations[op]["plain" if is_plain else name]
 
 
 def available(device: torch.device | str = "cpu") -> dict[str, tuple[str, ...]]:

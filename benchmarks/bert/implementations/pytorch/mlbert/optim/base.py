@@ -15,7 +15,7 @@ Source of the scheme: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Tra
 arXiv 1910.02054, section 5.1 (optimizer state partitioning).
 
 A method is a subclass that gives its name, the names of its state, `_direction` and `hyperparameters`, in plain form;
-faster forms are added by `_load`, `_norm` and `_update`, as `mlbert.optim.adam` does.
+faster forms are added by `_load`, `_norm` and `_update`, as `mlbert.optim.compiled` does.
 
 Legend: N elements of the padded flat buffers, n of the shard; G parameters.
 """
@@ -61,6 +61,8 @@ class FlatOptimizer:
         layout: how the padded buffers are shared out, and over which ranks.
         max_grad_norm: global norm that the gradient is clipped to; None: no clipping.
         clipped_before: the clipping is done before the gradients are reduced, and none here.
+        known_norm: float64 scalar on the device that holds the gradient's norm before each update, so that there is no
+            pass over the gradient to find it; None: it is found here.
         implementation: "plain" (any device), "native" (CPU, C), "triton" (CUDA; the CPU in Triton's interpreter),
             "apex" (CUDA, unsharded LAMB, where apex is installed) or "auto" (native on the CPU, triton on CUDA, where
             they can be had).
@@ -88,13 +90,14 @@ class FlatOptimizer:
         *,
         max_grad_norm: float | None,
         clipped_before: bool = False,
+        known_norm: Tensor | None = None,
         implementation: str = "auto",
         gathered: str = "fp32",
     ) -> None:
         assert implementation in ("auto", "plain", "native", "triton", "apex"), implementation
         self.flat, self._layout = flat, layout
         self.max_grad_norm = max_grad_norm
-        self._limit = None if clipped_before else max_grad_norm
+        self._limit, self._known_norm = None if clipped_before else max_grad_norm, known_norm
         self._num_updates = 0
         self.weights = SharedWeights(flat.padded_data, layout, gathered)
         for key in self.STATE:
@@ -160,7 +163,7 @@ class FlatOptimizer:
             self.launch()
             return self.grad_norm.clone()
         grad = self._layout.take(self.flat.padded_grad)
-        norm = self._norm(grad)
+        norm = self._norm(grad) if self._known_norm is None else float(self._known_norm)
         self.grad_norm.fill_(norm)
         if math.isfinite(norm):
             self._num_updates += 1

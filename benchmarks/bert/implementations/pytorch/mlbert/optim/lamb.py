@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from mlbert.core.native import NativeUnavailable
-from mlbert.optim.adam import Adam, Scaling
+from mlbert.optim.adam import Adam
 from mlbert.optim.base import Event
+from mlbert.optim.compiled import Scaling
 
 if TYPE_CHECKING:
     from mlbert.optim.apex_lamb import ApexLamb

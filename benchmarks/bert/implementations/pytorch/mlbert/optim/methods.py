@@ -5,28 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
-from mlbert.optim.adam import Adam
+from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW, DecoupledAdamW
 from mlbert.optim.base import FlatOptimizer
+from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from mlbert.optim.madgrad import Madgrad
+from mlbert.optim.sgd import SGD
 from mlbert.optim.shared_weights import Layout
 from mlbert.optim.stableadamw import DecoupledStableAdamW, StableAdamW
 
-OPTIMIZERS: Mapping[str, type[Adam]] = {
-    cls.name: cls for cls in (Lamb, AdamW, DecoupledAdamW, StableAdamW, DecoupledStableAdamW)
+OPTIMIZERS: Mapping[str, type[CompiledOptimizer]] = {
+    cls.name: cls for cls in (Lamb, AdamW, DecoupledAdamW, StableAdamW, DecoupledStableAdamW, ACClip, Madgrad, SGD)
 }
 
 
-def make(config: TrainConfig, flat: FlatParameters, layout: Layout) -> FlatOptimizer:
+def make(config: TrainConfig, flat: FlatParameters, layout: Layout, known_norm: Tensor | None = None) -> FlatOptimizer:
     """The optimizer that OPTIMIZER names, with the numbers of the settings.
 
     Args:
         config: of the run.
         flat: the parameters, padded as the layout wants it.
         layout: how their buffers are shared out.
+        known_norm: as in `FlatOptimizer`.
 
     Raises:
         UserError: the form that OPTIMIZER_IMPLEMENTATION asks for cannot be had, or not sharded.
@@ -44,6 +50,7 @@ def make(config: TrainConfig, flat: FlatParameters, layout: Layout) -> FlatOptim
         weight_decay=config.weight_decay_rate,
         max_grad_norm=config.max_grad_norm,
         clipped_before=config.gradient_clipping != "after",
+        known_norm=known_norm,
         implementation=implementation(config),
         gathered=config.weights_allgather,
     )

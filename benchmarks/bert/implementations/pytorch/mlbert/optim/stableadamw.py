@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlbert.optim.adam import Scaling, bias_corrections
 from mlbert.optim.adamw import AdamW, DecoupledAdamW
+from mlbert.optim.compiled import Scaling
 
 
 class StableAdamW(AdamW):
@@ -24,7 +24,7 @@ class StableAdamW(AdamW):
 
     def _scales(self, weight: Tensor, grad: Tensor, update: Tensor) -> Tensor:
         """1 / max(1, RMS) of each parameter."""
-        correction_2 = bias_corrections(self.betas, self._num_updates, self.bias_correction)[1]
+        correction_2 = self._corrections()[1]
         norms = self._norms_of(grad / (self.exp_avg_sq * correction_2).clamp_(min=self.eps**2).sqrt_(), self._pieces)
         numels = torch.tensor([float(s.numel) for s in self.flat.segments], dtype=torch.float64, device=norms.device)
         return (numels.sqrt() / norms.clamp(min=numels.sqrt())).float()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ class ExportJob:
 
     def path(self, index: int) -> Path:
         """Name of file ``index``, as the pipeline names them."""
-        return self.out / f"part_{index:05d}_of_{self.num_files:05d}.hdf5"
+        return self.out / shard_name(index, self.num_files)
 
     def rows(self, index: int) -> np.ndarray:
         """Its rows: files differ by at most one."""
@@ -51,33 +52,54 @@ class ExportJob:
     def make_file(self, index: int) -> None:
         """Write one file unless an earlier run did. Raises UserError: the source is damaged, or holds what the layout
         cannot store."""
-        named = json.dumps([self.identity, self.layout, index, self.num_files])
-        fingerprint = hashlib.sha256(named.encode()).hexdigest()
-        if _is_written(self.path(index), fingerprint):
+        fingerprint = [self.identity, self.layout, index, self.num_files]
+        if is_written(self.path(index), fingerprint):
             return
         store = opened(self.folder)
         rows, counts = gather_rows(store, self.rows(index), self.layout == "packed")
-        _refuse(self.folder, rows, self.layout)
-        if self.layout == "fixed":
-            columns = fixed_columns(rows, store.info.max_seq_length, store.info.max_predictions)
-        else:
-            columns = variable_columns(rows, counts, self.layout == "packed")
-        with h5py.File("shard", "w", driver="core", backing_store=False) as file:
-            file.attrs[_ATTRIBUTE] = fingerprint
-            for name, values in columns.items():
-                dtype = h5py.vlen_dtype(item_dtype(name)) if values.dtype == object else values.dtype
-                file.create_dataset(name, data=values, dtype=dtype, track_times=False)
-            file.flush()
-            image = file.id.get_file_image()
-        write_atomically(self.path(index), image)
+        widths = store.info.max_seq_length, store.info.max_predictions
+        write_shard(self.path(index), shard_columns(self.folder, rows, counts, self.layout, *widths), fingerprint)
 
 
-def _is_written(path: Path, fingerprint: str) -> bool:
+def shard_name(index: int, num_files: int) -> str:
+    """As the pipeline names its files."""
+    return f"part_{index:05d}_of_{num_files:05d}.hdf5"
+
+
+def shard_columns(
+    folder: Path, rows: Ragged, counts: np.ndarray, layout: str, max_seq_length: int, max_predictions: int
+) -> dict[str, np.ndarray]:
+    """Columns in one of `LAYOUTS`; widths are those of a fixed shard, ``counts`` as in `variable_columns`. Raises
+    UserError naming the source ``folder``: it holds what the layout cannot store."""
+    _refuse(folder, rows, layout)
+    if layout == "fixed":
+        return fixed_columns(rows, max_seq_length, max_predictions)
+    return variable_columns(rows, counts, layout == "packed")
+
+
+def write_shard(path: Path, columns: Mapping[str, np.ndarray], fingerprint: Sequence[object]) -> None:
+    """One HDF5 file, as a whole or not at all; ``fingerprint``, JSON-able, is what it was made from."""
+    with h5py.File("shard", "w", driver="core", backing_store=False) as file:
+        file.attrs[_ATTRIBUTE] = _digest(fingerprint)
+        for name, values in columns.items():
+            dtype = h5py.vlen_dtype(item_dtype(name)) if values.dtype == object else values.dtype
+            file.create_dataset(name, data=values, dtype=dtype, track_times=False)
+        file.flush()
+        image = file.id.get_file_image()
+    write_atomically(path, image)
+
+
+def is_written(path: Path, fingerprint: Sequence[object]) -> bool:
+    """Whether `write_shard` wrote the file, from the same."""
     try:
         with h5py.File(path, "r") as file:
-            return bool(file.attrs[_ATTRIBUTE] == fingerprint)
+            return bool(file.attrs[_ATTRIBUTE] == _digest(fingerprint))
     except (OSError, KeyError):
         return False
+
+
+def _digest(fingerprint: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(list(fingerprint)).encode()).hexdigest()
 
 
 def _refuse(folder: Path, rows: Ragged, layout: str) -> None:

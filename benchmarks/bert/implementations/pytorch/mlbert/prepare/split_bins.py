@@ -40,6 +40,18 @@ class Counting:
         return np.bincount(bin_of, minlength=len(self.edges) + 1).tolist()
 
 
+def check_edges(edges: Sequence[int]) -> tuple[int, ...]:
+    """The edges. Raises UserError: they do not ascend from 1 or more."""
+    if not edges or edges[0] < 1 or any(low >= high for low, high in itertools.pairwise(edges)):
+        raise UserError("--edges", f"{','.join(map(str, edges))} does not ascend", "Use for example 128,256,384,512")
+    return tuple(edges)
+
+
+def ranges_of(edges: Sequence[int]) -> list[tuple[int, int]]:
+    """Shortest and longest sequence of each bin, tokens."""
+    return [(low + 1, high) for low, high in itertools.pairwise((0, *edges))]
+
+
 def make_bins(
     source: Path,
     out: Path,
@@ -59,9 +71,7 @@ def make_bins(
 
     Raises UserError: edges or input bad, output finished with other options or not writable.
     """
-    edges = tuple(edges)
-    if not edges or edges[0] < 1 or any(low >= high for low, high in itertools.pairwise(edges)):
-        raise UserError("--edges", f"{','.join(map(str, edges))} does not ascend", "Use for example 128,256,384,512")
+    edges = check_edges(edges)
     info = shuffle.describe_input(source, out)
     size = info.num_sequences or len(open_store(source, verify=False))
     shards = num_shards or shuffle.default_shards(size // len(edges))
@@ -83,8 +93,8 @@ def make_bins(
     shuffle.check_shards(shards, int(counts.sum(axis=0).max()), " in the fullest bin")
     before = np.concatenate([np.zeros((1, len(edges)), np.int64), np.cumsum(counts[:, :-1], axis=0)])
     pieces = [replace(piece, before=tuple(before[piece.number].tolist())) for piece in pieces]
-    ranges = [(low + 1, high) for low, high in itertools.pairwise((0, *edges))]
-    targets = tuple(shuffle.Target(out / f"bin-{low:03d}-{high:03d}", shards, low, high) for low, high in ranges)
+    names = {high: f"bin-{low:03d}-{high:03d}" for low, high in ranges_of(edges)}
+    targets = tuple(shuffle.Target(out / names[high], shards, low, high) for low, high in ranges_of(edges))
     job = shuffle.Shuffle(source, info.identity, out, targets, tuple(before[-1].tolist()), seed)
     made = zip(targets, shuffle.run_shuffle(job, pieces, workers=workers, progress=progress), strict=True)
     manifests = [

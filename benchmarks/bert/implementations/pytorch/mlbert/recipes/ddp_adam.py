@@ -23,6 +23,8 @@ from mlbert.core import schedules
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
+from mlbert.dist.bucket_clipping import BucketClippingReducer
+from mlbert.dist.groups import exchange_group
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardLayout
 from mlbert.dist.world import World
@@ -37,6 +39,7 @@ from mlbert.models.start import choose_compute, start_weights
 from mlbert.optim import methods
 from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
+from mlbert.optim.loss_scale import LossScale
 from mlbert.train.protocols import Method
 
 __all__ = ["DEFAULTS", "build", "build_evaluation", "inspect"]
@@ -98,9 +101,10 @@ def build(
     compute = choose_compute(config, world.device, warn)
     model = BertForPreTraining(inputs.shape, compute.dtype, fp8_products=compute.products)
     start_weights(model, config, seed, world.device, warn)
-    flat, optimizer, sync = _update(config, model, world)
+    loss_scale = LossScale.of(config, world.device)
+    flat, optimizer, sync = _update(config, model, world, loss_scale)
     place = {"seed": seed, "rank": world.rank, "world_size": world.world_size}
-    source = make_source(config, inputs.shape, **place)
+    source = make_source(config, inputs.shape, **place, exchange=exchange_group(config, world))
     return Method(
         model=model,
         objective=PreTraining(scope="rank"),
@@ -121,6 +125,7 @@ def build(
             "eval_data": inputs.eval_data,
         },
         export=functools.partial(write_weights, model, vocabulary=inputs.vocabulary),
+        loss_scale=loss_scale,
     )
 
 
@@ -138,7 +143,7 @@ def build_evaluation(
 
 
 def _update(
-    config: TrainConfig, model: BertForPreTraining, world: World
+    config: TrainConfig, model: BertForPreTraining, world: World, loss_scale: LossScale | None
 ) -> tuple[FlatParameters, FlatOptimizer, GradientReducer]:
     """Flat buffers, the optimizer on them and the reduction of their gradients over the ranks."""
     if config.sharded_optimizer != "off":
@@ -146,6 +151,12 @@ def _update(
         raise UserError(setting, "every rank of ddp_adam updates everything", "Set SHARDED_OPTIMIZER=off")
     flat = FlatParameters(model.ordered_parameters())
     buckets = cut_buckets(flat.offsets, flat.numel, config.bucket_mib * 2**20 // flat.grad.element_size())
-    clip_before = None if config.gradient_clipping == "after" else config.max_grad_norm
-    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before)
-    return flat, methods.make(config, flat, ShardLayout.whole(flat.numel)), reducer
+    gradients = (flat.parameters, flat.grad, flat.offsets, world, buckets)
+    clipping, limit, scale = config.gradient_clipping, config.max_grad_norm, loss_scale.value if loss_scale else None
+    sync: GradientReducer
+    if clipping == "buckets" and limit is not None:
+        accumulation = config.gradient_accumulation_steps
+        sync = BucketClippingReducer(*gradients, max_norm=limit, accumulation=accumulation, loss_scale=scale)
+    else:
+        sync = GradientReducer(*gradients, limit if clipping == "before" else None, scale)
+    return flat, methods.make(config, flat, ShardLayout.whole(flat.numel), sync.grad_norm), sync

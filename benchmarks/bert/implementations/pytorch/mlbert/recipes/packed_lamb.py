@@ -21,7 +21,7 @@ from mlbert.core import schedules
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
-from mlbert.dist.groups import ShardGroups
+from mlbert.dist.groups import ShardGroups, exchange_group
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardedReducer, ShardLayout
 from mlbert.dist.world import World
@@ -36,6 +36,7 @@ from mlbert.models.start import choose_compute, start_weights
 from mlbert.optim import methods
 from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
+from mlbert.optim.loss_scale import LossScale
 from mlbert.train.protocols import Method
 
 __all__ = ["DEFAULTS", "build", "build_evaluation", "inspect"]
@@ -97,9 +98,10 @@ def build(
     compute = choose_compute(config, world.device, warn)
     model = BertForPreTraining(inputs.shape, compute.dtype, fp8_products=compute.products)
     start_weights(model, config, seed, world.device, warn)
-    flat, optimizer, sync = _update(config, model, world)
+    loss_scale = LossScale.of(config, world.device)
+    flat, optimizer, sync = _update(config, model, world, loss_scale)
     place = {"seed": seed, "rank": world.rank, "world_size": world.world_size}
-    source = make_source(config, inputs.shape, **place)
+    source = make_source(config, inputs.shape, **place, exchange=exchange_group(config, world))
     return Method(
         model=model,
         objective=PreTraining(scope="step"),
@@ -120,6 +122,7 @@ def build(
             "eval_data": inputs.eval_data,
         },
         export=functools.partial(write_weights, model, vocabulary=inputs.vocabulary),
+        loss_scale=loss_scale,
     )
 
 
@@ -137,10 +140,11 @@ def build_evaluation(
 
 
 def _update(
-    config: TrainConfig, model: BertForPreTraining, world: World
+    config: TrainConfig, model: BertForPreTraining, world: World, loss_scale: LossScale | None
 ) -> tuple[FlatParameters, FlatOptimizer, GradientReducer]:
     """Flat buffers, the optimizer on them and the reduction of their gradients over the ranks."""
-    clip_before = None if config.gradient_clipping == "after" else config.max_grad_norm
+    if config.gradient_clipping == "buckets":
+        raise UserError("GRADIENT_CLIPPING=buckets", "is the way of RECIPE=ddp_adam", "Set after or before")
     if config.sharded_optimizer == "off" and config.weights_allgather != "fp32":
         setting = f"WEIGHTS_ALLGATHER={config.weights_allgather}"
         raise UserError(setting, "weights travel only where the optimizer is sharded", "Set SHARDED_OPTIMIZER=node")
@@ -148,11 +152,13 @@ def _update(
     flat = FlatParameters(model.ordered_parameters(), ShardLayout.multiple(groups))
     numel, grad = flat.padded_data.numel(), flat.padded_grad
     bucket_elements = config.bucket_mib * 2**20 // grad.element_size()
+    clip_before = config.max_grad_norm if config.gradient_clipping == "before" else None
+    scale = loss_scale.value if loss_scale else None
     if config.sharded_optimizer == "off":
         layout = ShardLayout.whole(numel)
         buckets = cut_buckets(flat.offsets, numel, bucket_elements)
-        reducer = GradientReducer(flat.parameters, grad, flat.offsets, world, buckets, clip_before)
+        reducer = GradientReducer(flat.parameters, grad, flat.offsets, world, buckets, clip_before, scale)
     else:
         layout = ShardLayout(numel, groups, bucket_elements)
-        reducer = ShardedReducer(flat.parameters, grad, flat.offsets, world, layout, clip_before)
+        reducer = ShardedReducer(flat.parameters, grad, flat.offsets, world, layout, clip_before, scale)
     return flat, methods.make(config, flat, layout), reducer

@@ -19,6 +19,14 @@ from mlbert.store.ragged import Ragged
 
 
 @dataclass(frozen=True)
+class BinInfo:
+    """One length bin of a set."""
+
+    name: str  # of its folder or files
+    num_sequences: int | None  # None when it takes reading to know
+
+
+@dataclass(frozen=True)
 class StoreInfo:
     """What is known of a set without reading a sample."""
 
@@ -31,6 +39,7 @@ class StoreInfo:
     vocab_size: int | None  # of the vocabulary it was made with; None when the format does not say
     vocabulary_sha256: str | None  # likewise
     max_pack_tokens: int | None = None  # slots of a pack, when packs are stored; None for a set of single sequences
+    bins: tuple[BinInfo, ...] = ()  # shortest sequences first; none where the set is not cut by length
 
 
 class Store(Protocol):
@@ -44,6 +53,9 @@ class Store(Protocol):
     @property
     def lengths(self) -> np.ndarray:
         """int32 [N], tokens of every sequence."""
+
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """int64 [S], tokens of the sequences ``indices`` (int64 [S]), without reading all lengths where that can be."""
 
     def gather(self, indices: np.ndarray) -> Ragged:
         """The sequences ``indices`` (int64 [S]), in that order. Raises UserError naming file and record."""

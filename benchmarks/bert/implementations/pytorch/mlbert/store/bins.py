@@ -1,8 +1,8 @@
 """Several stores seen as one, cut by the length of their sequences.
 
 A folder of bins holds one prepared set per bin and ``bins.json``, written last: the bins' upper edges, their folders
-and the sha256 of each one's manifest. Training takes from all bins in proportion at every step, so that every rank's
-micro-batches hold the same mix of lengths (`mlbert.store.order`).
+and the sha256 of each one's manifest. Training takes from all bins at every step, in proportion or in given numbers, so
+that every rank's micro-batches hold the same mix of lengths (`mlbert.store.order`).
 
 Legend: N sequences, S sequences asked for.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.store.base import Store, StoreInfo
+from mlbert.store.base import BinInfo, Store, StoreInfo
 from mlbert.store.manifest import REMAKE, read_manifest, reading
 from mlbert.store.prepared import ShardSet, info_of
 from mlbert.store.ragged import Ragged, offsets_of
@@ -28,6 +28,7 @@ from mlbert.store.ragged import Ragged, offsets_of
 BINS = "bins.json"
 BINS_FORMAT = "mlbert-bins"
 BINS_VERSION = 1
+BIN_COUNTS = "BIN_COUNTS"  # the setting, for messages
 
 
 class BinnedStore:
@@ -47,6 +48,15 @@ class BinnedStore:
     def lengths(self) -> np.ndarray:
         """int32 [N], tokens of every sequence, bin after bin; read at first use."""
         return np.concatenate([np.empty(0, np.int32), *(store.lengths for store in self.bins)])
+
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """int64 [S], tokens of the sequences ``indices`` (int64 [S], bin after bin)."""
+        lengths = np.empty(len(indices), np.int64)
+        bin_of = np.searchsorted(self.first, indices, side="right") - 1
+        for number in np.unique(bin_of).tolist():
+            mine = bin_of == number
+            lengths[mine] = self.bins[number].lengths_of(indices[mine] - self.first[number])
+        return lengths
 
     def gather(self, indices: np.ndarray) -> Ragged:
         """The sequences ``indices`` (int64 [S], bin after bin as in `lengths`), in that order."""
@@ -106,7 +116,24 @@ def describe_bins(folder: Path) -> StoreInfo:
         max_seq_length=max(manifest.max_seq_length for manifest in manifests),
         max_predictions=max(manifest.max_predictions for manifest in manifests),
         num_sequences=sum(manifest.num_sequences for manifest in manifests),
+        bins=tuple(BinInfo(manifest.path.parent.name, manifest.num_sequences) for manifest in manifests),
     )
+
+
+def check_counts(info: StoreInfo, counts: Sequence[int], world_size: int) -> None:
+    """Make sure that a set has bins to take so many sequences from, for each of ``world_size`` ranks; a bin whose size
+    is not known passes. Raises UserError naming BIN_COUNTS."""
+    if not info.bins:
+        reason = f"is set, and {info.folder} has no length bins"
+        raise UserError(BIN_COUNTS, reason, "Cut it with `mlbert prepare bins`, or unset BIN_COUNTS")
+    if len(counts) != len(info.bins):
+        names = ", ".join(bin.name for bin in info.bins)
+        reason = f"has {len(counts)} numbers, {info.folder} has {len(info.bins)} bins ({names})"
+        raise UserError(BIN_COUNTS, reason, "Give one number for each bin")
+    for bin, count in zip(info.bins, counts, strict=True):
+        if bin.num_sequences is not None and bin.num_sequences < count * world_size:
+            reason = f"one step takes {count * world_size} sequences of bin {bin.name}, which holds {bin.num_sequences}"
+            raise UserError(BIN_COUNTS, reason, "Take fewer of it, or prepare more data")
 
 
 def open_bins(folder: Path, verify: bool | None = None) -> BinnedStore:

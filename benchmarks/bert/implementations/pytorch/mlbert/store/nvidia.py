@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.store.base import Store, StoreInfo
+from mlbert.store.base import BinInfo, Store, StoreInfo
 from mlbert.store.bins import BinnedStore
 from mlbert.store.file_map import FileMap
 from mlbert.store.nvidia_folder import bin_name, bins_of, check_bins, list_shards
@@ -39,9 +39,18 @@ def accepts(folder: Path) -> bool:
 
 
 def describe(folder: Path, limits: Limits = DEFAULT_LIMITS) -> StoreInfo:
-    """What file names, sizes and the head of the first file tell; reads no sample. Raises UserError: shards are missing
-    or doubled, or the first is damaged."""
-    return _describe(folder, [path for group in bins_of(folder) for path in group] or list_shards(folder), limits)
+    """What file names, sizes and the head of the first file, of every bin, tell; reads no sample. Raises UserError:
+    shards are missing or doubled, or the first is damaged."""
+    groups = bins_of(folder)
+    if not groups:
+        return _describe(folder, list_shards(folder), limits)
+    heads = [_describe(folder, group, limits) for group in groups]
+    return replace(
+        _describe(folder, [path for group in groups for path in group], limits),
+        max_seq_length=max(head.max_seq_length for head in heads),
+        max_predictions=max(head.max_predictions for head in heads),
+        bins=tuple(BinInfo(bin_name(group[0]), None) for group in groups),
+    )
 
 
 def _describe(folder: Path, paths: Sequence[Path], limits: Limits) -> StoreInfo:
@@ -69,6 +78,7 @@ def open_folder(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Store:
     if not groups:
         return NvidiaStore(folder, limits=limits)
     bins = [NvidiaStore(folder, group, limits=limits) for group in groups]
+    bins.sort(key=lambda store: int(store.lengths.min(initial=np.iinfo(np.int32).max)))
     for store in bins:
         if store.num_packs:
             raise UserError(store.paths[0], "is a packed shard in a folder of bins", "Bins hold single sequences")
@@ -76,9 +86,8 @@ def open_folder(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Store:
     check_bins(folder, {name: (int(lengths.min()), int(lengths.max())) for name, lengths in filled.items()})
     info = replace(
         describe(folder, limits),
-        max_seq_length=max(store.info.max_seq_length for store in bins),
-        max_predictions=max(store.info.max_predictions for store in bins),
         num_sequences=sum(len(store) for store in bins),
+        bins=tuple(BinInfo(bin_name(store.paths[0]), len(store)) for store in bins),
     )
     return BinnedStore(info, bins)
 
@@ -127,6 +136,10 @@ class NvidiaStore:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
+        return self.lengths[indices].astype(np.int64)
 
     def gather(self, indices: np.ndarray) -> Ragged:
         """The sequences ``indices`` (int64 [S], into `lengths`), in that order."""

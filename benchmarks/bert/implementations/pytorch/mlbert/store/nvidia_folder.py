@@ -37,12 +37,12 @@ def list_shards(folder: Path) -> list[Path]:
 
 def bins_of(folder: Path) -> list[list[Path]]:
     """The length bins of a folder: its sub-folders that hold shards, or its files grouped by ``bin<number>`` in their
-    names. Empty when the folder has no bins."""
+    names; in the order of the numbers in their names. Empty when the folder has no bins."""
     if not folder.is_dir():
         return []
     files = list_shards(folder)
     if not files:
-        folders = sorted(path for path in folder.iterdir() if path.is_dir())
+        folders = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: _by_number(path.name))
         return [shards for path in folders if (shards := list_shards(path))]
     groups = _groups(files)
     return list(groups.values()) if len(groups) > 1 else []
@@ -72,7 +72,12 @@ def _groups(paths: Sequence[Path]) -> dict[str, list[Path]]:
     groups = defaultdict(list)
     for path in paths:
         groups[_group_of(path)].append(path)
-    return dict(sorted(groups.items()))
+    return dict(sorted(groups.items(), key=lambda item: _by_number(item[0])))
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Sorts 64 before 128 and bin2 before bin10."""
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d+)", name)]
 
 
 def _number(path: Path) -> int:

@@ -86,7 +86,7 @@ def inspect(path: Path) -> Shard:
     with open_shard(path) as file:
         try:
             return _inspect(path, file)
-        except (OSError, RuntimeError, KeyError, ValueError) as error:
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(path, f"is damaged ({str(error).splitlines()[0]})", REMAKE) from None
@@ -118,7 +118,7 @@ def _check_dataset(shard: Shard, name: str, dataset: h5py.Dataset) -> int:
     dimensions = 2 if shard.kind == "fixed" and name != "next_sentence_labels" else 1
     found = h5py.check_vlen_dtype(dataset.dtype)
     items = found if variable else dataset.dtype
-    fits = items is not None and items.kind in "iu" and items.itemsize == wanted.itemsize
+    fits = isinstance(items, np.dtype) and items.kind in "iu" and items.itemsize == wanted.itemsize
     if not fits or (found is not None) != variable:
         form = f"variable-length {found}" if found is not None else str(dataset.dtype)
         expected = f"variable-length {wanted}" if variable else str(wanted)

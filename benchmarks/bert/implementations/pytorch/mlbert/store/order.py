@@ -3,14 +3,14 @@
 A unit is a pack of sequences, or one sequence. Packs are those that the set holds, or its sequences are packed once
 when it is opened (by the seed). Every epoch takes all units in an order that is random by (seed, epoch) and cuts them
 into optimizer steps; the incomplete last step is left out. Within a step units have numbers from 0, and a `Deal` says
-which of them are whose, so the union over ranks does not depend on how many there are.
+which of them are whose (`mlbert.store.deals`), so the union over ranks does not depend on how many there are.
 
-Legend: S sequences, P units.
+Legend: S sequences, P units, B bins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from mlbert.store.bins import BinnedStore
 from mlbert.store.ragged import Ragged, offsets_of
 
 ORDER_BLOCK = 1024  # positions of an epoch whose units are computed together
+MOST_BLOCKS = 2  # positions that lie in more blocks are computed by themselves
 
 
 @dataclass(frozen=True)
@@ -46,21 +47,16 @@ class StepShare:
         return self.units * self.world_size
 
 
-Lengths = Callable[[], np.ndarray]
-# From a rank's share of a step, and a function that reads the tokens of each of the step's units (int64 [global
-# units]; a deal that does not care never calls it), to the rank's units for each micro-batch, by their numbers in the
-# step. Pure: every rank computes its own part, and together they take each unit once.
+# From numbers of units within the step (int64 [P]) to the tokens of each (int64 [P]).
+Lengths = Callable[[np.ndarray], np.ndarray]
+# From a rank's share of a step, and a function that reads lengths (a deal that does not care never calls it), to the
+# rank's units for each micro-batch, by their numbers in the step. Pure: every rank computes its own part, and together
+# they take each unit once.
 Deal = Callable[[StepShare, Lengths], list[np.ndarray]]
 
 # From sequences as they are stored, the epoch, and int64 [S] numbers that name each sequence within the epoch, to the
 # same sequences with masks drawn anew. Pure, and by these numbers alone, so that the split over ranks changes no mask.
 Mask = Callable[[Ragged, int, np.ndarray], Ragged]
-
-
-def contiguous(share: StepShare, lengths: Lengths | None = None) -> list[np.ndarray]:
-    """The `Deal` that gives unit u to rank u // units, in order, whatever their lengths."""
-    first = share.rank * share.units
-    return np.split(np.arange(first, first + share.units), share.accumulation)
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences:
         def gather_single(chosen: np.ndarray) -> tuple[Ragged, np.ndarray]:
             return store.gather(chosen), np.ones(len(chosen), np.int64)
 
-        return Units(num_sequences, gather_single, lambda chosen: store.lengths[chosen].astype(np.int64))
+        return Units(num_sequences, gather_single, store.lengths_of)
     if store.num_packs and num_sequences == len(store):
 
         def stored_lengths(chosen: np.ndarray) -> np.ndarray:  # reads the packs: a store knows lengths of sequences
@@ -104,7 +100,7 @@ def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences:
 
     def lengths(chosen: np.ndarray) -> np.ndarray:
         sequences, counts = members(chosen)
-        return np.diff(offsets_of(store.lengths[sequences])[offsets_of(counts)])
+        return np.diff(offsets_of(store.lengths_of(sequences))[offsets_of(counts)])
 
     return Units(packs.num_packs, gather, lengths)
 
@@ -129,13 +125,17 @@ class EpochOrder:
 
     def __init__(self, first: np.ndarray, seed: int) -> None:
         self._first, self._seed = first, seed
+        self.length = int(first[-1])  # positions of an epoch
         self._latest: tuple[int, int, np.ndarray] | None = None
 
     def __call__(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Units (int64 [n]) at these positions (int64 [n]) of an epoch."""
         block, within = np.divmod(positions, ORDER_BLOCK)
+        blocks = np.unique(block).tolist()
+        if len(blocks) > MOST_BLOCKS:
+            return self._compute(epoch, positions)
         units = np.empty(len(positions), np.int64)
-        for number in np.unique(block).tolist():
+        for number in blocks:
             mine = block == number
             units[mine] = self._block(epoch, number)[within[mine]]
         return units
@@ -143,7 +143,7 @@ class EpochOrder:
     def _block(self, epoch: int, block: int) -> np.ndarray:
         """`ORDER_BLOCK` positions at once: computing a few takes as long."""
         if self._latest is None or self._latest[:2] != (epoch, block):
-            positions = np.arange(block * ORDER_BLOCK, min((block + 1) * ORDER_BLOCK, int(self._first[-1])))
+            positions = np.arange(block * ORDER_BLOCK, min((block + 1) * ORDER_BLOCK, self.length))
             self._latest = (epoch, block, self._compute(epoch, positions))
         return self._latest[2]
 
@@ -153,12 +153,54 @@ class EpochOrder:
         # Slot s of the spread belongs to the bin whose range holds s; which unit of the bin, its own permutation says.
         slots = EvenSpread(int(self._first[-1]))(positions)
         bin_of = np.searchsorted(self._first, slots, side="right") - 1
-        units = np.empty(len(slots), np.int64)
+        return self._of_bins(epoch, bin_of, slots - self._first[bin_of])
+
+    def _of_bins(self, epoch: int, bin_of: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Units at ``places`` of the orders of their bins."""
+        units = np.empty(len(bin_of), np.int64)
         for number in np.unique(bin_of).tolist():
             mine, start = bin_of == number, self._first[number]
             order = Permutation(int(self._first[number + 1] - start), (self._seed, epoch, number))
-            units[mine] = start + order(slots[mine] - start)
+            units[mine] = start + order(places[mine])
         return units
+
+
+class ComposedOrder(EpochOrder):
+    """An epoch in which every stretch of sum(counts) positions, from the first on, holds exactly so many units of each
+    bin, evenly mixed. It ends when the first bin has too few for another such stretch; the rest of the other bins is
+    left out, and another epoch draws anew from all.
+
+    Only the ratio of the counts matters: (12, 6) is (2, 1), in stretches of 3. So what a step holds does not depend on
+    how many ranks share it, as long as the whole step's counts are the same.
+
+    Args:
+        first, seed: as of `EpochOrder`.
+        counts: int64 [B], 1 or more of each bin.
+    """
+
+    def __init__(self, first: np.ndarray, counts: Sequence[int], seed: int) -> None:
+        super().__init__(first, seed)
+        ratio = np.asarray(counts, np.int64) // np.gcd.reduce(np.asarray(counts, np.int64))
+        self._ratio = ratio
+        self._bins, self._places = even_mix(ratio)
+        self.length = int((np.diff(first) // ratio).min()) * len(self._bins)
+
+    def _compute(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        stretch, slot = np.divmod(positions, len(self._bins))
+        bin_of = self._bins[slot]
+        return self._of_bins(epoch, bin_of, stretch * self._ratio[bin_of] + self._places[slot])
+
+
+def even_mix(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """An order of so many units of each bin (int64 [B]) in which unit k of n stands at (k + 1/2) / n of the whole.
+
+    A stretch of it has of every bin its share, give or take B + 1 units. Returns int64 [sum of counts], the bin of each
+    slot, and int64, its number k among those of its bin.
+    """
+    bins = np.repeat(np.arange(len(counts)), counts)
+    numbers = np.arange(len(bins)) - np.repeat(offsets_of(counts)[:-1], counts)
+    order = np.argsort((numbers + 0.5) / counts[bins], kind="stable")
+    return bins[order], numbers[order]
 
 
 @dataclass(frozen=True)
@@ -178,6 +220,7 @@ class StepReader:
         max_tokens: slots of a pack.
         max_sequences: most sequences of one pack; 1: single sequences, from all bins in proportion where the store has
             bins. Where packs are stored, they are taken as they are, unless this is 1.
+        bin_counts: single sequences of each bin in every rank's share, which they sum to; None: in proportion.
         seed: of packing and order.
         deal: which units are whose.
         mask: draws masks anew; None: as stored.
@@ -190,6 +233,7 @@ class StepReader:
         *,
         max_tokens: int,
         max_sequences: int,
+        bin_counts: Sequence[int] | None = None,
         seed: int,
         deal: Deal,
         mask: Mask | None,
@@ -199,21 +243,20 @@ class StepReader:
         first = np.asarray([0, self.units.count])
         if isinstance(store, BinnedStore) and max_sequences == 1:
             first = store.first
-        self._order = EpochOrder(first, seed)
+        self._order = EpochOrder(first, seed) if bin_counts is None else ComposedOrder(first, bin_counts, seed)
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of one epoch; 0 where the set is too small for one."""
-        return self.units.count // self._share.global_units
+        return self._order.length // self._share.global_units
 
     def __call__(self, step: int) -> list[Portion]:
         """This rank's micro-batches of optimizer step ``step`` (from 0)."""
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         start = step_in_epoch * self._share.global_units  # position of the step's unit 0 in the epoch
 
-        def lengths() -> np.ndarray:
-            positions = start + np.arange(self._share.global_units)
-            return self.units.lengths(self._order(epoch, positions))
+        def lengths(units: np.ndarray) -> np.ndarray:
+            return self.units.lengths(self._order(epoch, start + units))
 
         return [self._portion(epoch, start, units) for units in self._deal(self._share, lengths)]
 

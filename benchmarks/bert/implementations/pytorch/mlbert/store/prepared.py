@@ -174,6 +174,16 @@ class ShardSet:
         """int32 [N], tokens of every sequence, shard by shard; read at first use (4 bytes a sequence)."""
         return np.concatenate([np.empty(0, np.int32), *(rows.lengths.astype(np.int32) for rows in self)])
 
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """int64 [S], tokens of the sequences ``indices`` (int64 [S]); reads only theirs."""
+        lengths = np.empty(len(indices), np.int64)
+        shard_of = np.searchsorted(self._first, indices, side="right") - 1
+        for number in np.unique(shard_of).tolist():
+            mine = shard_of == number
+            within, offsets = indices[mine] - self._first[number], self.shard(number).rows.offsets
+            lengths[mine] = offsets[within + 1] - offsets[within]
+        return lengths
+
     @classmethod
     def open(cls, folder: Path | str, verify: bool | None = None) -> ShardSet:
         """Open a prepared set and check it.

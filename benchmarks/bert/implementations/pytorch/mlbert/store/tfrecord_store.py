@@ -110,6 +110,10 @@ class TFRecordStore:
         """int32 [N], tokens of every sequence."""
         return self._index.lengths.astype(np.int32)
 
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
+        return self._index.lengths[indices].astype(np.int64)
+
     def gather(self, indices: np.ndarray) -> Ragged:
         """The sequences ``indices`` (int64 [S]), in that order. Raises UserError: a record changed or cannot be read
         back; names file, record and byte."""

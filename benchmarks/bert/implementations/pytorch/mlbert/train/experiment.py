@@ -233,7 +233,7 @@ def assemble(
     capture = graphs.capture() if graphs else None  # an evaluation runs between any two steps
     return Run(
         method=method,
-        step=Step(*objects, world.all_reduce_max, events.say, graphs),
+        step=Step(*objects, world.all_reduce_max, events.say, graphs, method.loss_scale),
         reader=Reader(method.source, method.objective, method.model, world, lifecycle.watch, lambda: lifecycle.warned),
         ledger=Ledger(state, events.skipped),
         evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture),
@@ -246,7 +246,7 @@ def assemble(
         state=state,
         limits=limits_of(config),
         seed=seed,
-        settle_late=world.device.type == "cuda",
+        settle_late=world.device.type == "cuda" and method.loss_scale is None,
         eval_every_samples=config.eval_iter_samples,
         save_every_steps=config.save_checkpoint_steps,
     )

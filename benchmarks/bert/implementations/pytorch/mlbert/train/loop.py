@@ -34,7 +34,8 @@ class Run:
     """The objects of one run, and how often it evaluates and saves.
 
     Attributes:
-        settle_late: ask for a step's result when the next one is queued, so that a GPU never waits for the host.
+        settle_late: ask for a step's result when the next one is queued, so that a GPU never waits for the host. Where
+            steps are left out as a matter of course, the next one's rate has to know.
         eval_every_samples: distance between evaluations, sequences.
         save_every_steps: distance between checkpoints; 0: none.
     """
@@ -95,7 +96,7 @@ def train_one_step(run: Run) -> bool:
     """One optimizer step on all ranks; tells whether some rank was warned that the job is about to end."""
     state, watch, started = run.state, run.lifecycle.watch, time.monotonic()
     upcoming = run.reader.take(state.step)
-    lr = run.method.schedule(state.step)
+    lr = run.method.schedule(state.updates)
     result = run.step(
         upcoming.batches,
         run.seed,

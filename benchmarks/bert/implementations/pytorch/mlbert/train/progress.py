@@ -41,6 +41,11 @@ class TrainState:
     train_seconds: float = 0.0
     elapsed_seconds: float = 0.0
 
+    @property
+    def updates(self) -> int:
+        """Steps that changed the weights."""
+        return self.step - self.skipped_steps
+
     def add(self, counts: Counts, sign: int = 1) -> None:
         """Counts a step in, or, with sign -1, out again."""
         self.samples += sign * counts.samples

@@ -6,6 +6,7 @@
     Objective       loss and metrics made of them            mlbert.models.objectives
     GradientSync    gradients between backward and update    mlbert.dist.reduce, mlbert.dist.sharding
     Optimizer       the update                               mlbert.optim
+    LossScale       what float16 losses are multiplied by    mlbert.optim.loss_scale
     Schedule        the learning rate of a step              mlbert.core.schedules
     Events          what is told, to whom                    mlbert.train.mlperf_events, mlbert.train.monitor
 
@@ -164,10 +165,29 @@ class GradientSync(Protocol):
     """What happens to gradients between backward and update."""
 
     def prepare(self, last: bool) -> None:
-        """Announces a backward pass; the last one of a step may start reducing."""
+        """Announces a backward pass, or its replay; the last one of a step may start reducing."""
 
     def finish(self) -> None:
         """Returns when every gradient that this rank updates with is the sum over ranks."""
+
+
+class LossScale(Protocol):
+    """A scale that follows the gradients; the `GradientSync` takes it out of them again.
+
+    Attributes:
+        value: float32 scalar on the device.
+    """
+
+    value: Tensor
+
+    def update(self, grad_norm: Tensor) -> None:
+        """After each step, on all ranks, with the norm that decided whether its update was made."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a checkpoint needs."""
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Takes over `state_dict`."""
 
 
 class Optimizer(Protocol):
@@ -262,6 +282,7 @@ class Method:
         precision, ops: what computes, for the log.
         identity: what a checkpoint must agree on to be continued here, JSON-able.
         export: writes weights into a folder, with facts for the model card.
+        loss_scale: what losses are multiplied by; None: nothing.
     """
 
     model: Model
@@ -277,6 +298,7 @@ class Method:
     ops: str
     identity: Mapping[str, object]
     export: Callable[[Path, Mapping[str, object]], None]
+    loss_scale: LossScale | None = None
 
 
 class Inputs(Protocol):

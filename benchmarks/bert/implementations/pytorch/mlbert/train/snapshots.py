@@ -11,7 +11,7 @@ from mlbert.train.checkpoint import CheckpointFolder
 from mlbert.train.progress import TrainState
 from mlbert.train.protocols import Method
 
-WEIGHTS, OPTIMIZER, DERIVED = "weights", "optimizer.", "derived."
+WEIGHTS, OPTIMIZER, DERIVED, SCALE = "weights", "optimizer.", "derived.", "loss_scale."
 
 
 class Snapshots:
@@ -34,6 +34,8 @@ class Snapshots:
         optimizer = method.optimizer.state_dict()
         tensors = {OPTIMIZER + name: value for name, value in optimizer.items() if isinstance(value, Tensor)}
         tensors |= {DERIVED + name: value for name, value in method.model.derived_state().items()}
+        if method.loss_scale:
+            tensors |= {SCALE + name: value for name, value in method.loss_scale.state_dict().items()}
         numbers = {name: value for name, value in optimizer.items() if not isinstance(value, Tensor)}
         position = method.source.state_dict()
         state = {"train": self._state.to_json(), "optimizer": numbers, "source": position, "seed": self._seed}
@@ -54,6 +56,8 @@ class Snapshots:
         numbers = checkpoint.state["optimizer"]
         method.optimizer.load_state_dict({**_part(checkpoint.tensors, OPTIMIZER), **numbers})
         method.model.load_derived_state(_part(checkpoint.tensors, DERIVED))
+        if method.loss_scale:
+            method.loss_scale.load_state_dict(_part(checkpoint.tensors, SCALE))
         method.source.load_state_dict(checkpoint.state["source"])
         self._state.restore(checkpoint.state["train"])
         return True

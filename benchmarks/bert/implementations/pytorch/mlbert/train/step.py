@@ -30,7 +30,7 @@ from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.train.host_copy import HostCopy
-from mlbert.train.protocols import FlatBuffers, GradientSync, Keys, Method, Model, Objective, Optimizer
+from mlbert.train.protocols import FlatBuffers, GradientSync, Keys, LossScale, Method, Model, Objective, Optimizer
 
 SETTING = "CUDA_GRAPH_MODE"
 WARM_UP_TOKENS = 8
@@ -93,6 +93,7 @@ class Step:
         say: told, once, that a step runs without its graph.
         graphs: how steps become graphs; then call `record` once, on all ranks together, before the first step.
             None: they do not.
+        loss_scale: see `mlbert.train.protocols.Method`.
     """
 
     def __init__(
@@ -105,10 +106,11 @@ class Step:
         over_ranks: Callable[[Tensor], Any],
         say: Callable[[str], object],
         graphs: Graphs | None = None,
+        loss_scale: LossScale | None = None,
     ) -> None:
         self.graphs, self._say, self._has_said = graphs, say, False
         self._model, self._objective, self._flat, self._sync = model, objective, flat, sync
-        self._optimizer, self._over_ranks = optimizer, over_ranks
+        self._optimizer, self._loss_scale, self._over_ranks = optimizer, loss_scale, over_ranks
         self._device = device = flat.grad.device
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         example = HostBatch.made_up(1)
@@ -130,13 +132,16 @@ class Step:
         return graphs is not None and len(batches) == graphs.micro_batches and all(map(graphs.budget.holds, batches))
 
     def warm_up(self) -> None:
-        """Forward, backward, and a forward pass as in evaluation, on made-up tokens: builds kernels and buffers.
+        """Forward, backward, the reduction, and a forward pass as in evaluation, on made-up tokens.
 
-        Weights and optimizer stay untouched, gradients are zero afterwards.
+        Builds kernels, buffers and the communicators that gradients travel by; all ranks call it together. Weights and
+        optimizer stay untouched, gradients are zero afterwards.
         """
         self._write_numbers(0, 0, [1.0] * self._num_divisors)
         batch = HostBatch.made_up(WARM_UP_TOKENS, page_locked=self._device.type == "cuda")
+        self._sync.prepare(last=True)
         self._forward_backward(batch.to(self._device))
+        self._sync.finish()
         with torch.no_grad():
             self._objective.sums(self._model, batch.to(self._device))
         self._flat.zero_grad()
@@ -145,7 +150,8 @@ class Step:
     def record(self) -> None:
         """Warms up and captures. Weights, moments and scales are afterwards as before, and gradients are zero."""
         assert self.graphs is not None, "no graphs"
-        updates = self._optimizer.num_updates
+        updates, scale = self._optimizer.num_updates, self._loss_scale
+        scale_before = {name: value.clone() for name, value in scale.state_dict().items()} if scale else {}
         # Divisors of 0 make gradients that are not finite, and such an update changes nothing.
         self._numbers.zero_()
         function = self._iteration if self.graphs.mode is GraphMode.FULL_ITERATION else self._first_target
@@ -157,6 +163,8 @@ class Step:
             self._replay = capture.record(function)
             self._flat.zero_grad()
         assert self._optimizer.num_updates == updates, "a warm-up step changed the weights"
+        if scale:
+            scale.load_state_dict(scale_before)
         self._model.weights_changed()
 
     def __call__(
@@ -193,15 +201,15 @@ class Step:
         if graphs:
             self._model.refresh()  # once for all micro-batches: their graph only reads the copies
         for i, batch in enumerate(batches):
+            self._sync.prepare(last=i == num_batches - 1)
             if graphs:
                 graphs.budget.write(batch, self._targets[0])
                 self._run(self._first_target)
             else:
-                self._sync.prepare(last=i == num_batches - 1)
                 self._forward_backward(batch.to(self._device))
         self._sync.finish()
         norm = self._optimizer.step(lr)
-        self._model.end_step(self._over_ranks)
+        self._end()
         return norm
 
     def _replay_iteration(self, graphs: Graphs, batches: Iterable[HostBatch], lr: float) -> Tensor:
@@ -228,6 +236,11 @@ class Step:
             self._forward_backward(batch)
         self._sync.finish()
         self._optimizer.launch()
+        self._end()
+
+    def _end(self) -> None:
+        if self._loss_scale:
+            self._loss_scale.update(self._optimizer.grad_norm)
         self._model.end_step(self._over_ranks)
 
     def _clear(self) -> None:
@@ -236,7 +249,7 @@ class Step:
 
     def _forward_backward(self, batch: Batch) -> None:
         loss = self._objective.loss(self._model, batch, self._keys, self._divisors)
-        loss.backward()
+        (loss * self._loss_scale.value if self._loss_scale else loss).backward()
         self._loss_sum += loss.detach()
 
     def _write_numbers(self, seed: int, step: int, divisors: Sequence[float]) -> None:

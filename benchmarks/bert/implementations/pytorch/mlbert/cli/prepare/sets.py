@@ -1,4 +1,4 @@
-"""``mlbert prepare pack``, ``shuffle``, ``bins``, ``eval-set`` and ``verify``: from a stored set to a training set."""
+"""``mlbert prepare pack``, ``shuffle``, ``bins``, ``bins-hdf5``, ``eval-set``, ``verify``: from set to training set."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mlbert.cli.prepare.options import Out, Workers, console, counted, say
 from mlbert.cli.prepare.progress import console_progress
 from mlbert.core.errors import UserError
 from mlbert.prepare import verify
+from mlbert.prepare.bins_hdf5 import make_hdf5_bins
 from mlbert.prepare.eval_set import make_eval_set
 from mlbert.prepare.shuffle import Packing, shuffle_set
 from mlbert.prepare.split_bins import EDGES, make_bins
@@ -19,10 +20,20 @@ from mlbert.store.manifest import Manifest
 
 app = typer.Typer()
 _LISTED = 30  # problems on the console
+DEFAULT_EDGES = ",".join(map(str, EDGES))
 
 Input = Annotated[Path, typer.Option("--input", help="Folder of a data set that knows its vocabulary.")]
 Shards = Annotated[int | None, typer.Option(min=1, help="Output shards; default: one for 300,000 sequences.")]
 OrderSeed = Annotated[int, typer.Option(min=0, help="Names the order; the same gives the same bytes.")]
+
+Edges = Annotated[str, typer.Option(help="Longest sequence of each bin, tokens.")]
+
+
+def _numbers(edges: str) -> list[int]:
+    try:
+        return [int(edge) for edge in edges.split(",")]
+    except ValueError:
+        raise UserError("--edges", f"{edges} is no list of numbers", "Use for example 128,256,384,512") from None
 
 
 def _filled(manifest: Manifest) -> float:
@@ -67,20 +78,31 @@ def shuffle_command(source: Input, out: Out, seed: OrderSeed = 0, shards: Shards
 def bins_command(
     source: Input,
     out: Out,
-    edges: Annotated[str, typer.Option(help="Longest sequence of each bin, tokens.")] = ",".join(map(str, EDGES)),
+    edges: Edges = DEFAULT_EDGES,
     seed: OrderSeed = 0,
     shards: Annotated[int | None, typer.Option(min=1, help="Shards of each bin; default: by size.")] = None,
     workers: Workers = 0,
 ) -> None:
     """Cut a set into bins by length, each in a random order; the shards of a bin are equally long."""
-    try:
-        numbers = [int(edge) for edge in edges.split(",")]
-    except ValueError:
-        raise UserError("--edges", f"{edges} is no list of numbers", "Use for example 128,256,384,512") from None
-    progress = console_progress()
+    numbers, progress = _numbers(edges), console_progress()
     manifests = make_bins(source, out, edges=numbers, num_shards=shards, seed=seed, workers=workers, progress=progress)
     for manifest in manifests:
         say(_in_shards(manifest))
+
+
+@app.command("bins-hdf5")
+def bins_hdf5_command(
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="Folder of a data set of any kind.")],
+    out: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder to make; it gets a folder for each bin.")],
+    edges: Edges = DEFAULT_EDGES,
+    layout: Annotated[str, typer.Option(help="fixed (rows as wide as their bin) or variable.")] = "fixed",
+    workers: Workers = 0,
+) -> None:
+    """Cut a set into bins by length, each a folder of HDF5 shards as NVIDIA's trainers read them: 128, 256 ..."""
+    progress = console_progress()
+    sizes = make_hdf5_bins(source, out, edges=_numbers(edges), layout=layout, workers=workers, progress=progress)
+    for name, size in sizes.items():
+        say(f"{out / name}: {counted(size, 'sequence')}")
 
 
 @app.command("eval-set")

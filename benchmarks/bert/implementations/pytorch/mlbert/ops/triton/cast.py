@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mlbert.ops import registry
 from mlbert.ops.fp8_scaling import Quantised, padded_tokens
-from mlbert.ops.native_library import ACTIVATION_TYPES
+from mlbert.ops.triton.device import ACTIVATION_TYPES
 from mlbert.ops.triton.sums import sum_partials
 
 FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -69,7 +69,7 @@ def gelu_backward_cast_transpose(d_out, pre, bias, exact, scale, amax, dtype) ->
 
 def _quantise(x, d_out, bias, scale, amax, dtype, operation, exact, sums, out=None) -> tuple[Quantised, Tensor]:
     assert x.is_contiguous(), "contiguous activations expected"
-    assert x.dtype in ACTIVATION_TYPES, f"expected float32 or bfloat16, got {x.dtype}"
+    assert x.dtype in ACTIVATION_TYPES, f"expected one of {ACTIVATION_TYPES}, got {x.dtype}"
     assert d_out is None or (d_out.is_contiguous() and d_out.shape == x.shape), "a gradient like its output expected"
     assert bias is None or bias.shape == x.shape[1:], f"bias {tuple(bias.shape)} for {x.shape[1]} columns"
     assert scale.dtype == amax.dtype == torch.float32, "scale and amax are float32"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+ACTIVATION_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # For tensors that lie on no GPU: interpreted ones, and the "meta" tensors of tools/compile_kernels.py, which sets this.
 assumed_capability = 90
 

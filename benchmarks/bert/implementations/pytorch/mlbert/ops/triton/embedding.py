@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlbert.ops import reference, registry
-from mlbert.ops.native_library import ACTIVATION_TYPES
+from mlbert.ops.triton.device import ACTIVATION_TYPES
 
 CHUNK = 64  # tokens
 JOIN_ROWS, JOIN_COLUMNS = 16, 128

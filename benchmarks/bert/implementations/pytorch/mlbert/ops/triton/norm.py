@@ -21,8 +21,9 @@ from torch import Tensor
 from mlbert.ops import registry
 from mlbert.ops.dropout import dropout_threshold
 from mlbert.ops.fp8_scaling import Quantised, padded_tokens
-from mlbert.ops.native_library import ACTIVATION_TYPES, check_rows
+from mlbert.ops.native_library import check_rows
 from mlbert.ops.triton.cast import quantised_buffers, store_quantised
+from mlbert.ops.triton.device import ACTIVATION_TYPES
 from mlbert.ops.triton.mask import keep, key_argument, load_key, row_hash
 from mlbert.ops.triton.sums import sum_partials, walking_programs
 
@@ -121,7 +122,7 @@ class _DropoutNorm(torch.autograd.Function):
 
 
 def _check(x, residual, vectors, rows, threshold) -> None:
-    assert x.dtype in ACTIVATION_TYPES, f"expected float32 or bfloat16, got {x.dtype}"
+    assert x.dtype in ACTIVATION_TYPES, f"expected one of {ACTIVATION_TYPES}, got {x.dtype}"
     check_rows(rows, x.shape[0], threshold)
     for vector in vectors:
         assert vector is None or vector.shape == x.shape[1:], f"{tuple(vector.shape)} for {x.shape[1]} columns"

@@ -1,15 +1,17 @@
-"""Optimizers with Adam's direction as Triton kernels. Nothing waits for the host, so a graph can hold a whole update.
+"""The optimizers as Triton kernels. Nothing waits for the host, so a graph can hold a whole update.
 
     sum_squares     the gradient's sum of squares, block by block, in float64; sum over ranks
     begin           one program adds the blocks in order: norm, clip factor, update count, bias corrections;
                     where the norm is not finite, the count stays and the passes below return at once
+    one_pass        methods other than Adam's: state and weights, and that is all
     first_pass      moments; scaled methods: both sums of the parameter's scale, block by block;
                     others: the weights too, and that is all
     owner_sums      one program a parameter adds its blocks in order; sum over ranks
     second_pass     the update again, from the moments, scaled, and the weights
 
 Every sum is taken in one order, so runs are bit-equal. Learning rate, betas, count and all that follows from them are
-on the device. LAMB moves 44 bytes a parameter, as storing the update in between would. Formulas: `mlbert.optim.adam`.
+on the device. LAMB moves 44 bytes a parameter, as storing the update in between would. Formulas:
+`mlbert.optim.adam`, `acclip`, `madgrad`, `sgd`.
 
 Legend: B blocks, each within one parameter; G parameters; n elements of the shard.
 """
@@ -36,10 +38,11 @@ BLOCK = 4096  # elements
 SUM_BLOCK = 1024  # block sums added at a time
 NUM_WARPS = 8
 MAX_ALIGNMENT = 16  # elements
-RMS = tl.constexpr(2)  # mlbert.optim.adam.Scaling.RMS
+RMS = tl.constexpr(2)  # mlbert.optim.compiled.Scaling.RMS
+ADAM, ACCLIP, MADGRAD = (tl.constexpr(number) for number in range(3))  # mlbert.optim.compiled.Formulas
 
 
-class TritonAdam:
+class TritonUpdate:
     """The update of one shard on the device.
 
     Args:
@@ -47,8 +50,10 @@ class TritonAdam:
         num_owners: G.
         layout: of the buffers.
         device: where they are.
-        betas, eps, weight_decay, max_grad_norm, bias_correction: as in `mlbert.optim.adam.Adam`.
-        scaling: see `mlbert.optim.adam.Scaling`.
+        betas, eps, weight_decay, max_grad_norm: as in `mlbert.optim.compiled.CompiledOptimizer`.
+        formulas, scaling: see there.
+        bias_correction: as in `mlbert.optim.adam.Adam`.
+        known_norm: as in `mlbert.optim.base.FlatOptimizer`.
 
     Attributes:
         lr: float32 scalar on the device, read by `launch`.
@@ -67,11 +72,13 @@ class TritonAdam:
         eps: float,
         weight_decay: float,
         max_grad_norm: float | None,
-        bias_correction: bool,
+        formulas: int,
         scaling: int,
+        bias_correction: bool = False,
+        known_norm: Tensor | None = None,
     ) -> None:
-        self._layout, self._scaling = layout, scaling
-        self._numel = layout.spans[-1][1]
+        self._layout, self._formulas, self._scaling = layout, int(formulas), int(scaling)
+        self._numel, self._known_norm = layout.spans[-1][1], known_norm
         self._alignment = math.gcd(MAX_ALIGNMENT, *(n for p in pieces for n in (p.start, p.stop)))
         self._fill_tables(Blocks.of(pieces, num_owners, BLOCK), device)
         self.lr = torch.zeros((), dtype=torch.float32, device=device)
@@ -107,35 +114,45 @@ class TritonAdam:
         """Queues one update.
 
         Args:
-            buffers: weights, gradient, first and second moment, float32 [n] each, changed in place but the gradient.
+            buffers: weights, gradient and the method's state, float32 [n] each, changed in place but the gradient.
             after_block: called with the index of each of the layout's blocks when the kernels that write its weights
                 are queued, in order.
         """
         for buffer in buffers:
             assert buffer.dtype == torch.float32, f"float32 expected, not {buffer.dtype}"
             assert buffer.numel() == self._numel, f"{buffer.numel()} elements, the shard has {self._numel}"
-        data, grad, exp_avg, exp_avg_sq = buffers
+        data, grad, *state = buffers
         options = {"BLOCK": BLOCK, "num_warps": NUM_WARPS}
-        sum_squares_kernel[(len(self._grad_sums),)](grad, self._grad_sums, self._numel, **options)
-        sums = self._grad_sums
-        if self._layout.size > 1:
-            sums = self._layout.all_reduce_sum(sums.sum().reshape(1))
+        if self._known_norm is not None:
+            sums = self._known_norm.square().reshape(1)
+        else:
+            sum_squares_kernel[(len(self._grad_sums),)](grad, self._grad_sums, self._numel, **options)
+            sums = self._grad_sums
+            if self._layout.size > 1:
+                sums = self._layout.all_reduce_sum(sums.sum().reshape(1))
         begin_kernel[(1,)](
             *(sums, len(sums), self._constants, self.updates, self.grad_norm, self._scalars), BLOCK=SUM_BLOCK
         )
         common = (self.grad_norm, self._scalars, self.lr, self._numbers)
-        options |= {"SCALING": int(self._scaling), "ALIGNMENT": self._alignment}
+        options |= {"ALIGNMENT": self._alignment}
+        adam = options | {"SCALING": self._scaling}
         if self._scaling:
-            first_pass_kernel[(len(self._all[0]),)](*buffers, *self._block_sums, *self._all[:3], *common, **options)
+            first_pass_kernel[(len(self._all[0]),)](*buffers, *self._block_sums, *self._all[:3], *common, **adam)
             owners = (self._sums.shape[1],)
             owner_sums_kernel[owners](*self._block_sums, self._first_blocks, *self._sums, BLOCK=SUM_BLOCK)
             self._layout.all_reduce_sum(self._sums)
         for index, tables in enumerate(self._by_block):
             grid = (len(tables[0]),)
-            if grid[0] and self._scaling:  # a part may be all padding
-                second_pass_kernel[grid](data, exp_avg, exp_avg_sq, *self._sums, *tables, *common, **options)
-            elif grid[0]:
-                first_pass_kernel[grid](*buffers, None, None, *tables[:3], *common, **options)
+            if not grid[0]:
+                pass  # a part may be all padding
+            elif self._formulas != ADAM.value:
+                states = (*state, *(None,) * (3 - len(state)))
+                arguments = (data, grad, *states, self.updates, *tables[:3], *common)
+                one_pass_kernel[grid](*arguments, FORMULAS=self._formulas, **options)
+            elif self._scaling:
+                second_pass_kernel[grid](data, *state, *self._sums, *tables, *common, **adam)
+            else:
+                first_pass_kernel[grid](*buffers, None, None, *tables[:3], *common, **adam)
             after_block(index)
 
 
@@ -228,6 +245,54 @@ def first_pass_kernel(
                 tl.store(sums_2 + tl.program_id(0), tl.sum(update * update, 0))
             else:
                 tl.store(data + place, weight - tl.load(lr) * update, mask=inside)
+
+
+@triton.jit
+def _cube_root(x):
+    """Of x >= 0, as csrc/cpu/optim.c has it."""
+    root = (x.to(tl.int32, bitcast=True) // 3 + 0x2A5119F2).to(tl.float32, bitcast=True)
+    for _ in tl.static_range(3):
+        root -= (root - x / (root * root)) * (1.0 / 3.0)
+    return tl.where(x < float("inf"), root, x)
+
+
+@triton.jit
+def one_pass_kernel(
+    data, grad, state_1, state_2, state_3, updates, offsets, lengths, decays, grad_norm, scalars, lr, numbers,
+    BLOCK: tl.constexpr, FORMULAS: tl.constexpr, ALIGNMENT: tl.constexpr,
+):  # fmt: skip
+    """State and weights of one block, whose elements do not depend on each other. Grid: B.
+
+    state_1, state_2, state_3: float32 [n], None where the method has fewer; updates: int64, this one included; the
+    others as before.
+    """
+    if tl.load(grad_norm) < float("inf"):
+        place, inside = _block_places(offsets, lengths, BLOCK, ALIGNMENT)
+        beta, share, eps, rate = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 4), tl.load(lr)
+        decay = tl.where(tl.load(decays + tl.program_id(0)) != 0, tl.load(numbers + 5), 0.0)
+        g = tl.load(grad + place, mask=inside, other=0.0) * tl.load(scalars)
+        weight = tl.load(data + place, mask=inside, other=0.0)
+        first = tl.load(state_1 + place, mask=inside, other=0.0)
+        if FORMULAS == ACCLIP:
+            first = beta * first + share * g
+            tau = tl.load(state_2 + place, mask=inside, other=0.0)
+            tau = tl.load(numbers + 2) * tau + tl.load(numbers + 3) * tl.abs(g)
+            tl.store(state_2 + place, tau, mask=inside)
+            ratio = tl.minimum(tl.div_rn(tau, tl.abs(first) + eps), 1.0)
+            weight -= rate * (ratio * first + decay * weight)
+        elif FORMULAS == MADGRAD:
+            rate *= tl.sqrt_rn(tl.load(updates).to(tl.float32))
+            g += decay * weight
+            first += rate * g
+            squares = tl.load(state_2 + place, mask=inside, other=0.0) + rate * (g * g)
+            tl.store(state_2 + place, squares, mask=inside)
+            start = tl.load(state_3 + place, mask=inside, other=0.0)
+            weight = beta * weight + share * (start - tl.div_rn(first, _cube_root(squares) + eps))
+        else:
+            first = beta * first + g
+            weight -= rate * (first + decay * weight)
+        tl.store(state_1 + place, first, mask=inside)
+        tl.store(data + place, weight, mask=inside)
 
 
 @triton.jit

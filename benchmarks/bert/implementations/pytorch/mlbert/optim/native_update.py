@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from mlbert.core import native
 from mlbert.optim.pieces import Blocks, Piece
 from mlbert.optim.shared_weights import Layout
 
+ADAM = 0  # mlbert.optim.compiled.Formulas.ADAM
 # Sums are made a block at a time and the blocks' sums added in order, so results do not depend on the thread count.
 BLOCK_ELEMENTS = 8192
 # Parameters are taken together until they hold this many elements: the second pass over a group finds weights and
@@ -54,25 +56,29 @@ def _declare(library: ctypes.CDLL) -> None:
     library.optim_first_pass.restype = None
     library.optim_second_pass.argtypes = (*buffers[1:], *table, integer, integer, pointer, integer, ctypes.c_int)
     library.optim_second_pass.restype = None
+    library.optim_one_pass.argtypes = (*(pointer,) * 5, *table, integer, integer, ctypes.c_int, ctypes.c_int)
+    library.optim_one_pass.restype = None
 
 
-class NativeAdam:
+class NativeUpdate:
     """The compiled kernels, bound to a shard.
 
     Args:
         pieces: of the shard.
         num_owners: G, parameters of the model.
         layout: of the buffers.
-        scaling: see `mlbert.optim.adam.Scaling`.
+        formulas, scaling: see `mlbert.optim.compiled`.
 
     Raises:
         native.NativeUnavailable: there is no compiler, or the library cannot be built or loaded.
     """
 
-    def __init__(self, pieces: Sequence[Piece], num_owners: int, layout: Layout, scaling: int) -> None:
+    def __init__(
+        self, pieces: Sequence[Piece], num_owners: int, layout: Layout, *, formulas: int, scaling: int
+    ) -> None:
         self._library = native.load("optim", ["optim.c"])
         _declare(self._library)
-        self._layout, self._is_scaled = layout, scaling != 0
+        self._layout, self._formulas, self._is_scaled = layout, formulas, scaling != 0
         self._cut = cut = Blocks.of(pieces, num_owners, BLOCK_ELEMENTS)
         self._numel = layout.spans[-1][1]
         groups = _group_starts(cut) if self._is_scaled else np.array([0, len(cut.offsets)], dtype=np.int64)
@@ -101,29 +107,39 @@ class NativeAdam:
         return float(self._library.optim_sum_squares(address, self._numel, BLOCK_ELEMENTS, sums, self._threads()))
 
     def update(self, buffers: Sequence[Tensor], scalars: Scalars, after_block: Callable[[int], None]) -> None:
-        """One update in place of (weights, gradient, first moment, second moment), float32 [n] each.
+        """One update in place of (weights, gradient, the method's state), float32 [n] each.
 
         Args:
             buffers: the gradient stays as it is.
             scalars: of this update.
             after_block: called with the index of each block of the layout when its weights are new, in order.
         """
-        weight, grad, *moments = self._addresses(buffers)
+        weight, grad, *state = self._addresses(buffers)
         table = (ctypes.byref(self._table), ctypes.byref(scalars))
+        if self._formulas != ADAM:
+            self._one_pass((weight, grad, *state, *(None,) * (3 - len(state))), table, after_block)
+            return
         sums, threads = [row.ctypes.data for row in self._sums], self._threads()
         borders = itertools.pairwise(self._borders)
         alone = self._layout.size == 1
         if alone:
-            self._library.optim_update(weight, grad, *moments, *table, *sums, threads)
+            self._library.optim_update(weight, grad, *state, *table, *sums, threads)
         elif self._is_scaled:
-            self._library.optim_first_pass(weight, grad, *moments, *table, 0, self._borders[-1], *sums, threads)
+            self._library.optim_first_pass(weight, grad, *state, *table, 0, self._borders[-1], *sums, threads)
             totals = self._totals()
         for block, (first, last) in enumerate(borders):
             if not alone and self._is_scaled:
-                args = (weight, *moments, *table, first, last, totals.data_ptr(), totals.shape[1], threads)
+                args = (weight, *state, *table, first, last, totals.data_ptr(), totals.shape[1], threads)
                 self._library.optim_second_pass(*args)
             elif not alone:
-                self._library.optim_first_pass(weight, grad, *moments, *table, first, last, *sums, threads)
+                self._library.optim_first_pass(weight, grad, *state, *table, first, last, *sums, threads)
+            after_block(block)
+
+    def _one_pass(
+        self, addresses: Sequence[int | None], table: Sequence[Any], after_block: Callable[[int], None]
+    ) -> None:
+        for block, borders in enumerate(itertools.pairwise(self._borders)):
+            self._library.optim_one_pass(*addresses, *table, *borders, self._formulas, self._threads())
             after_block(block)
 
     def _totals(self) -> Tensor:

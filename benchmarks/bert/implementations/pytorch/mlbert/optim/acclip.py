@@ -1,0 +1,50 @@
+"""ACClip: momentum clipped element by element at a running mean of the gradient's size.
+
+With g the clipped gradient:
+
+    m = beta_1 m + (1 - beta_1) g                     tau = beta_2 tau + (1 - beta_2) |g|
+    u = min(tau / (|m| + eps), 1) m + weight_decay w
+    w = w - lr u
+
+Source: Zhang et al., "Why are Adaptive Methods Good for Attention Models?", arXiv 1912.03194, algorithm 2 with
+alpha = 1 (in general tau^alpha averages |g|^alpha). The decay is decoupled as in `mlbert.optim.adamw`; LayerNorm and
+bias tensors take none. The bias of m and tau is not corrected.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mlbert.optim.base import Event
+from mlbert.optim.compiled import CompiledOptimizer, Formulas
+
+
+class ACClip(CompiledOptimizer):
+    """ACClip; arguments as in `CompiledOptimizer`.
+
+    Attributes:
+        exp_avg, exp_avg_abs: float32 [n], m and tau of the shard.
+    """
+
+    name = "acclip"
+    STATE = ("exp_avg", "exp_avg_abs")
+    FORMULAS = Formulas.ACCLIP
+    exp_avg: Tensor
+    exp_avg_abs: Tensor
+
+    def hyperparameters(self, event: Event) -> None:
+        """Keys like those of the benchmark's log."""
+        event("opt_name", self.name)
+        event("opt_acclip_epsilon", self.eps)
+        event("opt_acclip_beta_1", self.betas[0])
+        event("opt_acclip_beta_2", self.betas[1])
+        event("opt_acclip_weight_decay", self.weight_decay)
+        event("opt_gradient_clip_norm", self.max_grad_norm or 0.0)
+
+    def _direction(self, weight: Tensor, grad: Tensor) -> Tensor:
+        m, tau = self.exp_avg, self.exp_avg_abs
+        m.mul_(self.betas[0]).add_(grad, alpha=1.0 - self.betas[0])
+        tau.mul_(self.betas[1]).add_(grad.abs(), alpha=1.0 - self.betas[1])
+        update = (tau / m.abs().add_(self.eps)).clamp_(max=1.0).mul_(m)
+        self._add_decay(update, weight)
+        return update

@@ -1,0 +1,43 @@
+"""SGD with momentum (heavy ball, not Nesterov's) and decoupled weight decay.
+
+With g the clipped gradient:
+
+    m = momentum m + g
+    w = w - lr (m + weight_decay w)
+
+Source: Polyak, "Some methods of speeding up the convergence of iteration methods", 1964; the decay, which stays out of
+m, after Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, algorithm 1, but with the
+learning rate on m, not on g, as `torch.optim.SGD` has it. LayerNorm and bias tensors take no decay.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mlbert.optim.base import Event
+from mlbert.optim.compiled import CompiledOptimizer, Formulas
+
+
+class SGD(CompiledOptimizer):
+    """SGD; arguments as in `CompiledOptimizer`, of which it does not read the second beta and eps.
+
+    Attributes:
+        momentum_buffer: float32 [n], m of the shard.
+    """
+
+    name = "sgd"
+    STATE = ("momentum_buffer",)
+    FORMULAS = Formulas.SGD
+    momentum_buffer: Tensor
+
+    def hyperparameters(self, event: Event) -> None:
+        """Keys like those of the benchmark's log."""
+        event("opt_name", self.name)
+        event("opt_sgd_momentum", self.betas[0])
+        event("opt_sgd_weight_decay", self.weight_decay)
+        event("opt_gradient_clip_norm", self.max_grad_norm or 0.0)
+
+    def _direction(self, weight: Tensor, grad: Tensor) -> Tensor:
+        update = self.momentum_buffer.mul_(self.betas[0]).add_(grad).clone()
+        self._add_decay(update, weight)
+        return update

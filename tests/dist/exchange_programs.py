@@ -1,0 +1,95 @@
+"""What the ranks run to test the exchange of padding: each function gets the started world."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from mlbert.dist.groups import exchange_group
+from mlbert.dist.world import World
+from mlbert.feed.host_batch import HostBatch
+from mlbert.feed.packed import PackedSource
+from mlbert.feed.synthetic import SyntheticSource
+from mlbert.store.deals import by_length, contiguous
+
+UNITS, STEPS = 4, 9
+
+
+def settings(over: str, by: str) -> Any:
+    return SimpleNamespace(exchange_padding=over, exchange_by=by)
+
+
+def digest(batch: HostBatch) -> str:
+    """Of every part, the dropout rows among them, and the sizes."""
+    sizes = (batch.num_tokens, batch.num_samples, batch.num_masked, batch.max_seqlen)
+    parts = b"|".join(name.encode() + array.tobytes() for name, array in batch.arrays().items())
+    return hashlib.sha256(repr(sizes).encode() + parts).hexdigest()
+
+
+def make(world: World, over: str, by: str, accumulation: int, folder: str | None, each: int) -> Any:
+    group = exchange_group(settings(over, by), world)
+    common = {"packs_per_step": UNITS, "accumulation": accumulation, "max_sequences_per_pack": each, "seed": 3}
+    common |= {"rank": world.rank, "world_size": world.world_size}
+    common |= {"deal": contiguous, "gather_over": group} if by == "gather" else {"deal": by_length(group.size)}
+    if folder is None:
+        return SyntheticSource(vocab_size=300, max_tokens=64, **common)
+    source = PackedSource(folder, **common)
+    source.open()
+    return source
+
+
+def both_ways(world: World, folder: str) -> dict[str, list[list[str]]]:
+    """Digests of every step's micro-batches, by case; ``next_step`` runs the thread while the main thread talks."""
+    found = {}
+    for over in ("group", "all"):
+        for accumulation in (1, 2):
+            for data, each in ((folder, 1), (folder, 3), (None, 2)):
+                for by in ("lengths", "gather"):
+                    source, steps = make(world, over, by, accumulation, data, each), []
+                    for _ in range(STEPS):
+                        steps.append([digest(batch) for batch in source.next_step()])
+                        world.all_reduce_sum(torch.ones(3))
+                    source.close()
+                    world.barrier()
+                    found[f"{over} {accumulation} {data is None} {each} {by}"] = steps
+    return found
+
+
+def lost_rank(world: World, folder: str) -> dict[str, Any]:
+    """The last rank dies in step 2."""
+    source = make(world, "all", "gather", 1, folder, 1)
+    source.next_step()
+    if world.rank == world.world_size - 1:
+        os._exit(7)
+    started = time.monotonic()
+    try:
+        for _ in range(20):
+            source.next_step()
+    except RuntimeError as error:
+        print(f"after {time.monotonic() - started:.1f} s: {error}", flush=True)
+        os._exit(5)
+    return {}
+
+
+def uneven_end(world: World, folder: str) -> dict[str, float]:
+    """Ranks stop while their threads are at different steps: closing waits for nobody."""
+    source = make(world, "all", "gather", 1, folder, 1)
+    for _ in range(3):
+        source.next_step()
+    world.barrier()
+    if world.rank == 0:
+        time.sleep(0.5)
+    started = time.monotonic()
+    source.close()
+    return {"seconds": time.monotonic() - started}
+
+
+def uneven_nodes(world: World) -> None:
+    """Group of a node with a rank whose place the launcher tells wrongly."""
+    other = World(world.rank, 0, world.world_size, 2, "variables")
+    exchange_group(settings("group", "lengths"), other)

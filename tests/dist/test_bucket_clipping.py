@@ -1,0 +1,79 @@
+"""Bucket-wise clipping on one, two and four ranks against its formula in float64, on each rank's own gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from clipping_programs import CASES, everything
+from harness import run_ranks
+from mlbert.dist.world import World
+
+Ranks = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """What every rank returned."""
+    if request.param == 1:
+        return [everything(World())]
+    results = run_ranks("clipping_programs:everything", request.param, tmp_path_factory.mktemp("ranks"))
+    return [result.value for result in results]
+
+
+def law(found: Ranks, max_norm: float) -> tuple[torch.Tensor, float]:
+    """The mean over ranks and micro-batches of gradients clipped bucket by bucket, and the mean square's root before."""
+    gradients = torch.tensor([part for rank in found for part in rank["own"]], dtype=torch.float64)
+    limit = max_norm / math.sqrt(len(found[0]["buckets"]))
+    result = torch.empty_like(gradients)
+    for start, stop in found[0]["buckets"]:
+        norms = gradients[:, start:stop].norm(dim=1, keepdim=True)
+        result[:, start:stop] = gradients[:, start:stop] * (limit / norms).clamp(max=1.0)
+    return result.mean(0), float(gradients.square().sum(1).mean().sqrt())
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != "poisoned"])
+def test_the_law(ranks: Ranks, case: str) -> None:
+    found, max_norm = [rank[case] for rank in ranks], CASES[case]["max_norm"]
+    expected, norm = law(found, max_norm)
+    for rank in found:
+        for step in rank["steps"]:
+            grad = torch.tensor(step["grad"], dtype=torch.float64)
+            torch.testing.assert_close(grad, expected, rtol=1e-5, atol=1e-8)
+            assert step["norm"] == pytest.approx(norm, rel=1e-6)
+        assert rank["steps"] == found[0]["steps"], "every rank holds the same bits"
+    assert float(expected.norm()) <= max_norm
+    assert len(found[0]["buckets"]) > 3
+    if case != "long limit":
+        assert float(expected.norm()) < 0.99 * norm, "something was clipped"
+
+
+def test_the_scale_of_the_loss_does_not_show(ranks: Ranks) -> None:
+    """A power of two changes no bit before the clipping."""
+    for rank in ranks:
+        for scaled, plain in zip(rank["scaled"]["steps"], rank["two"]["steps"], strict=True):
+            torch.testing.assert_close(torch.tensor(scaled["grad"]), torch.tensor(plain["grad"]), rtol=1e-6, atol=0)
+
+
+def test_one_bad_bucket_is_known_to_every_rank(ranks: Ranks) -> None:
+    for rank in ranks:
+        bad, good = rank["poisoned"]["steps"]
+        assert not math.isfinite(bad["norm"])
+        assert good == rank["two"]["steps"][1]
+
+
+def test_buckets_begin_before_backward_ends(ranks: Ranks) -> None:
+    """Three layers have their gradients when the first one's backward begins: in the earlier micro-batch they are
+    clipped, in the last one their sums are under way."""
+    if len(ranks) == 1:
+        return  # a rank alone has nothing to hide
+    for rank in ranks:
+        (clipped, begun), (clipped_in_last, begun_in_last) = rank["arrivals"]["seen"]
+        assert clipped >= 2
+        assert begun == 0, "an earlier micro-batch starts no sum"
+        assert clipped_in_last >= 2
+        assert begun_in_last == clipped_in_last
+        assert rank["arrivals"]["overlapped"] == rank["arrivals"]["buckets"] == 4

@@ -1,0 +1,53 @@
+"""Exchange of padding by communication against the deal by known lengths, on real ranks."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from harness import run_ranks
+from stored_sets import make_rows, random_lengths, write_set
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_set(tmp_path_factory.mktemp("set") / "set", make_rows(random_lengths(300))))
+
+
+@pytest.mark.parametrize(("size", "node_size"), [(2, 2), (4, 2)])
+def test_both_ways_give_the_same_bytes(size: int, node_size: int, folder: str, tmp_path: Path) -> None:
+    results = run_ranks("exchange_programs:both_ways", size, tmp_path, node_size=node_size, folder=folder)
+    for result in results:
+        ways = {way: steps for way, steps in result.value.items() if way.endswith(" lengths")}
+        assert len(ways) == 12
+        for way, steps in ways.items():
+            assert steps == result.value[way.replace(" lengths", " gather")], way
+    for way in results[0].value:
+        batches = Counter(batch for result in results for step in result.value[way] for batch in step)
+        assert max(batches.values()) == 1, "no batch is there twice"
+    if size > node_size:
+        first = results[0].value
+        assert first["group 1 False 1 gather"] != first["all 1 False 1 gather"]
+
+
+def test_a_lost_rank_ends_the_others(folder: str, tmp_path: Path) -> None:
+    results = run_ranks("exchange_programs:lost_rank", 2, tmp_path, check=False, folder=folder)
+    assert [result.returncode for result in results] == [5, 7]
+    match = re.search(r"after ([\d.]+) s", results[0].output)
+    assert match is not None
+    assert float(match.group(1)) < 20
+
+
+def test_closing_waits_for_no_other_rank(folder: str, tmp_path: Path) -> None:
+    results = run_ranks("exchange_programs:uneven_end", 2, tmp_path, folder=folder)
+    assert all(result.value["seconds"] < 2 for result in results)
+
+
+def test_ranks_of_a_node_must_follow_each_other(tmp_path: Path) -> None:
+    results = run_ranks("exchange_programs:uneven_nodes", 2, tmp_path, check=False)
+    for result in results:
+        assert result.returncode != 0
+        assert "EXCHANGE_PADDING: group needs equally many ranks on each node" in result.output
