@@ -25,7 +25,7 @@ from mlbert.core.plan import make_plan, planned_world_size
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.load import load_weights
 from mlbert.models.renaming import Report
-from mlbert.prepare.split_bins import make_bins
+from mlbert.prepare.bins_hdf5 import make_hdf5_bins
 from mlbert.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.recipes import ddp_adam
 from mlbert.store.open import open_store
@@ -276,13 +276,13 @@ def test_bins_of_hdf5(system: System, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """bins/, eval/, phase1/ and own/ with the two forms of starting weights; own/ has the shape too."""
+    """bins/ of HDF5 shards, eval/, phase1/ and own/ with the two forms of starting weights; own/ has the shape too."""
     folder = tmp_path_factory.mktemp("published inputs")
     for name, count in (("train", 400), ("eval", 64)):
         rows = make_rows(random_lengths(count))
         # Every label is the same, so that two steps are enough to learn it.
         write_set(folder / name, dataclasses.replace(rows, masked_labels=np.full_like(rows.masked_labels, 7)))
-    make_bins(folder / "train", folder / "bins", edges=(8, 16, 24, 32))
+    make_hdf5_bins(folder / "train", folder / "bins", edges=(8, 16, 24, 32))
     shape, state = small_bert(VOCAB_SIZE)
     write_own(Checkpoint(shape, state, Report(), folder), folder / "own")
     torch_to_nvidia(folder / "own", folder / "phase1/model.ckpt-28252.pt")
