@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster import running
+from mlbert.prepare.split_bins import make_bins
 from mlbert.store.manifest import read_manifest
 from slurm_site import Site, read_log
 from training_settings import SHAPE
@@ -59,6 +60,24 @@ def test_four_nodes_train_and_the_network_is_measured_first(site: Site, prepared
     assert results.read_bytes() == (site.runs / "out/result_0.txt").read_bytes()
 
 
+@pytest.mark.parametrize("way", ["lengths", "gather"])
+def test_two_nodes_of_two_ranks_train_from_bins_and_exchange_padding(
+    site: Site, prepared_data: Path, tmp_path: Path, way: str
+) -> None:
+    longest = read_manifest(prepared_data / "train").max_seq_length
+    make_bins(prepared_data / "train", tmp_path / "bins", edges=(longest - 1, longest))
+    balanced = {"BIN_COUNTS": "2 2", "EXCHANGE_PADDING": "group", "EXCHANGE_BY": way, "GRADIENT_CLIPPING": "buckets"}
+    exports = {**text_exports(site, prepared_data), **balanced, "DATADIR_PHASE2": tmp_path / "bins"}
+    method = {"RECIPE": "ddp_adam", "OPTIMIZER": "adamw", "MAX_SEQUENCES_PER_PACK": 1, "PACKING_FACTOR": 1}
+    state, output = site.run(**exports, **method, DGXNGPU=2, CHECK_COMPLIANCE=1)
+    assert state == "COMPLETED", output
+    assert "nothing FAILED" in output
+    log = read_log(site.runs / "out/result_0.txt")
+    assert log["run_stop"] == ["success"]
+    assert log["global_batch_size"] == [16]
+    assert json.loads((site.runs / "out/run_0/summary.json").read_text())["ranks"] == 4
+
+
 def test_one_node_is_enough(tmp_path: Path, tree_root: Path) -> None:
     with running(1) as small:
         site = Site(small, tmp_path / "tree", tree_root)
@@ -82,7 +101,7 @@ def test_a_job_without_a_config_says_so(site: Site) -> None:
         ({"DGXNNODES": "3"}, "the job has 2 nodes, the config wants DGXNNODES=3"),
         (
             {"SYNTH_DATA": "0", "DATADIR_PHASE2": "/nowhere"},
-            "node2: DATADIR_PHASE2=/nowhere holds no readable manifest",
+            "node2: DATADIR_PHASE2=/nowhere cannot be read here",
         ),
         ({"LOGDIR": "/proc/nowhere"}, "LOGDIR=/proc/nowhere cannot be made"),
         ({"TIMED": "maybe"}, "TIMED=maybe is neither yes nor no"),

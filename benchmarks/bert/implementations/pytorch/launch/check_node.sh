@@ -21,8 +21,9 @@ given() {
 case "${SYNTH_DATA:-0}" in
 0 | no | false | off)
     for name in DATADIR_PHASE2 EVALDIR; do
-        if given "${name}" && [[ ! -r "${!name}/manifest.json" ]]; then
-            complain "${name}=${!name} holds no readable manifest.json. Mount the prepared data on every node (CONT_MOUNTS for a container), or set ${name} in env.sh."
+        # What kind of set it is, the trainer tells.
+        if given "${name}" && [[ -z "$(ls "${!name}" 2>/dev/null)" ]]; then
+            complain "${name}=${!name} cannot be read here, or is empty. Mount the data on every node (CONT_MOUNTS for a container), or set ${name} in env.sh."
         fi
     done
     ;;
