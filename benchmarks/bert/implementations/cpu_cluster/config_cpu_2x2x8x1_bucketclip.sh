@@ -21,7 +21,7 @@ export GRADIENT_CLIPPING=buckets
 export BUCKET_MIB=1 # three buckets; 25 MiB would be one
 
 export OPTIMIZER=adamw
-export LR=5e-3
+export LR=4e-3
 export OPT_LAMB_BETA_1=0.9
 export OPT_LAMB_BETA_2=0.98
 export OPT_EPSILON=1e-6
@@ -32,7 +32,7 @@ export MAX_STEPS=4300
 
 export TARGET_MLM_ACCURACY=0.235
 export MAX_SAMPLES_TERMINATION=400000
-export MAX_SECONDS=200
+export MAX_SECONDS=400
 export NUM_EVAL_EXAMPLES=2000
 export EVAL_BATCH_SIZE=64
 export EVAL_ITER_START_SAMPLES=10000
