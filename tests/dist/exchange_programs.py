@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,17 +47,15 @@ def make(world: World, over: str, by: str, accumulation: int, folder: str | None
 def both_ways(world: World, folder: str) -> dict[str, list[list[str]]]:
     """Digests of every step's micro-batches, by case; ``next_step`` runs the thread while the main thread talks."""
     found = {}
-    for over in ("group", "all"):
-        for accumulation in (1, 2):
-            for data, each in ((folder, 1), (folder, 3), (None, 2)):
-                for by in ("lengths", "gather"):
-                    source, steps = make(world, over, by, accumulation, data, each), []
-                    for _ in range(STEPS):
-                        steps.append([digest(batch) for batch in source.next_step()])
-                        world.all_reduce_sum(torch.ones(3))
-                    source.close()
-                    world.barrier()
-                    found[f"{over} {accumulation} {data is None} {each} {by}"] = steps
+    data = ((folder, 1), (folder, 3), (None, 2))
+    for over, accumulation, (path, each), by in product(("group", "all"), (1, 2), data, ("lengths", "gather")):
+        source, steps = make(world, over, by, accumulation, path, each), []
+        for _ in range(STEPS):
+            steps.append([digest(batch) for batch in source.next_step()])
+            world.all_reduce_sum(torch.ones(3))
+        source.close()
+        world.barrier()
+        found[f"{over} {accumulation} {path is None} {each} {by}"] = steps
     return found
 
 

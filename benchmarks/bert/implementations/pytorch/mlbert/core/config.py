@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlbert.core.bin_counts import validate_bin_counts
 from mlbert.core.config_files import check_exports, name_shape, read_yaml, unknown_name
 from mlbert.core.errors import UserError
 from mlbert.core.rules import TARGET_MLM_ACCURACY
@@ -212,26 +213,8 @@ def validate(config: TrainConfig) -> None:
         raise UserError("KEEP_CHECKPOINTS", reason, "Keep at least 1, or set SAVE_CHECKPOINT_STEPS=0")
     if config.init_checkpoint is not None and config.init_checkpoint == config.output_dir:
         raise UserError("INIT_CHECKPOINT", "is the run folder LOGDIR itself", "Name the checkpoint to start from")
-    _validate_bin_counts(config)
+    validate_bin_counts(config)
     _validate_schedule(config)
-
-
-def _validate_bin_counts(config: TrainConfig) -> None:
-    try:
-        counts = config.counts_of_bins
-    except ValueError:
-        reason = f"{config.bin_counts!r} are not whole numbers above 0"
-        raise UserError("BIN_COUNTS", reason, 'Give for example "6 3 2 5"') from None
-    if counts is None:
-        return
-    if sum(counts) != config.train_batch_size:
-        reason = f"{config.bin_counts!r} sums to {sum(counts)}, BATCHSIZE is {config.train_batch_size}"
-        raise UserError("BIN_COUNTS", reason, "Let them sum to BATCHSIZE, which counts all accumulation steps together")
-    if config.max_sequences_per_pack > 1:
-        reason = f"is set while MAX_SEQUENCES_PER_PACK is {config.max_sequences_per_pack}: packs come from no bin"
-        raise UserError("BIN_COUNTS", reason, "Set MAX_SEQUENCES_PER_PACK=1, or unset BIN_COUNTS")
-    if config.synthetic_data:
-        raise UserError("BIN_COUNTS", "is set while SYNTH_DATA is: random tokens have no bins", "Unset one of them")
 
 
 def _validate_schedule(config: TrainConfig) -> None:
