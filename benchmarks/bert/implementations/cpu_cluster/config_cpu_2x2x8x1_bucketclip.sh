@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 export DGXNNODES=2
 export DGXNGPU=2
 export NEXP=10
-export WALLTIME=60
+export WALLTIME=90
 
 export RECIPE=ddp_adam
 export BERT_CONFIG="${pytorch_dir}/configs/demo.json"
