@@ -12,7 +12,7 @@ import pytest
 
 SUITES = (
     "feed/test_host_batch.py",
-    "ops/triton",
+    *(f"ops/triton/{path.name}" for path in sorted(Path(__file__).parent.glob("ops/triton/test_*.py"))),
     "ops/test_fp8.py",
     "models/test_fp8.py::test_kernels_equal_their_plain_twins",
     "optim/test_triton_update.py",

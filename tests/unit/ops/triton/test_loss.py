@@ -34,7 +34,7 @@ def problem(rows: int, columns: int, vocab_size: int) -> tuple[Tensor, Tensor]:
     return logits, torch.randint(0, vocab_size, (rows,), generator=GENERATOR)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_error(error_rule, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     draw = lambda: [*problem(*shape), shape[2]]  # noqa: E731

@@ -35,7 +35,7 @@ def some_rows(tokens: int) -> Tensor:
     return torch.randint(0, 2**31 - 1, (tokens,), dtype=torch.int32, generator=GENERATOR)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
 @pytest.mark.parametrize(("with_bias", "dropout"), [(False, 0.0), (True, 0.1)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_residual_form_error(
