@@ -1,7 +1,8 @@
 """Clips gradients bucket by bucket, each rank its own, and averages them over the ranks while backward goes on.
 
-With G(r, m, b) the part in bucket b of the gradient of rank r's mean loss on micro-batch m, W ranks, A micro-batches
-and B buckets, the gradient that the optimizer gets is, bucket by bucket,
+With W ranks, A micro-batches, B buckets, and G(r, m, b) the part in bucket b of A times what micro-batch m adds to the
+gradient of rank r's mean loss (if all are equally full: of the gradient of the micro-batch's own mean loss), the
+gradient that the optimizer gets is, bucket by bucket,
 
     1 / (W A)  sum over r and m of  clip(G(r, m, b), max_norm / sqrt(B))        clip(x, c) = x min(1, c / ||x||)
 

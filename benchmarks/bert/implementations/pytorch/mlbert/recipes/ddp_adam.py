@@ -146,9 +146,9 @@ def _update(
     config: TrainConfig, model: BertForPreTraining, world: World, loss_scale: LossScale | None
 ) -> tuple[FlatParameters, FlatOptimizer, GradientReducer]:
     """Flat buffers, the optimizer on them and the reduction of their gradients over the ranks."""
-    if config.sharded_optimizer != "off":
-        setting = f"SHARDED_OPTIMIZER={config.sharded_optimizer}"
-        raise UserError(setting, "every rank of ddp_adam updates everything", "Set SHARDED_OPTIMIZER=off")
+    for name, value in (("SHARDED_OPTIMIZER", "off"), ("WEIGHTS_ALLGATHER", "fp32")):
+        if (given := getattr(config, name.lower())) != value:
+            raise UserError(f"{name}={given}", "every rank of ddp_adam updates everything", f"Set {name}={value}")
     flat = FlatParameters(model.ordered_parameters())
     buckets = cut_buckets(flat.offsets, flat.numel, config.bucket_mib * 2**20 // flat.grad.element_size())
     gradients = (flat.parameters, flat.grad, flat.offsets, world, buckets)
