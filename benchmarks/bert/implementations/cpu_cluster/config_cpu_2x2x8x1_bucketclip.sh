@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 export DGXNNODES=2
 export DGXNGPU=2
 export NEXP=10
-export WALLTIME=90
+export WALLTIME=120
 
 export RECIPE=ddp_adam
 export BERT_CONFIG="${pytorch_dir}/configs/demo.json"
@@ -28,11 +28,11 @@ export OPT_EPSILON=1e-6
 export WEIGHT_DECAY_RATE=0.01
 export WARMUP_STEPS=100
 export START_WARMUP_STEP=0
-export MAX_STEPS=4300
+export MAX_STEPS=6500
 
 export TARGET_MLM_ACCURACY=0.235
 export MAX_SAMPLES_TERMINATION=400000
-export MAX_SECONDS=400
+export MAX_SECONDS=600
 export NUM_EVAL_EXAMPLES=2000
 export EVAL_BATCH_SIZE=64
 export EVAL_ITER_START_SAMPLES=10000
