@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -52,7 +53,7 @@ def sample_order(
     Args:
         shard_sizes: int [F], samples of each shard, 1 or more.
         shuffle: a name of `SHUFFLES`, or None for the order of the set.
-        first: samples of this epoch, over all ranks, that were taken before.
+        first: samples of this epoch, over all ranks, that were taken before; rounded down to a multiple of P.
         canonical_nodes: K, which must stay the same when a run goes on with other nodes.
         block_size: samples that py1b, py1br and py1e mix; None: Streaming's max(4,000,000 / K, 262,144).
 
@@ -214,8 +215,8 @@ def _py1b(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, 
 
 
 def _py1br(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
-    """As py1b, with blocks of 3/4 to 5/4 the size that begin up to 3/4 of a block earlier; so the second block of a node
-    may overlap the first, and those after it likewise."""
+    """As py1b, with blocks of 3/4 to 5/4 the size that begin up to 3/4 of a block earlier; so a node's second block may
+    overlap its first."""
     spans, generator = _epoch_spans(shard_sizes, canonical_nodes, seed, epoch)
     samples = spans.samples()
     least, most = _block_sizes(block_size)
@@ -233,8 +234,8 @@ def _py1br(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int,
 
 
 def _py1e(shard_sizes: np.ndarray, canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
-    """Samples shuffled within each piece; then each moves by a uniform draw, so that a piece spreads over a block of 3/4
-    to 5/4 the size, within its node. A piece that is larger than its block stays."""
+    """Samples shuffled within each piece; then each moves by a uniform draw, so that a piece spreads over a block of
+    3/4 to 5/4 the size, within its node. A piece that is larger than its block stays."""
     spans, generator = _epoch_spans(shard_sizes, canonical_nodes, seed, epoch)
     samples = spans.samples()
     for node, (begin, end) in enumerate(_node_ranges(spans)):
@@ -262,7 +263,7 @@ def _shuffle_each(samples: np.ndarray, sizes: np.ndarray, generator: np.random.G
 def _node_ranges(spans: _Spans) -> list[tuple[int, int]]:
     """First and one past the last place of each canonical node."""
     edges = offsets_of(spans.sizes)[spans.first].tolist()
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))
 
 
 def _block_sizes(block_size: int) -> tuple[int, int]:
