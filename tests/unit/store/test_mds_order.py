@@ -122,7 +122,7 @@ def global_batches(order: np.ndarray) -> list[list[int]]:
     return [sorted(batch) for batch in batches.tolist() if -1 not in batch]
 
 
-WORLDS = [World(n, r, w, 24 // (n * r)) for n in (1, 2, 4) for r in (1, 2, 3) for w in (1, 2)]
+WORLDS = [World(n, r, w, 24 // (n * r)) for n in (1, 2, 4, 8) for r in (1, 3) for w in (1, 2)]
 
 
 @settings(deadline=None)

@@ -2,7 +2,7 @@
 
 An epoch's order depends on the sizes of the shards, the seed, the epoch and the number of canonical nodes alone.
 Any world whose nodes divide the canonical nodes, or are a multiple of them, takes the same samples in the same global
-batch, and can go on from any sample of an epoch that another world began, as long as its global batch is as large.
+batch, and can go on after any batch of an epoch that another world began, as long as its global batch is as large.
 
 Formulas: the documentation of MosaicML Streaming ("Shuffling", "Elastic determinism") and the API reference of its
 ``streaming.base.shuffle`` and ``streaming.base.partition.orig``, version 0.13; ``py1b`` of version 0.7. The draws are
