@@ -12,7 +12,7 @@ import pytest
 
 SUITES = (
     "feed/test_host_batch.py",
-    *(f"ops/triton/{path.name}" for path in sorted(Path(__file__).parent.glob("ops/triton/test_*.py"))),
+    *(f"ops/triton/test_{name}.py" for name in ("attention", "cast", "embedding", "loss", "norm")),
     "ops/test_fp8.py",
     "models/test_fp8.py::test_kernels_equal_their_plain_twins",
     "optim/test_triton_update.py",

@@ -51,7 +51,8 @@ def places(tracer: Tracer, key: str, step: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("path", [None, *COMMITTED], ids=lambda path: "new" if path is None else path.parts[-3])
 def test_every_key_is_followed(path: Path | None, run: Path) -> None:
     tracer = Tracer(read_log(path or run), ROOT)
-    assert {"eval_accuracy", "configuration", "opt_lamb_beta_1", "run_stop"} <= set(tracer.keys)
+    assert {"eval_accuracy", "configuration", "opt_base_learning_rate", "run_stop"} <= set(tracer.keys)
+    assert {"opt_lamb_beta_1", "opt_adamw_beta_1"} & set(tracer.keys), "the optimizer's own"
     assert {key: chain.broken for key in tracer.keys if (chain := tracer.chain(key)).broken} == {}
 
 
