@@ -20,7 +20,6 @@ import functools
 from collections.abc import Callable, Mapping
 
 from mlbert.core import schedules
-from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.bucket_clipping import BucketClippingReducer
@@ -28,11 +27,10 @@ from mlbert.dist.groups import exchange_group
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardLayout
 from mlbert.dist.world import World
-from mlbert.feed.evaluation import EvalSet
-from mlbert.feed.inputs import PreTrainingInputs, check_shape, inspect
+from mlbert.feed.inputs import PreTrainingInputs, inspect
 from mlbert.feed.pretraining import budget_of, make_evaluation_set, make_source
-from mlbert.feed.synthetic import SyntheticEvalSet
 from mlbert.models.bert import BertForPreTraining
+from mlbert.models.evaluation import build_evaluation
 from mlbert.models.export import write_weights
 from mlbert.models.objectives import PreTraining
 from mlbert.models.start import choose_compute, start_weights
@@ -127,19 +125,6 @@ def build(
         export=functools.partial(write_weights, model, vocabulary=inputs.vocabulary),
         loss_scale=loss_scale,
     )
-
-
-def build_evaluation(
-    config: TrainConfig, world: World, seed: int, warn: Callable[[str], None]
-) -> tuple[BertForPreTraining, PreTraining, EvalSet | SyntheticEvalSet]:
-    """What evaluating the starting weights needs; the training set is not looked at."""
-    shape = BertConfig.from_json(config.bert_config_file)
-    samples = make_evaluation_set(config, shape, seed=seed, rank=world.rank, world_size=world.world_size)
-    if isinstance(samples, EvalSet):
-        check_shape(samples.info, shape, config.bert_config_file)
-    compute = choose_compute(config, world.device, warn)
-    model = BertForPreTraining(shape, compute.dtype, fp8_products=compute.products)
-    return start_weights(model, config, seed, world.device, warn), PreTraining(scope="rank"), samples
 
 
 def _update(
