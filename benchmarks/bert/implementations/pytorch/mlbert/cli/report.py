@@ -34,7 +34,7 @@ def report(
             s["status"],
             f"{s['seconds_to_train']:.1f}",
             f"{s['accuracy']:.4f}",
-            f"{s['target_accuracy']:.4f}",
+            "-" if s["target_accuracy"] is None else f"{s['target_accuracy']:.4f}",
             str(s["samples"]),
             f"{s['samples_per_second']:.0f}",
             f"{s['model_flops_per_second_per_rank'] * s['ranks'] / 1e9:.1f}",

@@ -22,7 +22,8 @@ from mlbert.core.config_files import check_exports, name_shape, read_yaml, unkno
 from mlbert.core.errors import UserError
 from mlbert.core.rules import TARGET_MLM_ACCURACY
 from mlbert.core.schedules import SCHEDULES, Linear, parse_milestones
-from mlbert.core.settings import LAUNCH_SETTINGS, Setting, TrainConfig, settings_by_env, train_settings
+from mlbert.core.setting import Setting
+from mlbert.core.settings import LAUNCH_SETTINGS, TrainConfig, settings_by_env, train_settings
 
 _YES = {"1", "true", "yes", "on"}
 _NO = {"0", "false", "no", "off"}
@@ -358,7 +359,9 @@ def _oddities(config: TrainConfig) -> list[str]:
     if config.exchange_by == "gather" and config.exchange_padding == "off":
         sentences.append("EXCHANGE_BY is gather, but nothing is exchanged: EXCHANGE_PADDING is off")
     if is_closed and config.target_mlm_accuracy != TARGET_MLM_ACCURACY:
-        sentences.append(f"the closed division wants 0.72, TARGET_MLM_ACCURACY is {config.target_mlm_accuracy:g}")
+        sentences.append(
+            f"the closed division wants 0.72, TARGET_MLM_ACCURACY is {config.target_mlm_accuracy or 'none'}"
+        )
     if is_closed and (config.optimizer, config.schedule) != ("lamb", "polynomial"):
         words = f"the closed division wants LAMB with polynomial decay, not {config.optimizer} with {config.schedule}"
         sentences.append(words)

@@ -57,7 +57,7 @@ def make_plan(
         f"schedule: {config.max_steps} steps of about {batch} samples, "
         f"{warmup if config.num_warmup_steps else 'no warm-up'}; training ends after {limit:,} samples at the latest",
         f"evaluation: first after {config.eval_iter_start_samples:,} samples, then every {config.eval_iter_samples:,}, "
-        f"on {config.num_eval_examples:,}; closed division: every {rules.eval_interval(batch):,}, "
+        f"on {_number_or_all(config.num_eval_examples)}; closed division: every {rules.eval_interval(batch):,}, "
         f"on {rules.NUM_EVAL_SAMPLES:,}",
         f"reference convergence point: {_point_words(batch, point)}",
         f"expected samples: {_expected_words(config, expected, why)}",
@@ -149,10 +149,14 @@ def _point_words(batch: int, point: rules.ReferencePoint | None) -> str:
     return f"{where}: {point.mean_samples:,.0f} samples on average, at least {point.min_mean_samples:,.0f}"
 
 
+def _number_or_all(number: int | None) -> str:
+    return "all" if number is None else f"{number:,}"
+
+
 def _expected_words(config: TrainConfig, expected: int | None, why: str) -> str:
     if expected is None and config.target_mlm_accuracy != rules.TARGET_MLM_ACCURACY:
         wanted, target = rules.TARGET_MLM_ACCURACY, config.target_mlm_accuracy
-        return f"unknown; the reference tells them for accuracy {wanted:g}, TARGET_MLM_ACCURACY is {target:g}"
+        return f"unknown; the reference tells them for accuracy {wanted:g}, TARGET_MLM_ACCURACY is {target or 'none'}"
     if expected is None:
         return "unknown; there is no reference point"
     return f"{expected:,}, the evaluation (number {_evaluations(config, expected)}) {why}"

@@ -2,7 +2,7 @@
 
     rate = schedule(step)     step counts the updates done before this one, from 0
 
-A schedule counts in t = step + first_step. All but the constant one decay after a ramp:
+A schedule counts in t = max(0, step + first_step). All but the constant one decay after a ramp:
 
     t - start_warmup_step < warmup_steps:   base_lr (t - start_warmup_step) / warmup_steps
     after that:                             `decayed(t)`, until `decay_end` and beyond
@@ -35,11 +35,11 @@ class Schedule:
     start_warmup_step: int = 0
     max_steps: int  # length of the training; for the log
     decay_end: int  # where the decay ends; the rate stays as it is from there on
-    first_step: int = 0  # the number of the first update, 0 or 1
+    first_step: int = 0  # the number of the first update, 0 or 1; or -1, for 0 twice
 
     def __call__(self, step: int) -> float:
         """The rate of the update before which `step` were done."""
-        t = step + self.first_step
+        t = max(0, step + self.first_step)
         if t - self.start_warmup_step < self.warmup_steps:
             return self.base_lr * (t - self.start_warmup_step) / self.warmup_steps
         return self.decayed(t)

@@ -12,70 +12,17 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-_METADATA_KEY = "setting"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The legal range of a value; ``None`` leaves a side open. Numbers are always finite."""
-
-    at_least: float | None = None
-    at_most: float | None = None
-    above: float | None = None
-    below: float | None = None
-    choices: tuple[str, ...] = ()
-
-    def reason_against(self, value: object) -> str | None:
-        """Why a value of the right type is illegal, in plain words; ``None`` when it is legal."""
-        if self.choices:
-            return None if value in self.choices else f"must be one of {', '.join(self.choices)}"
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return None
-        if self.at_least is not None and value < self.at_least:
-            return f"must be at least {self.at_least:g}"
-        if self.at_most is not None and value > self.at_most:
-            return f"must be at most {self.at_most:.15g}"
-        if self.above is not None and value <= self.above:
-            return f"must be above {self.above:g}"
-        if self.below is not None and value >= self.below:
-            return f"must be below {self.below:g}"
-        return None
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One row of the table."""
-
-    env: str  # name of the environment variable
-    name: str  # field of TrainConfig and YAML key; empty for what only launchers read, as is the flag
-    flag: str
-    kind: type  # str, int, float, bool or Path
-    optional: bool  # whether "none" (or an empty export) is a value
-    unit: str  # empty where it has none
-    meaning: str  # one sentence
-    limits: Limits
-
-    @property
-    def type_name(self) -> str:
-        """The type in words, such as ``integer or none``."""
-        words = {str: "text", int: "integer", float: "number", bool: "yes/no", Path: "path"}[self.kind]
-        if self.limits.choices:
-            words = " | ".join(self.limits.choices)
-        return f"{words} or none" if self.optional else words
-
-
-def row(env: str, meaning: str, unit: str = "", **limits: Any) -> Any:
-    """A dataclass field that is a row of the table: see `Setting`, and `Limits` for the rest of the words."""
-    return field(metadata={_METADATA_KEY: (env, meaning, unit, Limits(**limits))})
+from mlbert.core.setting import METADATA_KEY, Limits, Setting, row
+from mlbert.core.text_settings import TextSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(TextSettings):
     """Everything that decides a training run, resolved. Made by `mlbert.core.config.resolve`."""
 
     recipe: str = row("RECIPE", "Method: a module of mlbert.recipes.")
@@ -158,7 +105,10 @@ class TrainConfig:
     )
     lr_gamma: float | None = row("LR_GAMMA", "What multistep multiplies the rate by.", above=0, at_most=1)
     lr_first_step: int = row(
-        "LR_FIRST_STEP", "Number of the first update in the schedule, 0 or 1.", at_least=0, at_most=1
+        "LR_FIRST_STEP",
+        "Number of the first update in the schedule; with -1 the second repeats it, as in Composer.",
+        at_least=-1,
+        at_most=1,
     )
     optimizer: str = row(
         "OPTIMIZER",
@@ -215,10 +165,15 @@ class TrainConfig:
         choices=("fp32", "bf16", "e5m2"),
     )
     seed: int | None = row("SEED", "Random seed; none draws one from the system.", at_least=0, at_most=2**32 - 1)
-    target_mlm_accuracy: float = row(
-        "TARGET_MLM_ACCURACY", "Masked-token accuracy at which the run succeeds.", above=0, below=1
+    target_mlm_accuracy: float | None = row(
+        "TARGET_MLM_ACCURACY",
+        "Masked-token accuracy, or a task's metric, at which the run succeeds; none: it does at its limit.",
+        above=0,
+        below=1,
     )
-    num_eval_examples: int = row("NUM_EVAL_EXAMPLES", "Size of the evaluation.", "sequences", at_least=1)
+    num_eval_examples: int | None = row(
+        "NUM_EVAL_EXAMPLES", "Size of the evaluation; none for all that there are.", "sequences", at_least=1
+    )
     eval_batch_size: int = row("EVAL_BATCH_SIZE", "Packs of one evaluation batch.", "packs per rank", at_least=1)
     eval_iter_start_samples: int = row(
         "EVAL_ITER_START_SAMPLES", "First evaluation after so many.", "sequences", at_least=1
@@ -323,7 +278,7 @@ def train_settings() -> Mapping[str, Setting]:
     hints = typing.get_type_hints(TrainConfig)
     rows = {}
     for item in fields(TrainConfig):
-        env, meaning, unit, limits = item.metadata[_METADATA_KEY]
+        env, meaning, unit, limits = item.metadata[METADATA_KEY]
         kind, optional = _split_optional(hints[item.name])
         rows[item.name] = Setting(env, item.name, f"--{item.name}", kind, optional, unit, meaning, limits)
     return types.MappingProxyType(rows)

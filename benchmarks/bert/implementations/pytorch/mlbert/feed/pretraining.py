@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from mlbert.core.bert_config import BertConfig
+from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.feed.budget import MASKED_SHARE, Budget
 from mlbert.feed.dali import DaliSource
@@ -13,6 +14,7 @@ from mlbert.feed.exchange import ExchangeGroup
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.synthetic import SyntheticEvalSet, SyntheticSource
 from mlbert.store.deals import by_length, contiguous
+from mlbert.store.open import describe
 from mlbert.store.order import Deal
 
 
@@ -45,12 +47,16 @@ def make_source(
 def make_evaluation_set(
     config: TrainConfig, shape: BertConfig, *, seed: int, rank: int, world_size: int
 ) -> EvalSet | SyntheticEvalSet:
-    """This rank's share of the evaluation samples."""
+    """This rank's share of the evaluation samples. Raises UserError: all are asked for, and their number takes reading
+    to know."""
     if config.synthetic_data:
         return SyntheticEvalSet(_synthetic(config, shape, seed, rank, world_size))
+    num_examples = config.num_eval_examples or describe(config.eval_dir).num_sequences
+    if num_examples is None:
+        raise UserError("NUM_EVAL_EXAMPLES", f"is none, and {config.eval_dir} does not tell its size", "Set it")
     return EvalSet(
         config.eval_dir,
-        config.num_eval_examples,
+        num_examples,
         config.eval_batch_size,
         max_sequences_per_pack=config.max_sequences_per_pack,
         rank=rank,

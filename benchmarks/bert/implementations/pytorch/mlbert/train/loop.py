@@ -58,7 +58,8 @@ class Run:
 
 
 def train(run: Run) -> Outcome:
-    """Trains until the target or a limit, or until the job is about to end."""
+    """Trains until the target or a limit, or until the job is about to end. A limit is a success where there is no
+    target."""
     state = run.state
     run.events.start(state)
     clock = Clock(state.elapsed_seconds)
@@ -78,13 +79,15 @@ def train(run: Run) -> Outcome:
             evaluated_at = state.samples
             # A checkpoint holds the data position before the next step.
             evaluate(run, clock, read_ahead=reason is None and not save)
-            if state.accuracy >= run.limits.target_accuracy:
+            if run.limits.met(state):
                 status, reason = SUCCESS, f"target accuracy {run.limits.target_accuracy} reached"
         if reason is None and save:
             save_checkpoint(run, clock)
         if reason is None and leaving:
             run.lifecycle.leave()
 
+    if run.limits.succeeds(state):
+        status = SUCCESS
     state.elapsed_seconds = clock.seconds()
     outcome = Outcome(status, reason, state.elapsed_seconds, state)
     run.events.stop(outcome)

@@ -75,13 +75,21 @@ class Clock:
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a run; ``max_seconds`` None means no time limit."""
+    """Bounds of a run; None: no time limit; no target, so that the run succeeds at a limit."""
 
-    target_accuracy: float
+    target_accuracy: float | None
     max_steps: int
     max_samples: int
     max_seconds: float | None
     max_skipped_steps: int
+
+    def met(self, state: TrainState) -> bool:
+        """Whether an evaluation reached the target."""
+        return self.target_accuracy is not None and state.accuracy >= self.target_accuracy
+
+    def succeeds(self, state: TrainState) -> bool:
+        """Whether a run that has come to one of its limits did all that was asked of it."""
+        return self.target_accuracy is None and state.skipped_steps <= self.max_skipped_steps
 
     def reached(self, state: TrainState, seconds: float) -> str | None:
         """Why the run must end before the target is reached, or None to go on."""
