@@ -12,18 +12,21 @@ from mlbert.models.bert import BertBase
 from mlbert.models.renaming import Report, load_state, read_nvidia_pt
 
 
-def load_weights(model: BertBase, path: Path) -> Report:
-    """Copies weights into the model; returns the report of `load_state`. Raises UserError on a damaged file."""
+def load_weights(model: BertBase, path: Path, without: str | None = None) -> Report:
+    """Copies weights into the model, but for those whose names begin with ``without``; returns the report of
+    `load_state`. Raises UserError on a damaged file."""
     file = path / "model.safetensors" if path.is_dir() else path
     remedy = "Set INIT_CHECKPOINT to a model.safetensors or a .pt file, or to none"
     if file.suffix == ".pt":
-        return load_state(model, read_nvidia_pt(file), str(file))
-    if file.suffix != ".safetensors":
+        state = read_nvidia_pt(file)
+    elif file.suffix == ".safetensors":
+        try:
+            state = load_file(file)
+        except OSError as error:
+            raise UserError(file, f"cannot be read ({error.strerror or error})", remedy) from None
+        except SafetensorError as error:
+            raise UserError(file, f"is damaged ({error})", remedy) from None
+    else:
         raise UserError(file, "is neither a safetensors nor a .pt file", "Convert it first: mlbert convert --help")
-    try:
-        state = load_file(file)
-    except OSError as error:
-        raise UserError(file, f"cannot be read ({error.strerror or error})", remedy) from None
-    except SafetensorError as error:
-        raise UserError(file, f"is damaged ({error})", remedy) from None
-    return load_state(model, state, str(file))
+    kept = {name: tensor for name, tensor in state.items() if without is None or not name.startswith(without)}
+    return load_state(model, kept, str(file))
