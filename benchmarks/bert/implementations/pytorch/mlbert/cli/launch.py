@@ -76,21 +76,22 @@ def local(
 
     On several nodes run it on each, with the same world_size, master_addr and master_port.
     """
-    command = local_command(nproc, world_size, node_rank, master_addr, master_port)
-    # torchrun tells each rank its own.
-    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    exports = {name: value for name, value in environment().items() if name not in names}
-    os.execvpe(sys.executable, [*command, "--", *script], exports)
-
-
-def local_command(
-    nproc: int | None, world_size: int | None, node_rank: int, master_addr: str, master_port: int | None
-) -> list[str]:
-    """The torchrun command up to the script. Raises UserError: the numbers do not fit each other."""
     if nproc is None:
         import torch
 
         nproc = max(1, torch.cuda.device_count())
+    command = local_command(nproc, world_size, node_rank, master_addr, master_port)
+    # torchrun tells each rank its own.
+    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    exports = {name: value for name, value in environment().items() if name not in names}
+    exports.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // nproc)))
+    os.execvpe(sys.executable, [*command, "--", *script], exports)
+
+
+def local_command(
+    nproc: int, world_size: int | None, node_rank: int, master_addr: str, master_port: int | None
+) -> list[str]:
+    """The torchrun command up to the script. Raises UserError: the numbers do not fit each other."""
     world_size = nproc if world_size is None else world_size
     nodes, rest = divmod(world_size, nproc)
     if rest or not 0 <= node_rank < nodes:
