@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.core.permutation import Permutation
+from mlbert.feed.budget import TOKEN_MULTIPLE, Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.source import StepSource
 from mlbert.store.order import StepShare, even_parts
 from mlbert.store.ragged import Ragged
 from mlbert.store.tasks import TaskRows
-
-
-class Tokenizer(Protocol):
-    """Text to token ids."""
-
-    vocabulary: Mapping[str, int]
-
-    def encode(self, text: str) -> list[int]:
-        """Without special tokens."""
+from mlbert.store.tokenizer import Tokenizer
 
 
 def truncated(first: int, second: int, room: int) -> tuple[int, int]:
@@ -35,22 +27,33 @@ def truncated(first: int, second: int, room: int) -> tuple[int, int]:
 
 def encode(rows: TaskRows, tokenizer: Tokenizer, max_seq_length: int) -> Ragged:
     """The sequences of all rows, cut to ``max_seq_length`` tokens, with labels (0 where there are none)."""
-    vocabulary = tokenizer.vocabulary
-    start, end = vocabulary["[CLS]"], vocabulary["[SEP]"]
+    cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
+    encoded = [tokenizer.encode_all(texts) for texts in rows.texts]
+
+    def text(column: int, row: int) -> list[int]:
+        ids, offsets = encoded[column]
+        return ids[offsets[row] : offsets[row + 1]].tolist()
 
     def sequences() -> Iterator[tuple[list[int], int, bool, list[int], list[int]]]:
-        for texts in zip(*rows.texts, strict=True):
-            ids = [tokenizer.encode(text) for text in texts]
-            if len(ids) == 1:
-                tokens = [start, *ids[0][: max_seq_length - 2], end]
+        for row in range(len(rows)):
+            first = text(0, row)
+            if len(encoded) == 1:
+                tokens = [*cls, *first[: max_seq_length - 2], *sep]
                 yield tokens, len(tokens), False, [], []
             else:
-                first, second = truncated(len(ids[0]), len(ids[1]), max_seq_length - 3)
-                tokens = [start, *ids[0][:first], end, *ids[1][:second], end]
-                yield tokens, first + 2, False, [], []
+                second = text(1, row)
+                a, b = truncated(len(first), len(second), max_seq_length - 3)
+                yield [*cls, *first[:a], *sep, *second[:b], *sep], a + 2, False, [], []
 
     labels = np.zeros(len(rows), np.float32) if rows.labels is None else rows.labels
     return replace(Ragged.from_rows(sequences()), labels=labels)
+
+
+def budget_of(share: StepShare, max_seq_length: int) -> Budget:
+    """What a micro-batch holds at most."""
+    sequences = -(-share.units // share.accumulation)
+    tokens = -(-sequences * max_seq_length // TOKEN_MULTIPLE) * TOKEN_MULTIPLE
+    return Budget(tokens, sequences, masked=0, max_seqlen=max_seq_length, has_labels=True)
 
 
 def _batch(rows: Ragged, units: np.ndarray, max_tokens: int, page_locked: bool = False) -> HostBatch:
@@ -79,13 +82,8 @@ class TaskSource(StepSource):
         drop_last: bool,
         seed: int | None,
     ) -> None:
-        self._rows, self._tokenizer, self._max_tokens, self._share, self._seed = (
-            rows,
-            tokenizer,
-            max_seq_length,
-            share,
-            seed,
-        )
+        self._rows, self._tokenizer, self._max_tokens = rows, tokenizer, max_seq_length
+        self._share, self._seed = share, seed
         self._encoded: Ragged | None = None
         self.steps_per_epoch = steps_per_epoch(len(rows), share, drop_last)
         if self.steps_per_epoch == 0:

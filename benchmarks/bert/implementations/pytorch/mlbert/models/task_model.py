@@ -20,11 +20,12 @@ import torch
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
-from mlbert.feed.tasks import TaskEvalSet, Tokenizer
+from mlbert.feed.tasks import TaskEvalSet
 from mlbert.models.bert import BertBase, BertForSequenceClassification
 from mlbert.models.export import write_weights
 from mlbert.models.load import load_weights
 from mlbert.store.tasks import TaskForm, TaskRows
+from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE, Tokenizer
 
 TASK = "task.json"
 PREDICTIONS, CONFUSION = "predictions.csv", "confusion_matrix.png"
@@ -61,10 +62,11 @@ def write_task_model(
     """`write_weights`, with the vocabulary, the card, and the classes' names for Hugging Face. Raises UserError as it
     does."""
     write_weights(model, folder, facts, None)
-    entries = sorted(tokenizer.vocabulary, key=tokenizer.vocabulary.__getitem__)
+    words = {"tokenizer_class": "BertTokenizer", "do_lower_case": tokenizer.lower_case}
     for target in (folder / "weights", folder / "huggingface"):
         if target.is_dir():
-            (target / "vocab.txt").write_text("\n".join(entries) + "\n", encoding="utf-8")
+            (target / VOCAB_FILE).write_text("\n".join(tokenizer.entries) + "\n", encoding="utf-8")
+            (target / CONFIG_FILE).write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
     (folder / "weights" / TASK).write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
     config = folder / "huggingface" / "config.json"
     if card.classes and config.exists():

@@ -26,7 +26,7 @@ from mlbert.core.settings import TrainConfig
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardLayout
 from mlbert.dist.world import World
-from mlbert.feed.tasks import TaskEvalSet, TaskSource, Tokenizer
+from mlbert.feed.tasks import TaskEvalSet, TaskSource, budget_of
 from mlbert.models import task_model
 from mlbert.models.bert import BertForSequenceClassification
 from mlbert.models.load import load_weights
@@ -36,9 +36,9 @@ from mlbert.models.task_model import TaskCard
 from mlbert.optim import methods
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.loss_scale import LossScale
-from mlbert.prepare.wordpiece import WordPieceTokenizer, load_vocabulary
 from mlbert.store.order import StepShare
 from mlbert.store.tasks import TaskForm, TaskRows, read_evaluation, read_training
+from mlbert.store.tokenizer import Tokenizer, load_tokenizer
 from mlbert.train.protocols import Method
 
 DEFAULTS: Mapping[str, object] = {
@@ -141,11 +141,14 @@ def inspect(config: TrainConfig) -> TaskInputs:
     evaluations = {name: read_evaluation(path, form, train.classes) for name, path in eval_files.items()}
     if config.num_eval_examples is not None:
         evaluations = {name: rows.first(config.num_eval_examples) for name, rows in evaluations.items()}
-    assert config.max_seq_length is not None
+    for name, value in (("TOKENIZER", config.tokenizer), ("MAX_SEQ_LENGTH", config.max_seq_length)):
+        if value is None:
+            raise UserError(name, "is not set", "A task's texts need it")
+    assert config.tokenizer is not None and config.max_seq_length is not None
     card = TaskCard(
         form.text_columns, form.label_column, train.classes, config.max_seq_length, form.header, form.lenient
     )
-    shape, tokenizer = BertConfig.from_json(config.bert_config_file), _tokenizer(config)
+    shape, tokenizer = BertConfig.from_json(config.bert_config_file), load_tokenizer(config.tokenizer)
     if len(tokenizer.vocabulary) > shape.vocab_size:
         reason = f"has {len(tokenizer.vocabulary)} entries, the model {shape.vocab_size}"
         raise UserError(f"TOKENIZER={config.tokenizer}", reason, "Use the vocabulary of INIT_CHECKPOINT")
@@ -167,11 +170,12 @@ def build(config: TrainConfig, inputs: TaskInputs, world: World, seed: int, warn
     buckets = cut_buckets(flat.offsets, flat.numel, config.bucket_mib * 2**20 // flat.grad.element_size())
     clip_before = config.max_grad_norm if config.gradient_clipping == "before" else None
     scale = loss_scale.value if loss_scale else None
+    share = StepShare(config.train_batch_size, config.gradient_accumulation_steps, world.rank, world.world_size)
     source = TaskSource(
         inputs.train,
         inputs.tokenizer,
         max_seq_length=inputs.card.max_seq_length,
-        share=StepShare(config.train_batch_size, config.gradient_accumulation_steps, world.rank, world.world_size),
+        share=share,
         drop_last=bool(config.drop_last),
         seed=None if config.shuffle is None else seed,
     )
@@ -191,7 +195,7 @@ def build(config: TrainConfig, inputs: TaskInputs, world: World, seed: int, warn
         sync=GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before, scale),
         optimizer=methods.make(config, flat, ShardLayout.whole(flat.numel)),
         schedule=schedules.make(config),
-        budget=None,
+        budget=budget_of(share, inputs.card.max_seq_length),
         precision=compute.precision,
         ops=compute.ops,
         identity={
@@ -245,9 +249,3 @@ def _start(
         warn(f"{config.init_checkpoint} has no pooler: it is drawn")
     return model
 
-
-def _tokenizer(config: TrainConfig) -> Tokenizer:
-    if config.tokenizer is None:
-        raise UserError("TOKENIZER", "is not set", "Name a vocab.txt, its folder, or a model")
-    path = Path(config.tokenizer)
-    return WordPieceTokenizer(load_vocabulary(path / "vocab.txt" if path.is_dir() else path))
