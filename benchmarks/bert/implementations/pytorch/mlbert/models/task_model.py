@@ -21,7 +21,7 @@ import torch
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.feed.tasks import TaskEvalSet
-from mlbert.models.bert import BertBase, BertForSequenceClassification
+from mlbert.models.bert import AnyBert, BertForSequenceClassification
 from mlbert.models.export import write_weights
 from mlbert.models.load import load_weights
 from mlbert.store.tasks import TaskForm, TaskRows
@@ -57,7 +57,7 @@ class TaskCard:
 
 
 def write_task_model(
-    model: BertBase, folder: Path, facts: Mapping[str, object], card: TaskCard, tokenizer: Tokenizer
+    model: AnyBert, folder: Path, facts: Mapping[str, object], card: TaskCard, tokenizer: Tokenizer
 ) -> None:
     """`write_weights`, with the vocabulary, the card, and the classes' names for Hugging Face. Raises UserError as it
     does."""

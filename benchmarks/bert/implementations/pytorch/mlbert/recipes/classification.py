@@ -29,6 +29,8 @@ from mlbert.dist.world import World
 from mlbert.feed.tasks import TaskEvalSet, TaskSource, budget_of
 from mlbert.models import task_model
 from mlbert.models.bert import BertForSequenceClassification
+from mlbert.models.choose import make_classifier
+from mlbert.models.huggingface_model import HuggingFaceForSequenceClassification
 from mlbert.models.load import load_weights
 from mlbert.models.objectives import Classification, Regression
 from mlbert.models.start import choose_compute
@@ -40,6 +42,8 @@ from mlbert.store.order import StepShare
 from mlbert.store.tasks import TaskForm, TaskRows, read_evaluation, read_training
 from mlbert.store.tokenizer import Tokenizer, load_tokenizer
 from mlbert.train.protocols import Method
+
+Classifier = BertForSequenceClassification | HuggingFaceForSequenceClassification
 
 DEFAULTS: Mapping[str, object] = {
     "recipe": "classification",
@@ -116,27 +120,30 @@ class TaskInputs:
     card: TaskCard
 
 
-def form_of(config: TrainConfig) -> tuple[TaskForm, Path, dict[str, Path]]:
-    """How the task's files look, the training file, and the evaluations' files by name. Raises UserError: no such task,
-    or no column is named."""
-    if config.task is None:
-        columns = tuple(name.strip() for name in (config.text_columns or "").split(",") if name.strip())
-        if not columns or config.label_column is None:
-            raise UserError("TEXT_COLUMNS", "and LABEL_COLUMN are not set", "Name the columns of the task's files")
-        return TaskForm(columns, config.label_column, config.num_labels), config.input_dir, {"": config.eval_dir}
-    if config.task not in glue.TASKS:
-        guess = nearest(config.task, glue.TASKS)
-        raise UserError(f"TASK={config.task}", "no such task", f"Did you mean {guess}?")
-    task = glue.TASKS[config.task]
+def form_of_task(name: str) -> TaskForm:
+    """How the files of one of GLUE's tasks look. Raises UserError: no such task."""
+    if name not in glue.TASKS:
+        raise UserError(f"TASK={name}", "no such task", f"Did you mean {nearest(name, glue.TASKS)}?")
+    task = glue.TASKS[name]
     header = None if task.has_header else task.columns
-    form = TaskForm(task.texts, task.label, task.num_labels, task.classes or None, header, lenient=True)
-    return form, task.train_file(config.input_dir), task.evaluation_files(config.eval_dir)
+    return TaskForm(task.texts, task.label, task.num_labels, task.classes or None, header, lenient=True)
+
+
+def _files(config: TrainConfig) -> tuple[TaskForm, Path, dict[str, Path]]:
+    """How the task's files look, the training file, and the evaluations' files by name."""
+    if config.task is not None:
+        form, task = form_of_task(config.task), glue.TASKS[config.task]
+        return form, task.train_file(config.input_dir), task.evaluation_files(config.eval_dir)
+    columns = tuple(name.strip() for name in (config.text_columns or "").split(",") if name.strip())
+    if not columns or config.label_column is None:
+        raise UserError("TEXT_COLUMNS", "and LABEL_COLUMN are not set", "Name the columns of the task's files, or TASK")
+    return TaskForm(columns, config.label_column, config.num_labels), config.input_dir, {"": config.eval_dir}
 
 
 def inspect(config: TrainConfig) -> TaskInputs:
     """Reads the task's files, which say what the classes are, the vocabulary and the shape. Raises UserError: something
     is missing or damaged, or they do not fit each other."""
-    form, train_file, eval_files = form_of(config)
+    form, train_file, eval_files = _files(config)
     train = read_training(train_file, form)
     evaluations = {name: read_evaluation(path, form, train.classes) for name, path in eval_files.items()}
     if config.num_eval_examples is not None:
@@ -212,7 +219,7 @@ def build(config: TrainConfig, inputs: TaskInputs, world: World, seed: int, warn
 
 def build_evaluation(
     config: TrainConfig, world: World, seed: int, warn: Callable[[str], None], inputs: TaskInputs | None = None
-) -> tuple[BertForSequenceClassification, Classification | Regression, TaskEvalSet]:
+) -> tuple[Classifier, Classification | Regression, TaskEvalSet]:
     """Model with starting weights, objective and evaluation rows. Raises UserError: the checkpoint is missing, damaged
     or of another shape, or METRIC is none of the task's."""
     inputs = inputs or inspect(config)
@@ -232,20 +239,20 @@ def build_evaluation(
         world_size=world.world_size,
     )
     compute = choose_compute(config, world.device, warn)
-    model = BertForSequenceClassification(inputs.shape, num_labels, compute.dtype, fp8_products=compute.products)
-    return _start(model, config, seed, world, warn), objective, evaluation
+    model = make_classifier(config, inputs.shape, num_labels, compute)
+    _start(model, config, seed, world, warn)
+    return model, objective, evaluation
 
 
 def _start(
-    model: BertForSequenceClassification, config: TrainConfig, seed: int, world: World, warn: Callable[[str], None]
-) -> BertForSequenceClassification:
+    model: Classifier, config: TrainConfig, seed: int, world: World, warn: Callable[[str], None]
+) -> None:
     model.initialize(seed)
     model.to(world.device)
     if config.init_checkpoint is None:
         warn("warning: INIT_CHECKPOINT is none: every weight is drawn")
-        return model
+        return
     missing = load_weights(model, config.init_checkpoint, without="classifier.").missing
     if any(name.startswith("bert.pooler.") for name in missing):
         warn(f"{config.init_checkpoint} has no pooler: it is drawn")
-    return model
 
