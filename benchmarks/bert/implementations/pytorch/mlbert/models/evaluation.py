@@ -24,7 +24,7 @@ def build_evaluation(
     Raises:
         UserError: model, checkpoint and samples are missing, damaged, or do not fit each other.
     """
-    shape = BertConfig.from_json(config.bert_config_file)
+    shape = BertConfig.from_json(config.bert_config_file).with_options(config.model_options)
     samples = make_evaluation_set(config, shape, seed=seed, rank=world.rank, world_size=world.world_size)
     if isinstance(samples, EvalSet):
         check_shape(samples.info, shape, config.bert_config_file)
