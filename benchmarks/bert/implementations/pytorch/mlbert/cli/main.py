@@ -25,6 +25,14 @@ COMMANDS = {
     "bench": ("mlbert.cli.bench", "Speed as ratios measured in one run."),
 }
 
+# What the programs of benchmarks/mosaic_bert run, likewise.
+PROGRAMS = {
+    "mosaic-bert-main": "mlbert.cli.mosaic_bert.main",
+    "mosaic-bert-finetune": "mlbert.cli.mosaic_bert.sequence_classification",
+    "mosaic-bert-glue": "mlbert.cli.mosaic_bert.glue",
+    "mosaic-bert-glue-job": "mlbert.cli.mosaic_bert.glue_job",
+}
+
 HELP = """Usage: mlbert [--debug] COMMAND [ARGS]
 
 BERT pre-training as an MLPerf-style benchmark.
@@ -85,12 +93,13 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(version())
         return SUCCEEDED
-    if arguments[0] not in COMMANDS:
+    if arguments[0] not in COMMANDS and arguments[0] not in PROGRAMS:
         from mlbert.core.config_files import nearest
 
         guess = nearest(arguments[0], list(COMMANDS))
         raise UserError(f"mlbert {arguments[0]}", "no such command", f"Did you mean mlbert {guess}? See mlbert --help")
-    module = importlib.import_module(COMMANDS[arguments[0]][0])
+    name = PROGRAMS[arguments[0]] if arguments[0] in PROGRAMS else COMMANDS[arguments[0]][0]
+    module = importlib.import_module(name)
     result = module.app(args=arguments[1:], prog_name=f"mlbert {arguments[0]}", standalone_mode=False)
     if result == INTERRUPTED:  # Typer catches KeyboardInterrupt and returns this
         raise KeyboardInterrupt

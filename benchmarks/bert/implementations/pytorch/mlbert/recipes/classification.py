@@ -6,7 +6,7 @@
 * weights    the encoder, and the pooler where there is one, of INIT_CHECKPOINT; the classifier is drawn
 * loss       mean cross-entropy, or squared error, over all sequences of the step
 * update     decoupled AdamW, decay on everything, nothing clipped
-* rate       a ramp over 6 % of the steps, then a line; the first two updates have the rate 0, as in Composer
+* rate       a ramp (the YAML files: over 6 % of the steps), then a line; the first two updates have the rate 0, as in Composer
 * data       unpadded; every epoch in an order of its own, or with SHUFFLE=none as the rows lie, as in the published
              GLUE jobs; classes are those of the training file, which is read before the run starts
 * metrics    of all predictions, by scikit-learn and SciPy
@@ -62,7 +62,7 @@ DEFAULTS: Mapping[str, object] = {
     "exchange_by": "lengths",
     "max_seconds": None,
     "warmup_steps": 0,
-    "warmup_proportion": 0.06,
+    "warmup_proportion": None,
     "start_warmup_step": 0,
     "schedule": "linear",
     "poly_power": 1.0,
@@ -155,7 +155,8 @@ def inspect(config: TrainConfig) -> TaskInputs:
     card = TaskCard(
         form.text_columns, form.label_column, train.classes, config.max_seq_length, form.header, form.lenient
     )
-    shape, tokenizer = BertConfig.from_json(config.bert_config_file), load_tokenizer(config.tokenizer)
+    shape = BertConfig.from_json(config.bert_config_file).with_options(config.model_options)
+    tokenizer = load_tokenizer(config.tokenizer)
     if len(tokenizer.vocabulary) > shape.vocab_size:
         reason = f"has {len(tokenizer.vocabulary)} entries, the model {shape.vocab_size}"
         raise UserError(f"TOKENIZER={config.tokenizer}", reason, "Use the vocabulary of INIT_CHECKPOINT")
