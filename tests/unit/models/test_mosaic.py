@@ -21,6 +21,7 @@ from mlbert.feed.batch import Batch
 from mlbert.models import BertForMaskedLM, BertForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, Regression
 from model_loss import loss_of
+from padded_batches import unpadded
 
 ASSETS = Path(__file__).parents[2] / "assets/mosaicbert"
 EXPECTED = json.loads((ASSETS / "expected.json").read_text())
@@ -72,23 +73,7 @@ def chosen_ops(request: pytest.FixtureRequest) -> Any:
 
 def batch_of(smallest_label: int, labels: Tensor | None = None) -> Batch:
     """Their batch without padding; MosaicBERT's loss leaves labels of id 0 out, its metrics do not."""
-    padded = {name: torch.from_numpy(value).long() for name, value in np.load(ASSETS / "batch.npz").items()}
-    used = padded["attention_mask"].bool()
-    lengths = used.sum(1)
-    flat_labels = padded["labels"][used]
-    asked = flat_labels >= smallest_label
-    return Batch(
-        input_ids=padded["input_ids"][used],
-        segment_ids=padded["token_type_ids"][used],
-        position_ids=torch.cat([torch.arange(n) for n in lengths.tolist()]),
-        cu_seqlens=torch.tensor([0, *lengths.cumsum(0).tolist()], dtype=torch.int32),
-        max_seqlen=int(lengths.max()),
-        masked_positions=asked.nonzero()[:, 0],
-        masked_labels=flat_labels[asked],
-        next_sentence_labels=torch.zeros(len(lengths), dtype=torch.int64),
-        dropout_rows=torch.arange(int(lengths.sum()), dtype=torch.int32),
-        labels=labels,
-    )
+    return unpadded(ASSETS / "batch.npz", smallest_label, labels)
 
 
 def own_tensors(theirs: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:

@@ -8,11 +8,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from mlbert.core.errors import UserError
-from mlbert.models.bert import BertBase
+from mlbert.models.bert import AnyBert
 from mlbert.models.renaming import Report, load_state, read_nvidia_pt
 
 
-def load_weights(model: BertBase, path: Path) -> Report:
+def load_weights(model: AnyBert, path: Path) -> Report:
     """Copies weights into the model; returns the report of `load_state`. Raises UserError on a damaged file."""
     file = path / "model.safetensors" if path.is_dir() else path
     remedy = "Set INIT_CHECKPOINT to a model.safetensors or a .pt file, or to none"

@@ -20,7 +20,7 @@ from torch import Tensor
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import TIED, VOCABULARY, WORD_EMBEDDINGS, own_torch_names
 from mlbert.core.errors import UserError
-from mlbert.models.bert import BertBase, BertForPreTraining
+from mlbert.models.bert import AnyBert, BertForPreTraining
 
 ANOTHER = "Choose a complete BERT checkpoint"
 OTHER_CONFIG = "Use the bert_config.json of the checkpoint"
@@ -130,8 +130,9 @@ def _fitted(own: str, name: str, tensor: Tensor, parameter: Tensor, shape: BertC
         raise UserError(source, f"{name} holds no floating-point numbers", ANOTHER)
     wanted = list(parameter.shape)
     vocabulary = own in (*VOCABULARY, *TIED)
-    if vocabulary and list(tensor.shape) != wanted:  # else padded as ours is
-        wanted[0] = shape.vocab_size
+    if vocabulary:
+        is_padded = tensor.shape[:1] == (shape.padded_vocab_size,)
+        wanted[0] = shape.padded_vocab_size if is_padded else shape.vocab_size
     _check_shape(name, tensor, wanted, source)
     return (tensor[: shape.vocab_size] if vocabulary else tensor).float()
 
@@ -143,7 +144,7 @@ def _check_shape(name: str, tensor: Tensor, wanted: list[int], source: str) -> N
 
 
 @torch.no_grad()
-def load_state(model: BertBase, tensors: Mapping[str, Tensor], source: str) -> Report:
+def load_state(model: AnyBert, tensors: Mapping[str, Tensor], source: str) -> Report:
     """Copies a checkpoint's tensors into ``model``; padding rows become zero, missing heads stay as they are.
 
     Raises UserError as `own_state` does, before anything is changed.
