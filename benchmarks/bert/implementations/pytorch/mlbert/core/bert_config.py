@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from mlbert.core.errors import UserError
 
@@ -14,6 +16,12 @@ _SIZES = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     *("max_position_embeddings", "type_vocab_size"),
 )
+_KINDS: Mapping[str, Callable[[str], object]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": {"true": True, "false": False}.__getitem__,
+}
 _CHOICES = {
     "hidden_act": ("gelu", "gelu_erf"),
     "position_embedding_type": ("absolute", "alibi"),
@@ -150,6 +158,24 @@ class BertConfig:
         except TypeError as error:
             reason = f"has a value of the wrong type ({error})"
             raise UserError(path, reason, "Compare with configs/base.json") from None
+
+    def with_options(self, options: str | None) -> BertConfig:
+        """The shape with values replaced, ``name=value`` with blanks between; None: as it is. Raises UserError: an
+        unknown name, or a value that is not legal."""
+        known = {f.name: str(f.type) for f in fields(self)}
+        given: dict[str, Any] = {}
+        for word in (options or "").split():
+            name, _, text = word.partition("=")
+            if name not in known:
+                raise UserError(f"MODEL_OPTIONS: {word}", "is no name=value of the shape", f"Known: {', '.join(known)}")
+            try:
+                given[name] = _KINDS[known[name]](text)
+            except (ValueError, KeyError):
+                raise UserError(f"MODEL_OPTIONS: {word}", f"{text!r} is no {known[name]}", "Write name=value") from None
+        try:
+            return replace(self, **given)
+        except UserError as error:
+            raise UserError("MODEL_OPTIONS", error.reason, error.remedy) from None
 
     def to_json(self) -> str:
         """The configuration as JSON text with a trailing newline; options that leave a plain BERT are left out."""
