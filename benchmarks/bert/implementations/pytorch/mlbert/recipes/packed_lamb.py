@@ -134,7 +134,7 @@ def _update(
         setting = f"WEIGHTS_ALLGATHER={config.weights_allgather}"
         raise UserError(setting, "weights travel only where the optimizer is sharded", "Set SHARDED_OPTIMIZER=node")
     groups = ShardGroups.of(config.sharded_optimizer, world)
-    flat = FlatParameters(model.ordered_parameters(), ShardLayout.multiple(groups))
+    flat = FlatParameters(model.ordered_parameters(), ShardLayout.multiple(groups), methods.decayed(config))
     numel, grad = flat.padded_data.numel(), flat.padded_grad
     bucket_elements = config.bucket_mib * 2**20 // grad.element_size()
     clip_before = config.max_grad_norm if config.gradient_clipping == "before" else None
