@@ -27,6 +27,7 @@ from mlbert.recipes.classification import form_of_task
 from mlbert.store.order import StepShare
 from mlbert.store.task_files import column_names
 from mlbert.store.tasks import TaskForm, read_training
+from mlbert.store.tokenizer import load_tokenizer
 
 _LOADER = (
     "split tokenizer_name max_seq_len shuffle drop_last num_workers pin_memory prefetch_factor persistent_workers timeout"
@@ -186,7 +187,7 @@ def add_durations(leaves: Leaves, layer: Layer, data: Data, per_step: int, world
 def add_start(leaves: Leaves, layer: Layer, tokenizer: Value, length: int, load_path: str | None) -> None:
     """Model, vocabulary and starting weights. What lies beside the weights wins over the YAML's names, but for what
     model.model_config says."""
-    add_model(leaves, layer, tokenizer, length)
+    add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary), length)
     layer.put("tokenizer", tokenizer)
     layer.pop("init_checkpoint", None)
     if load_path is None:
