@@ -181,7 +181,7 @@ class TextSource(StepSource):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `StepSource.load_state_dict`."""
         super().load_state_dict(state)
-        self._position = state["lanes"]
+        self._position = state.get("lanes", {})
         if self._opened is not None:
             self._go_to(self._step, self._position)
 
