@@ -9,7 +9,7 @@ import errno
 import importlib
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mlbert.core.errors import UserError
 from mlbert.dist.lifecycle import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
@@ -18,19 +18,14 @@ from mlbert.dist.lifecycle import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
 COMMANDS = {
     "prepare": ("mlbert.cli.prepare", "Text to the shards that training reads."),
     "train": ("mlbert.cli.train", "One training run from exports, flags or YAML."),
+    "pretrain": ("mlbert.cli.mosaic_bert.main", "Masked-LM pre-training on streamed text, from Mosaic's YAML."),
+    "finetune": ("mlbert.cli.mosaic_bert.sequence_classification", "Fine-tuning on a task, and predictions of it."),
+    "glue": ("mlbert.cli.mosaic_bert.glue", "Fine-tuning on GLUE's tasks side by side, and their scores."),
     "report": ("mlbert.cli.report", "Summary of finished runs."),
     "convert": ("mlbert.cli.convert", "Checkpoints of TensorFlow, NVIDIA, Composer and Hugging Face."),
     "submission": ("mlbert.cli.submission", "Check, describe, extend, export a submission tree."),
     "launch": ("mlbert.cli.launch", "Chains of Slurm jobs, and what the launchers call."),
     "bench": ("mlbert.cli.bench", "Speed as ratios measured in one run."),
-}
-
-# What the programs of benchmarks/mosaic_bert run, likewise.
-PROGRAMS = {
-    "mosaic-bert-main": "mlbert.cli.mosaic_bert.main",
-    "mosaic-bert-finetune": "mlbert.cli.mosaic_bert.sequence_classification",
-    "mosaic-bert-glue": "mlbert.cli.mosaic_bert.glue",
-    "mosaic-bert-glue-job": "mlbert.cli.mosaic_bert.glue_job",
 }
 
 HELP = """Usage: mlbert [--debug] COMMAND [ARGS]
@@ -50,30 +45,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     given = [argument for argument in given if argument != "--debug"]
+    help_command = " ".join(["mlbert", *given[:1], "--help"])
+    sys.exit(exit_code(lambda: _dispatch(given), help_command, debug))
+
+
+def exit_code(work: Callable[[], int], help_command: str, debug: bool = False) -> int:
+    """What a program returns whose ``work`` returns or raises this; mistakes are told in one line."""
     try:
-        code = _dispatch(given)
+        return work()
     except UserError as error:
-        code = _tell(str(error), debug)
+        return _tell(str(error), debug)
     except KeyboardInterrupt:
         print("mlbert: interrupted", file=sys.stderr)
-        code = INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
-        code = FAILED
+        return FAILED
     except PermissionError as error:
-        code = _tell(f"{error.filename or 'a file'}: {error.strerror}. Check its permissions.", debug)
+        return _tell(f"{error.filename or 'a file'}: {error.strerror}. Check its permissions.", debug)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
             raise
         place = error.filename or "a file"
-        code = _tell(f"{place}: could not be written ({error.strerror}). Free space or name another folder.", debug)
+        return _tell(f"{place}: could not be written ({error.strerror}). Free space or name another folder.", debug)
     except MemoryError:
-        code = _tell("memory: not enough for this configuration. Lower BATCHSIZE or the model.", debug)
+        return _tell("memory: not enough for this configuration. Lower BATCHSIZE or the model.", debug)
     except Exception as error:
         # Typer's usage errors (an unknown option, a value out of range) have no public base class.
         if not hasattr(error, "format_message"):
             raise
-        code = _tell(f"{error.format_message().rstrip('.')}. See mlbert {given[0]} --help.", debug)
-    sys.exit(code)
+        return _tell(f"{error.format_message().rstrip('.')}. See {help_command}.", debug)
 
 
 def _tell(text: str, debug: bool) -> int:
@@ -93,13 +93,12 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(version())
         return SUCCEEDED
-    if arguments[0] not in COMMANDS and arguments[0] not in PROGRAMS:
+    if arguments[0] not in COMMANDS:
         from mlbert.core.config_files import nearest
 
         guess = nearest(arguments[0], list(COMMANDS))
         raise UserError(f"mlbert {arguments[0]}", "no such command", f"Did you mean mlbert {guess}? See mlbert --help")
-    name = PROGRAMS[arguments[0]] if arguments[0] in PROGRAMS else COMMANDS[arguments[0]][0]
-    module = importlib.import_module(name)
+    module = importlib.import_module(COMMANDS[arguments[0]][0])
     result = module.app(args=arguments[1:], prog_name=f"mlbert {arguments[0]}", standalone_mode=False)
     if result == INTERRUPTED:  # Typer catches KeyboardInterrupt and returns this
         raise KeyboardInterrupt

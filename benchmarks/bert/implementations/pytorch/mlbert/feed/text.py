@@ -64,6 +64,15 @@ def describe_text(local: Path, remote: str | None, tokenizer: Tokenizer) -> Text
     return TextInfo(f"sha256:{digest}", len(reader))
 
 
+def count_sequences(texts: TextSet) -> int:
+    """Sequences of one pass over the set; where texts are split, all are tokenised for it."""
+    reader = open_texts(texts.local, texts.remote)
+    if texts.long_texts == TRUNCATE:
+        return len(reader)
+    pieces = Pieces(TokenShards(reader, texts.tokenizer, texts.local), texts.tokenizer, texts.max_seq_length)
+    return int(pieces.all_counts(0, 1).sum())
+
+
 def _masking(tokenizer: Tokenizer, seed: int) -> Masking:
     return Masking(tokenizer.special_ids, tokenizer.mask_id, len(tokenizer.vocabulary), seed)
 
@@ -172,7 +181,7 @@ class TextSource(StepSource):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `StepSource.load_state_dict`."""
         super().load_state_dict(state)
-        self._position = state["lanes"]
+        self._position = state.get("lanes", {})
         if self._opened is not None:
             self._go_to(self._step, self._position)
 

@@ -19,7 +19,7 @@ import numpy as np
 from mlbert.core.errors import UserError
 from mlbert.store.mds_order import World, sample_order
 
-_KEPT_EPOCHS = 3
+_KEPT_EPOCHS, _KEPT_BYTES = 3, 64 << 20  # of orders: so many, and of small sets more, as lanes drift apart
 _KEPT_STEPS = 32  # positions that are remembered, so that steps made ahead can be gone back on
 _MOST_EPOCHS = 3  # that a lane searches for a text that is not empty
 
@@ -45,7 +45,8 @@ class EpochOrders:
         with self._lock:
             if epoch not in self._orders:
                 self._orders[epoch] = self._compute(epoch)
-                while len(self._orders) > _KEPT_EPOCHS:
+                most = max(_KEPT_EPOCHS, _KEPT_BYTES // self._orders[epoch].nbytes)
+                while len(self._orders) > most:
                     self._orders.popitem(last=False)
             self._orders.move_to_end(epoch)
             return self._orders[epoch]

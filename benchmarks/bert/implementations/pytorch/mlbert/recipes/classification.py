@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from mlbert.core import glue, schedules
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.config_files import nearest
@@ -253,7 +255,11 @@ def _start(
     if config.init_checkpoint is None:
         warn("warning: INIT_CHECKPOINT is none: every weight is drawn")
         return
-    missing = load_weights(model, config.init_checkpoint, without="classifier.").missing
+    drawn = {name: p.detach().clone() for name, p in model.named_parameters() if name.startswith("classifier.")}
+    missing = load_weights(model, config.init_checkpoint).missing
+    with torch.no_grad():
+        for name, value in drawn.items():  # another task's may be of the same size
+            model.get_parameter(name).copy_(value)
     if any(name.startswith("bert.pooler.") for name in missing):
         warn(f"{config.init_checkpoint} has no pooler: it is drawn")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from mlbert.cli.mosaic_bert.common_yaml import (
     add_schedule,
 )
 from mlbert.cli.mosaic_bert.leaves import Layer, Leaves
-from mlbert.cli.mosaic_bert.starting_weights import find_start
+from mlbert.cli.mosaic_bert.starting_weights import Start, find_start
 from mlbert.core import glue
 from mlbert.core.durations import Durations
 from mlbert.core.errors import UserError
@@ -142,7 +143,7 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool) -> Layer:
     length = leaves.number("train_loader.max_seq_len", leaves.number("max_seq_len", 128))
     layer.put("max_seq_length", int(length.value), origin=length.origin)
     tokenizer = leaves.text("train_loader.tokenizer_name", leaves.text("tokenizer_name", "bert-base-uncased"))
-    add_start(leaves, layer, tokenizer, int(length.value), leaves.optional_text("load_path", None))
+    add_start(leaves, layer, tokenizer, int(length.value))
     if not leaves.flag("train_loader.shuffle", True).value:
         layer.put("shuffle", None, "train_loader.shuffle")
     drop_last = leaves.flag("train_loader.drop_last", True)
@@ -184,23 +185,20 @@ def add_durations(leaves: Leaves, layer: Layer, data: Data, per_step: int, world
     add_outputs(leaves, layer, durations)
 
 
-def add_start(leaves: Leaves, layer: Layer, tokenizer: Value, length: int, load_path: str | None) -> None:
-    """Model, vocabulary and starting weights. What lies beside the weights wins over the YAML's names, but for what
-    model.model_config says."""
-    add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary), length)
-    layer.put("tokenizer", tokenizer)
-    layer.pop("init_checkpoint", None)
-    if load_path is None:
-        return
-    start = find_start(Path(load_path), Path(str(layer["bert_config_file"][0])))
-    layer.put("init_checkpoint", start.weights, "load_path")
+def add_start(leaves: Leaves, layer: Layer, tokenizer: Value, length: int) -> None:
+    """Model, vocabulary and starting weights. The weights' own shape and the vocabulary beside them win over the YAML's
+    names; what model.model_config says wins over both."""
+    start_path = leaves.optional_text("load_path", leaves.optional_text("model.pretrained_checkpoint", None))
+    start = find_start(Path(start_path)) if start_path is not None else Start(None, None)
     if start.vocabulary is not None:
-        layer.put("tokenizer", start.vocabulary, "load_path")
+        tokenizer = Value(str(start.vocabulary), "load_path")
+    layer.put("tokenizer", tokenizer)
+    add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary), length)
     if start.shape is not None:
-        layer.put("bert_config_file", start.shape, "load_path")
-        own = leaves["model.model_config"].value if leaves.is_given("model.model_config") else {}
-        kept = " ".join(word for word in str(layer["model_options"][0]).split() if word.split("=")[0] in own)
-        layer.put("model_options", kept or None, "model.model_config")
+        said = leaves["model.model_config"].value if leaves.is_given("model.model_config") else {}
+        options = dict(word.split("=") for word in str(layer["model_options"][0]).split())
+        own = {name: value for name, value in asdict(start.shape).items() if name not in said}
+        layer.put("model_options", " ".join(f"{name}={value}" for name, value in (options | own).items()), "load_path")
 
 
 def _check_loaders(leaves: Leaves, data: Data) -> None:

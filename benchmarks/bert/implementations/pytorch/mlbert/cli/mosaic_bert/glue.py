@@ -16,7 +16,8 @@ from mlbert.cli.mosaic_bert.glue_display import FIGURE, SCORES, Display, scores_
 from mlbert.cli.mosaic_bert.glue_runner import LOG, Runner, Slot, State, make_slots
 from mlbert.cli.mosaic_bert.glue_yaml import GlueYaml
 from mlbert.cli.mosaic_bert.leaves import Leaves
-from mlbert.cli.mosaic_bert.program import last_evaluation, resolve_layer, split_words
+from mlbert.cli.mosaic_bert.main import resolve_layer, split_words
+from mlbert.cli.mosaic_bert.results import last_evaluation
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
 from mlbert.core.glue_jobs import FIRST, Job
@@ -115,7 +116,7 @@ class Program:
         folder = self._folder(job)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / JOB_YAML).write_text(self._yaml(job), encoding="utf-8")
-        return [sys.executable, "-m", "mlbert.cli.main", "mosaic-bert-finetune", str(folder / JOB_YAML)]
+        return [sys.executable, "-m", "mlbert.cli.main", "finetune", str(folder / JOB_YAML)]
 
     def _yaml(self, job: Job) -> str:
         start = self._given.start
@@ -150,4 +151,4 @@ def main() -> None:
     """Entry of benchmarks/mosaic_bert/glue.py."""
     from mlbert.cli.main import main as run
 
-    run(["mosaic-bert-glue", *sys.argv[1:]])
+    run(["glue", *sys.argv[1:]])

@@ -55,8 +55,6 @@ class GlueYaml:
         own = Path(prefix) / self.base_run_name
         self.folder = Path(leaves.optional_text("save_finetune_checkpoint_folder", None) or own)
         self.start = leaves.optional_text("starting_checkpoint_load_path", None)
-        cache = leaves.text("local_pretrain_checkpoint_folder", "./local-bert-checkpoints/")
-        self.cache = Path(str(cache.value))
         self.glue = Path(str(leaves.text("data.glue", "glue-data").value))
         self.source = str(leaves.choice("data.source", SOURCES, "datasets").value)
         self.jobs = self._jobs()

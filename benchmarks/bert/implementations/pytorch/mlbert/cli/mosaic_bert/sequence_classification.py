@@ -5,11 +5,9 @@ sequence_classification.py --predict FILE --model RUN_FOLDER [--out PREDICTIONS]
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from rich.console import Console
@@ -17,7 +15,9 @@ from rich.table import Table
 
 from mlbert.cli.mosaic_bert import finetuning_yaml
 from mlbert.cli.mosaic_bert.leaves import Leaves
-from mlbert.cli.mosaic_bert.program import last_evaluation, resolve_layer, split_words
+from mlbert.cli.mosaic_bert.main import resolve_layer, split_words
+from mlbert.cli.mosaic_bert.parser import Parser
+from mlbert.cli.mosaic_bert.results import last_evaluation
 from mlbert.cli.train import run_resolved
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
@@ -47,11 +47,6 @@ data.task=NAME           one of GLUE's tasks, in place of files: cola mnli mrpc 
 data.glue=FOLDER         of GLUE's files
 data.source=NAME         where they come from if they are not there: datasets, or python for stand-ins made here
 """
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(PROGRAM, message, "Write --predict FILE --model RUN_FOLDER [--out PREDICTIONS]")
 
 
 def app(args: Sequence[str], **_: object) -> int:
@@ -90,7 +85,7 @@ def metrics_table(metrics: Mapping[str, float]) -> Table:
 
 
 def _predict(args: Sequence[str]) -> int:
-    parser = _Parser(PROGRAM, add_help=False, allow_abbrev=False)
+    parser = Parser(PROGRAM, "Predictions of a fine-tuned model.")
     parser.add_argument("--predict", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path(task_model.PREDICTIONS))
@@ -111,4 +106,4 @@ def main() -> None:
     """Entry of benchmarks/mosaic_bert/sequence_classification.py."""
     from mlbert.cli.main import main as run
 
-    run(["mosaic-bert-finetune", *sys.argv[1:]])
+    run(["finetune", *sys.argv[1:]])
