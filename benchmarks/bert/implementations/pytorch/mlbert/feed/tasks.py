@@ -51,7 +51,7 @@ def encode(rows: TaskRows, tokenizer: Tokenizer, max_seq_length: int) -> Ragged:
 
 def budget_of(share: StepShare, max_seq_length: int) -> Budget:
     """What a micro-batch holds at most."""
-    sequences = -(-share.units // share.accumulation)
+    sequences = share.units // share.accumulation
     tokens = -(-sequences * max_seq_length // TOKEN_MULTIPLE) * TOKEN_MULTIPLE
     return Budget(tokens, sequences, masked=0, max_seqlen=max_seq_length, has_labels=True)
 
