@@ -32,6 +32,7 @@ _MISMATCHED = ("lib2to3/", "distutils/", "idlelib/", "tkinter/", "unittest/", "c
 _DENIALS = ("It is not true that", "It is never the case that", "Nobody can say that", "It is wrong that")
 
 Words = list[str]
+Side = dict[str, Words]  # text -> its words
 Maker = Callable[[random.Random, list[Words], int], Row]
 
 
@@ -39,9 +40,10 @@ def make(folder: Path, size: float = 1.0) -> None:
     """Writes all tasks; ``size`` scales the numbers of rows."""
     by_file = [(name, _sentences(document)) for name, document in documents_by_file()]
     matched = [sentences for name, sentences in by_file if not name.startswith(_MISMATCHED)]
-    held_out, kept = matched[::6], [s for number, s in enumerate(matched) if number % 6]
-    sides = {"train.tsv": _flat(kept), "dev.tsv": _flat(held_out), "dev_matched.tsv": _flat(held_out)}
-    sides["dev_mismatched.tsv"] = _flat(s for name, s in by_file if name.startswith(_MISMATCHED))
+    held_out = _unique(matched[::6], set())
+    elsewhere = _unique((s for name, s in by_file if name.startswith(_MISMATCHED)), set(held_out))
+    kept = _unique((s for number, s in enumerate(matched) if number % 6), {*held_out, *elsewhere})
+    sides = {"train.tsv": kept, "dev.tsv": held_out, "dev_matched.tsv": held_out, "dev_mismatched.tsv": elsewhere}
     made: dict[str, dict[str, list[Row]]] = {}
     for task, rows in SIZES.items():
         files = ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv") if task == "mnli" else ("train.tsv", "dev.tsv")
@@ -49,23 +51,23 @@ def make(folder: Path, size: float = 1.0) -> None:
         for file in files:
             count = max(12, round(size * (rows if file == "train.tsv" else EVALUATION_ROWS)))
             generator = random.Random(f"{task} {file}")
-            made[task][file] = list(_rows(task, generator, sides[file], by_file, file, count))
+            made[task][file] = list(_rows(task, generator, sides[file], by_file, count))
     write_tasks(folder, made)
 
 
 def _rows(
-    task: str, generator: random.Random, side: list[Words], by_file: list[tuple[str, list[Words]]], file: str, count: int
+    task: str, generator: random.Random, side: Side, by_file: list[tuple[str, list[Words]]], count: int
 ) -> Iterator[Row]:
     if task == "sst2":
-        own = {" ".join(words) for words in side}
         groups: list[list[Words]] = [[], []]
-        for name, sentences in by_file:
-            groups[name.startswith(CONNECTED)] += [words for words in sentences if " ".join(words) in own]
+        for name, found in by_file:
+            groups[name.startswith(CONNECTED)] += [words for words in found if " ".join(words) in side]
         for number in range(count):
             yield (" ".join(generator.choice(groups[number % 2])),), str(number % 2)
         return
+    sentences = list(side.values())
     for number in range(count):
-        yield _MAKERS[task](generator, side, number)
+        yield _MAKERS[task](generator, sentences, number)
 
 
 def _mnli(generator: random.Random, side: list[Words], number: int) -> Row:
@@ -149,6 +151,6 @@ def _sentences(document: list[str]) -> list[Words]:
     return [words for words in found if SHORTEST <= len(words) <= LONGEST]
 
 
-def _flat(parts: Iterable[list[Words]]) -> list[Words]:
-    unique = {" ".join(words): words for part in parts for words in part}
-    return list(unique.values())
+def _unique(parts: Iterable[list[Words]], without: set[str]) -> Side:
+    found = {" ".join(words): words for part in parts for words in part}
+    return {text: words for text, words in found.items() if text not in without}
