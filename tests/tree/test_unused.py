@@ -15,9 +15,6 @@ ALLOWED = {
     "models/objectives.py: Classification": "for a recipe that fine-tunes; tests train one on the loop",
     "models/objectives.py: Regression": "as Classification",
     "cli/prepare/progress.py: render": "rich calls it",
-    "store/mds.py: MdsReader": "for the MosaicBERT recipe, whose published data are MDS sets",
-    "store/mds_order.py: sample_order": "as MdsReader",
-    "store/mds_write.py: MdsWriter": "as MdsReader",
     "core/mllog.py: _do_log": "mlperf_logging calls it",
 }
 
