@@ -36,13 +36,13 @@ from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.shuffle import Packing, shuffle_set
 from mlbert.prepare.tfrecords import tfrecords_to_hdf5
 from mlbert.prepare.vocab import count_words, train_vocabulary
-from mlbert.prepare.wordpiece import WordPieceTokenizer, load_vocabulary
 from mlbert.store.deals import contiguous
 from mlbert.store.manifest import file_sha256
 from mlbert.store.prepared import ShardWriter
 from mlbert.store.ragged import Ragged
 from mlbert.store.shard_file import content_sha256
 from mlbert.store.tfrecord import write_examples
+from mlbert.store.wordpiece import WordPieceTokenizer, load_vocabulary
 
 OWN_TEXT_BYTES = 1_000_000
 OWN_VOCAB_SIZE = 8192

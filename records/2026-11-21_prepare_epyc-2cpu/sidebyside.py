@@ -27,7 +27,7 @@ from bert import create_pretraining_data, tokenization  # noqa: E402
 from mlbert.prepare import instance_set  # noqa: E402
 from mlbert.prepare.generator import make_generator  # noqa: E402
 from mlbert.prepare.instances import InstanceOptions  # noqa: E402
-from mlbert.prepare.wordpiece import load_vocabulary  # noqa: E402
+from mlbert.store.wordpiece import load_vocabulary  # noqa: E402
 
 ROUNDS = 3
 TEXT, VOCAB = Path(sys.argv[2]), Path(sys.argv[3])

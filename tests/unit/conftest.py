@@ -1,4 +1,4 @@
-"""Prepared sets of random sequences, and what the tests of Triton kernels share."""
+"""Prepared sets of random sequences, the sample data, and what the tests of Triton kernels share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ import pytest
 
 from mlbert.store.prepared import ShardWriter
 from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE, random_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """`../shared/data` beside the tree, or a skip."""
+    folder = ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"needs the sample data in {folder}, which a clone does not have")
+    return folder
 
 
 @pytest.fixture

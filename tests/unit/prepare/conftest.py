@@ -1,4 +1,4 @@
-"""Where the sample data lies that comes with the project's workplace but not with a clone."""
+"""What the tests of preparing data share."""
 
 from __future__ import annotations
 
@@ -9,15 +9,6 @@ import pytest
 from mlbert.prepare.jobs import Progress
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """`../shared/data` beside the tree, or a skip."""
-    folder = ROOT.parent / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"needs the sample data in {folder}, which a clone does not have")
-    return folder
 
 
 @pytest.fixture(scope="session")

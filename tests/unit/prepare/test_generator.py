@@ -19,8 +19,9 @@ from mlbert.core.errors import UserError
 from mlbert.prepare import generator
 from mlbert.prepare.generator import FlatDocuments, NativeGenerator, PlainGenerator, make_generator
 from mlbert.prepare.instances import InstanceOptions, decoded_lines, digest, parse_documents
-from mlbert.prepare.wordpiece import SPECIAL_TOKENS, WordPieceTokenizer, load_vocabulary
+from mlbert.store import wordpiece_native
 from mlbert.store.ragged import DTYPES, Ragged
+from mlbert.store.wordpiece import SPECIAL_TOKENS, WordPieceTokenizer, load_vocabulary
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH: only the plain generator here")
 
@@ -130,7 +131,7 @@ def test_known_chunks_are_forgotten_when_they_take_too_much(monkeypatch):
     rng = random.Random(0)
     text = "\n".join(" ".join("".join(rng.choices(LETTERS, k=6)) for _ in range(8)) for _ in range(300))
     expected, plain = both(text, True)
-    monkeypatch.setattr(generator, "MAX_REMEMBERED_BYTES", 0)
+    monkeypatch.setattr(wordpiece_native, "MAX_REMEMBERED_BYTES", 0)
     assert both(text, True, block_bytes=500)[0] == expected == plain
 
 

@@ -19,8 +19,8 @@ from mlbert.prepare.instances import (
     padded_feature,
     read_documents,
 )
-from mlbert.prepare.wordpiece import WordPieceTokenizer, load_vocabulary
 from mlbert.store.ragged import Ragged
+from mlbert.store.wordpiece import WordPieceTokenizer, load_vocabulary
 
 GOLDEN = json.loads((Path(__file__).resolve().parents[2] / "assets" / "instances" / "digests.json").read_text())
 PUBLISHED = {

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from mlbert.cli.prepare import app
 from mlbert.core.errors import UserError
 from mlbert.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
-from mlbert.prepare.wordpiece import SPECIAL_TOKENS
 from mlbert.store.manifest import read_manifest
 from mlbert.store.prepared import ShardSet
 from mlbert.store.ragged import DTYPES, Ragged
 from mlbert.store.tfrecord import ExampleReader, Widths, write_examples
+from mlbert.store.wordpiece import SPECIAL_TOKENS
 
 SPECIAL = len(SPECIAL_TOKENS)
 WIDTHS = Widths(32, 5)

@@ -10,7 +10,7 @@ import pytest
 
 from mlbert.core.errors import UserError
 from mlbert.prepare.vocab import MAX_ALPHABET, count_words, train_vocabulary
-from mlbert.prepare.wordpiece import SPECIAL_TOKENS, UNKNOWN, WordPieceTokenizer
+from mlbert.store.wordpiece import SPECIAL_TOKENS, UNKNOWN, WordPieceTokenizer
 
 PROGRAM = """
 import sys, hashlib

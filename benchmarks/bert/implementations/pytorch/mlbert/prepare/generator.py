@@ -1,7 +1,7 @@
 """The instance generator as prepared sets use it: text part in, rows out.
 
 `NativeGenerator` runs ``csrc/cpu/wordpiece.c`` and ``instances.c``; `PlainGenerator` is its twin, made of
-`mlbert.prepare.wordpiece` and `mlbert.prepare.instances`. Both give the same rows for the same text, vocabulary and
+`mlbert.store.wordpiece` and `mlbert.prepare.instances`. Both give the same rows for the same text, vocabulary and
 options. `make_generator` takes the native one where it can be compiled.
 
 Legend: T tokens, S sentences, D documents.
@@ -13,7 +13,6 @@ import ctypes
 import functools
 import io
 import random
-import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from mlbert.core import native
-from mlbert.core.errors import UserError
 from mlbert.prepare.instances import (
     REMEDY,
     Document,
@@ -33,13 +31,10 @@ from mlbert.prepare.instances import (
     read_documents,
     without_text,
 )
-from mlbert.prepare.wordpiece import UNKNOWN, WordPieceTokenizer
 from mlbert.store.manifest import reading
 from mlbert.store.ragged import DTYPES, Ragged, offsets_of, sizes_of
-
-SOURCES = ("wordpiece.c", "instances.c")
-BLOCK_BYTES = 4 << 20
-MAX_REMEMBERED_BYTES = 256 << 20
+from mlbert.store.wordpiece import WordPieceTokenizer
+from mlbert.store.wordpiece_native import BLOCK_BYTES, NativeWordPiece, Parsed, addresses, no_memory
 
 
 class Generator(Protocol):
@@ -74,12 +69,8 @@ class PlainGenerator:
 
 
 @dataclass(frozen=True)
-class FlatDocuments:
-    """Documents as flat arrays; no sentence and no document is empty."""
-
-    tokens: np.ndarray  # uint16 [T]
-    sentences: np.ndarray  # int64 [S+1], sentence s holds tokens[sentences[s]:sentences[s+1]]
-    documents: np.ndarray  # int64 [D+1], document d holds the sentences documents[d] to documents[d+1]-1
+class FlatDocuments(Parsed):
+    """Documents as flat arrays."""
 
     def __len__(self) -> int:
         return len(self.documents) - 1
@@ -107,40 +98,19 @@ class _Options(ctypes.Structure):
     )
 
 
-_CODES: dict[str, Any] = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "v": None}
-_SIGNATURES = {  # arguments, result
-    "wordpiece_new": ("ppplii", "p"),
-    "wordpiece_free": ("p", "v"),
-    "wordpiece_forget": ("p", "v"),
-    "wordpiece_reset": ("p", "v"),
-    "wordpiece_remembered_bytes": ("p", "l"),
-    "wordpiece_scan": ("ppll", "l"),
-    "wordpiece_pending": ("ppp", "v"),
-    "wordpiece_define": ("pppp", "i"),
-    "wordpiece_append": ("pip", "i"),
-    "wordpiece_take": ("pppp", "v"),
-    "instances_make": ("ppplppp", "p"),
-    "instances_take": ("pppppppp", "v"),
-    "instances_free": ("p", "v"),
-}
-
-
 @functools.cache
 def _library() -> ctypes.CDLL:
-    library = native.load("instances", SOURCES, openmp=False)
-    for name, (arguments, result) in _SIGNATURES.items():
+    library = native.load("instances", ("instances.c",), openmp=False)
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    signatures = {
+        "instances_make": ((*(pointer,) * 3, integer, *(pointer,) * 3), pointer),
+        "instances_take": ((pointer,) * 8, None),
+        "instances_free": ((pointer,), None),
+    }
+    for name, (arguments, result) in signatures.items():
         function = getattr(library, name)
-        function.argtypes = [_CODES[code] for code in arguments]
-        function.restype = _CODES[result]
+        function.argtypes, function.restype = arguments, result
     return library
-
-
-def _addresses(*arrays: np.ndarray) -> list[int]:
-    return [array.ctypes.data for array in arrays]
-
-
-def _no_memory(what: str) -> UserError:
-    return UserError("memory", f"there is not enough for {what}", "Use fewer --workers or smaller text parts")
 
 
 class NativeGenerator:
@@ -151,16 +121,7 @@ class NativeGenerator:
     def __init__(self, tokenizer: WordPieceTokenizer) -> None:
         self.tokenizer = tokenizer
         self._library = _library()
-        # Words of ASCII can only match entries of ASCII; the others are Python's business.
-        entries = [(entry.encode(), number) for entry, number in tokenizer.vocabulary.items() if entry.isascii()]
-        joined = b"".join(entry for entry, _ in entries)
-        offsets = offsets_of([len(entry) for entry, _ in entries])
-        ids = np.asarray([number for _, number in entries], np.int32)
-        options = (len(entries), tokenizer.vocabulary[UNKNOWN], int(tokenizer.lower_case))
-        self._handle = self._library.wordpiece_new(joined, *_addresses(offsets, ids), *options)
-        if not self._handle:
-            raise _no_memory("the vocabulary")
-        weakref.finalize(self, self._library.wordpiece_free, self._handle)
+        self._words = NativeWordPiece(tokenizer)
 
     def read(self, path: Path) -> FlatDocuments:
         """See `Generator.read`."""
@@ -173,49 +134,13 @@ class NativeGenerator:
 
     def parse(self, data: bytes, path: Path, block_bytes: int = BLOCK_BYTES) -> FlatDocuments:
         """Documents of a text in memory; ``path`` is named in errors. Works block by block of whole lines."""
-        library, handle = self._library, self._handle
-        library.wordpiece_reset(handle)
-        data = data.replace(b"\r", b"")  # as `decoded_lines`
-        counts = np.zeros(3, np.int64)
-        begin = 0
-        while begin < len(data) or begin == 0:  # an empty text has one empty block, its last
-            end = data.find(b"\n", begin + block_bytes) + 1 or len(data)
-            pending = library.wordpiece_scan(handle, data, begin, end)
-            # ``pending`` chunks are not ASCII: Python says what they are before the block is appended.
-            if pending < 0 or (pending and self._define(data, pending, path)):
-                raise _no_memory(f"the text of {path}")
-            if library.wordpiece_append(handle, int(end == len(data)), counts.ctypes.data):
-                raise _no_memory(f"the text of {path}")
-            if library.wordpiece_remembered_bytes(handle) > MAX_REMEMBERED_BYTES:
-                library.wordpiece_forget(handle)
-            begin = max(end, 1)
-        num_tokens, *num_rows = counts.tolist()
-        offsets: list[np.ndarray] = [np.empty(num + 1, np.int64) for num in num_rows]  # of sentences, of documents
-        arrays = (np.empty(num_tokens, np.uint16), *offsets)
-        library.wordpiece_take(handle, *_addresses(*arrays))
-        library.wordpiece_reset(handle)  # its chunks point into ``data``
-        return FlatDocuments(*arrays)
-
-    def _define(self, data: bytes, pending: int, path: Path) -> int:
-        """Work out the chunks that are not ASCII, each for itself."""
-        begins, lengths = np.empty(pending, np.int64), np.empty(pending, np.int64)
-        self._library.wordpiece_pending(self._handle, *_addresses(begins, lengths))
-        ids: list[int] = []
-        counts: list[int] = []
-        blank: list[bool] = []
-        for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True):
-            try:
-                chunk = data[begin : begin + length].decode("utf-8")
-            except UnicodeDecodeError:
-                for _ in decoded_lines(path, io.BytesIO(data)):
-                    pass  # names the line
-                raise AssertionError("a chunk is not UTF-8, but every line is") from None
-            tokens = self.tokenizer.encode(chunk)
-            ids += tokens
-            counts.append(len(tokens))
-            blank.append(not chunk.strip())
-        arrays = (np.asarray(ids, np.uint16), offsets_of(counts), np.asarray(blank, np.uint8))
-        return int(self._library.wordpiece_define(self._handle, *_addresses(*arrays)))
+        try:
+            found = self._words.parse(data.replace(b"\r", b""), str(path), block_bytes)  # as `decoded_lines`
+        except UnicodeDecodeError:
+            for _ in decoded_lines(path, io.BytesIO(data)):
+                pass  # names the line
+            raise AssertionError("a chunk is not UTF-8, but every line is") from None
+        return FlatDocuments(found.tokens, found.sentences, found.documents)
 
     def rows(self, documents: FlatDocuments, options: InstanceOptions) -> Ragged:
         """See `Generator.rows`."""
@@ -231,17 +156,17 @@ class NativeGenerator:
         state = np.asarray(random.Random(options.random_seed).getstate()[1], np.uint32)
         counts = np.zeros(3, np.int64)
         handle = self._library.instances_make(
-            *_addresses(tokens, documents.sentences, documents.documents),
+            *addresses(tokens, documents.sentences, documents.documents),
             len(documents),
             ctypes.addressof(settings),
-            *_addresses(state, counts),
+            *addresses(state, counts),
         )
         if not handle:
-            raise _no_memory("the instances of a text part")
+            raise no_memory("the instances of a text part")
         sizes = sizes_of(*counts.tolist())  # the order is that of the arguments of instances_take, too
         try:
             arrays = {name: np.empty(size, DTYPES[name]) for name, size in sizes.items()}
-            self._library.instances_take(handle, *_addresses(*arrays.values()))
+            self._library.instances_take(handle, *addresses(*arrays.values()))
         finally:
             self._library.instances_free(handle)
         return Ragged(**arrays)

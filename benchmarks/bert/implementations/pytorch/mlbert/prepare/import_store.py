@@ -19,7 +19,6 @@ from mlbert.core.errors import UserError
 from mlbert.prepare.finished import finished_manifest, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import LeftOut, gather_rows, opened, read_past_errors
-from mlbert.prepare.wordpiece import load_vocabulary
 from mlbert.store import nvidia
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BINS
@@ -31,6 +30,7 @@ from mlbert.store.open import describe, open_store
 from mlbert.store.prepared import ShardEntry, ShardWriter
 from mlbert.store.ragged import Ragged, offsets_of
 from mlbert.store.shard_file import map_file
+from mlbert.store.wordpiece import load_vocabulary
 
 PIECE = 32_768  # rows of one shard where the input has no files of its own
 LISTED = 1000  # bad rows that the manifest lists; all are counted

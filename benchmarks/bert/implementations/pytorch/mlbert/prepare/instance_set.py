@@ -23,11 +23,11 @@ from mlbert.prepare.instances import InstanceOptions, digest
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.text_parts import TextPart, inspect_parts
 from mlbert.prepare.tfrecord_folder import TfrecordFolder, read_finished
-from mlbert.prepare.wordpiece import load_vocabulary
 from mlbert.store.manifest import MANIFEST, file_sha256, read_manifest
 from mlbert.store.prepared import ShardEntry, ShardSet, ShardWriter, map_shard
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import ExampleReader, find_files
+from mlbert.store.wordpiece import load_vocabulary
 
 
 class SetFormat(StrEnum):

@@ -19,9 +19,9 @@ import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.core.masking import MaskingRule, mask_tokens, shuffle, truncate_pair
-from mlbert.prepare.wordpiece import WordPieceTokenizer
 from mlbert.store.manifest import reading
 from mlbert.store.ragged import Ragged
+from mlbert.store.wordpiece import WordPieceTokenizer
 
 Document = list[list[int]]
 

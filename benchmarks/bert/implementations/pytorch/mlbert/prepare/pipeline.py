@@ -25,9 +25,9 @@ from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.jobs import SILENT, Progress
 from mlbert.prepare.text_parts import inspect_parts
 from mlbert.prepare.vocab import check_vocab_size, count_words, train_vocabulary
-from mlbert.prepare.wordpiece import load_vocabulary
 from mlbert.store.manifest import Manifest, file_sha256, make_folder, write_atomically, write_json
 from mlbert.store.prepared import ShardSet, ShardWriter
+from mlbert.store.wordpiece import load_vocabulary
 
 FINISHED = "prepared.json"
 

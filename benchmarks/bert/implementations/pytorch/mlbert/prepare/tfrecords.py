@@ -16,11 +16,11 @@ from mlbert.prepare.finished import check_finished, finished_manifest, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import LeftOut
 from mlbert.prepare.tfrecord_folder import TfrecordFolder, read_finished
-from mlbert.prepare.wordpiece import load_vocabulary
 from mlbert.store.manifest import Manifest, file_sha256, read_manifest
 from mlbert.store.prepared import ShardEntry, ShardWriter, verified_shard
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import ExampleReader, Widths, find_files, read_widths, slowness
+from mlbert.store.wordpiece import load_vocabulary
 
 _SKIP = "Restore the file, or leave bad records out with --skip-bad"
 

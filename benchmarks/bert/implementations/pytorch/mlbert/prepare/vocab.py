@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from mlbert.core.errors import UserError
-from mlbert.prepare.wordpiece import SPECIAL_TOKENS, UNKNOWN, basic_split, clean_words
 from mlbert.store.manifest import MAX_VOCAB_SIZE
+from mlbert.store.wordpiece import SPECIAL_TOKENS, UNKNOWN, basic_split, clean_words
 
 MIN_VOCAB_SIZE = 200
 MAX_ALPHABET = 500

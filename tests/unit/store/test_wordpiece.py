@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.core.errors import UserError
-from mlbert.prepare.wordpiece import (
+from mlbert.store.wordpiece import (
     SPECIAL_TOKENS,
     WordPieceTokenizer,
     basic_split,

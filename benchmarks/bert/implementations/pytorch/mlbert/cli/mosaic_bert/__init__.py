@@ -1,0 +1,1 @@
+"""The programs of MosaicML's BERT examples, by their command lines: ``main.py YAML [name=value ...]`` and others."""
