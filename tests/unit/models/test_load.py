@@ -38,10 +38,13 @@ def state():
     return to_huggingface(model(1))
 
 
-@pytest.mark.parametrize("form", ["file", "folder", "nvidia", "segmented"])
+@pytest.mark.parametrize("form", ["file", "folder", "nvidia", "segmented", "state", "old folder"])
 def test_forms(tmp_path, state, form):
     path = tmp_path / ("model.pt" if form in ("nvidia", "segmented") else "model.safetensors")
-    if form in ("file", "folder"):
+    if form in ("state", "old folder"):
+        path = tmp_path / ("pytorch_model.bin" if form == "old folder" else "model.pt")
+        torch.save(state, path)
+    elif form in ("file", "folder"):
         save_file(state, path)
     elif form == "nvidia":
         rows = padded(state, SHAPE)
@@ -51,7 +54,7 @@ def test_forms(tmp_path, state, form):
         heads = {True: "bert_model_segment.", False: "heads_only_segment."}
         torch.save({"model": {heads[name.startswith("bert.")] + name: value for name, value in state.items()}}, path)
     started = model(2)
-    report = load_weights(started, tmp_path if form == "folder" else path)
+    report = load_weights(started, tmp_path if form.endswith("folder") else path)
     assert report.missing == {}
     assert len(report.taken) == 46
     for (name, found), expected in zip(started.named_parameters(), model(1).parameters(), strict=True):
