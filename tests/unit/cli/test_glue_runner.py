@@ -77,7 +77,9 @@ def test_all_run_side_by_side_and_wait_for_mnli_only(tmp_path: Path) -> None:
 
 def test_a_failed_job_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     cola = next(job for job in JOBS if job.task == "cola")
-    jobs = Jobs(tmp_path, {cola: 'print("much"); print("mlbert: error: no such thing\\n", file=sys.stderr); sys.exit(2)'})
+    jobs = Jobs(
+        tmp_path, {cola: 'print("much"); print("mlbert: error: no such thing\\n", file=sys.stderr); sys.exit(2)'}
+    )
     runner = jobs.runner()
     runner.run()
     assert [job for job, state in runner.states.items() if state is State.FAILED] == [cola]

@@ -46,7 +46,9 @@ def test_a_pair_is_two_segments() -> None:
     assert encode(task_rows(3), TOKENIZER, 8).lengths.tolist() == [8, 8, 8]
 
 
-def source(count: int, units: int, world: int = 1, rank: int = 0, accumulation: int = 1, **changes: object) -> TaskSource:
+def source(
+    count: int, units: int, world: int = 1, rank: int = 0, accumulation: int = 1, **changes: object
+) -> TaskSource:
     share = StepShare(units, accumulation, rank, world)
     made = TaskSource(
         task_rows(count), TOKENIZER, **{"max_seq_length": 32, "share": share, "drop_last": False, "seed": 3, **changes}

@@ -247,9 +247,7 @@ def build_evaluation(
     return model, objective, evaluation
 
 
-def _start(
-    model: Classifier, config: TrainConfig, seed: int, world: World, warn: Callable[[str], None]
-) -> None:
+def _start(model: Classifier, config: TrainConfig, seed: int, world: World, warn: Callable[[str], None]) -> None:
     model.initialize(seed)
     model.to(world.device)
     if config.init_checkpoint is None:
@@ -262,4 +260,3 @@ def _start(
             model.get_parameter(name).copy_(value)
     if any(name.startswith("bert.pooler.") for name in missing):
         warn(f"{config.init_checkpoint} has no pooler: it is drawn")
-
