@@ -116,8 +116,8 @@ def test_a_task_is_learnt_exported_and_predicted(
     assert right / len(rows) == pytest.approx(evaluations[-1]["eval_accuracy"])
     assert (made / "confusion_matrix.png").stat().st_size > 1000
 
+    out = tmp_path / "again.jsonl"
     with pytest.raises(SystemExit) as end:
-        out = tmp_path / "again.jsonl"
         main(["finetune", "--predict", str(folder / "dev.csv"), "--model", str(made), "--out", str(out)])
     assert end.value.code == 0
     again = [json.loads(line) for line in out.read_text().splitlines()]

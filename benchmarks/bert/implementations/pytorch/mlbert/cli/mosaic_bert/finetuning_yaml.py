@@ -30,12 +30,15 @@ from mlbert.store.task_files import column_names
 from mlbert.store.tasks import TaskForm, read_training
 from mlbert.store.tokenizer import load_tokenizer
 
-_LOADER = "split tokenizer_name max_seq_len shuffle drop_last num_workers pin_memory prefetch_factor persistent_workers timeout"
+_LOADER = (
+    *("split", "tokenizer_name", "max_seq_len", "shuffle", "drop_last", "num_workers", "pin_memory"),
+    *("prefetch_factor", "persistent_workers", "timeout"),
+)
 KNOWN = (
     *COMMON,
     *("max_seq_len", "model.num_labels", "train_subset_num_batches"),
     *(f"data.{name}" for name in ("train", "eval", "text_columns", "label_column", "task", "glue", "source")),
-    *(f"{loader}.{name}" for loader in ("train_loader", "eval_loader") for name in _LOADER.split()),
+    *(f"{loader}.{name}" for loader in ("train_loader", "eval_loader") for name in _LOADER),
     *(f"train_loader.dataset.{name}" for name in ("path", "text_columns", "label_column")),
     "eval_loader.dataset.path",
 )
@@ -131,7 +134,7 @@ def make_glue(folder: Path, source: str, tasks: Sequence[str]) -> None:
     if source == "python":
         python_glue.make(folder)
     else:
-        glue_files.fetch(folder, tasks, progress=print)
+        glue_files.fetch(folder, tasks)
 
 
 def to_settings(leaves: Leaves, world_size: int, has_gpu: bool) -> Layer:

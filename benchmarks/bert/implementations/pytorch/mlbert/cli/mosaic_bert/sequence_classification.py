@@ -35,8 +35,8 @@ PROGRAM = "sequence_classification.py"
 HELP = """Usage: sequence_classification.py YAML [name=value ...]
        sequence_classification.py --predict FILE --model RUN_FOLDER [--out PREDICTIONS]
 
-Fine-tunes on a task, by itself or under mlbert launch local or torchrun. Leaves metrics, predictions, a confusion matrix
-and the weights in the run folder; --predict writes what they say about another file.
+Fine-tunes on a task, by itself or under mlbert launch local or torchrun. Leaves metrics, predictions, a confusion
+matrix and the weights in the run folder; --predict writes what they say about another file.
 
 load_path=WEIGHTS        a run folder, its weights/, a Hugging Face folder, or a Composer checkpoint
 data.train=FILE          .csv, .tsv, .jsonl or .json with columns
