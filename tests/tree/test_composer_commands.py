@@ -75,7 +75,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """train/ and eval/ as MDS sets whose labels are 19 times the same and once another, and nvidia/ with a checkpoint and its shape."""
+    """train/ and eval/, MDS sets with two labels, 19 to 1; nvidia/ and own/ with starting weights and their shape."""
     folder = tmp_path_factory.mktemp("inputs")
     for name, count in (("train", 400), ("eval", 64)):
         rows = make_rows(random_lengths(count))
