@@ -13,7 +13,7 @@ import pytest
 from mlbert.cli.launch import local_command
 from mlbert.core.errors import UserError
 
-SCRIPT = """
+SCRIPT = r"""
 import os, sys
 import torch.distributed as dist
 dist.init_process_group("gloo")

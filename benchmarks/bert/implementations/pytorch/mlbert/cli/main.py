@@ -9,7 +9,7 @@ import errno
 import importlib
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mlbert.core.errors import UserError
 from mlbert.dist.lifecycle import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
@@ -18,6 +18,7 @@ from mlbert.dist.lifecycle import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
 COMMANDS = {
     "prepare": ("mlbert.cli.prepare", "Text to the shards that training reads."),
     "train": ("mlbert.cli.train", "One training run from exports, flags or YAML."),
+    "pretrain": ("mlbert.cli.mosaic_bert.main", "Masked-LM pre-training on streamed text, from Mosaic's YAML."),
     "report": ("mlbert.cli.report", "Summary of finished runs."),
     "convert": ("mlbert.cli.convert", "Checkpoints of TensorFlow, NVIDIA, Composer and Hugging Face."),
     "submission": ("mlbert.cli.submission", "Check, describe, extend, export a submission tree."),
@@ -42,30 +43,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     given = [argument for argument in given if argument != "--debug"]
+    help_command = " ".join(["mlbert", *given[:1], "--help"])
+    sys.exit(exit_code(lambda: _dispatch(given), help_command, debug))
+
+
+def exit_code(work: Callable[[], int], help_command: str, debug: bool = False) -> int:
+    """What a program returns whose ``work`` returns or raises this; mistakes are told in one line."""
     try:
-        code = _dispatch(given)
+        return work()
     except UserError as error:
-        code = _tell(str(error), debug)
+        return _tell(str(error), debug)
     except KeyboardInterrupt:
         print("mlbert: interrupted", file=sys.stderr)
-        code = INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
-        code = FAILED
+        return FAILED
     except PermissionError as error:
-        code = _tell(f"{error.filename or 'a file'}: {error.strerror}. Check its permissions.", debug)
+        return _tell(f"{error.filename or 'a file'}: {error.strerror}. Check its permissions.", debug)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
             raise
         place = error.filename or "a file"
-        code = _tell(f"{place}: could not be written ({error.strerror}). Free space or name another folder.", debug)
+        return _tell(f"{place}: could not be written ({error.strerror}). Free space or name another folder.", debug)
     except MemoryError:
-        code = _tell("memory: not enough for this configuration. Lower BATCHSIZE or the model.", debug)
+        return _tell("memory: not enough for this configuration. Lower BATCHSIZE or the model.", debug)
     except Exception as error:
         # Typer's usage errors (an unknown option, a value out of range) have no public base class.
         if not hasattr(error, "format_message"):
             raise
-        code = _tell(f"{error.format_message().rstrip('.')}. See mlbert {given[0]} --help.", debug)
-    sys.exit(code)
+        return _tell(f"{error.format_message().rstrip('.')}. See {help_command}.", debug)
 
 
 def _tell(text: str, debug: bool) -> int:

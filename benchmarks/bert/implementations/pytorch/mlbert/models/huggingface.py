@@ -5,7 +5,9 @@ Names of parameters are equal, but Hugging Face stores the tied decoder a second
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -80,6 +82,18 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
         return BertConfig(hidden_act=_ACTIVATIONS_BACK[activation], **known)  # type: ignore[arg-type]
     except TypeError:
         raise UserError(path, "lacks the shape of a BERT", "Choose a complete config.json") from None
+
+
+def read_config(path: Path) -> BertConfig:
+    """`config_from_huggingface` of a ``config.json``; UserError for one that is missing or damaged, too."""
+    remedy = "Give a folder with config.json and model.safetensors"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(path, f"cannot be read ({error})", remedy) from None
+    if not isinstance(values, dict):
+        raise UserError(path, "holds no JSON object", remedy)
+    return config_from_huggingface(values, str(path))
 
 
 def to_huggingface(model: AnyBert) -> dict[str, Tensor]:

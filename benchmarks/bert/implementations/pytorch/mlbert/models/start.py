@@ -65,6 +65,9 @@ def start_weights(
     model.initialize(seed)
     model.to(device)
     if config.init_checkpoint is not None:
-        for name in load_weights(model, config.init_checkpoint).missing:
+        report = load_weights(model, config.init_checkpoint)
+        for name in report.missing:
             warn(f"warning: {config.init_checkpoint} has no {name}")
+        if unused := report.unused_heads():
+            warn(f"warning: of {config.init_checkpoint} is not used: {', '.join(unused)}")
     return model

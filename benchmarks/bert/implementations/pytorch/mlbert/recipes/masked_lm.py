@@ -1,13 +1,15 @@
-"""Masked-LM only, on stored samples: MosaicML's entries to MLPerf Training v2.1 (open division).
+"""Masked-LM only, MosaicML's way: the entries to MLPerf Training v2.1 (open division), and MosaicBERT on text.
 
     benchmarks/bert/implementations/composer/run_and_time.sh -c methods      (or: mlbert train --config config.yaml)
+    python benchmarks/mosaic_bert/main.py yamls/main/mosaic-bert-base-uncased.yaml
 
 * model      MODEL_IMPLEMENTATION: our unpadded encoder, or Hugging Face's padded one; no pooler, no next-sentence head
 * loss       mean over all masked tokens of the step; next-sentence labels are not read
 * update     decoupled AdamW with decay on every tensor (DECAY_ALL); the gradient is not clipped
 * rate       a ramp, then a multiplier for each milestone passed; the second update repeats the first one's rate, 0, as
              Composer's schedulers do (LR_FIRST_STEP=-1)
-* data       samples that were masked when they were made, at whatever rate; one sequence a row
+* data       samples that were masked when they were made, one sequence a row; or, with a TOKENIZER, texts that are
+             tokenised ahead of need, cut into sequences and masked anew at MASKING_RATE each time they are read
 
 Dropout is the shape's: MODEL_OPTIONS switches it off.
 """
@@ -18,16 +20,17 @@ import functools
 from collections.abc import Callable, Mapping
 
 from mlbert.core import schedules
+from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.groups import exchange_group
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardLayout
 from mlbert.dist.world import World
-from mlbert.feed.evaluation import EvalSet
-from mlbert.feed.inputs import PreTrainingInputs, inspect
+from mlbert.feed import inputs, text_run
+from mlbert.feed.budget import Budget
+from mlbert.feed.inputs import PreTrainingInputs
 from mlbert.feed.pretraining import budget_of, make_evaluation_set, make_source
-from mlbert.feed.synthetic import SyntheticEvalSet
 from mlbert.models import evaluation
 from mlbert.models.bert import AnyBert, BertForMaskedLM
 from mlbert.models.choose import make_masked_lm
@@ -39,7 +42,7 @@ from mlbert.optim import methods
 from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.loss_scale import LossScale
-from mlbert.train.protocols import Method
+from mlbert.train.protocols import EvaluationSet, Method, Source
 
 __all__ = ["DEFAULTS", "build", "build_evaluation", "inspect"]
 
@@ -94,49 +97,71 @@ DEFAULTS: Mapping[str, object] = {
     "log_freq": 10,
     "experiment": 0,
     "caches_cleared": False,
+    "submission_org": "unspecified",
+    "submission_platform": "unspecified",
+    "submission_division": "open",
 }
 
 
+def inspect(config: TrainConfig) -> PreTrainingInputs:
+    """Looks at the inputs; see `mlbert.feed.inputs.inspect` and `mlbert.feed.text_run.inspect`."""
+    return inputs.inspect(config) if config.tokenizer is None else text_run.inspect(config)
+
+
 def build(
-    config: TrainConfig, inputs: PreTrainingInputs, world: World, seed: int, warn: Callable[[str], None]
+    config: TrainConfig, found: PreTrainingInputs, world: World, seed: int, warn: Callable[[str], None]
 ) -> Method:
     """The method's objects; nothing of the data sets is touched before their ``open``."""
     compute = choose_compute(config, world.device, warn)
-    model = start_weights(make_masked_lm(config, inputs.shape, compute), config, seed, world.device, warn)
+    model = start_weights(make_masked_lm(config, found.shape, compute), config, seed, world.device, warn)
     loss_scale = LossScale.of(config, world.device)
     flat, optimizer, sync = _update(config, model, world, loss_scale)
-    place = {"seed": seed, "rank": world.rank, "world_size": world.world_size}
-    source = make_source(config, inputs.shape, **place, exchange=exchange_group(config, world))
+    source, samples, budget = _data(config, found.shape, world, seed)
     return Method(
         model=model,
         objective=MaskedLM(scope="step"),
         source=source,
-        evaluation=make_evaluation_set(config, inputs.shape, **place),
+        evaluation=samples,
         flat=flat,
         sync=sync,
         optimizer=optimizer,
         schedule=schedules.make(config),
-        budget=budget_of(config, source),
+        budget=budget,
         precision=compute.precision,
         ops=compute.ops,
         identity={
-            "model": inputs.shape.to_json(),
+            "model": found.shape.to_json(),
             "model_implementation": config.model_implementation,
             "optimizer": optimizer.name,
-            "train_batch_size": config.train_batch_size,
-            "train_data": inputs.train_data,
-            "eval_data": inputs.eval_data,
+            "global_batch_size": config.train_batch_size * world.world_size,  # on however many ranks
+            "train_data": found.train_data,
+            "eval_data": found.eval_data,
         },
-        export=functools.partial(write_weights, model, vocabulary=inputs.vocabulary),
+        export=functools.partial(write_weights, model, vocabulary=found.vocabulary),
         loss_scale=loss_scale,
     )
 
 
 def build_evaluation(
     config: TrainConfig, world: World, seed: int, warn: Callable[[str], None]
-) -> tuple[AnyBert, MaskedLM, EvalSet | SyntheticEvalSet]:
+) -> tuple[AnyBert, MaskedLM, EvaluationSet]:
     """See `mlbert.models.evaluation.build_evaluation`."""
-    return evaluation.build_evaluation(config, world, seed, warn, make_masked_lm, MaskedLM)
+    if config.tokenizer is None:
+        return evaluation.build_evaluation(config, world, seed, warn, make_masked_lm, MaskedLM)
+    shape = text_run.inspect(config).shape
+    samples = text_run.make_evaluation_set(config, rank=world.rank, world_size=world.world_size)
+    model = make_masked_lm(config, shape, choose_compute(config, world.device, warn))
+    return start_weights(model, config, seed, world.device, warn), MaskedLM(scope="step"), samples
+
+
+def _data(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> tuple[Source, EvaluationSet, Budget]:
+    """Training batches, evaluation samples, and what a micro-batch holds at most."""
+    place = {"rank": world.rank, "world_size": world.world_size}
+    if config.tokenizer is not None:
+        text_source = text_run.make_source(config, **place, seed=seed)
+        return text_source, text_run.make_evaluation_set(config, **place), text_run.budget_of(config)
+    source = make_source(config, shape, **place, seed=seed, exchange=exchange_group(config, world))
+    return source, make_evaluation_set(config, shape, **place, seed=seed), budget_of(config, source)
 
 
 def _update(

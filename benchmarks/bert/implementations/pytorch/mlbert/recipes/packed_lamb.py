@@ -116,6 +116,7 @@ def build(
             "model": inputs.shape.to_json(),
             "optimizer": optimizer.name,
             "train_batch_size": config.train_batch_size,
+            "ranks": world.world_size,
             "train_data": inputs.train_data,
             "eval_data": inputs.eval_data,
         },

@@ -9,6 +9,7 @@ Legend: N samples, F shards.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
@@ -39,6 +40,8 @@ class MdsReader:
     Attributes:
         columns: from name to encoding, sorted as in the samples.
         shard_sizes: int64 [F], samples of each shard.
+        shards: what the index says of each shard.
+        identity: SHA-256 of the index.
 
     Raises UserError: no such set, a damaged index, or a cache that cannot be used.
     """
@@ -51,10 +54,11 @@ class MdsReader:
         raw = self._read_index() if self._cache is None else fetch_index(self._remote, self._cache)
         index = parse_index(f"{self._remote.rstrip('/')}/{INDEX}", raw)
         self.columns = index.columns
+        self.shards = index.shards
+        self.identity = hashlib.sha256(raw).hexdigest()
         self.shard_sizes: np.ndarray = np.array([shard.num_samples for shard in index.shards], np.int64)
         self._first = offsets_of(self.shard_sizes)
         self._decoders = decoders(INDEX, self.columns)
-        self._shards = index.shards
         self._opened: dict[int, _Shard] = {}
         self._lock = Lock()
 
@@ -89,7 +93,7 @@ class MdsReader:
     def _open(self, number: int) -> _Shard:
         with self._lock:
             if number not in self._opened:
-                shard = self._shards[number]
+                shard = self.shards[number]
                 self._opened[number] = _Shard(self._checked_file(shard), shard.num_samples)
             return self._opened[number]
 

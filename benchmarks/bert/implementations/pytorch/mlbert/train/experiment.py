@@ -158,7 +158,7 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
         if world.rank == 0:
             peak = functools.partial(gemm_peak_flops, method.model.dtype, world.device.type)
             loggers = make_loggers(config, record, paths.folder, config.optimizer, world.world_size, peak)
-        events = Several([MLPerfEvents(log, method.evaluation.num_examples), monitor, *loggers])
+        events = Several([MLPerfEvents(log, method.evaluation), monitor, *loggers])
         run = assemble(config, method, paths.folder / "checkpoints", world, lifecycle, events, seed)
         if config.resume and run.snapshots.load(say):
             log.event("resumed_from_step", run.state.step)
@@ -240,7 +240,6 @@ def assemble(
     """
     graphs = choose_graphs(config.cuda_graph_mode, method, config.gradient_accumulation_steps, world.device)
     state = TrainState(next_eval_samples=config.eval_iter_start_samples)
-    identity = {**method.identity, "ranks": world.world_size}
     objects = (method.model, method.objective, method.flat, method.sync, method.optimizer)
     capture = graphs.capture() if graphs else None  # an evaluation runs between any two steps
     return Run(
@@ -250,7 +249,7 @@ def assemble(
         ledger=Ledger(state, events.skipped),
         evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture),
         snapshots=Snapshots(
-            CheckpointFolder(checkpoints, config.keep_checkpoints, identity), method, state, seed, world
+            CheckpointFolder(checkpoints, config.keep_checkpoints, dict(method.identity)), method, state, seed, world
         ),
         events=events,
         lifecycle=lifecycle,

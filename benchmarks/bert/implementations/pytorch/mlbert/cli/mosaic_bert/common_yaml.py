@@ -18,7 +18,7 @@ CONFIGS = Path(mlbert.__file__).parents[1] / "configs"
 SHAPES = {
     "bert-base-uncased": "base.json",
     "bert-large-uncased": "large.json",
-    "prajjwal1/bert-tiny": "bert_tiny.json",
+    "prajjwal1/bert-tiny": "tiny.json",
 }
 MODELS = ("hf_bert", "mosaic_bert")
 _MOSAIC_OPTIONS = "position_embedding_type=alibi gated_mlp=true attention_probs_dropout_prob=0.0"

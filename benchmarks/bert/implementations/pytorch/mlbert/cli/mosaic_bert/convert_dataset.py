@@ -1,0 +1,91 @@
+"""``convert_dataset.py``: text to MDS sets."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from mlbert.cli.main import exit_code
+from mlbert.cli.mosaic_bert.parser import Parser
+from mlbert.cli.prepare.progress import console_progress
+from mlbert.core.errors import UserError
+from mlbert.dist.lifecycle import SUCCEEDED
+from mlbert.prepare.streaming import (
+    HUB_SETS,
+    SPLITS,
+    Concatenation,
+    Texts,
+    check_absent,
+    convert,
+    hub_texts,
+    own_texts,
+    python_texts,
+)
+from mlbert.store.tokenizer import UNCASED_NAMES, load_tokenizer
+
+PROGRAM = "convert_dataset.py"
+OWN, PYTHON = "text", "python-text"
+
+
+def _parser() -> Parser:
+    parser = Parser(PROGRAM, "Converts text to MDS sets, which training streams.")
+    kinds = [*HUB_SETS, OWN, PYTHON]
+    parser.add_argument("--dataset", required=True, choices=kinds, help=f"the first {len(HUB_SETS)} from the network")
+    parser.add_argument("--data_subset", help="of a set from the network; of c4 en, unless given")
+    files = 'a .txt file (a blank line ends a text), a .jsonl or .json file (a line for each text, as "text")'
+    parser.add_argument("--path", type=Path, help=f"of --dataset text: {files}, or a folder of such files")
+    parser.add_argument("--splits", nargs="+", default=["train", "train_small", "val"], choices=list(SPLITS))
+    parser.add_argument("--out_root", type=Path, required=True, help="holds a folder for each split")
+    parser.add_argument("--compression", help="zstd, or zstd:LEVEL")
+    parser.add_argument("--concat_tokens", type=int, help="tokenise, concatenate, and cut to so many tokens")
+    parser.add_argument("--tokenizer", help="a vocab.txt, its folder, or a model's name")
+    parser.add_argument("--bos_text", default="", help="with --concat_tokens: put before each text")
+    parser.add_argument("--eos_text", default="", help="with --concat_tokens: put after each text")
+    parser.add_argument("--no_wrap", action="store_true", help="with --concat_tokens: begin each sample with a text")
+    return parser
+
+
+def main() -> None:
+    """Runs with this process's arguments; ends the process."""
+    sys.exit(exit_code(_run, f"{PROGRAM} --help"))
+
+
+def _run() -> int:
+    given = _parser().parse_args()
+    check_absent(given.splits, given.out_root)
+    concatenation = _concatenation(given)
+    tokenizer = load_tokenizer(given.tokenizer or UNCASED_NAMES[0])
+    convert(
+        _texts(given),
+        given.splits,
+        given.out_root,
+        tokenizer=tokenizer,
+        concatenation=concatenation,
+        compression=given.compression,
+        progress=console_progress(),
+    )
+    return SUCCEEDED
+
+
+def _texts(given: argparse.Namespace) -> Texts:
+    if (given.dataset == OWN) != (given.path is not None):
+        reason = "is missing" if given.dataset == OWN else f"does not go with --dataset {given.dataset}"
+        raise UserError("--path", reason, f"Use --dataset {OWN} --path FILES")
+    if given.dataset in HUB_SETS:
+        return hub_texts(given.dataset, given.data_subset)
+    if given.data_subset is not None:
+        raise UserError("--data_subset", f"does not go with --dataset {given.dataset}", "Leave it out")
+    return own_texts(given.path) if given.dataset == OWN else python_texts()
+
+
+def _concatenation(given: argparse.Namespace) -> Concatenation | None:
+    if given.concat_tokens is None:
+        if given.bos_text or given.eos_text or given.no_wrap:
+            raise UserError("--bos_text, --eos_text and --no_wrap", "do nothing alone", "Give --concat_tokens")
+        return None
+    if given.concat_tokens < 1:
+        raise UserError("--concat_tokens", f"{given.concat_tokens} is no number of tokens", "Use 1 or more")
+    if given.dataset in HUB_SETS and given.tokenizer is None:
+        raise UserError("--concat_tokens", "needs a tokenizer", f"Give --tokenizer {UNCASED_NAMES[0]}")
+    return Concatenation(given.concat_tokens, given.bos_text, given.eos_text, not given.no_wrap)

@@ -1,0 +1,74 @@
+"""``text_data.py``: a look at the batches that training gets of a set of texts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from mlbert.cli.main import exit_code
+from mlbert.cli.mosaic_bert.parser import Parser
+from mlbert.core.errors import UserError
+from mlbert.core.masking_rates import MaskingRate
+from mlbert.dist.lifecycle import SUCCEEDED
+from mlbert.feed.host_batch import HostBatch
+from mlbert.feed.text import TRUNCATE, TextSet, TextSource
+from mlbert.store.tokenizer import UNCASED_NAMES, Tokenizer, load_tokenizer
+
+PROGRAM = "text_data.py"
+BATCHES, BATCH_SIZE = 5, 2
+RATE = 0.15
+LEAST_LENGTH = 3  # [CLS], a token, [SEP]
+
+
+def _parser() -> Parser:
+    parser = Parser(PROGRAM, f"Prints {BATCHES} batches of {BATCH_SIZE} sequences of a set of texts.")
+    parser.add_argument("--local_path", type=Path, required=True, help="folder with a folder for each split")
+    parser.add_argument("--remote_path", help="path or address that --local_path is a copy of; copied as needed")
+    parser.add_argument("--tokenizer", default=UNCASED_NAMES[0], help="a vocab.txt, its folder, or a model's name")
+    parser.add_argument("--split", default="val")
+    parser.add_argument("--max_seq_len", type=int, default=32, help="tokens")
+    return parser
+
+
+def main() -> None:
+    """Runs with this process's arguments; ends the process."""
+    sys.exit(exit_code(_run, f"{PROGRAM} --help"))
+
+
+def _run() -> int:
+    given = _parser().parse_args()
+    if given.max_seq_len < LEAST_LENGTH:
+        raise UserError("--max_seq_len", f"{given.max_seq_len} is too short", f"Use {LEAST_LENGTH} or more")
+    tokenizer = load_tokenizer(given.tokenizer)
+    remote = None if given.remote_path is None else f"{given.remote_path.rstrip('/')}/{given.split}"
+    texts = TextSet(given.local_path / given.split, remote, tokenizer, given.max_seq_len, TRUNCATE)
+    source = TextSource(
+        texts,
+        sequences_per_step=BATCH_SIZE,
+        shuffle=None,
+        shuffle_seed=0,
+        canonical_nodes=1,
+        rate=MaskingRate("constant", RATE, RATE, max_steps=1),
+        seed=0,
+    )
+    print(f"{source.info.num_texts:,} texts, {source.info.identity}")
+    source.open()
+    for number in range(BATCHES):
+        print(f"\n#### batch {number}")
+        for batch in source.batches_of(number):
+            _show(batch, tokenizer)
+    source.close()
+    return SUCCEEDED
+
+
+def _show(batch: HostBatch, tokenizer: Tokenizer) -> None:
+    parts = batch.arrays()
+    for first, end in zip(parts["cu_seqlens"][:-1].tolist(), parts["cu_seqlens"][1:].tolist(), strict=True):
+        ids = parts["ids"][first:end].tolist()
+        inside = (parts["masked_positions"] >= first) & (parts["masked_positions"] < end)
+        positions = (parts["masked_positions"][inside] - first).tolist()
+        labels = parts["masked_labels"][inside].tolist()
+        print(f"ids     {' '.join(map(str, ids))}")
+        print(f"text    {tokenizer.decode(ids)}")
+        masked = (f"{place}: {tokenizer.entries[label]}" for place, label in zip(positions, labels, strict=True))
+        print(f"masked  {', '.join(masked) or 'none'}")

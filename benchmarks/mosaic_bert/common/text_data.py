@@ -1,0 +1,6 @@
+"""A look at the batches that training gets of a set of texts."""
+
+from mlbert.cli.mosaic_bert.text_data import main
+
+if __name__ == "__main__":
+    main()
