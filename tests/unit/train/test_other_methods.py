@@ -170,14 +170,18 @@ def test_a_regression_learns_by_rank_correlation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scope", ["step", "rank"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("baseline", [False, True])
-def test_a_mosaic_bert_and_its_baseline_train_on_masked_tokens(tmp_path: Path, scope: str, baseline: bool) -> None:
+def test_a_mosaic_bert_and_its_baseline_train_on_masked_tokens(
+    tmp_path: Path, scope: str, baseline: bool, dtype: torch.dtype
+) -> None:
     """ALiBi, gated units, decoupled weight decay; with one rank the rank's own counts are the step's."""
+    model = HuggingFaceForMaskedLM(DROPPING, dtype, pad_to=16) if baseline else BertForMaskedLM(MOSAIC, dtype)
     numbers = {"packs_per_step": 4, "max_sequences_per_pack": 2, "seed": 1, "vocab_size": 40, "max_tokens": 16}
     source = OneStep(**numbers)
     samples = SyntheticEvalSet(source)
     outcome, metrics = run(
-        HuggingFaceForMaskedLM(DROPPING, pad_to=16) if baseline else BertForMaskedLM(MOSAIC),
+        model,
         MaskedLM(scope),
         (source, samples),
         tmp_path,

@@ -1,4 +1,4 @@
-"""Between our form and a Hugging Face folder (``config.json``, ``model.safetensors``)."""
+"""Between our form and a Hugging Face folder (``config.json``, ``model.safetensors``, or ``pytorch_model.bin`` in old ones)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from mlbert.convert import common
 from mlbert.convert.common import WEIGHTS, Checkpoint
 from mlbert.models.files import check_target
+from mlbert.models.foreign import PYTORCH_WEIGHTS, read_weights
 from mlbert.models.huggingface import huggingface_config, read_config
 from mlbert.models.renaming import Report, own_state
 
@@ -16,7 +17,10 @@ def huggingface_to_torch(source: Path, target: Path) -> Report:
     """Reads a Hugging Face folder, writes ours. Raises UserError for a missing, damaged or foreign file."""
     check_target(target)
     shape = read_config(source / "config.json")
-    state, report = own_state(common.read_safetensors(source / WEIGHTS), shape, str(source / WEIGHTS))
+    is_old = (source / PYTORCH_WEIGHTS).is_file() and not (source / WEIGHTS).is_file()
+    file = source / (PYTORCH_WEIGHTS if is_old else WEIGHTS)
+    tensors = read_weights(file).tensors if is_old else common.read_safetensors(file)
+    state, report = own_state(tensors, shape, str(file))
     return common.write_own(Checkpoint(shape, state, report, source), target)
 
 

@@ -35,7 +35,7 @@ class TrainConfig(TextSettings):
         "DATA_READER", "dali reads a training set of TFRecords by NVIDIA DALI.", choices=("auto", "dali")
     )
     init_checkpoint: Path | None = row(
-        "INIT_CHECKPOINT", "model.safetensors, its folder, or NVIDIA's .pt; none for random weights."
+        "INIT_CHECKPOINT", "model.safetensors, its folder, or a .pt of NVIDIA's or Composer's; none for random weights."
     )
     output_dir: Path = row("LOGDIR", "Run folder: MLPerf log, metrics, checkpoints, final weights.")
     train_batch_size: int = row("BATCHSIZE", "Packs of one optimizer step.", "packs per rank and step", at_least=1)

@@ -260,7 +260,11 @@ class BertForPreTraining(BertBase):
 
 
 class BertForMaskedLM(BertBase):
-    """BERT with the masked-LM head only, without pooler."""
+    """BERT with the masked-LM head only, without pooler.
+
+    Every masked token counts in the loss and in the metrics, also one whose label is id 0. MosaicBERT's loss leaves
+    id 0 out while its metrics count it; Hugging Face's model and its metrics do as we do.
+    """
 
     POOLED = False
 

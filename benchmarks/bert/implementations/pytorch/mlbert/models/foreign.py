@@ -26,6 +26,7 @@ from mlbert.models.files import read_pt, write_pt
 from mlbert.models.huggingface import config_from_huggingface, huggingface_config, obstacle
 from mlbert.models.renaming import ANOTHER, padded
 
+PYTORCH_WEIGHTS = "pytorch_model.bin"  # of older folders of Hugging Face's: a bare state dict
 _NVIDIA_REMEDY = "Give a .pt file of the form {'model': state_dict}"
 _COMPOSER_REMEDY = "Give an undamaged checkpoint that Composer or PyTorch wrote"
 _ALIBI_SIZE = 512  # MosaicBERT's default of a table that grows
@@ -66,10 +67,12 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights:
-    """Of either program. Raises UserError for a file that is missing, damaged, of another form, or that names a class
-    or function which is not on the list."""
+    """Of either program, or a bare state dict. Raises UserError for a file that is missing, damaged, of another form,
+    or that names a class or function which is not on the list."""
     remedy = "Give a .pt file of the form {'model': state_dict}, or a checkpoint of Composer"
     content = read_pt(path, remedy, STAND_INS)
+    if isinstance(content, dict) and any(isinstance(value, Tensor) for value in content.values()):
+        return Weights(_tensors(content, path))
     if not isinstance(content, dict) or not content.keys() & {"model", "state"}:
         raise UserError(path, "has no 'model' and no 'state'", remedy)
     return Weights(_nvidia_tensors(content, path)) if "model" in content else _composer_weights(content, path)

@@ -69,8 +69,8 @@ def model_config(model: AnyBert) -> dict[str, object]:
 
 def config_from_huggingface(values: Mapping[str, object], path: str = "config.json") -> BertConfig:
     """Our shape of a Hugging Face ``config.json``. Raises UserError for another architecture."""
-    if values.get("model_type") != "bert":
-        raise UserError(path, f"model_type is {values.get('model_type')!r}, not 'bert'", "Choose a BERT checkpoint")
+    if (model_type := values.get("model_type", "bert")) != "bert":  # older ones have none
+        raise UserError(path, f"model_type is {model_type!r}, not 'bert'", "Choose a BERT checkpoint")
     if values.get("position_embedding_type", "absolute") != "absolute":
         raise UserError(path, "uses relative positions", "Choose a checkpoint with absolute positions")
     activation = str(values.get("hidden_act", "gelu"))

@@ -1,20 +1,23 @@
 """Starting weights: what INIT_CHECKPOINT may name.
 
-* a ``model.safetensors``, or a folder that holds one: a run's ``weights/``, or Hugging Face's; or the run's folder
+* a ``model.safetensors``, or a folder that holds one: a run's ``weights/``, or Hugging Face's, also with their older
+  ``pytorch_model.bin``; or the run's folder
 * a ``.pt`` file of NVIDIA's or Composer's, of a BERT or a MosaicBERT
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.models.bert import AnyBert
-from mlbert.models.foreign import Weights, read_weights
+from mlbert.models.foreign import PYTORCH_WEIGHTS, Weights, read_weights
 from mlbert.models.huggingface import read_config
 from mlbert.models.renaming import Report, load_state
 
@@ -33,30 +36,36 @@ def load_weights(model: AnyBert, path: Path) -> Report:
     """
     file = path
     if path.is_dir():
-        file = path / "weights" / WEIGHTS if (path / "weights" / WEIGHTS).is_file() else path / WEIGHTS
-    if file.suffix == ".pt":
+        files = [path / "weights" / WEIGHTS, path / WEIGHTS, path / PYTORCH_WEIGHTS]
+        file = next((file for file in files if file.is_file()), path / WEIGHTS)
+    if file.suffix == ".safetensors":
+        weights = Weights(_read_safetensors(file))
+    elif file.suffix == ".pt" or file.name == PYTORCH_WEIGHTS:
         weights = read_weights(file)
-    elif file.suffix == ".safetensors":
-        weights = _read_safetensors(file)
     else:
         raise UserError(file, "is neither a safetensors nor a .pt file", "Convert it first: mlbert convert --help")
+    if file.name in (WEIGHTS, PYTORCH_WEIGHTS):
+        weights = replace(weights, shape=_shape_beside(file.parent))
     if weights.shape:
         _check_unseen(weights.shape, model.config, str(file))
     return load_state(model, weights.tensors, str(file))
 
 
-def _read_safetensors(file: Path) -> Weights:
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
     remedy = "Set INIT_CHECKPOINT to a model.safetensors or a .pt file, or to none"
     try:
-        tensors = load_file(file)
+        return load_file(file)
     except OSError as error:
         raise UserError(file, f"cannot be read ({error.strerror or error})", remedy) from None
     except SafetensorError as error:
         raise UserError(file, f"is damaged ({error})", remedy) from None
-    own, theirs = file.parent / "bert_config.json", file.parent / "config.json"
-    if file.name == WEIGHTS and own.is_file():
-        return Weights(tensors, BertConfig.from_json(own))
-    return Weights(tensors, read_config(theirs) if file.name == WEIGHTS and theirs.is_file() else None)
+
+
+def _shape_beside(folder: Path) -> BertConfig | None:
+    own, theirs = folder / "bert_config.json", folder / "config.json"
+    if own.is_file():
+        return BertConfig.from_json(own)
+    return read_config(theirs) if theirs.is_file() else None
 
 
 def _check_unseen(found: BertConfig, shape: BertConfig, source: str) -> None:
