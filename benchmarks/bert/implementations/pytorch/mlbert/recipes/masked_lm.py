@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from mlbert.core import schedules
 from mlbert.core.bert_config import BertConfig
@@ -35,6 +36,8 @@ from mlbert.models import evaluation
 from mlbert.models.bert import AnyBert, BertForMaskedLM
 from mlbert.models.choose import make_masked_lm
 from mlbert.models.export import write_weights
+from mlbert.models.foreign import write_composer
+from mlbert.models.huggingface import to_huggingface
 from mlbert.models.huggingface_model import HuggingFaceForMaskedLM
 from mlbert.models.objectives import MaskedLM
 from mlbert.models.start import choose_compute, start_weights
@@ -137,9 +140,18 @@ def build(
             "train_data": found.train_data,
             "eval_data": found.eval_data,
         },
-        export=functools.partial(write_weights, model, vocabulary=found.vocabulary),
+        export=functools.partial(_export, config, model, found.vocabulary),
         loss_scale=loss_scale,
     )
+
+
+def _export(
+    config: TrainConfig, model: AnyBert, vocabulary: Path | None, folder: Path, facts: Mapping[str, object]
+) -> None:
+    """What `write_weights` does; of a run on text also LOGDIR/latest-rank0.pt, which Composer's programs start from."""
+    write_weights(model, folder, facts, vocabulary)
+    if config.tokenizer is not None:
+        write_composer(to_huggingface(model), model.config, config.output_dir / "latest-rank0.pt")
 
 
 def build_evaluation(

@@ -1,8 +1,8 @@
 """What every stored data set looks like to its readers: sequences by index, in any order.
 
 A `Store` may be our prepared set, TFRecords, MDS sets, or the HDF5 shards of other pipelines; `mlbert.store.open`
-recognises which. Looking at `StoreInfo` uses no sample, so it is allowed before ``run_start``: it takes a manifest, or names,
-sizes and the head of the first file.
+recognises which. Looking at `StoreInfo` uses no sample, so it is allowed before ``run_start``: it takes a manifest, or
+names, sizes and the head of the first file.
 
 Legend: N sequences, S sequences asked for, P packs.
 """

@@ -122,7 +122,7 @@ def add_optimizer(leaves: Leaves, layer: Layer) -> None:
         layer.put("max_grad_norm", leaves.number("algorithms.gradient_clipping.clipping_threshold", None))
 
 
-def add_model(leaves: Leaves, layer: Layer, vocab_size: int, max_seq_length: int) -> None:
+def add_model(leaves: Leaves, layer: Layer, vocab_size: int) -> None:
     """Shape, whose code computes it, and the starting weights."""
     name = leaves.choice("model.name", MODELS, "hf_bert")
     is_mosaic = name.value == "mosaic_bert"
@@ -136,8 +136,6 @@ def add_model(leaves: Leaves, layer: Layer, vocab_size: int, max_seq_length: int
     options: dict[str, object] = {"hidden_act": "gelu_erf", "vocab_size": vocab_size}
     if is_mosaic:
         options |= dict(word.split("=") for word in _MOSAIC_OPTIONS.split())
-    elif max_seq_length > 512:
-        options["max_position_embeddings"] = max_seq_length
     given = leaves["model.model_config"].value if leaves.is_given("model.model_config") else {}
     options |= _model_config(leaves, given)
     layer.put("model_options", " ".join(f"{key}={value}" for key, value in options.items()), "model.model_config")

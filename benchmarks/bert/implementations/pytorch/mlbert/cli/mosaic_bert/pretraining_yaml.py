@@ -72,7 +72,7 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
     durations = add_schedule(leaves, layer, durations)
     _add_evaluation(leaves, layer, durations)
     add_optimizer(leaves, layer)
-    add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary), int(length.value))
+    add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
     add_compute(leaves, layer, has_gpu)
     add_outputs(leaves, layer, durations)
     layer.put("input_dir", train[0], "train_loader.dataset")

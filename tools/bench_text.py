@@ -1,0 +1,164 @@
+"""Speed of training on text: tokenising, loading from tokenised shards, the longest wait at a change of shards.
+
+python tools/bench_text.py [--rounds 5] [--copies 20] [--shard-mb 4] [--json FILE]
+
+The text is this Python installation's documentation, several times over. Seconds of tokenising are CPU seconds of one
+thread; loading is timed by the clock and by the CPU seconds of the process, in which background threads make the
+batches. "first" rounds begin without tokenised shards, which are made while the batches are taken. "Waits" are those of
+a program that takes a batch as often as a pace of 20,000 sequences a second asks for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlbert.core import native
+from mlbert.core.errors import UserError
+from mlbert.core.masking_rates import MaskingRate
+from mlbert.feed.text import SPLIT, TRUNCATE, TextEvalSet, TextSet, TextSource
+from mlbert.prepare import python_text
+from mlbert.store.mds_write import MdsWriter
+from mlbert.store.token_shards import TEXT, open_texts
+from mlbert.store.tokenizer import Tokenizer, load_tokenizer
+
+LENGTH = 128
+SEQUENCES = 256  # of a step
+STEPS = 250
+PACE = 20_000  # sequences a second
+TOKENISED_BYTES = 3_000_000
+EVAL_BATCH = 128
+
+
+def own_set(folder: Path, copies: int, shard_bytes: int) -> Path:
+    """This Python installation's documentation, so many times."""
+    documents = [" ".join(sentences) for sentences in python_text.documents()]
+    with MdsWriter(folder, {TEXT: "str"}, size_limit=shard_bytes, hashes=["sha1"]) as writer:
+        for text in documents * copies:
+            writer.write({TEXT: text})
+    return folder
+
+
+def tokenising(texts: list[str], tokenizer: Tokenizer, rounds: int) -> dict[str, Any]:
+    """Megabytes of UTF-8 a CPU second, of the compiled and of the plain tokenizer, each without remembered words."""
+    num_bytes = sum(len(text.encode()) for text in texts)
+    speeds: dict[str, list[float]] = {"compiled": [], "plain": []}
+    for _ in range(rounds):
+        fresh = tokenizer.clone()
+        fresh.encode_all(["a"])  # the library and the vocabulary are made ready
+        began = time.process_time()
+        fresh.encode_all(texts)
+        speeds["compiled"].append(num_bytes / (time.process_time() - began) / 1e6)
+        fresh = tokenizer.clone()
+        began = time.process_time()
+        for text in texts:
+            fresh.encode(text)
+        speeds["plain"].append(num_bytes / (time.process_time() - began) / 1e6)
+    return {f"{name} MB/s": summary(values) for name, values in speeds.items()}
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Median, least and most."""
+    ordered = sorted(values)
+    return {"median": statistics.median(ordered), "least": ordered[0], "most": ordered[-1]}
+
+
+def loading(texts: TextSet, rounds: int, first: bool) -> dict[str, Any]:
+    """Sequences a second without a pause, and waits for a batch at the pace, in milliseconds."""
+    found: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for seconds in (0.0, SEQUENCES / PACE):
+            if first:
+                forget(texts.local)
+            for name, value in one_pass(texts, seconds).items():
+                found.setdefault(name, []).append(value)
+    return {name: summary(values) for name, values in found.items()}
+
+
+def one_pass(texts: TextSet, seconds: float) -> dict[str, float]:
+    """Take `STEPS` steps, each at least so many seconds after the one before."""
+    rate = MaskingRate("constant", 0.3, 0.3, STEPS)
+    order: dict[str, Any] = {"shuffle": "py1s", "shuffle_seed": 1, "canonical_nodes": 2}
+    source = TextSource(texts, sequences_per_step=SEQUENCES, rate=rate, seed=1, **order)
+    source.open()
+    source.next_step()
+    waits, began, cpu = [], time.perf_counter(), time.process_time()
+    for step in range(STEPS):
+        time.sleep(max(0.0, began + step * seconds - time.perf_counter()))
+        asked = time.perf_counter()
+        source.next_step()
+        waits.append(1e3 * (time.perf_counter() - asked))
+    wall, used = time.perf_counter() - began, time.process_time() - cpu
+    source.close()
+    if seconds:
+        return {"longest wait ms": max(waits), "99th percentile of waits ms": float(np.quantile(waits, 0.99))}
+    return {"sequences/s": STEPS * SEQUENCES / wall, "sequences/CPU s": STEPS * SEQUENCES / used}
+
+
+def forget(folder: Path) -> None:
+    """Remove tokenised shards."""
+    for path in folder.glob("tokens-*"):
+        shutil.rmtree(path)
+
+
+def run(folder: Path, rounds: int) -> dict[str, Any]:
+    """Measure and return a JSON-able record."""
+    tokenizer = load_tokenizer("bert-base-uncased")
+    reader = open_texts(folder, None)
+    sizes = np.cumsum([len(reader[index][TEXT].encode()) for index in range(len(reader))])
+    texts = [reader[index][TEXT] for index in range(int(np.searchsorted(sizes, TOKENISED_BYTES)))]
+    record: dict[str, Any] = {"texts": len(reader), "shards": len(reader.shards), "rounds": rounds}
+    record["MB"] = float(sizes[-1]) / 1e6
+    record["tokenising"] = tokenising(texts, tokenizer, rounds)
+    lengths = np.diff(tokenizer.encode_all(texts)[1])
+    record["share of tokens that truncation drops"] = float(np.maximum(lengths - LENGTH + 2, 0).sum() / lengths.sum())
+    for mode in (TRUNCATE, SPLIT):
+        several = TextSet(folder, None, tokenizer, LENGTH, mode)
+        record[f"{mode}, first"] = loading(several, rounds, first=True)
+        record[f"{mode}, tokenised"] = loading(several, rounds, first=False)
+        samples = TextEvalSet(several, None, EVAL_BATCH, rate=0.15, seed=1)
+        began = time.perf_counter()
+        samples.open()
+        record[f"{mode}, evaluation set"] = {
+            "sequences": samples.num_examples,
+            "seconds to open": time.perf_counter() - began,
+            "tokens a sequence": sum(batch.num_tokens for batch in samples) / samples.num_examples,
+        }
+    record["python"], record["numpy"], record["native"] = platform.python_version(), np.__version__, native.status()
+    return record
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--copies", type=int, default=20, help="of the text")
+    parser.add_argument("--shard-mb", type=float, default=4.0, help="size of a shard")
+    parser.add_argument("--json", type=Path, help="write the record here, too")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            folder = own_set(Path(scratch) / "set", given.copies, int(given.shard_mb * 1e6))
+            record = run(folder, given.rounds)
+        except UserError as error:
+            print(f"bench_text: {error}", file=sys.stderr)
+            return 2
+    text = json.dumps(record, indent=1)
+    print(text)
+    if given.json:
+        given.json.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
