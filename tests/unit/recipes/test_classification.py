@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -162,7 +163,9 @@ def test_a_run_resumes_where_it_stopped(folder: Path) -> None:
 def test_the_encoder_comes_from_pre_training_and_the_rest_is_drawn(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shape = BertConfig(**{**SHAPE.__dict__, "position_embedding_type": "alibi", "gated_mlp": True, "hidden_size": 16})
+    vocab_size = len((folder / "vocab.txt").read_text().splitlines())
+    other = {"position_embedding_type": "alibi", "gated_mlp": True, "hidden_size": 16, "vocab_size": vocab_size}
+    shape = dataclasses.replace(SHAPE, **other)
     model = BertForMaskedLM(shape)
     model.initialize(1)
     write_weights(model, tmp_path, {}, folder / "vocab.txt")
@@ -198,11 +201,12 @@ def test_the_encoder_comes_from_pre_training_and_the_rest_is_drawn(
             ["tokenizer_name=bert-base-uncased", "model.model_config={vocab_size: 300}"],
             "has 30522 entries, the model 300",
         ),
+        (["tokenizer_name=FOLDER/vocab.txt", "model.model_config={vocab_size: 30522}"], "entries, the model 30522"),
         (["max_seq_len=100", "model.model_config={position_embedding_type: absolute}"], "MAX_SEQ_LENGTH=100"),
     ],
 )
 def test_mistakes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], reason: str) -> None:
-    assert run(folder, "refused", *words) == 2
+    assert run(folder, "refused", *(word.replace("FOLDER", str(folder)) for word in words)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert reason in line
     assert not (folder / "refused/run_0/weights").exists()

@@ -46,6 +46,8 @@ from mlbert.store.tasks import TaskForm, TaskRows, read_evaluation, read_trainin
 from mlbert.store.tokenizer import Tokenizer, load_tokenizer
 from mlbert.train.protocols import Method
 
+MOST_PADDING = 64  # a checkpoint's vocabulary may be filled up to a multiple of it
+
 Classifier = BertForSequenceClassification | HuggingFaceForSequenceClassification
 
 DEFAULTS: Mapping[str, object] = {
@@ -158,7 +160,7 @@ def inspect(config: TrainConfig) -> TaskInputs:
     )
     shape = BertConfig.from_json(config.bert_config_file).with_options(config.model_options)
     tokenizer = load_tokenizer(config.tokenizer)
-    if len(tokenizer.vocabulary) > shape.vocab_size:
+    if not 0 <= shape.vocab_size - len(tokenizer.vocabulary) < MOST_PADDING:
         reason = f"has {len(tokenizer.vocabulary)} entries, the model {shape.vocab_size}"
         raise UserError(f"TOKENIZER={config.tokenizer}", reason, "Use the vocabulary of INIT_CHECKPOINT")
     if shape.position_embedding_type == "absolute" and config.max_seq_length > shape.max_position_embeddings:
