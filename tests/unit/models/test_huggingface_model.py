@@ -71,7 +71,10 @@ def test_our_pre_training_model_has_the_published_numbers() -> None:
     logits = model(batch, None)
     torch.testing.assert_close(logits.masked, wanted["masked_logits"], atol=1e-5, rtol=0)
     torch.testing.assert_close(logits.next_sentence, wanted["next_sentence_logits"], atol=1e-5, rtol=0)
-    torch.testing.assert_close(model.bert(batch, None, None), wanted["last_hidden"], atol=1e-5, rtol=0)
+    hidden = model.bert(batch, None, None)
+    torch.testing.assert_close(hidden, wanted["last_hidden"], atol=1e-5, rtol=0)
+    pooled = model.bert.pooler.dense(hidden[batch.cu_seqlens[:-1].long()]).tanh()
+    torch.testing.assert_close(pooled, wanted["pooled"], atol=1e-5, rtol=0)
     objective = PreTraining("step")
     loss = objective.loss(model, batch, None, [torch.tensor(float(batch.num_masked)), torch.tensor(6.0)])
     assert float(loss.detach()) == pytest.approx(expected["total_loss"], abs=1e-5)
@@ -99,6 +102,9 @@ def test_published_masked_lm_gradients(kind: Any) -> None:
     """Theirs and ours: id 0 is a label as any other for both."""
     model, batch, wanted = loaded(kind(MASKED_LM), "masked_lm"), unpadded(MASKED_LM_BATCH), outputs("masked_lm")
     torch.testing.assert_close(model(batch, None).masked[:, :197], wanted["masked_logits"], atol=1e-5, rtol=0)
+    if isinstance(model, BertForMaskedLM):
+        torch.testing.assert_close(model.bert.embeddings(batch, None), wanted["hidden_0"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(model.bert(batch, None, None), wanted["hidden_2"], atol=1e-5, rtol=0)
     loss = MaskedLM("step").loss(model, batch, None, [torch.tensor(float(batch.num_masked))])
     assert float(loss.detach()) == pytest.approx(EXPECTED["masked_lm"]["loss"], abs=1e-5)
     loss.backward()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import platform
 import statistics
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +19,13 @@ from mlbert.dist.reduce import GradientReducer
 from mlbert.dist.sharding import ShardLayout
 from mlbert.dist.world import World
 from mlbert.feed.host_batch import HostBatch
+from mlbert.feed.text import TRUNCATE, TextSet, TextSource
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.huggingface import padded_inputs
 from mlbert.models.objectives import MaskedLM
 from mlbert.optim.adamw import DecoupledAdamW
 from mlbert.optim.flat import FlatParameters
+from mlbert.store.tokenizer import load_tokenizer
 from mlbert.train.step import Step
 
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 1e-5}
@@ -99,3 +102,21 @@ def run(
         "pair_ratios": ratios,
         "ratio": statistics.median(ratios),
     }
+
+
+def first_texts(folder: Path, tokenizer: str, sequences: int, length: int, rate: float, seed: int) -> HostBatch:
+    """A step of so many texts of an MDS set in shuffled order, each cut at ``length`` tokens, as the published loader
+    gives them; ``rate`` of the tokens are to be predicted."""
+    source = TextSource(
+        TextSet(folder, None, load_tokenizer(tokenizer), length, TRUNCATE),
+        sequences_per_step=sequences,
+        shuffle="py1s",
+        shuffle_seed=seed,
+        canonical_nodes=1,
+        rate=lambda _: rate,
+        seed=seed,
+    )
+    source.open()
+    batch = source.batches_of(0)[0]
+    source.close()
+    return batch

@@ -1,4 +1,4 @@
-"""Between our form and a Hugging Face folder (``config.json``, ``model.safetensors``, or ``pytorch_model.bin`` in old ones)."""
+"""Between our form and a Hugging Face folder: ``config.json``, ``model.safetensors``, once ``pytorch_model.bin``."""
 
 from __future__ import annotations
 

@@ -131,13 +131,15 @@ class HuggingFaceModel(nn.Module):
             self.train(drops_out)
         tokens, places = padded_tokens(batch, max(self._pad_to or 0, batch.max_seqlen))
         device = batch.input_ids.device
-        with torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
-            if keys is None or not self._drops_out:
-                return peer(**tokens).logits, places
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        generators = [device] if device.type == "cuda" else []
+        with (
+            torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32),
+            torch.random.fork_rng(generators, enabled=drops_out),
+        ):
+            if keys is not None and drops_out:
                 # The step and the first token's name in it, which no other micro-batch or rank has.
                 torch.manual_seed(((int(keys[0][0]) & 0xFFFFFFFF) << 31) + int(batch.dropout_rows[0]))
-                return peer(**tokens).logits, places
+            return peer(**tokens).logits, places
 
 
 class HuggingFaceForMaskedLM(HuggingFaceModel):

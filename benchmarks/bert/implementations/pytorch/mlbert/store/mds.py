@@ -9,7 +9,9 @@ Legend: N samples, F shards.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
@@ -57,23 +59,24 @@ class MdsReader:
         self.shards = index.shards
         self.identity = hashlib.sha256(raw).hexdigest()
         self.shard_sizes: np.ndarray = np.array([shard.num_samples for shard in index.shards], np.int64)
-        self._first = offsets_of(self.shard_sizes)
+        self._first: list[int] = offsets_of(self.shard_sizes).tolist()
         self._decoders = decoders(INDEX, self.columns)
+        self._sizes = struct.Struct(f"<{sum(column.size is None for column in self._decoders.values())}I")
         self._opened: dict[int, _Shard] = {}
         self._lock = Lock()
 
     def __len__(self) -> int:
         """Number of samples (N)."""
-        return int(self._first[-1])
+        return self._first[-1]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Sample ``index`` (0 to N - 1) by the names of its columns; arrays are read-only. Raises IndexError: there is
         no such sample; UserError: its shard or the sample is missing or damaged, or cannot be fetched."""
         if not 0 <= index < len(self):
             raise IndexError(index)
-        number = int(np.searchsorted(self._first, index, side="right")) - 1
+        number = bisect.bisect_right(self._first, index) - 1
         shard = self._opened.get(number) or self._open(number)
-        place = int(index) - int(self._first[number])
+        place = int(index) - self._first[number]
         try:
             return self._decode(shard.sample(place))
         except ValueError as error:
@@ -113,11 +116,12 @@ class MdsReader:
 
     def _decode(self, data: bytes) -> dict[str, Any]:
         """Raises ValueError."""
-        own = [name for name, column in self._decoders.items() if column.size is None]
-        sizes = dict(zip(own, np.frombuffer(data, UINT32, len(own)).tolist(), strict=True))
-        sample, start = {}, UINT32.itemsize * len(own)
+        start = self._sizes.size
+        if len(data) < start:
+            raise ValueError("the sizes of its columns are missing")
+        sample, sizes = {}, iter(self._sizes.unpack_from(data))
         for name, column in self._decoders.items():
-            end = start + (sizes[name] if column.size is None else column.size)
+            end = start + (next(sizes) if column.size is None else column.size)
             if end > len(data):
                 raise ValueError(f"column {name!r} ends after the sample")
             try:

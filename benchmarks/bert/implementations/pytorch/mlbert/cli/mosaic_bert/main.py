@@ -30,7 +30,8 @@ def app(args: Sequence[str], **_: object) -> int:
 
 def split_words(program: str, args: Sequence[str]) -> tuple[Path, list[str]]:
     """The YAML file and the ``name=value`` words. Raises UserError: no file."""
-    if not args or "=" in args[0] or args[0].startswith("-"):
+    is_word = bool(args) and "=" in args[0] and not args[0].endswith((".yaml", ".yml"))
+    if not args or is_word or args[0].startswith("-"):
         raise UserError(program, "is given no YAML file", f"Write {program} yamls/... [name=value ...]")
     return Path(args[0]), list(args[1:])
 
