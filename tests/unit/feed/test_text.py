@@ -279,6 +279,12 @@ def test_evaluation_has_every_sequence_once(folder, mode, num_examples, batch_si
     assert masks == alone
 
 
+def test_evaluation_keeps_the_shards_that_it_needs_most_of(folder):
+    for count, kept in ((1, 0), (len(TEXTS), len(list(folder.glob("shard*"))))):
+        TextEvalSet(text_set(folder, "truncate"), count, 8, rate=0.2, seed=1).open()
+        assert len(list(folder.glob("tokens-*/*.ids"))) == kept
+
+
 def test_evaluation_of_more_than_there_is(folder):
     with pytest.raises(UserError, match="it holds 90 sequences, 91 are asked for"):
         TextEvalSet(text_set(folder, "truncate"), 91, 8, rate=0.2, seed=1)
@@ -322,3 +328,4 @@ def test_nothing_but_empty_texts(tmp_path):
         opened(folder, "split").next_step()
     batch = opened(folder, "truncate").next_step()[0]
     assert [row[:3] for row in rows(batch)] == [((101, 102), (), ())] * GLOBAL
+    assert batch.to("cpu").masked_positions.shape == (0,)
