@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from mlbert.optim.acclip import ACClip
 from mlbert.optim.adam import Adam
 from mlbert.optim.adamw import AdamW, DecoupledAdamW
 from mlbert.optim.compiled import CompiledOptimizer
-from mlbert.optim.flat import FlatParameters
+from mlbert.optim.flat import FlatParameters, is_decayed
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.madgrad import Madgrad
 from mlbert.optim.sgd import SGD
@@ -70,6 +70,11 @@ PUBLISHED = {
 }
 # The programs of these decay every tensor, LayerNorm and biases too.
 DECAY_ALL = {name for name in PUBLISHED if "lamb" not in name and "no_bias" not in name}
+
+
+def decayed_in(config: str) -> Callable[[str], bool]:
+    """Which parameters, by name, a published run decays."""
+    return (lambda name: True) if config in DECAY_ALL else is_decayed
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from mlbert.core.config import markdown_table
-from mlbert.core.settings import settings_by_env
+from mlbert.core.settings import markdown_table, settings_by_env
 
 ROOT = Path(__file__).parents[1]
 RESET = ROOT / "benchmarks/bert/implementations/pytorch/launch/reset_settings.sh"

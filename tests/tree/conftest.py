@@ -33,6 +33,7 @@ PYTHON_FILES = [path for path in FILES if path.suffix == ".py"]
 SHELL_FILES = [path for path in FILES if path.suffix in (".sh", ".sub") or path == ROOT / ".ci/run"]
 CONFIG_FILES = [path for path in SHELL_FILES if path.name.startswith("config_")]
 SYSTEM_FOLDERS = sorted({path.parent for path in CONFIG_FILES})
+YAML_CONFIGS = [path for path in FILES if path.match("benchmarks/bert/implementations/*/config.yaml")]
 READMES = [path for path in FILES if path.suffix == ".md"]
 
 
@@ -46,6 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     kinds = {
         "shell_file": SHELL_FILES,
         "config_file": CONFIG_FILES,
+        "yaml_config": YAML_CONFIGS,
         "system_folder": SYSTEM_FOLDERS,
         "readme": READMES,
     }

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.core.config import check_exports
+from mlbert import recipes
+from mlbert.core.config import Resolved, check_exports, peek, resolve
+from mlbert.core.config_files import read_yaml
+from mlbert.core.plan import make_plan, planned_world_size
 from mlbert.core.settings import settings_by_env
 
 NAME = re.compile(r"config_(?P<system>\w+?)_(?P<nodes>\d+)x(?P<ranks>\d+)x(?P<batch>\d+)x(?P<steps>\d+)(_\w+)?\.sh")
@@ -30,8 +33,58 @@ def exports_after(*configs: Path, shell: str = "set -euo pipefail") -> dict[str,
     return dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
 
 
+def resolved_yaml(config: Path, tree_root: Path) -> Resolved:
+    """A YAML config with what a site gives it."""
+    site = {"DATADIR_PHASE2": "/data/train", "EVALDIR": "/data/eval", "LOGDIR": "/runs", "MLPERF_SUBMISSION_ORG": "org"}
+    site["BERT_CONFIG"] = str(tree_root / "benchmarks/bert/implementations/pytorch/configs/large.json")
+    recipe = peek("recipe", {}, {}, [config])
+    return resolve(recipes.load(str(recipe)).DEFAULTS, site, {}, [config], [])
+
+
 def test_there_is_a_config(tree_root: Path) -> None:
-    assert list((tree_root / "benchmarks/bert/implementations").glob("*/config_*.sh"))
+    folder = tree_root / "benchmarks/bert/implementations"
+    assert list(folder.glob("*/config_*.sh"))
+    assert list(folder.glob("*/config.yaml"))
+
+
+def test_a_yaml_config_says_each_thing_once_and_only_what_differs_from_its_parents(yaml_config: Path) -> None:
+    text = yaml_config.read_text()
+    names = re.findall(r"^(\w+):", text, re.MULTILINE)
+    assert len(names) == len(set(names))
+    own = dict(re.findall(r"^(\w+): (.*)$", text, re.MULTILINE))
+    parents = [yaml_config.parent / name for name in re.findall(r"^extends: (\S+)$", text, re.MULTILINE)]
+    inherited = {name: str(value) for parent in parents for name, (value, _) in read_yaml(parent, []).items()}
+    assert {name for name, value in own.items() if inherited.get(name) == value} == set()
+
+
+def test_a_yaml_config_resolves_and_its_plan_has_no_warning(yaml_config: Path, tree_root: Path) -> None:
+    resolved = resolved_yaml(yaml_config, tree_root)
+    assert not resolved.warnings
+    (row,) = rows_of_table(yaml_config.parent, tree_root)
+    nodes, ranks, batch, steps = map(int, re.search(r"\| (\d+) x (\d+) x (\d+) x (\d+) \|", row).groups())
+    config = resolved.config
+    assert (batch, steps) == (config.train_batch_size, config.gradient_accumulation_steps)
+    assert f"| `{config.recipe}` |" in row
+    assert make_plan(config, nodes * ranks, {}).warnings == ()
+
+
+def test_a_yaml_config_is_a_system_that_is_described_or_has_a_template(yaml_config: Path, tree_root: Path) -> None:
+    platform = resolved_yaml(yaml_config, tree_root).config.submission_platform
+    assert platform == yaml_config.parent.name
+    assert has_description(platform, tree_root)
+    assert {path.name for path in yaml_config.parent.iterdir()} == {"README.md", "config.yaml"}
+
+
+def rows_of_table(system: Path, tree_root: Path) -> list[str]:
+    table = (tree_root / "benchmarks/bert/implementations/README.md").read_text()
+    return [line for line in table.splitlines() if f"({system.name}/README.md)" in line]
+
+
+def has_description(platform: str, tree_root: Path) -> bool:
+    """Either of the machine as measured, or a template; not both."""
+    measured = tree_root / "systems" / f"{platform}.json"
+    template = tree_root / "systems/templates" / f"{platform}.json"
+    return measured.is_file() != template.is_file()
 
 
 def test_config_holds_comments_one_source_line_and_exports(config_file: Path) -> None:
@@ -72,9 +125,6 @@ def test_sourcing_after_anything_equals_sourcing_alone(config_file: Path, tmp_pa
 
 
 def test_config_resolves(config_file: Path) -> None:
-    from mlbert import recipes
-    from mlbert.core.config import resolve
-
     values = exports_after(config_file)
     resolved = resolve(recipes.load(values["RECIPE"]).DEFAULTS, values, {}, [], [])
     assert resolved.config.bert_config_file.is_file()
@@ -106,8 +156,8 @@ def test_system_folder_is_thin(system_folder: Path) -> None:
 
 
 def test_every_system_and_config_is_listed(system_folder: Path, tree_root: Path) -> None:
+    assert rows_of_table(system_folder, tree_root)
     table = (tree_root / "benchmarks/bert/implementations/README.md").read_text()
-    assert f"({system_folder.name}/README.md)" in table
     for config in system_folder.glob("config_*.sh"):
         match = NAME.fullmatch(config.name)
         assert match
@@ -118,17 +168,10 @@ def test_every_system_and_config_is_listed(system_folder: Path, tree_root: Path)
 
 
 def test_every_system_is_described_or_has_a_template(config_file: Path, tree_root: Path) -> None:
-    platform = exports_after(config_file)["MLPERF_SUBMISSION_PLATFORM"]
-    measured = tree_root / "systems" / f"{platform}.json"
-    template = tree_root / "systems/templates" / f"{platform}.json"
-    assert measured.is_file() != template.is_file()
+    assert has_description(exports_after(config_file)["MLPERF_SUBMISSION_PLATFORM"], tree_root)
 
 
 def test_plan_of_every_config_has_no_warning(config_file: Path) -> None:
-    from mlbert import recipes
-    from mlbert.core.config import resolve
-    from mlbert.core.plan import make_plan, planned_world_size
-
     values = exports_after(config_file)
     config = resolve(recipes.load(values["RECIPE"]).DEFAULTS, values, {}, [], []).config
     ranks = planned_world_size(values)

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-FORMS = pytest.mark.parametrize("command", ["torch-to-hf", "torch-to-nvidia", "torch-to-mosaic"])
+FORMS = pytest.mark.parametrize("command", ["torch-to-hf", "torch-to-nvidia", "torch-to-composer"])
 
 
 @pytest.fixture

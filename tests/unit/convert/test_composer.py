@@ -1,19 +1,29 @@
-"""Composer's checkpoints in and out: Hugging Face BERT, one matrix for query, key and value, MosaicBERT refused."""
+"""Composer's checkpoints in and out: Hugging Face BERT, one matrix for query, key and value, MosaicBERT."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 from collections import OrderedDict
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from mlbert.models.huggingface import huggingface_config
+from mlbert.models import BertConfig, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from mlbert.models.export import write_weights
+from mlbert.models.foreign import read_composer, write_composer
+from mlbert.models.huggingface import huggingface_config, to_huggingface
+from mlbert.models.load import load_weights
+from mlbert.models.objectives import MaskedLM
 from mlbert.models.renaming import padded
+from padded_batches import unpadded
 
 HEADS = ("bert.pooler.", "cls.seq_relationship.")
+ASSETS = Path(__file__).parents[2] / "assets/composer"
 
 
 class _Payload:
@@ -63,51 +73,122 @@ def folder(tmp_path, shape):
 def test_their_checkpoints_are_read(tmp_path, folder, shape, state, mlbert, form, rows):
     source = padded(state, shape) if rows == "padded" else state
     torch.save(container(form(source)), folder / "ep0-ba4-rank0.pt")
-    code, out, error = mlbert("mosaic-to-torch", folder / "ep0-ba4-rank0.pt", tmp_path / "ours")
+    code, out, error = mlbert("composer-to-torch", folder / "ep0-ba4-rank0.pt", tmp_path / "ours")
     assert code == 0, error
-    assert "bert.pooler.dense.weight: missing (initialised)" in out
+    assert ", 0 missing" in out
     found = load_file(tmp_path / "ours" / "model.safetensors")
-    assert found.keys() == state.keys()
-    for name, tensor in state.items():
-        if not name.startswith(HEADS):
-            assert torch.equal(found[name], tensor), name
+    assert found.keys() == {name for name in state if not name.startswith(HEADS)}
+    for name, tensor in found.items():
+        assert torch.equal(state[name], tensor), name
 
 
 def test_shape_comes_from_the_checkpoint_itself(tmp_path, folder, shape, state, mlbert):
     (folder / "bert_config.json").unlink()
     content = {"config": {"file_extension": ".json", "content": huggingface_config(shape)}}
     torch.save(container(masked_lm(state), integrations={"huggingface": {"model": content}}), folder / "a.pt")
-    assert mlbert("mosaic-to-torch", folder / "a.pt", tmp_path / "ours")[0] == 0
+    assert mlbert("composer-to-torch", folder / "a.pt", tmp_path / "ours")[0] == 0
     assert (tmp_path / "ours" / "bert_config.json").read_text() == shape.to_json()
 
 
 def test_written_container(tmp_path, own_folder, state, mlbert):
-    code, out, error = mlbert("torch-to-mosaic", own_folder, tmp_path / "start.pt")
+    code, out, error = mlbert("torch-to-composer", own_folder, tmp_path / "start.pt")
     assert code == 0, error
-    assert "cls.seq_relationship.bias: dropped (Composer's masked-LM model has no such part)" in out
-    assert "42 taken, 4 dropped, 0 missing" in out
+    assert "cls.seq_relationship.bias: dropped (Composer's models have no such part)" in out
+    assert "44 taken, 2 dropped, 0 missing" in out
     content = torch.load(tmp_path / "start.pt", weights_only=True)
     model = content["state"]["model"]
-    assert model.keys() == masked_lm(state).keys()
+    wanted = masked_lm(state)
+    wanted |= {f"model.{name}": tensor for name, tensor in state.items() if ".pooler." in name}
+    assert model.keys() == wanted.keys()
     assert model["model.bert.embeddings.word_embeddings.weight"].shape == (197, 32)
-    for name, tensor in masked_lm(state).items():
+    for name, tensor in wanted.items():
         assert torch.equal(model[name], tensor), name
 
 
-def test_round_trip(tmp_path, own_folder, state, mlbert):
-    mlbert("torch-to-mosaic", own_folder, tmp_path / "start.pt")
-    config = own_folder / "bert_config.json"
-    assert mlbert("mosaic-to-torch", tmp_path / "start.pt", tmp_path / "back", "--config", config)[0] == 0
-    found = load_file(tmp_path / "back" / "model.safetensors")
-    for name, tensor in state.items():
-        assert name.startswith(HEADS) or torch.equal(found[name], tensor), name
+def models(shape):
+    """One of each kind and head that Composer's BERTs have; every number is drawn at random."""
+    mosaic = dataclasses.replace(shape, position_embedding_type="alibi", gated_mlp=True, hidden_act="gelu_erf")
+    made = [
+        *(kind(shape) for shape in (shape, mosaic) for kind in (BertForMaskedLM, BertForPreTraining)),
+        *(BertForSequenceClassification(shape, labels) for shape in (shape, mosaic) for labels in (1, 3)),
+    ]
+    torch.manual_seed(1)
+    for parameter in (p for model in made for p in model.parameters()):
+        torch.nn.init.normal_(parameter)
+    return made
+
+
+@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_round_trip(tmp_path, shape, mlbert, number, by_hand):
+    """To Composer and back: all tensors and the shape. What a run writes is what the command writes."""
+    model = models(shape)[number]
+    write_weights(model, tmp_path, {}, None)
+    if by_hand:
+        write_composer(to_huggingface(model), model.config, tmp_path / "there.pt")
+    else:
+        assert mlbert("torch-to-composer", tmp_path / "weights", tmp_path / "there.pt")[0] == 0
+    assert mlbert("composer-to-torch", tmp_path / "there.pt", tmp_path / "back")[0] == 0
+    assert BertConfig.from_json(tmp_path / "back/bert_config.json") == model.config
+    there, back = (load_file(tmp_path / name / "model.safetensors") for name in ("weights", "back"))
+    assert back.keys() == {name for name in there if not name.startswith("cls.seq_relationship.")}
+    for name, tensor in back.items():
+        assert torch.equal(there[name], tensor), name
+    keys = torch.load(tmp_path / "there.pt", weights_only=True)["state"]["model"].keys()
+    assert ("model.bert.encoder.layer.1.mlp.wo.weight" in keys) == model.config.gated_mlp
+    assert ("model.classifier.bias" in keys) == hasattr(model, "classifier")
+
+
+def test_the_published_programs_checkpoint(tmp_path, mlbert):
+    """A whole one, through the command, to the outputs that its own program gave."""
+    code, out, error = mlbert("composer-to-torch", ASSETS / "ep0-ba4-rank0.pt", tmp_path / "ours")
+    assert code == 0, error
+    assert "decoder.weight: dropped (tied to bert.embeddings.word_embeddings.weight)" in out
+    assert "31 taken, 1 dropped, 0 missing" in out
+    shape = BertConfig.from_json(tmp_path / "ours/bert_config.json")
+    assert (shape.gated_mlp, shape.position_embedding_type, shape.hidden_act) == (True, "alibi", "gelu_erf")
+    model = BertForMaskedLM(shape)
+    assert load_weights(model, tmp_path / "ours").missing == {}
+    check = {name: torch.from_numpy(value) for name, value in np.load(ASSETS / "forward_check.npz").items()}
+    batch = unpadded(ASSETS / "forward_check.npz", smallest_label=1)
+    everywhere = dataclasses.replace(batch, masked_positions=torch.arange(batch.num_tokens))
+    logits = check["logits"][check["attention_mask"].bool()]
+    with torch.no_grad():
+        torch.testing.assert_close(model(everywhere, None).masked, logits, atol=1e-5, rtol=0)
+        metrics = MaskedLM("step").metrics(MaskedLM("step").sums(model, batch).tolist(), None)
+    assert metrics["loss"] == pytest.approx(float(check["loss"]), abs=1e-5)
+    started = BertForMaskedLM(shape)
+    assert load_weights(started, ASSETS / "ep0-ba4-rank0.pt").missing == {}
+    for (name, p), (_, q) in zip(model.named_parameters(), started.named_parameters(), strict=True):
+        assert torch.equal(p, q), name
+    assert mlbert("torch-to-composer", tmp_path / "ours", tmp_path / "again.pt")[0] == 0
+    there, back = read_composer(ASSETS / "ep0-ba4-rank0.pt"), read_composer(tmp_path / "again.pt")
+    assert there.shape == back.shape
+    assert there.tensors.keys() == back.tensors.keys()
+    for name, tensor in there.tensors.items():
+        assert torch.equal(tensor, back.tensors[name]), name
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"gated_mlp": True}, "its BERT has no gated"),
+        ({"norm_position": "pre"}, "LayerNorm before"),
+        ({"position_embedding_type": "alibi", "gated_mlp": True}, "exact GELU"),
+        ({"tie_word_embeddings": False}, "no decoder of their own"),
+    ],
+)
+def test_shapes_that_composer_lacks_are_refused(tmp_path, shape, refused, change, named):
+    model = BertForMaskedLM(dataclasses.replace(shape, **change))
+    write_weights(model, tmp_path, {}, None)
+    refused("torch-to-composer", tmp_path / "weights", tmp_path / "a.pt", target=tmp_path / "a.pt", named=(named,))
 
 
 def mosaic_bert(file, state):
-    model = fused(state)
-    model["model.bert.encoder.layer.0.mlp.gated_layers.weight"] = torch.zeros(96, 32)
-    torch.save(container(model), file)
-    return ("is a MosaicBERT", "gated_layers", "ALiBi")
+    """Beside the configuration of a plain one."""
+    weights = read_composer(ASSETS / "ep0-ba4-rank0.pt")
+    torch.save(container(weights.tensors), file)
+    return ("is a MosaicBERT (gated feed-forward layers), the model is a plain BERT",)
 
 
 def forbidden(file, state):
@@ -152,5 +233,5 @@ def gone(file, state):
 )
 def test_damage_is_one_line_and_nothing_is_written(tmp_path, folder, state, refused, damage):
     named = damage(folder / "a.pt", state)
-    refused("mosaic-to-torch", folder / "a.pt", tmp_path / "ours", target=tmp_path / "ours", named=named)
+    refused("composer-to-torch", folder / "a.pt", tmp_path / "ours", target=tmp_path / "ours", named=named)
     assert not (folder / "ran").exists()

@@ -41,6 +41,18 @@ def test_round_trip_is_exact_and_transformers_loads_it(tmp_path, peer_folder):
         assert torch.equal(model.state_dict()[name], value), name
 
 
+def test_older_folders_give_the_same(tmp_path, peer_folder):
+    """With PyTorch's file in place of safetensors, and without a model_type."""
+    huggingface_to_torch(peer_folder, tmp_path / "ours")
+    torch.save(load_file(peer_folder / "model.safetensors"), peer_folder / "pytorch_model.bin")
+    (peer_folder / "model.safetensors").unlink()
+    values = json.loads((peer_folder / "config.json").read_text())
+    (peer_folder / "config.json").write_text(json.dumps({k: v for k, v in values.items() if k != "model_type"}))
+    huggingface_to_torch(peer_folder, tmp_path / "again")
+    for name in ("bert_config.json", "model.safetensors"):
+        assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
 def test_prefixless_extras_are_reported(tmp_path, peer_folder):
     file = peer_folder / "model.safetensors"
     save_file({**load_file(file), "somebody.elses": torch.zeros(2)}, file)

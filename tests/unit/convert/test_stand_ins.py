@@ -14,9 +14,9 @@ import omegaconf
 import pytest
 import torch
 
-from mlbert.convert.composer import STAND_INS
 from mlbert.core.errors import UserError
-from mlbert.models.renaming import read_pt
+from mlbert.models.files import read_pt
+from mlbert.models.foreign import STAND_INS
 
 
 class _Call:

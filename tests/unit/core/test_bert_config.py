@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlbert.cli.bench import CONFIGS
 from mlbert.core.errors import UserError
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models import BertConfig, BertForMaskedLM, BertForPreTraining
 
 TINY = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 
@@ -31,7 +31,7 @@ def test_large_is_the_benchmarks_shape(tmp_path):
     assert BertConfig.from_json(write(tmp_path, text)) == large
 
 
-@pytest.mark.parametrize("name", ["demo", "tiny", "small", "base", "large"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.json")))
 def test_shipped_shapes_are_valid(name):
     shape = BertConfig.from_json(CONFIGS / f"{name}.json")
     assert shape.padded_vocab_size % 8 == 0
@@ -86,7 +86,7 @@ def test_options_are_written_where_they_are_used(tmp_path):
     assert other.alibi_slopes == (0.25, 0.0625, 0.015625, 0.00390625)
 
 
-@pytest.mark.parametrize("name", ["demo", "tiny", "small", "base", "large"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.json")))
 def test_parameters_of_shipped_shapes(name):
     shape = BertConfig.from_json(CONFIGS / f"{name}.json")
     assert shape.num_parameters == built_parameters(shape)
@@ -112,3 +112,66 @@ def built_parameters(shape):
     """Counted in the model itself, which has shapes but no values."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in BertForPreTraining(shape).parameters())
+
+
+@pytest.mark.parametrize(("name", "published"), [("bert-base-uncased", 109_514_298), ("mosaic_base", 137_400_384)])
+def test_published_sizes(name, published):
+    """Parameters of the masked-LM models; MosaicBERT pads its vocabulary as we do, Hugging Face's BERT does not."""
+    with torch.device("meta"):
+        model = BertForMaskedLM(BertConfig.from_json(CONFIGS / f"{name}.json"))
+    shape = model.config
+    padding = (shape.padded_vocab_size - shape.vocab_size) * (shape.hidden_size + 1)
+    assert sum(p.numel() for p in model.parameters()) - (0 if shape.gated_mlp else padding) == published
+
+
+def test_published_shapes_are_ours_with_the_exact_gelu():
+    for published, own in (("bert-base-uncased", "base"), ("bert-large-uncased", "large"), ("bert-tiny", "tiny")):
+        shape = BertConfig.from_json(CONFIGS / f"{own}.json")
+        assert BertConfig.from_json(CONFIGS / f"{published}.json") == shape.with_options("hidden_act=gelu_erf")
+
+
+def test_options_take_the_place_of_the_files_values():
+    shape = BertConfig(**TINY)
+    assert shape.with_options(None) == shape.with_options(" ") == shape
+    text = "num_hidden_layers=6  gated_mlp=true hidden_dropout_prob=0 layer_norm_eps=1e-5 hidden_act=gelu_erf"
+    changes = {"num_hidden_layers": 6, "gated_mlp": True, "hidden_dropout_prob": 0.0, "layer_norm_eps": 1e-5}
+    assert shape.with_options(text) == dataclasses.replace(shape, **changes, hidden_act="gelu_erf")
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "num_hidden_layers": st.integers(1, 99),
+            "hidden_dropout_prob": st.floats(0, 0.999),
+            "gated_mlp": st.booleans(),
+            "position_embedding_type": st.sampled_from(["absolute", "alibi"]),
+        },
+    )
+)
+def test_options_of_any_value_come_back(changes):
+    text = " ".join(f"{name}={value!s}" for name, value in changes.items())
+    assert BertConfig(**TINY).with_options(text) == BertConfig(**TINY | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("num_hidden_layer=2", "'num_hidden_layer' is unknown. The nearest known one is num_hidden_layers."),
+        ("max_position_embedding=512", "The nearest known one is max_position_embeddings."),
+        ("xyz=1", "'xyz' is unknown. Known ones: vocab_size, hidden_size"),
+        ("gated_mlp", "'gated_mlp' is not name=value"),
+        ("gated_mlp=yep", "gated_mlp is 'yep'. Give true or false."),
+        ("hidden_size=3.5", "hidden_size is '3.5'. Give an integer."),
+        ("hidden_dropout_prob=x", "Give a number"),
+        ("hidden_dropout_prob=nan", "not in [0, 1)"),
+        ("hidden_size=30", "hidden_size 30 is not a multiple of num_attention_heads 4"),
+        ("hidden_size=64 hidden_size=32", "'hidden_size' is there twice"),
+        ("position_embedding_type=rope", "Use absolute or alibi"),
+    ],
+)
+def test_bad_options_are_one_line(text, named):
+    with pytest.raises(UserError) as error:
+        BertConfig(**TINY).with_options(text)
+    assert str(error.value).startswith("MODEL_OPTIONS: ")
+    assert named in str(error.value)

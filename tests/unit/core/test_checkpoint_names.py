@@ -6,7 +6,7 @@ import pytest
 
 from mlbert.core.checkpoint_names import (
     TIED,
-    composer_names,
+    composer_name,
     is_tf1_optimizer,
     is_tf2_bookkeeping,
     is_transposed,
@@ -65,10 +65,15 @@ def test_nvidia_names_lead_back(form):
 
 
 @LAYERS
-def test_composer_names_lead_back_and_lack_two_heads(layers):
-    table = composer_names(layers)
-    assert len(set(table.values())) == len(table) == len(parameter_names(layers)) - 4
-    assert all(own_torch_names(key) == (own,) for own, key in table.items())
+@pytest.mark.parametrize("mosaic_bert", [False, True])
+def test_composer_names_lead_back(layers, mosaic_bert):
+    """Query, key and value of a MosaicBERT share a name, which names all three."""
+    table = {own: composer_name(own, mosaic_bert) for own in [*parameter_names(layers), "classifier.weight"]}
+    assert len(set(table.values())) == len(table) - (4 * layers if mosaic_bert else 0)
+    for own, key in table.items():
+        assert own in {TIED.get(part, part) for part in own_torch_names(key)}
+        assert key.startswith("model.")
+    assert mosaic_bert == any(".mlp.gated_layers.weight" in key for key in table.values())
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlbert.core.config import Resolved, convert, markdown_table, peek, resolve, split_arguments
+from mlbert.core.config import Resolved, convert, peek, resolve, split_arguments
 from mlbert.core.errors import UserError
-from mlbert.core.settings import TrainConfig, settings_by_env, train_settings
+from mlbert.core.settings import TrainConfig, markdown_table, settings_by_env, train_settings
 
 
 def _resolve(defaults, environ, flags=None, yaml_files=(), overrides=()):

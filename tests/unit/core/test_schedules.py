@@ -46,6 +46,27 @@ def test_multipliers(case: dict) -> None:
         assert schedule(step) == pytest.approx(factor, abs=tolerance), step
 
 
+@pytest.mark.parametrize(
+    "case", [c for c in MULTIPLIERS["cases"] if c["function"] == "multistep"], ids=lambda c: c["name"]
+)
+def test_a_first_step_of_minus_one_is_composers_lag(case: dict) -> None:
+    """Composer gives update n, from 0, the multiplier of step max(n - 1, 0)."""
+    own = {"base_lr": 1.0, "decay_end": 200, "first_step": -1, **case["arguments"]}
+    schedule = SCHEDULES["multistep"](**own)
+    assert schedule(0) == 0.0
+    for step, factor in zip(MULTIPLIERS["steps"], case["factor"], strict=True):
+        assert schedule(step + 1) == pytest.approx(factor, abs=1e-12), step
+
+
+def test_the_lag_of_a_whole_run_of_composer() -> None:
+    """The rates that Composer 0.32.1 gave the 12 updates of a run: a ramp of a quarter of it, a line to 0.02."""
+    schedule = Linear(base_lr=2e-4, warmup_steps=3, max_steps=12, decay_end=12, end_lr=4e-6, first_step=-1)
+    rates = [0.0, 0.0, 6.666666666666667e-05, 0.00013333333333333334, 0.0002, 0.00017822222222222222]
+    rates += [0.00015644444444444446, 0.00013466666666666667, 0.00011288888888888891, 9.11111111111111e-05]
+    rates += [6.933333333333334e-05, 4.7555555555555553e-05]
+    assert [schedule(n) for n in range(12)] == pytest.approx(rates, rel=1e-12, abs=0)
+
+
 def polynomial(base_lr: float, warmup: int, start: int, max_steps: int, power: float, **more: float) -> Polynomial:
     return Polynomial(
         base_lr=base_lr,

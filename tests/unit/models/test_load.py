@@ -1,14 +1,21 @@
 """Starting weights: each form that INIT_CHECKPOINT may name gives the same model."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from mlbert.core.errors import UserError
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models import BertConfig, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from mlbert.models.export import write_weights
+from mlbert.models.foreign import write_composer
 from mlbert.models.huggingface import to_huggingface
+from mlbert.models.huggingface_model import HuggingFaceForMaskedLM, HuggingFaceForSequenceClassification
 from mlbert.models.load import load_weights
 from mlbert.models.renaming import padded
+from mlbert.models.start import start_weights
 
 SHAPE = BertConfig(
     vocab_size=101,
@@ -31,10 +38,13 @@ def state():
     return to_huggingface(model(1))
 
 
-@pytest.mark.parametrize("form", ["file", "folder", "nvidia", "segmented"])
+@pytest.mark.parametrize("form", ["file", "folder", "nvidia", "segmented", "state", "old folder"])
 def test_forms(tmp_path, state, form):
     path = tmp_path / ("model.pt" if form in ("nvidia", "segmented") else "model.safetensors")
-    if form in ("file", "folder"):
+    if form in ("state", "old folder"):
+        path = tmp_path / ("pytorch_model.bin" if form == "old folder" else "model.pt")
+        torch.save(state, path)
+    elif form in ("file", "folder"):
         save_file(state, path)
     elif form == "nvidia":
         rows = padded(state, SHAPE)
@@ -44,7 +54,7 @@ def test_forms(tmp_path, state, form):
         heads = {True: "bert_model_segment.", False: "heads_only_segment."}
         torch.save({"model": {heads[name.startswith("bert.")] + name: value for name, value in state.items()}}, path)
     started = model(2)
-    report = load_weights(started, tmp_path if form == "folder" else path)
+    report = load_weights(started, tmp_path if form.endswith("folder") else path)
     assert report.missing == {}
     assert len(report.taken) == 46
     for (name, found), expected in zip(started.named_parameters(), model(1).parameters(), strict=True):
@@ -76,6 +86,173 @@ def test_nothing_changes_when_a_tensor_does_not_fit(tmp_path, state):
         load_weights(started, tmp_path / "a.safetensors")
     for found, expected in zip(started.parameters(), model(2).parameters(), strict=True):
         assert torch.equal(found, expected)
+
+
+MOSAIC = SHAPE.with_options("gated_mlp=true position_embedding_type=alibi hidden_act=gelu_erf")
+
+
+def drawn(kind, shape, *numbers, seed=1):
+    made = kind(shape, *numbers)
+    made.initialize(seed)
+    return made
+
+
+def written(model, folder, form):
+    """The path to the model's weights in this form."""
+    if form == "composer":
+        write_composer(to_huggingface(model), model.config, folder / "a.pt")
+        return folder / "a.pt"
+    write_weights(model, folder, {}, None)
+    return folder if form == "run" else folder / form
+
+
+@pytest.mark.parametrize(
+    ("form", "shape"),
+    [
+        *((form, SHAPE) for form in ("weights", "run", "huggingface", "composer")),
+        *((form, MOSAIC) for form in ("weights", "run", "composer")),
+    ],
+)
+@pytest.mark.parametrize("kind", [BertForMaskedLM, BertForSequenceClassification])
+def test_what_a_run_leaves_starts_another(tmp_path, form, shape, kind):
+    numbers = () if kind is BertForMaskedLM else (3,)
+    model = drawn(kind, shape, *numbers)
+    started = drawn(kind, shape, *numbers, seed=2)
+    path = written(model, tmp_path, form)
+    report = load_weights(started, path)
+    assert report.missing == {}
+    assert report.unused_heads() == []
+    for (name, found), expected in zip(started.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(found, expected), name
+
+
+@pytest.mark.parametrize("form", ["weights", "composer", "huggingface"])
+@pytest.mark.parametrize("theirs", [False, True])
+@pytest.mark.parametrize(
+    ("start", "missing", "unused"),
+    [
+        ((BertForMaskedLM,), ["bert.pooler.dense", "classifier"], ["cls.predictions (no such parameter)"]),
+        ((BertForSequenceClassification, 3), ["classifier"], ["classifier (of 3 labels, the model has 2)"]),
+        ((BertForSequenceClassification, 2), [], []),
+    ],
+)
+def test_heads_that_do_not_fit_are_told(tmp_path, form, theirs, start, missing, unused):
+    """A classifier from a masked-LM model, from one of another task and from one of its own."""
+    kind, *numbers = start
+    path = written(drawn(kind, SHAPE, *numbers), tmp_path, form)
+    own = HuggingFaceForSequenceClassification if theirs else BertForSequenceClassification
+    lines = []
+    model = start_weights(own(SHAPE, 2), SimpleNamespace(init_checkpoint=path), 2, torch.device("cpu"), lines.append)
+    named = [f"{part}.{kind}" for part in missing for kind in ("weight", "bias")]
+    wanted = [f"warning: {path} has no {name}" for name in named]
+    if unused:
+        wanted.append(f"warning: of {path} is not used: {', '.join(unused)}")
+    assert lines == wanted
+    fresh = dict(drawn(own, SHAPE, 2, seed=2).named_parameters())
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            assert torch.equal(parameter, fresh[name]) == (name in named), name
+
+
+def test_a_masked_lm_model_leaves_a_classifier_behind(tmp_path):
+    report = load_weights(
+        drawn(HuggingFaceForMaskedLM, SHAPE),
+        written(drawn(BertForSequenceClassification, SHAPE, 2), tmp_path, "composer"),
+    )
+    assert report.unused_heads() == ["bert.pooler (no such parameter)", "classifier (no such parameter)"]
+    assert {name.rsplit(".", 1)[0] for name in report.missing} == {
+        "cls.predictions",
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+    }
+
+
+OTHERS = {
+    "mosaic into plain": (MOSAIC, SHAPE, "hidden_act gelu_erf, BERT_CONFIG says gelu"),
+    "mosaic into plain of the exact GELU": (
+        MOSAIC,
+        SHAPE.with_options("hidden_act=gelu_erf"),
+        "position_embedding_type alibi, BERT_CONFIG says absolute",
+    ),
+    "plain into mosaic": (SHAPE.with_options("hidden_act=gelu_erf"), MOSAIC, "says alibi"),
+    "other vocabulary": (SHAPE, SHAPE.with_options("vocab_size=131"), "word_embeddings.weight has shape"),
+    "fewer layers": (SHAPE, SHAPE.with_options("num_hidden_layers=1"), "has no place in a BERT of this shape"),
+    "more layers": (SHAPE, SHAPE.with_options("num_hidden_layers=3"), "is missing"),
+    "other width": (SHAPE, SHAPE.with_options("hidden_size=32"), "has shape"),
+    "other heads": (SHAPE, SHAPE.with_options("num_attention_heads=4"), "MODEL_OPTIONS=num_attention_heads=2"),
+}
+
+
+@pytest.mark.parametrize("form", ["weights", "composer"])
+@pytest.mark.parametrize("case", OTHERS)
+def test_another_model_is_one_line_and_nothing_changes(tmp_path, form, case):
+    theirs, ours, named = OTHERS[case]
+    path = written(drawn(BertForMaskedLM, theirs), tmp_path, form)
+    model, before = drawn(BertForMaskedLM, ours, seed=2), drawn(BertForMaskedLM, ours, seed=2)
+    with pytest.raises(UserError) as error:
+        load_weights(model, path)
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)
+    for found, expected in zip(model.parameters(), before.parameters(), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "named"),
+    [
+        (MOSAIC, SHAPE, "is a MosaicBERT (gated feed-forward layers), the model is a plain BERT"),
+        (SHAPE, MOSAIC, "is a plain BERT, the model is a MosaicBERT"),
+        (SHAPE, SHAPE.with_options("position_embedding_type=alibi"), "position_embeddings.weight has no place"),
+    ],
+)
+def test_tensors_alone_tell_the_kind(tmp_path, theirs, ours, named):
+    """Without a configuration beside them."""
+    save_file(to_huggingface(drawn(BertForMaskedLM, theirs)), tmp_path / "a.safetensors")
+    with pytest.raises(UserError) as error:
+        load_weights(drawn(BertForMaskedLM, ours), tmp_path / "a.safetensors")
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize("prefix", ["roberta.", "model.model.", "x"])
+@pytest.mark.parametrize("form", ["safetensors", "state"])
+def test_an_encoder_that_matches_nothing_is_an_error(tmp_path, state, prefix, form):
+    other = {f"{prefix}{name.removeprefix('bert.')}": tensor for name, tensor in state.items()}
+    path = tmp_path / ("a.safetensors" if form == "safetensors" else "a.pt")
+    if form == "safetensors":
+        save_file(other, path)
+    else:
+        torch.save({"state": {"model": other}}, path)
+    with pytest.raises(UserError, match=r"word_embeddings\.weight"):
+        load_weights(model(2), path)
+
+
+def test_buffers_of_older_checkpoints_do_not_matter(tmp_path, state):
+    save_file({**state, "bert.embeddings.position_ids": torch.arange(32)[None]}, tmp_path / "a.safetensors")
+    report = load_weights(model(2), tmp_path / "a.safetensors")
+    assert report.dropped == {"bert.embeddings.position_ids": "no such parameter"}
+    assert report.unused_heads() == []
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"model_type": "roberta"}, "model_type is 'roberta'"),
+        ([1], "holds no JSON object"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_bad_configuration_beside_the_weights(tmp_path, state, config, named):
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{" if config is None else json.dumps(config))
+    with pytest.raises(UserError, match=named):
+        load_weights(model(2), tmp_path)
+
+
+@pytest.mark.parametrize("content", [{"state": {}}, {"state": {"model": {}}}, {"other": 1}, [1], {"model": 3}])
+def test_pt_files_without_weights(tmp_path, content):
+    torch.save(content, tmp_path / "a.pt")
+    with pytest.raises(UserError, match=r"a\.pt: has no"):
+        load_weights(model(2), tmp_path / "a.pt")
 
 
 @pytest.mark.parametrize("name", ["model.bin", "model.ckpt-28252"])

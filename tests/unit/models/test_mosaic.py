@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,12 @@ from torch import Tensor
 
 from mlbert import ops
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.checkpoint_names import PREDICTION_BIAS
 from mlbert.feed.batch import Batch
 from mlbert.models import BertForMaskedLM, BertForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, Regression
+from mlbert.models.renaming import load_state, own_state
 from model_loss import loss_of
+from padded_batches import unpadded
 
 ASSETS = Path(__file__).parents[2] / "assets/mosaicbert"
 EXPECTED = json.loads((ASSETS / "expected.json").read_text())
@@ -36,31 +36,6 @@ SHAPE = BertConfig(
     position_embedding_type="alibi",
     gated_mlp=True,
 )
-EMBEDDINGS = ("bert.embeddings.word_embeddings", "bert.embeddings.token_type_embeddings")
-
-
-def mosaic_names(num_layers: int, head: str) -> dict[str, str]:
-    """Our names of a gated BERT with ALiBi to those of a MosaicBERT, without Composer's ``model.`` before them.
-
-    Query, key and value, in this order, are one tensor there, named thrice here. ``head``: "mlm", or "classifier" with
-    the pooler.
-    """
-    names = {f"{part}.weight": f"{part}.weight" for part in EMBEDDINGS}
-    pairs = [("bert.embeddings.LayerNorm", "bert.embeddings.LayerNorm")]
-    for layer in range(num_layers):
-        stem = f"bert.encoder.layer.{layer}"
-        pairs += [
-            (f"{stem}.attention.self.{part}", f"{stem}.attention.self.Wqkv") for part in ("query", "key", "value")
-        ]
-        pairs += [(f"{stem}.attention.output.{part}",) * 2 for part in ("dense", "LayerNorm")]
-        pairs += [(f"{stem}.output.dense", f"{stem}.mlp.wo"), (f"{stem}.output.LayerNorm", f"{stem}.mlp.layernorm")]
-        names[f"{stem}.intermediate.dense.weight"] = f"{stem}.mlp.gated_layers.weight"
-    heads = ("bert.pooler.dense", "classifier")
-    if head == "mlm":
-        heads = ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm")
-        names[PREDICTION_BIAS] = "cls.predictions.decoder.bias"
-    pairs += [(part, part) for part in heads]
-    return names | {f"{own}.{kind}": f"{theirs}.{kind}" for own, theirs in pairs for kind in ("weight", "bias")}
 
 
 @pytest.fixture(params=["plain", "auto"])
@@ -72,41 +47,19 @@ def chosen_ops(request: pytest.FixtureRequest) -> Any:
 
 def batch_of(smallest_label: int, labels: Tensor | None = None) -> Batch:
     """Their batch without padding; MosaicBERT's loss leaves labels of id 0 out, its metrics do not."""
-    padded = {name: torch.from_numpy(value).long() for name, value in np.load(ASSETS / "batch.npz").items()}
-    used = padded["attention_mask"].bool()
-    lengths = used.sum(1)
-    flat_labels = padded["labels"][used]
-    asked = flat_labels >= smallest_label
-    return Batch(
-        input_ids=padded["input_ids"][used],
-        segment_ids=padded["token_type_ids"][used],
-        position_ids=torch.cat([torch.arange(n) for n in lengths.tolist()]),
-        cu_seqlens=torch.tensor([0, *lengths.cumsum(0).tolist()], dtype=torch.int32),
-        max_seqlen=int(lengths.max()),
-        masked_positions=asked.nonzero()[:, 0],
-        masked_labels=flat_labels[asked],
-        next_sentence_labels=torch.zeros(len(lengths), dtype=torch.int64),
-        dropout_rows=torch.arange(int(lengths.sum()), dtype=torch.int32),
-        labels=labels,
-    )
+    return unpadded(ASSETS / "batch.npz", smallest_label, labels)
 
 
-def own_tensors(theirs: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
-    """Their tensors under our names; every one of theirs is used."""
-    names = mosaic_names(SHAPE.num_hidden_layers, head)
-    assert {f"model.{name}" for name in names.values()} == set(theirs)
-    own = {}
-    for name, key in names.items():
-        tensor = theirs[f"model.{key}"]
-        parts = ("query", "key", "value")
-        part = next((i for i, kind in enumerate(parts) if f".self.{kind}." in name), None)
-        own[name] = tensor if part is None else tensor.chunk(3)[part]
+def own_tensors(model: Any, name: str) -> dict[str, Tensor]:
+    """A file of theirs under our names; every tensor of it is used."""
+    own, report = own_state(load_file(ASSETS / name), SHAPE, name, known=dict(model.named_parameters()))
+    assert report.missing == report.dropped == {}
     return own
 
 
 def masked_lm() -> BertForMaskedLM:
     model = BertForMaskedLM(SHAPE)
-    model.load_state_dict(own_tensors(load_file(ASSETS / "mlm_weights.safetensors"), "mlm"))
+    model.load_state_dict(own_tensors(model, "mlm_weights.safetensors"))
     return model
 
 
@@ -132,14 +85,16 @@ def test_loss_and_gradients(chosen_ops: None) -> None:
     loss = loss_of(model, batch_of(1), objective=MaskedLM("step"))
     assert float(loss.detach()) == pytest.approx(EXPECTED["mosaic_loss"], abs=1e-5)
     loss.backward()
-    gradients = own_tensors(load_file(ASSETS / "mlm_gradients.safetensors"), "mlm")
+    gradients = own_tensors(model, "mlm_gradients.safetensors")
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[name], atol=1e-6, rtol=1e-5, msg=name)
+        torch.testing.assert_close(parameter.grad, gradients[name], atol=1e-6, rtol=1e-6, msg=name)
 
 
-def test_metrics() -> None:
-    """With id 0, as their evaluation counts."""
+def test_id_0_counts() -> None:
+    """In our loss as in the metrics of both; their own loss leaves it out."""
     model, objective = masked_lm(), MaskedLM("step")
+    loss = loss_of(model, batch_of(0), objective=objective)
+    assert float(loss.detach()) == pytest.approx(EXPECTED["mosaic_loss_if_label0_counted"], abs=1e-5)
     with torch.no_grad():
         found = objective.metrics(objective.sums(model, batch_of(0)).tolist(), None)
     theirs = EXPECTED["mosaic_eval_metrics"]
@@ -147,22 +102,64 @@ def test_metrics() -> None:
     assert found["loss"] == pytest.approx(theirs["LanguageCrossEntropy"], abs=1e-5)
 
 
-@pytest.mark.parametrize("task", ["single_label", "regression"])
-def test_classifier(task: str) -> None:
-    wanted = EXPECTED[f"mosaic_cls_{task}"]
-    weights = load_file(ASSETS / "classifier_weights.safetensors")
-    if task == "regression":
-        weights |= load_file(ASSETS / "regression_head.safetensors")
+def classifier(wanted: dict[str, Any], head: str | None) -> BertForSequenceClassification:
     model = BertForSequenceClassification(SHAPE, wanted["num_labels"])
-    model.load_state_dict(own_tensors(weights, "classifier"))
-    batch = batch_of(0, torch.tensor(wanted["labels"], dtype=torch.float32))
-    objective = Regression("step", "pearson") if task == "regression" else Classification(3, "step", "accuracy")
-    torch.testing.assert_close(model(batch, None).labels, torch.tensor(wanted["logits"]), atol=1e-5, rtol=0)
-    loss = loss_of(model, batch, objective=objective)
+    weights = load_file(ASSETS / "classifier_weights.safetensors")
+    weights |= load_file(ASSETS / f"{head}.safetensors") if head else {}
+    assert load_state(model, weights, "classifier").missing == {}
+    return model
+
+
+def check_gradients(model: BertForSequenceClassification, loss: Tensor, wanted: dict[str, Any]) -> None:
     assert float(loss.detach()) == pytest.approx(wanted["loss"], abs=1e-5)
     loss.backward()
     squares = [float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None]
     assert sum(squares) ** 0.5 == pytest.approx(wanted["grad_norm"], rel=1e-5)
+
+
+@pytest.mark.parametrize("task", ["single_label", "regression"])
+def test_classifier(task: str) -> None:
+    wanted = EXPECTED[f"mosaic_cls_{task}"]
+    model = classifier(wanted, "regression_head" if task == "regression" else None)
+    batch = batch_of(0, torch.tensor(wanted["labels"], dtype=torch.float32))
+    objective = Regression("step", "pearson") if task == "regression" else Classification(3, "step", "accuracy")
+    torch.testing.assert_close(model(batch, None).labels, torch.tensor(wanted["logits"]), atol=1e-5, rtol=0)
+    check_gradients(model, loss_of(model, batch, objective=objective), wanted)
+
+
+def test_classifier_of_several_labels_at_once() -> None:
+    """Of which we have the model and no objective."""
+    wanted = EXPECTED["mosaic_cls_multi_label"]
+    model = classifier(wanted, "multi_label_head")
+    logits = model(batch_of(0), None).labels
+    torch.testing.assert_close(logits, torch.tensor(wanted["logits"]), atol=1e-5, rtol=0)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(wanted["labels"]))
+    check_gradients(model, loss, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_is_close(dtype: torch.dtype, chosen_ops: None) -> None:
+    """LayerNorm computes in float32 inside and gives its result in the low precision; so does dropout's sum."""
+    exact, model = masked_lm(), BertForMaskedLM(SHAPE, dtype)
+    model.load_state_dict(exact.state_dict())
+    batch = batch_of(0)
+    logits, wanted = model(batch, None).masked, exact(batch, None).masked
+    assert logits.dtype == dtype
+    error = (logits.float() - wanted).abs().max() / wanted.abs().max()
+    assert error < (0.03 if dtype == torch.bfloat16 else 0.004)
+    loss = loss_of(model, batch, objective=MaskedLM("step"))
+    assert float(loss.detach()) == pytest.approx(EXPECTED["mosaic_loss_if_label0_counted"], rel=0.01)
+    loss.backward()
+    theirs = {name: p.grad for name, p in model.named_parameters()}
+    loss_of(exact, batch, objective=MaskedLM("step")).backward()
+    norms = [
+        sum(float(g.double().square().sum()) for g in part) ** 0.5
+        for part in (
+            [theirs[name] - p.grad for name, p in exact.named_parameters()],
+            [p.grad for p in exact.parameters()],
+        )
+    ]
+    assert norms[0] < 0.05 * norms[1]
 
 
 def test_slopes() -> None:

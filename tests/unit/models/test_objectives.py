@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from typing import Any
 
 import pytest
+import sklearn.metrics
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from host_batches import made_up_batches, plain_filled
 from mlbert.core.errors import UserError
 from mlbert.feed.batch import IGNORED_LABEL, Batch
 from mlbert.feed.budget import Budget
-from mlbert.models import BertConfig, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification, metrics
+from mlbert.models import BertConfig, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, PreTraining, Regression
 from model_loss import loss_of
 
@@ -98,11 +100,14 @@ def test_classification_metrics(num_labels: int) -> None:
     found = evaluated(objective, model, given)
     assert found["accuracy"] == pytest.approx(float((taken_for == labels).double().mean()))
     assert found["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
+    assert found["matthews_correlation"] == pytest.approx(sklearn.metrics.matthews_corrcoef(labels, taken_for))
     # R_K is the correlation of the one-hot matrices.
     x, y = (torch.nn.functional.one_hot(v, num_labels).double() for v in (taken_for, labels))
     x, y = x - x.mean(0), y - y.mean(0)
     correlation = float((x * y).sum() / ((x * x).sum() * (y * y).sum()).sqrt())
     assert found["matthews_correlation"] == pytest.approx(correlation)
+    assert objective.latest[:, 0].tolist() == taken_for.tolist()
+    assert objective.latest[:, 1] == pytest.approx(logits.softmax(1).max(1).values.double().numpy(), rel=1e-5)
     if num_labels == 2:
         precision = float(labels[taken_for == 1].double().mean())
         recall = float(taken_for[labels == 1].double().mean())
@@ -127,9 +132,14 @@ def test_regression_metrics() -> None:
     ranks = [(v[None] < v[:, None]).sum(1) + ((v[None] == v[:, None]).sum(1).double() + 1) / 2 for v in (x, y)]
     assert found["spearman"] == pytest.approx(float(torch.corrcoef(torch.stack(ranks))[0, 1]), rel=1e-9)
     assert evaluated(objective, model, [filled(b, math.nan) for b in given]) == pytest.approx(found, rel=1e-6)
-    pearson = Regression("rank", "pearson")
-    assert pearson.num_columns == 0
-    assert evaluated(pearson, model, given) == {k: v for k, v in found.items() if k != "spearman"}
+
+
+def test_parts_have_metrics_of_their_own() -> None:
+    model, given = classifier(2), labelled(torch.tensor([0.0, 1.0, 1.0]), 5, 9)
+    together = Classification(2, "step", "accuracy", {"": given[0].num_samples, "other": given[1].num_samples})
+    found = evaluated(together, model, given)
+    alone = [evaluated(Classification(2, "step", "accuracy"), model, [batch]) for batch in given]
+    assert found == {**alone[0], **{f"other_{name}": value for name, value in alone[1].items()}}
 
 
 @pytest.mark.parametrize(
@@ -158,10 +168,18 @@ def test_parts_of_a_step_add_up(model: Any, objective: Any, values: Tensor) -> N
 
 
 def test_undefined_metrics_are_zero() -> None:
-    assert metrics.f1([[5.0, 0.0], [0.0, 0.0]]) == 0.0
-    assert metrics.matthews_correlation([[5.0, 0.0], [3.0, 0.0]]) == 0.0
-    assert metrics.pearson(3, 6.0, 1.0, 12.0, 1.0, 2.0) == 0.0
-    assert metrics.accuracy([[0.0]]) == 0.0
+    given, model = labelled(torch.tensor([0.0]), 5), classifier(2)
+    model.classifier.bias.data = torch.tensor([9.0, -9.0])
+    found = evaluated(Classification(2, "step", "f1"), model, given)
+    assert (found["accuracy"], found["f1"], found["matthews_correlation"]) == (1.0, 0.0, 0.0)
+    found = evaluated(Regression("step", "pearson"), classifier(1), given)
+    assert found["pearson"] == found["spearman"] == 0.0
+
+
+def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    with pytest.raises(UserError, match=r"scikit-learn: is not installed.*mlbert\[finetune\]"):
+        Classification(2, "step", "accuracy")
 
 
 def test_unknown_choices_are_refused() -> None:

@@ -43,10 +43,12 @@ def trajectories() -> Arrays:
 def follows_trajectory(trajectories: Arrays) -> Callable[..., None]:
     """Runs ten updates on the published gradients and compares the weights after updates 1, 2, 5 and 10."""
 
-    def check(make: Callable[[FlatParameters], Any], config: str, rates: list[float], decay_all: bool = False) -> None:
+    def check(
+        make: Callable[[FlatParameters], Any], config: str, rates: list[float], decayed: Callable[[str], bool]
+    ) -> None:
         names = [key.removeprefix("w0/") for key in trajectories if key.startswith("w0/")]
         pairs = [(name, nn.Parameter(torch.from_numpy(trajectories[f"w0/{name}"]))) for name in names]
-        flat = FlatParameters(pairs, decayed=lambda name: True) if decay_all else FlatParameters(pairs)
+        flat = FlatParameters(pairs, decayed=decayed)
         optimizer, saved = make(flat), [1, 2, 5, 10]
         for update, lr in enumerate(rates, start=1):
             for name, grad in flat.views(flat.grad).items():

@@ -27,12 +27,12 @@ from mlbert.submission.keys import SETTINGS_OF
 from optimizer_cases import (
     BY_HAND,
     COMMON,
-    DECAY_ALL,
     METHODS,
     PUBLISHED,
     ByHand,
     assert_follows,
     assert_madgrad_takes_roots_of_all_sizes,
+    decayed_in,
 )
 from reference_optimizers import ReferenceLamb
 from training_settings import SETTINGS
@@ -51,7 +51,25 @@ def test_follows_the_published_program(follows_trajectory: Callable, config: str
         assert optimizer.implementation == implementation
         return optimizer
 
-    follows_trajectory(make, config, rates, decay_all=config in DECAY_ALL)
+    follows_trajectory(make, config, rates, decayed_in(config))
+
+
+@pytest.mark.parametrize("decay_all", ["1", "0", "none"])
+def test_decay_all_is_the_published_decoupled_adamw(follows_trajectory: Callable, decay_all: str) -> None:
+    """From the settings of a run; without DECAY_ALL biases and LayerNorm go another way."""
+    numbers = {"optimizer": "decoupled_adamw", "learning_rate": "0.0005", "weight_decay_rate": "0.01"}
+    numbers |= {"max_grad_norm": "none", "decay_all": decay_all, "bert_config_file": "x.json", "output_dir": "x"}
+    config = resolve(packed_lamb.DEFAULTS, {}, {**SETTINGS, **numbers}, (), ()).config
+    run = "mosaic_sched_wd1e-2", PUBLISHED["mosaic_sched_wd1e-2"][1], methods.decayed(config)
+
+    def make(flat: FlatParameters) -> FlatOptimizer:
+        return methods.make(config, flat, ShardLayout.whole(flat.numel))
+
+    if decay_all == "1":
+        follows_trajectory(make, *run)
+    else:
+        with pytest.raises(AssertionError, match=r"LayerNorm|bias"):
+            follows_trajectory(make, *run)
 
 
 @pytest.mark.parametrize("config", [name for name, (cls, *_) in PUBLISHED.items() if cls is Lamb])

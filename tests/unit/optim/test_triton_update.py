@@ -20,11 +20,11 @@ from mlbert.optim.madgrad import Madgrad
 from mlbert.optim.sgd import SGD
 from optimizer_cases import (
     COMMON,
-    DECAY_ALL,
     METHODS,
     PUBLISHED,
     assert_follows,
     assert_madgrad_takes_roots_of_all_sizes,
+    decayed_in,
 )
 from unsharded import AnyOptimizer, unsharded
 
@@ -43,7 +43,7 @@ def test_follows_the_published_program(follows_trajectory: Callable, config: str
         assert optimizer.implementation == "triton"
         return optimizer
 
-    follows_trajectory(make, config, rates, decay_all=config in DECAY_ALL)
+    follows_trajectory(make, config, rates, decayed_in(config))
 
 
 def make_one(

@@ -20,7 +20,8 @@ from mlbert.dist.sharding import ShardLayout
 from mlbert.dist.world import World
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.synthetic import SyntheticEvalSet, SyntheticSource
-from mlbert.models.bert import BertBase, BertForMaskedLM, BertForSequenceClassification
+from mlbert.models.bert import BertForMaskedLM, BertForSequenceClassification
+from mlbert.models.huggingface_model import HuggingFaceForMaskedLM, HuggingFaceForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, Regression
 from mlbert.optim.adamw import AdamW, DecoupledAdamW
 from mlbert.optim.flat import FlatParameters
@@ -41,6 +42,7 @@ SHAPE = BertConfig(
     attention_probs_dropout_prob=0.0,
 )
 MOSAIC = dataclasses.replace(SHAPE, position_embedding_type="alibi", gated_mlp=True, hidden_act="gelu_erf")
+DROPPING = dataclasses.replace(SHAPE, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
 SETTINGS = {
     "cuda_graph_mode": "none",
     "gradient_accumulation_steps": 1,
@@ -108,7 +110,7 @@ class Heard(Events):
 
 
 def run(
-    model: BertBase,
+    model: Any,
     objective: Objective,
     data: tuple[Source, EvaluationSet],
     folder: Path,
@@ -146,9 +148,10 @@ def run(
     return outcome, heard.metrics
 
 
-def test_a_classifier_learns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [BertForSequenceClassification, HuggingFaceForSequenceClassification])
+def test_a_classifier_learns(tmp_path: Path, kind: Any) -> None:
     task = Sentences(is_class=True)
-    model = BertForSequenceClassification(SHAPE, num_labels=2)
+    model = kind(SHAPE, num_labels=2)
     outcome, metrics = run(model, Classification(2, "step", "accuracy"), (task, task), tmp_path)
     assert outcome.status == "success"
     assert metrics[-1]["accuracy"] > 0.95 > metrics[0]["accuracy"]
@@ -167,18 +170,24 @@ def test_a_regression_learns_by_rank_correlation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scope", ["step", "rank"])
-def test_a_mosaic_bert_trains_on_masked_tokens_alone(tmp_path: Path, scope: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("baseline", [False, True])
+def test_a_mosaic_bert_and_its_baseline_train_on_masked_tokens(
+    tmp_path: Path, scope: str, baseline: bool, dtype: torch.dtype
+) -> None:
     """ALiBi, gated units, decoupled weight decay; with one rank the rank's own counts are the step's."""
+    model = HuggingFaceForMaskedLM(DROPPING, dtype, pad_to=16) if baseline else BertForMaskedLM(MOSAIC, dtype)
     numbers = {"packs_per_step": 4, "max_sequences_per_pack": 2, "seed": 1, "vocab_size": 40, "max_tokens": 16}
     source = OneStep(**numbers)
     samples = SyntheticEvalSet(source)
     outcome, metrics = run(
-        BertForMaskedLM(MOSAIC),
+        model,
         MaskedLM(scope),
         (source, samples),
         tmp_path,
         decoupled=True,
         max_steps=30,
+        target_mlm_accuracy=2.0,
         eval_iter_start_samples=40,
         eval_iter_samples=100,
     )

@@ -73,6 +73,43 @@ def step(
     return 0
 
 
+@app.command()
+def mosaic(
+    data: Annotated[Path, typer.Option(help="MDS set of texts.")],
+    config: Annotated[str, typer.Option(help="mosaic_base, or a bert_config.json with ALiBi and gated units.")] = (
+        "mosaic_base"
+    ),
+    length: Annotated[int, typer.Option(help="Longest sequence, and what the published way pads to.", min=8)] = 128,
+    sequences: Annotated[int, typer.Option(help="Texts in the batch.", min=1)] = 16,
+    rate: Annotated[float, typer.Option(help="Share of the tokens to predict.", min=0.01, max=0.9)] = 0.3,
+    pairs: Annotated[int, typer.Option(help="Counted steps of each side.")] = 5,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    tokenizer: Annotated[str, typer.Option(help="A vocab.txt or a model's name.")] = "bert-base-uncased",
+    seed: Annotated[int, typer.Option(help="Seed of weights, masks and dropout.")] = 1,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write the record there; - for stdout.")] = None,
+) -> int:
+    """Time a MosaicBERT step against the same one padded, with logits everywhere, on the same texts."""
+    import torch
+
+    from mlbert.bench.mosaic import first_texts, run
+    from mlbert.models import BertConfig
+    from mlbert.ops.precision import compute_dtype
+
+    if precision not in ("fp32", "bf16"):
+        raise UserError("--precision", f"{precision!r} is unknown", "Give fp32 or bf16")
+    shape = BertConfig.from_json(CONFIGS / f"{config}.json" if config == "mosaic_base" else Path(config))
+    if not shape.alibi_slopes or not shape.gated_mlp:
+        raise UserError("--config", f"{config} is no MosaicBERT's shape", "Give one with ALiBi and gated units")
+    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    batch = first_texts(data, tokenizer, sequences, length, rate, seed)
+    record = run(shape, batch, length, pairs, compute_dtype(precision, place), place, seed)
+    text = json.dumps(record, indent=2) + "\n"
+    if json_file and json_file != "-":
+        Path(json_file).write_text(text, encoding="utf-8")
+    print(text if json_file == "-" else f"padded to {length}: ratio (median of pairs) {record['ratio']:.2f}")
+    return 0
+
+
 def _print(record: dict) -> None:
     table = Table(title=f"One training step, {record['precision']}, {record['threads']} threads")
     for column in ("side", "median s", "sequences/s", "model GFLOP/s", "of GEMM peak"):

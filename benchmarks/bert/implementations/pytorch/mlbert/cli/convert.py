@@ -62,17 +62,19 @@ def torch_to_nvidia(source: Folder, target: NewFile) -> None:
     _print_report(torch_to_nvidia(source, target), target)
 
 
-@app.command("mosaic-to-torch")
-def mosaic_to_torch(source: File, target: NewFolder, config: Config = None) -> None:
-    """A Composer checkpoint of a BERT to bert_config.json and model.safetensors; nothing but tensors is loaded."""
+@app.command("composer-to-torch")
+@app.command("mosaic-to-torch", hidden=True)
+def composer_to_torch(source: File, target: NewFolder, config: Config = None) -> None:
+    """A Composer checkpoint of a BERT or MosaicBERT to bert_config.json and model.safetensors; only tensors load."""
     from mlbert.convert.composer import composer_to_torch
 
     _print_report(composer_to_torch(source, target, config), target)
 
 
-@app.command("torch-to-mosaic")
-def torch_to_mosaic(source: Folder, target: NewFile) -> None:
-    """A run's weights/ folder to the container that MosaicML's BERT starts from."""
+@app.command("torch-to-composer")
+@app.command("torch-to-mosaic", hidden=True)
+def torch_to_composer(source: Folder, target: NewFile) -> None:
+    """A run's weights/ folder to the file that Composer's BERT or MosaicBERT starts from."""
     from mlbert.convert.composer import torch_to_composer
 
     _print_report(torch_to_composer(source, target), target)

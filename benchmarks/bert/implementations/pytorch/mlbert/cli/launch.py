@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +58,52 @@ def chain(
             raise UserError("sbatch", " ".join(done.stderr.split()) or "failed", "See its words above")
         number = done.stdout.strip().split(";")[0]
         print(number, flush=True)
+
+
+@app.command("local", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def local(
+    script: Annotated[list[str], typer.Argument(metavar="SCRIPT...", help="A Python file and its arguments.")],
+    nproc: Annotated[
+        int | None,
+        typer.Option("-n", "--nproc", envvar="LOCAL_WORLD_SIZE", help="Ranks of this node; else one a GPU.", min=1),
+    ] = None,
+    world_size: Annotated[int | None, typer.Option("--world_size", envvar="WORLD_SIZE", help="Of all nodes.")] = None,
+    node_rank: Annotated[int, typer.Option("--node_rank", envvar="NODE_RANK", help="This node's number.")] = 0,
+    master_addr: Annotated[str, typer.Option("--master_addr", envvar="MASTER_ADDR", help="Node 0.")] = "127.0.0.1",
+    master_port: Annotated[int | None, typer.Option("--master_port", envvar="MASTER_PORT", help="On it.")] = None,
+) -> None:
+    """Start the ranks of this node by torchrun, with the flags and variables of MosaicML's composer launcher.
+
+    On several nodes run it on each, with the same world_size, master_addr and master_port.
+    """
+    if nproc is None:
+        import torch
+
+        nproc = max(1, torch.cuda.device_count())
+    command = local_command(nproc, world_size, node_rank, master_addr, master_port)
+    # torchrun tells each rank its own.
+    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    exports = {name: value for name, value in environment().items() if name not in names}
+    exports.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // nproc)))
+    os.execvpe(sys.executable, [*command, "--", *script], exports)
+
+
+def local_command(
+    nproc: int, world_size: int | None, node_rank: int, master_addr: str, master_port: int | None
+) -> list[str]:
+    """The torchrun command up to the script. Raises UserError: the numbers do not fit each other."""
+    world_size = nproc if world_size is None else world_size
+    nodes, rest = divmod(world_size, nproc)
+    if rest or not 0 <= node_rank < nodes:
+        reason = f"of {nproc} ranks on each node leaves no place for node {node_rank}"
+        raise UserError(f"--world_size {world_size}", reason, "Give a multiple of -n, and a node_rank below its number")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(nproc)]
+    if nodes == 1:
+        return [*command, *(("--master-port", str(master_port)) if master_port else ("--standalone",))]
+    if master_port is None:
+        raise UserError("--master_port", "is not set, and there are several nodes", "Give all of them the same one")
+    place = ("--master-addr", master_addr, "--master-port", str(master_port))
+    return [*command, "--nnodes", str(nodes), "--node-rank", str(node_rank), *place]
 
 
 @app.command("abort-log")

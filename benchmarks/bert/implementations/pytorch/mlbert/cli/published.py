@@ -10,12 +10,16 @@ from mlbert.cli import main as command_line
 from mlbert.dist.lifecycle import WRONG_INPUT
 
 # program -> (our command, its flags with what each becomes: a flag of ours, or "" for the next positional argument)
+_CHECKPOINT = {"--pt_checkpoint": "", "--save_checkpoint": ""}
 PROGRAMS: Mapping[str, tuple[tuple[str, str], Mapping[str, str]]] = {
     "convert_tf_checkpoint.py": (
         ("convert", "tf1-to-nvidia"),
         {"--tf_checkpoint": "", "--output_checkpoint": "", "--bert_config_path": "--config"},
     ),
     "run_split_and_chop_hdf5_files.py": (("prepare", "bins-hdf5"), {"--input_dir": "", "--output_dir": ""}),
+    # Both models start from the same folder.
+    "convert_ckpt_baseline.py": (("convert", "nvidia-to-torch"), _CHECKPOINT),
+    "convert_ckpt_methods.py": (("convert", "nvidia-to-torch"), _CHECKPOINT),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +50,15 @@ def app(args: list[str], **_: object) -> int:
     if "--evaluate-only" in words:
         evaluate_only(resolved.config, recipes.load(resolved.config.recipe), world, console)
         return 0
+    return _train(resolved, world, console)
+
+
+def run_resolved(resolved: Resolved, world: World, notes: Sequence[str] = ()) -> int:
+    """Prints a configuration and notes about it, trains, and returns the exit status: for programs with YAML of their
+    own."""
+    console = Console(quiet=world.rank != 0)
+    _print_config(console, resolved)
+    _print_lines(console, list(notes))
     return _train(resolved, world, console)
 
 

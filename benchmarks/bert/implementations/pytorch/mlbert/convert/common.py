@@ -7,11 +7,9 @@ vocabulary unpadded) and, where the source has one beside it, ``vocab.txt``.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -23,6 +21,7 @@ from mlbert.core.errors import UserError
 from mlbert.core.files import fsync_path
 from mlbert.models import BertConfig
 from mlbert.models.bert import initialize_parameter
+from mlbert.models.files import check_target, new_path
 from mlbert.models.renaming import Report, empty_parameters, own_state
 
 WEIGHTS = "model.safetensors"
@@ -65,15 +64,16 @@ def read_own(source: Path) -> Checkpoint:
     return with_heads(Checkpoint(shape, state, report, source))
 
 
-def write_own(checkpoint: Checkpoint, target: Path) -> Report:
-    """Writes our form; returns the checkpoint's report."""
-    write_weights_folder(with_heads(checkpoint), target, CONFIG, checkpoint.shape.to_json())
+def write_own(checkpoint: Checkpoint, target: Path, known: Mapping[str, Tensor] | None = None) -> Report:
+    """Writes our form; returns the checkpoint's report. ``known`` as of `with_heads`."""
+    write_weights_folder(with_heads(checkpoint, known), target, CONFIG, checkpoint.shape.to_json())
     return checkpoint.report
 
 
 def write_weights_folder(checkpoint: Checkpoint, target: Path, config_name: str, config_text: str) -> None:
     """Writes ``model.safetensors``, a configuration and the tokenizer's files into a new folder."""
-    with _new(target) as folder:
+    check_target(target)
+    with new_path(target) as folder:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         state = {name: tensor.contiguous() for name, tensor in checkpoint.state.items()}
@@ -86,44 +86,14 @@ def write_weights_folder(checkpoint: Checkpoint, target: Path, config_name: str,
             fsync_path(path)
 
 
-def write_pt(target: Path, content: dict[str, Any]) -> None:
-    """Writes one file that torch.load reads; the same content gives the same bytes under any name."""
-    with _new(target) as path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:  # given a path, torch.save would keep its name in the file
-            torch.save(content, file)
-        fsync_path(path)
+def with_heads(checkpoint: Checkpoint, known: Mapping[str, Tensor] | None = None) -> Checkpoint:
+    """Adds the heads that the report calls missing, drawn as a new model's are, from seed 0.
 
-
-@contextmanager
-def _new(target: Path) -> Iterator[Path]:
-    """A temporary name that becomes the target; UserError when the target exists or cannot be written."""
-    check_target(target)
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        yield partial
-        partial.rename(target)
-        fsync_path(target.parent)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        # torch.save reports a full disk as RuntimeError.
-        shutil.rmtree(partial, ignore_errors=True)
-        if not partial.is_dir():
-            partial.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise UserError(target, f"cannot be written ({reason})", "Free space or name another place") from None
-
-
-def check_target(target: Path) -> None:
-    """Raises UserError for a target that is there already; asked before a long conversion begins."""
-    if target.exists() or target.is_symlink():
-        raise UserError(target, "exists already", "Name a new one")
-
-
-def with_heads(checkpoint: Checkpoint) -> Checkpoint:
-    """Adds the heads that the report calls missing, drawn as a new model's are, from seed 0."""
+    ``known``: the parameters that are wanted; None: `BertForPreTraining`'s.
+    """
     state, shape = dict(checkpoint.state), checkpoint.shape
     generator = torch.Generator().manual_seed(0)
-    for name, parameter in empty_parameters(shape).items():
+    for name, parameter in (known or empty_parameters(shape)).items():
         if name not in state:
             drawn = torch.empty(parameter.shape)
             initialize_parameter(name, drawn, shape.initializer_range, generator)

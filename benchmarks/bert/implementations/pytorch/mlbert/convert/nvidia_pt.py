@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlbert.convert.common import Checkpoint, check_target, find_shape, read_own, with_heads, write_own, write_pt
+from mlbert.convert.common import Checkpoint, find_shape, read_own, with_heads, write_own
 from mlbert.convert.tensorflow_checkpoint import read_tf1
 from mlbert.core.checkpoint_names import WORD_EMBEDDINGS, parameter_names
-from mlbert.models.renaming import Report, own_state, padded, read_nvidia_pt
+from mlbert.core.errors import UserError
+from mlbert.models.files import check_target, write_pt
+from mlbert.models.foreign import read_nvidia_pt
+from mlbert.models.huggingface import obstacle
+from mlbert.models.renaming import Report, own_state, padded
 
 
 def nvidia_to_torch(source: Path, target: Path, config: Path | None = None) -> Report:
@@ -35,8 +39,12 @@ def tf1_to_nvidia(prefix: Path, target: Path, config: Path | None = None) -> Rep
 
 
 def _write(checkpoint: Checkpoint, target: Path) -> Report:
-    state = padded(checkpoint.state, checkpoint.shape)
-    content = {name: state[name] for name in parameter_names(checkpoint.shape.num_hidden_layers)}
+    shape = checkpoint.shape
+    why_not = obstacle(shape) or (None if shape.tie_word_embeddings else "its BERT has no decoder of its own")
+    if why_not:
+        raise UserError("NVIDIA", why_not, "Keep the weights in our own form")
+    state = padded(checkpoint.state, shape)
+    content = {name: state[name] for name in parameter_names(shape.num_hidden_layers)}
     content["cls.predictions.decoder.weight"] = content[WORD_EMBEDDINGS]
     write_pt(target, {"model": content})
     return checkpoint.report

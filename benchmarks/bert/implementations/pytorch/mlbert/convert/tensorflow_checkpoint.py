@@ -20,11 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlbert.convert.common import Checkpoint, check_target, find_shape, write_own
+from mlbert.convert.common import Checkpoint, find_shape, write_own
 from mlbert.core.checkpoint_names import is_tf1_optimizer, is_tf2_bookkeeping, is_transposed, own_tf2_name, tf1_names
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
 from mlbert.models import BertConfig
+from mlbert.models.files import check_target
 from mlbert.models.renaming import ANOTHER, OTHER_CONFIG, Report, empty_parameters, own_state
 
 REMEDY = "Give the prefix of a whole checkpoint: the path without .index"

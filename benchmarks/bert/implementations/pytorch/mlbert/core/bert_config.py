@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 
+from mlbert.core.config_files import nearest
 from mlbert.core.errors import UserError
 
 VOCAB_MULTIPLE = 8
@@ -21,6 +22,7 @@ _CHOICES = {
     "gated_mlp": (False, True),
     "tie_word_embeddings": (True, False),
 }
+_BOOLEANS = {"true": True, "false": False}
 # What the benchmark's file does not know; written only where it differs from a plain BERT.
 _OPTIONS = ("position_embedding_type", "norm_position", "gated_mlp", "tie_word_embeddings")
 
@@ -150,6 +152,34 @@ class BertConfig:
         except TypeError as error:
             reason = f"has a value of the wrong type ({error})"
             raise UserError(path, reason, "Compare with configs/base.json") from None
+
+    def with_options(self, text: str | None) -> BertConfig:
+        """The shape with other values, ``"gated_mlp=true num_hidden_layers=6"``; None: none.
+
+        Raises:
+            UserError: a name that is no field, or is there twice; a value of the wrong type, or out of range.
+        """
+        subject, changes = "MODEL_OPTIONS", dict[str, object]()
+        kinds = {f.name: type(getattr(self, f.name)) for f in fields(self)}
+        for word in (text or "").split():
+            name, equals, value = word.partition("=")
+            if not equals:
+                raise UserError(subject, f"{word!r} is not name=value", "Write name=value with blanks between")
+            if name not in kinds:
+                near = nearest(name, kinds)
+                hint = f"The nearest known one is {near}" if near else f"Known ones: {', '.join(kinds)}"
+                raise UserError(subject, f"{name!r} is unknown", hint)
+            if name in changes:
+                raise UserError(subject, f"{name!r} is there twice", "Leave one of them out")
+            try:
+                changes[name] = _BOOLEANS[value.lower()] if kinds[name] is bool else kinds[name](value)
+            except (KeyError, ValueError):
+                kind = {bool: "true or false", int: "an integer", float: "a number"}[kinds[name]]
+                raise UserError(subject, f"{name} is {value!r}", f"Give {kind}") from None
+        try:
+            return replace(self, **changes)  # type: ignore[arg-type]
+        except UserError as error:
+            raise UserError(subject, error.reason, error.remedy) from None
 
     def to_json(self) -> str:
         """The configuration as JSON text with a trailing newline; options that leave a plain BERT are left out."""

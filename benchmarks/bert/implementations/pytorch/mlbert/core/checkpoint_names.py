@@ -9,7 +9,8 @@ TensorFlow 2: object-based checkpoints of Google's model garden, in three layout
 numbers its layers (``model/layer_with_weights-0`` is the encoder, 1 the masked-LM head, 2 the classifier); encoder and
 heads by name (``encoder``, ``masked_lm``); and the names that the TensorFlow 1 to 2 conversion gives to the variables.
 NVIDIA: ``{'model': state_dict}``, plain, segmented, and with fused or Transformer Engine modules.
-Composer: ours below ``model.``, with the decoder's bias in place of the predictions' bias.
+Composer: ours below ``model.``, the decoder once more and its bias too. A MosaicBERT there has query, key and value in
+one tensor, ``mlp`` modules in place of ``intermediate`` and ``output``, and the decoder's bias for the predictions'.
 """
 
 from __future__ import annotations
@@ -46,12 +47,6 @@ def parameter_names(num_layers: int) -> list[str]:
     return [*names, PREDICTION_BIAS, "cls.seq_relationship.weight", "cls.seq_relationship.bias"]
 
 
-def composer_names(num_layers: int) -> dict[str, str]:
-    """Our names to those of a Composer model: the encoder and the masked-LM head, which is all that it holds."""
-    names = {name: f"model.{name}" for name in parameter_names(num_layers)}
-    return {name: key for name, key in names.items() if ".pooler." not in name and "seq_relationship" not in name}
-
-
 def _table(*rows: tuple[str, str | Callable[[re.Match[str]], str]]) -> Callable[[str], str]:
     """A function that applies the rows, a pattern and what stands in its place, one after another to a name."""
     compiled = [(re.compile(pattern), replacement) for pattern, replacement in rows]
@@ -62,6 +57,21 @@ def _table(*rows: tuple[str, str | Callable[[re.Match[str]], str]]) -> Callable[
         return name
 
     return respell
+
+
+_mosaic_name = _table(
+    (r"\.attention\.self\.(?:query|key|value)\.", ".attention.self.Wqkv."),
+    (r"(layer\.\d+)\.intermediate\.dense\.", r"\1.mlp.gated_layers."),
+    (r"(layer\.\d+)\.output\.dense\.", r"\1.mlp.wo."),
+    (r"(layer\.\d+)\.output\.LayerNorm\.", r"\1.mlp.layernorm."),
+    (r"^cls\.predictions\.bias$", "cls.predictions.decoder.bias"),
+)
+
+
+def composer_name(own: str, mosaic_bert: bool) -> str:
+    """Composer's name of one of our parameters, of a Hugging Face BERT or a MosaicBERT: there query, key and value have
+    one."""
+    return f"model.{_mosaic_name(own) if mosaic_bert else own}"
 
 
 _tf1_name = _table(
@@ -143,7 +153,7 @@ def is_tf2_bookkeeping(key: str) -> bool:
 _torch_spelling = _table(
     (r"^(?:module\.)?(?:bert_model_segment|heads_only_segment)\.", ""),
     (r"^module\.", ""),
-    (r"^model\.(?=bert\.|cls\.)", ""),
+    (r"^model\.(?=bert\.|cls\.|classifier\.)", ""),
     (r"\.dense_act\.", ".dense."),
     (r"LayerNorm\.gamma$", "LayerNorm.weight"),
     (r"LayerNorm\.beta$", "LayerNorm.bias"),
@@ -159,6 +169,10 @@ _torch_spelling = _table(
     (r"(layer\.\d+)\.attention\.qkv_(weight|bias)$", r"\1.attention.self.QKV.\2"),
     (r"(layer\.\d+)\.attention\.self\.Wqkv(?:\.weight)?$", r"\1.attention.self.QKV.weight"),
     (r"(layer\.\d+)\.attention\.self\.(?:Wqkv\.bias|Bqkv)$", r"\1.attention.self.QKV.bias"),
+    # MosaicBERT.
+    (r"(layer\.\d+)\.mlp\.gated_layers\.", r"\1.intermediate.dense."),
+    (r"(layer\.\d+)\.mlp\.wo\.", r"\1.output.dense."),
+    (r"(layer\.\d+)\.mlp\.layernorm\.", r"\1.output.LayerNorm."),
 )
 
 

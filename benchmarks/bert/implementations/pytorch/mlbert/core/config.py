@@ -23,7 +23,7 @@ from mlbert.core.errors import UserError
 from mlbert.core.rules import TARGET_MLM_ACCURACY
 from mlbert.core.schedules import SCHEDULES, Linear, parse_milestones
 from mlbert.core.setting import Setting
-from mlbert.core.settings import LAUNCH_SETTINGS, TrainConfig, settings_by_env, train_settings
+from mlbert.core.settings import TrainConfig, settings_by_env, train_settings
 
 _YES = {"1", "true", "yes", "on"}
 _NO = {"0", "false", "no", "off"}
@@ -136,6 +136,8 @@ def resolve(
     flags: Mapping[str, str],
     yaml_files: Sequence[Path],
     overrides: Sequence[str],
+    given: Mapping[str, tuple[object, str]] | None = None,
+    given_files: Sequence[Path] = (),
 ) -> Resolved:
     """Merge all sources into one checked configuration.
 
@@ -145,14 +147,16 @@ def resolve(
         flags: field name (or flag) to text.
         yaml_files: files of ``field: value`` lines, later ones win; ``extends: other.yaml`` names a parent.
         overrides: words ``field=value``.
+        given: settings that were made of another program's configuration, field name to value and origin; they win.
+        given_files: where they come from.
 
     Raises:
         UserError: unknown name, missing value, wrong type, value out of range, or values that contradict each other.
     """
     environ = environment() if environ is None else environ
     chosen: dict[str, tuple[object, str]] = {}
-    files: list[Path] = []
-    for layer in _layers(recipe_defaults, environ, flags, yaml_files, overrides, files):
+    files: list[Path] = [*given_files]
+    for layer in [*_layers(recipe_defaults, environ, flags, yaml_files, overrides, files), given or {}]:
         chosen.update(layer)
     values: dict[str, Any] = {}
     for name, row in train_settings().items():
@@ -238,15 +242,6 @@ def _validate_schedule(config: TrainConfig) -> None:
         except ValueError:
             reason = f"{config.lr_milestones!r} are not ascending steps with commas between"
             raise UserError("LR_MILESTONES", reason, "Give for example 800,1200") from None
-
-
-def markdown_table() -> str:
-    """The whole table in Markdown, for the documentation."""
-    lines = ["| variable | flag and YAML key | type | unit | meaning |", "|---|---|---|---|---|"]
-    for row in [*train_settings().values(), *LAUNCH_SETTINGS]:
-        flag, kind = f"`{row.flag}`" if row.flag else "launchers only", row.type_name.replace("|", "\\|")
-        lines.append(f"| `{row.env}` | {flag} | {kind} | {row.unit} | {row.meaning} |")
-    return "\n".join(lines) + "\n"
 
 
 def _layers(

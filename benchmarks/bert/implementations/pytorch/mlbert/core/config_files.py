@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mlbert.core.errors import UserError
 from mlbert.core.provenance import tree_relative
@@ -124,28 +125,51 @@ def name_shape(name: str) -> str:
     return re.sub(r"[-_]", "", name).lower()
 
 
-def _load_mapping(path: Path) -> tuple[dict[str, object], list[str], dict[str, int]]:
-    """The names and values of one file, the files that it extends, and the line of each name."""
+def load_yaml(path: Path) -> tuple[Any, dict[str, int]]:
+    """A file as OmegaConf holds it, and the line of each dotted name. Raises UserError: it cannot be read, is no YAML,
+    or no mapping of names."""
     # Here and not above: kernels and benchmarks need no YAML, so they run where these packages are missing.
     import yaml
-    from omegaconf import OmegaConf
+    from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     remedy = "Write one value a line, name: value"
     try:
-        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        tree = OmegaConf.load(path)
         nodes = yaml.compose(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(path, error.strerror or "cannot be read", "Name a readable YAML file") from error
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise UserError(path, f"is not valid YAML ({' '.join(str(error).split())})", remedy) from error
-    if not isinstance(tree, dict) or not all(isinstance(name, str) for name in tree):
+    is_mapping = isinstance(tree, DictConfig) and (nodes is None or nodes.id == "mapping")
+    if not is_mapping or not all(isinstance(name, str) for name in tree):
         raise UserError(path, "is not a list of names with values", remedy)
+    return tree, dict(_lines(nodes, "")) if nodes else {}
+
+
+def _lines(node: Any, above: str) -> Iterator[tuple[str, int]]:
+    for key, value in node.value:
+        yield above + key.value, key.start_mark.line + 1
+        if value.id == "mapping":
+            yield from _lines(value, f"{above}{key.value}.")
+
+
+def _load_mapping(path: Path) -> tuple[dict[str, object], list[str], dict[str, int]]:
+    """The names and values of one file, the files that it extends, and the line of each name."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    loaded, lines = load_yaml(path)
+    try:
+        tree = OmegaConf.to_container(loaded, resolve=True)
+    except OmegaConfBaseException as error:
+        reason = f"is not valid YAML ({' '.join(str(error).split())})"
+        raise UserError(path, reason, "Write one value a line, name: value") from error
+    assert isinstance(tree, dict)
     parents = tree.pop("extends", [])
     parents = [parents] if isinstance(parents, str) else parents
     if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
         raise UserError(path, "extends names no file", "Write extends: parent.yaml")
-    lines = {key.value: key.start_mark.line + 1 for key, _ in nodes.value} if nodes else {}
     return {str(name): value for name, value in tree.items()}, parents, lines
 
 

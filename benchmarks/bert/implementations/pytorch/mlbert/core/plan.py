@@ -174,7 +174,7 @@ def _communication_words(config: TrainConfig, world_size: int, environ: Mapping[
     if world_size == 1:
         return "none, one rank"
     try:
-        parameters = BertConfig.from_json(config.bert_config_file).num_parameters
+        parameters = BertConfig.from_json(config.bert_config_file).with_options(config.model_options).num_parameters
     except UserError:
         return f"unknown; {config.bert_config_file} cannot be read"
     node = environ.get("DGXNGPU", "")

@@ -55,6 +55,7 @@ class TextSettings:
         choices=("constant", "linear", "cosine", "step"),
     )
     eval_masking_rate: float | None = row("EVAL_MASKING_RATE", "MASKING_RATE of the evaluation.", above=0, below=1)
+    drop_last: bool | None = row("DROP_LAST", "Leave an epoch's last step out where it is not full.")
     decay_all: bool | None = row("DECAY_ALL", "Weight decay on biases and LayerNorm, too.")
     auto_micro_batch: bool | None = row("AUTO_MICRO_BATCH", "Double GRADIENT_STEPS when the device runs out of memory.")
     tensorboard_dir: Path | None = row("TENSORBOARD_DIR", "Folder for TensorBoard's event files; none writes none.")

@@ -43,12 +43,12 @@ class Budget:
         """
         share = max(MASKED_SHARE, max_predictions / max_seqlen)
         masked = min(math.floor(share * max_tokens) + max_sequences, max_sequences * max_predictions)
-        return cls(
-            tokens=_rounded_up(packs * max_tokens, TOKEN_MULTIPLE),
-            sequences=packs * max_sequences,
-            masked=_rounded_up(packs * masked, MASKED_MULTIPLE),
-            max_seqlen=max_seqlen,
-        )
+        return cls.rounded(packs * max_tokens, packs * max_sequences, packs * masked, max_seqlen)
+
+    @classmethod
+    def rounded(cls, tokens: int, sequences: int, masked: int, max_seqlen: int) -> Budget:
+        """At least so many, with tokens and masked tokens rounded up to what kernels want."""
+        return cls(_rounded_up(tokens, TOKEN_MULTIPLE), sequences, _rounded_up(masked, MASKED_MULTIPLE), max_seqlen)
 
     @classmethod
     def over(cls, batches: Iterable[HostBatch]) -> Budget:

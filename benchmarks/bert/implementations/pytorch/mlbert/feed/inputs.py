@@ -27,7 +27,7 @@ class PreTrainingInputs:
 def inspect(config: TrainConfig) -> PreTrainingInputs:
     """Looks at what BERT_CONFIG, DATADIR_PHASE2 and EVALDIR name; reads no sample. Raises UserError: something is
     missing, or model, data sets and vocabulary do not fit each other."""
-    shape = BertConfig.from_json(config.bert_config_file)
+    shape = BertConfig.from_json(config.bert_config_file).with_options(config.model_options)
     if config.synthetic_data:
         return PreTrainingInputs(shape, SYNTHETIC, SYNTHETIC, None)
     train_set, eval_set = describe(config.input_dir), describe(config.eval_dir)

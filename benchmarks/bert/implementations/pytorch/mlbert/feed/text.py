@@ -64,6 +64,15 @@ def describe_text(local: Path, remote: str | None, tokenizer: Tokenizer) -> Text
     return TextInfo(f"sha256:{digest}", len(reader))
 
 
+def count_sequences(texts: TextSet) -> int:
+    """Sequences of one pass over the set; where texts are split, all are tokenised for it."""
+    reader = open_texts(texts.local, texts.remote)
+    if texts.long_texts == TRUNCATE:
+        return len(reader)
+    pieces = Pieces(TokenShards(reader, texts.tokenizer, texts.local), texts.tokenizer, texts.max_seq_length)
+    return int(pieces.all_counts(0, 1).sum())
+
+
 def _masking(tokenizer: Tokenizer, seed: int) -> Masking:
     return Masking(tokenizer.special_ids, tokenizer.mask_id, len(tokenizer.vocabulary), seed)
 
@@ -204,7 +213,7 @@ class TextEvalSet:
     """The interface of `mlbert.feed.evaluation.EvalSet` over texts in the order of their set; masks stay the same.
 
     Args:
-        num_examples: the first so many sequences are used; None: all.
+        num_examples: the first so many sequences are used, or all where there are fewer; None: all.
         batch_size: most sequences of one batch.
         rate: chance of a token to be predicted.
         seed: of the masks.
@@ -235,13 +244,13 @@ class TextEvalSet:
 
     @property
     def num_examples(self) -> int:
-        """Sequences over all ranks; where all are used and texts are split, known after `open`."""
+        """Sequences over all ranks; where texts are split, known after `open`."""
         assert self._num_examples is not None, "open() first"
         return self._num_examples
 
     def open(self) -> None:
         """Read the texts and mask them: the first touch of evaluation data. Raises UserError: a file is missing or
-        damaged, or there are fewer sequences than asked for."""
+        damaged, or there is no sequence."""
         texts = self._texts
         shards = TokenShards(open_texts(texts.local, texts.remote), texts.tokenizer, texts.local)
         pieces = Pieces(shards, texts.tokenizer, texts.max_seq_length)
@@ -260,10 +269,9 @@ class TextEvalSet:
             self._batches.append(_host_batch(rows, numbers, texts.max_seq_length))
 
     def _settle(self, available: int) -> None:
-        self._num_examples = available if self._num_examples is None else self._num_examples
-        if not 1 <= self._num_examples <= available:
-            reason = f"it holds {available} sequences, {self._num_examples} are asked for"
-            raise UserError(self._texts.remote or self._texts.local, reason, "Change NUM_EVAL_EXAMPLES or EVALDIR")
+        if available < 1:
+            raise UserError(self._texts.remote or self._texts.local, "holds no text", "Give texts to evaluate on")
+        self._num_examples = min(available, self._num_examples or available)
 
     def __iter__(self) -> Iterator[HostBatch]:
         """This rank's batches, always in the same order."""

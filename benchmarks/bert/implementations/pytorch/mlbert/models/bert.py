@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,29 @@ class SequenceLogits(NamedTuple):
     """Of each sequence's labels, [S, L]."""
 
     labels: Tensor
+
+
+class AnyBert(Protocol):
+    """A model with parameters under Hugging Face's names: one of ours, or theirs (`mlbert.models.huggingface_model`).
+
+    Attributes:
+        config: shape.
+        architecture: Hugging Face's name of the class with these parameters.
+    """
+
+    config: BertConfig
+
+    @property
+    def architecture(self) -> str: ...
+
+    def initialize(self, seed: int) -> None:
+        """Draws the weights."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """As of `nn.Module`."""
+
+    def to(self, device: torch.device) -> Any:
+        """As of `nn.Module`."""
 
 
 class _Predictions(nn.Module):
@@ -101,6 +124,11 @@ class BertBase(nn.Module):
 
     def _add_heads(self) -> None:
         """Parameters beyond the encoder's."""
+
+    @property
+    def architecture(self) -> str:
+        """Hugging Face's name of the class with these parameters."""
+        return type(self).__name__
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
@@ -232,7 +260,11 @@ class BertForPreTraining(BertBase):
 
 
 class BertForMaskedLM(BertBase):
-    """BERT with the masked-LM head only, without pooler."""
+    """BERT with the masked-LM head only, without pooler.
+
+    Every masked token counts in the loss and in the metrics, also one whose label is id 0. MosaicBERT's loss leaves
+    id 0 out while its metrics count it; Hugging Face's model and its metrics do as we do.
+    """
 
     POOLED = False
 
@@ -245,7 +277,7 @@ class BertForMaskedLM(BertBase):
         return MaskedLogits(self._masked_logits(hidden_MD, self.cls.predictions))
 
     def _forward_flops(self, work: flops.Work) -> int:
-        return flops.encoder(self.config, work, work.masked) + flops.masked_lm_head(self.config, work)
+        return flops.masked_lm(self.config, work)
 
 
 class BertForSequenceClassification(BertBase):
@@ -274,8 +306,7 @@ class BertForSequenceClassification(BertBase):
         return SequenceLogits(self._linear(pooled_SD, self.classifier))
 
     def _forward_flops(self, work: flops.Work) -> int:
-        head = flops.sequence_head(self.config, work, self.num_labels)
-        return flops.encoder(self.config, work, work.sequences) + head
+        return flops.classifier(self.config, work, self.num_labels)
 
 
 def first_tokens(batch: Batch) -> Tensor:

@@ -1,7 +1,8 @@
 """The encoder on the flat token stream of `Batch`: embeddings and layers, in the shapes that `BertConfig` names.
 
 Nothing is ever padded: attention is bounded by ``cu_seqlens``, and the last layer's per-token work is done only where
-the heads read it. Products run in the compute precision or in FP8 (`mlbert.models.linears`).
+the heads read it. Products run in the compute precision or in FP8 (`mlbert.models.linears`). In 16-bit precision
+LayerNorm is what Composer calls low-precision LayerNorm, or fused: it reads and writes 16 bits and computes in float32.
 
 Legend: S sequences, T tokens, R rows asked for, D hidden, N heads, H head size.
 """

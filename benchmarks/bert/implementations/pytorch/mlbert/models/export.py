@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 
 from mlbert.core.errors import UserError
 from mlbert.core.rules import UNVERIFIED
-from mlbert.models.bert import BertBase
+from mlbert.models.bert import AnyBert
 from mlbert.models.huggingface import model_config, obstacle, to_huggingface
 
 
-def write_weights(model: BertBase, folder: Path, card: Mapping[str, object], vocabulary: Path | None) -> None:
+def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], vocabulary: Path | None) -> None:
     """Writes ``weights/`` (safetensors, bert_config.json, README.md) and ``huggingface/`` into ``folder``.
 
     Both hold float32 parameters under Hugging Face's names; ``huggingface/`` loads with ``from_pretrained`` of the
@@ -43,14 +43,14 @@ def write_weights(model: BertBase, folder: Path, card: Mapping[str, object], voc
         raise UserError(folder, f"cannot be written ({error.strerror})", "Free space or change LOGDIR") from None
 
 
-def _model_card(model: BertBase, card: Mapping[str, object]) -> str:
+def _model_card(model: AnyBert, card: Mapping[str, object]) -> str:
     lines = [
         "---",
         "library_name: transformers",
         f"tags: [bert{', masked-lm' if hasattr(model, 'cls') else ''}]",
         "---",
         "",
-        f"# {type(model).__name__} trained by this run",
+        f"# {model.architecture} trained by this run",
         "",
         "| what | value |",
         "|---|---|",

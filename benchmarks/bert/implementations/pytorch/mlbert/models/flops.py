@@ -61,6 +61,16 @@ def sequence_head(config: BertConfig, work: Work, outputs: int) -> int:
     return work.sequences * 2 * (config.hidden_size**2 + outputs * config.hidden_size)
 
 
+def masked_lm(config: BertConfig, work: Work) -> int:
+    """FLOPs of one forward pass of a masked-LM model."""
+    return encoder(config, work, work.masked) + masked_lm_head(config, work)
+
+
+def classifier(config: BertConfig, work: Work, num_labels: int) -> int:
+    """FLOPs of one forward pass of a model with one classifier a sequence."""
+    return encoder(config, work, work.sequences) + sequence_head(config, work, num_labels)
+
+
 def forward_flops(config: BertConfig, work: Work) -> int:
     """FLOPs of one forward pass of `BertForPreTraining`."""
     heads = masked_lm_head(config, work) + sequence_head(config, work, 2)

@@ -5,7 +5,9 @@ Names of parameters are equal, but Hugging Face stores the tied decoder a second
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import TIED, VOCABULARY
 from mlbert.core.errors import UserError
 from mlbert.feed.batch import IGNORED_LABEL, Batch
-from mlbert.models.bert import BertBase, BertForSequenceClassification
+from mlbert.models.bert import AnyBert
 
 # Ours to Hugging Face's: the benchmark's "gelu" is the tanh form, Hugging Face's "gelu" is the exact one.
 _ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu"}
@@ -56,19 +58,19 @@ def huggingface_config(config: BertConfig, architecture: str = "BertForPreTraini
     }
 
 
-def model_config(model: BertBase) -> dict[str, object]:
+def model_config(model: AnyBert) -> dict[str, object]:
     """`huggingface_config` of a model, with its number of labels."""
-    values = huggingface_config(model.config, type(model).__name__)
-    if isinstance(model, BertForSequenceClassification):
-        names = {i: f"LABEL_{i}" for i in range(model.num_labels)}
+    values = huggingface_config(model.config, model.architecture)
+    if (num_labels := getattr(model, "num_labels", None)) is not None:
+        names = {i: f"LABEL_{i}" for i in range(num_labels)}
         values |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
     return values
 
 
 def config_from_huggingface(values: Mapping[str, object], path: str = "config.json") -> BertConfig:
     """Our shape of a Hugging Face ``config.json``. Raises UserError for another architecture."""
-    if values.get("model_type") != "bert":
-        raise UserError(path, f"model_type is {values.get('model_type')!r}, not 'bert'", "Choose a BERT checkpoint")
+    if (model_type := values.get("model_type", "bert")) != "bert":  # older ones have none
+        raise UserError(path, f"model_type is {model_type!r}, not 'bert'", "Choose a BERT checkpoint")
     if values.get("position_embedding_type", "absolute") != "absolute":
         raise UserError(path, "uses relative positions", "Choose a checkpoint with absolute positions")
     activation = str(values.get("hidden_act", "gelu"))
@@ -82,7 +84,19 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
         raise UserError(path, "lacks the shape of a BERT", "Choose a complete config.json") from None
 
 
-def to_huggingface(model: BertBase) -> dict[str, Tensor]:
+def read_config(path: Path) -> BertConfig:
+    """`config_from_huggingface` of a ``config.json``; UserError for one that is missing or damaged, too."""
+    remedy = "Give a folder with config.json and model.safetensors"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(path, f"cannot be read ({error})", remedy) from None
+    if not isinstance(values, dict):
+        raise UserError(path, "holds no JSON object", remedy)
+    return config_from_huggingface(values, str(path))
+
+
+def to_huggingface(model: AnyBert) -> dict[str, Tensor]:
     """Parameters under Hugging Face's names, float32 on the CPU, without vocabulary padding and tied duplicates."""
     state = {name: p.detach().float().cpu().clone() for name, p in model.named_parameters()}
     for name in state.keys() & {*VOCABULARY, *TIED}:
@@ -90,27 +104,40 @@ def to_huggingface(model: BertBase) -> dict[str, Tensor]:
     return state
 
 
+def padded_tokens(batch: Batch, width: int) -> tuple[dict[str, Tensor], Tensor]:
+    """The batch's tokens in Hugging Face's padded form, and where each token lies in it.
+
+    Args:
+        batch: not filled up: every sequence has tokens.
+        width: W, at least the longest sequence.
+
+    Returns:
+        int64 [S, W] arguments of a model's ``forward``, on the batch's device; int64 [T], indices into S W. Nothing
+        waits for the device.
+    """
+    lengths, count = torch.diff(batch.cu_seqlens.long()), batch.num_samples
+    rows = torch.arange(count, device=lengths.device)
+    places = rows.repeat_interleave(lengths, output_size=batch.num_tokens) * width + batch.position_ids
+
+    def spread(values: Tensor) -> Tensor:
+        return values.new_zeros(count * width).index_copy_(0, places, values).view(count, width)
+
+    ones = torch.ones_like(batch.input_ids)
+    parts = {"input_ids": batch.input_ids, "token_type_ids": batch.segment_ids, "attention_mask": ones}
+    return {name: spread(values) for name, values in parts.items()}, places
+
+
 def padded_inputs(batch: Batch, pad_to: int | None = None) -> dict[str, Tensor]:
-    """The batch in Hugging Face's padded form: int64 [S, pad_to] arguments of ``BertForPreTraining.forward``; of
-    ``BertForSequenceClassification.forward``, labels float32 [S], where the batch has a task's labels.
+    """The batch with its labels in Hugging Face's padded form: int64 [S, pad_to] arguments of
+    ``BertForPreTraining.forward``; of ``BertForSequenceClassification.forward``, labels float32 [S], where the batch
+    has a task's labels.
 
     ``pad_to`` None pads to the longest sequence of the batch.
     """
-    lengths = torch.diff(batch.cu_seqlens.long())
     width = pad_to or batch.max_seqlen
-    row = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
-    place = row * width + batch.position_ids
-    labels = torch.full((lengths.numel() * width,), IGNORED_LABEL)
-    labels[place[batch.masked_positions]] = batch.masked_labels
-
-    def spread(values: Tensor) -> Tensor:
-        return torch.zeros(lengths.numel() * width, dtype=torch.int64).index_copy_(0, place, values).view(-1, width)
-
-    padded = {
-        "input_ids": spread(batch.input_ids),
-        "token_type_ids": spread(batch.segment_ids),
-        "attention_mask": spread(torch.ones_like(batch.input_ids)),
-    }
+    tokens, places = padded_tokens(batch, width)
     if batch.labels is not None:
-        return padded | {"labels": batch.labels}
-    return padded | {"labels": labels.view(-1, width), "next_sentence_label": batch.next_sentence_labels}
+        return tokens | {"labels": batch.labels}
+    labels = batch.input_ids.new_full((batch.num_samples * width,), IGNORED_LABEL)
+    labels[places[batch.masked_positions]] = batch.masked_labels
+    return tokens | {"labels": labels.view(-1, width), "next_sentence_label": batch.next_sentence_labels}

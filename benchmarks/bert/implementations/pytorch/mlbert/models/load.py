@@ -1,29 +1,76 @@
-"""Starting weights: a safetensors file, a folder that holds one, or NVIDIA's ``.pt`` file, tensors only."""
+"""Starting weights: what INIT_CHECKPOINT may name.
+
+* a ``model.safetensors``, or a folder that holds one: a run's ``weights/``, or Hugging Face's, also with their older
+  ``pytorch_model.bin``; or the run's folder
+* a ``.pt`` file of NVIDIA's or Composer's, of a BERT or a MosaicBERT
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
+from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
-from mlbert.models.bert import BertBase
-from mlbert.models.renaming import Report, load_state, read_nvidia_pt
+from mlbert.models.bert import AnyBert
+from mlbert.models.foreign import PYTORCH_WEIGHTS, Weights, read_weights
+from mlbert.models.huggingface import read_config
+from mlbert.models.renaming import Report, load_state
+
+WEIGHTS = "model.safetensors"
+# What two models of equally large tensors may differ in.
+_UNSEEN = ("num_attention_heads", "hidden_act", "position_embedding_type", "norm_position")
 
 
-def load_weights(model: BertBase, path: Path) -> Report:
-    """Copies weights into the model; returns the report of `load_state`. Raises UserError on a damaged file."""
-    file = path / "model.safetensors" if path.is_dir() else path
-    remedy = "Set INIT_CHECKPOINT to a model.safetensors or a .pt file, or to none"
-    if file.suffix == ".pt":
-        return load_state(model, read_nvidia_pt(file), str(file))
-    if file.suffix != ".safetensors":
+def load_weights(model: AnyBert, path: Path) -> Report:
+    """Copies weights into the model. Heads that one side lacks, and a classifier of another number of labels, are in
+    the report: the model's stay as they are.
+
+    Raises:
+        UserError: the file is missing or damaged; it holds another shape, vocabulary or kind of encoder, as its tensors
+            or the configuration beside them tell. The model is then unchanged.
+    """
+    file = path
+    if path.is_dir():
+        files = [path / "weights" / WEIGHTS, path / WEIGHTS, path / PYTORCH_WEIGHTS]
+        file = next((file for file in files if file.is_file()), path / WEIGHTS)
+    if file.suffix == ".safetensors":
+        weights = Weights(_read_safetensors(file))
+    elif file.suffix == ".pt" or file.name == PYTORCH_WEIGHTS:
+        weights = read_weights(file)
+    else:
         raise UserError(file, "is neither a safetensors nor a .pt file", "Convert it first: mlbert convert --help")
+    if file.name in (WEIGHTS, PYTORCH_WEIGHTS):
+        weights = replace(weights, shape=_shape_beside(file.parent))
+    if weights.shape:
+        _check_unseen(weights.shape, model.config, str(file))
+    return load_state(model, weights.tensors, str(file))
+
+
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
+    remedy = "Set INIT_CHECKPOINT to a model.safetensors or a .pt file, or to none"
     try:
-        state = load_file(file)
+        return load_file(file)
     except OSError as error:
         raise UserError(file, f"cannot be read ({error.strerror or error})", remedy) from None
     except SafetensorError as error:
         raise UserError(file, f"is damaged ({error})", remedy) from None
-    return load_state(model, state, str(file))
+
+
+def _shape_beside(folder: Path) -> BertConfig | None:
+    own, theirs = folder / "bert_config.json", folder / "config.json"
+    if own.is_file():
+        return BertConfig.from_json(own)
+    return read_config(theirs) if theirs.is_file() else None
+
+
+def _check_unseen(found: BertConfig, shape: BertConfig, source: str) -> None:
+    for name in _UNSEEN:
+        theirs, ours = getattr(found, name), getattr(shape, name)
+        if theirs != ours:
+            remedy = f"Set MODEL_OPTIONS={name}={theirs}, or BERT_CONFIG to the checkpoint's"
+            raise UserError(source, f"is of a model with {name} {theirs}, BERT_CONFIG says {ours}", remedy)

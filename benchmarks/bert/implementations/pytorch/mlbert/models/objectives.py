@@ -2,7 +2,8 @@
 
 A step's batch is spread over micro-batches and ranks. Each computes sums and divides them by counts of the whole step
 (scope "step"), so that any split adds up to the same loss, or by the counts of its own rank where a method averages
-over ranks afterwards ("rank"). An evaluation adds up float64 sums, and its metrics are made of the total.
+over ranks afterwards ("rank"). An evaluation adds up float64 sums, or gathers a row of each sequence, and its metrics
+are made of the whole.
 
 Sequences without tokens, which fill a batch up to fixed sizes, take no part, nor do labels that are IGNORED_LABEL.
 
@@ -11,9 +12,12 @@ Legend: S sequences, M masked tokens, L labels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,8 +26,7 @@ from mlbert import ops
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.feed.batch import IGNORED_LABEL, Batch
-from mlbert.models import metrics
-from mlbert.models.bert import MaskedLogits, PreTrainingLogits, SequenceLogits
+from mlbert.models.bert import MaskedLogits, PreTrainingLogits
 from mlbert.models.encoder import Keys
 from mlbert.models.flops import Counted
 
@@ -118,7 +121,23 @@ class PreTraining(MaskedLM):
 
 
 class _SequenceObjective(_Objective):
-    """Of one label a sequence."""
+    """Of one label a sequence, with metrics of all predictions together.
+
+    Args:
+        scope: see the module docstring.
+        parts: name -> number of sequences, of evaluations that one set holds one after the other; metrics of all but
+            the one named "" have the name in front. None: one evaluation.
+
+    Attributes:
+        latest: float64 [sequences, num_columns], the rows of the last evaluation, in the order of the set.
+    """
+
+    sum_names: tuple[str, ...] = ("sequences",)
+    latest: np.ndarray
+
+    def __init__(self, scope: str, parts: Mapping[str, int] | None) -> None:
+        super().__init__(scope)
+        self.parts = parts
 
     def counts(self, batch: Counted) -> tuple[int, ...]:
         """Sequences."""
@@ -128,6 +147,27 @@ class _SequenceObjective(_Objective):
         """Their number."""
         return (float(counts[0]),)
 
+    def sums(self, model: Model, batch: Batch) -> Tensor:
+        """float64 [1]: sequences with tokens."""
+        return (batch.cu_seqlens[1:] > batch.cu_seqlens[:-1]).sum().double()[None]
+
+    def metrics(self, sums: Sequence[float], rows: Tensor | None) -> dict[str, float]:
+        """Of the rows of each part."""
+        assert rows is not None, "these metrics need the rows"
+        self.latest = rows[~rows[:, 0].isnan()].numpy()
+        parts = self.parts or {"": len(self.latest)}
+        assert sum(parts.values()) == len(self.latest) == sums[0], "the set has other parts"
+        found, first = {}, 0
+        for name, count in parts.items():
+            with warnings.catch_warnings(action="ignore"):  # a set of one class is no mistake of the metric's caller
+                of_part = self._metrics_of(self.latest[first : first + count])
+            found |= {f"{name}_{metric}" if name else metric: float(value) for metric, value in of_part.items()}
+            first += count
+        return found
+
+    def _metrics_of(self, rows: np.ndarray) -> dict[str, float]:
+        raise NotImplementedError
+
 
 class Classification(_SequenceObjective):
     """Cross-entropy of one of ``num_labels`` labels a sequence, for models that give `SequenceLogits`.
@@ -135,50 +175,47 @@ class Classification(_SequenceObjective):
     Args:
         num_labels: L.
         scope: see the module docstring.
-        metric: the one that counts: "accuracy", "matthews_correlation", or for two labels "f1".
+        metric: the one that counts: "accuracy", "matthews_correlation", or for two labels "f1" of label 1.
+        parts: see `_SequenceObjective`.
 
-    Metrics: all of them and "loss", the mean. Sums: the loss, then the confusion matrix, a row a label.
+    Metrics: all of them, by scikit-learn, and "loss", the mean. Rows: the predicted label, its probability, the loss,
+    the label.
     """
 
-    def __init__(self, num_labels: int, scope: str, metric: str) -> None:
-        super().__init__(scope)
+    num_columns = 4
+
+    def __init__(self, num_labels: int, scope: str, metric: str, parts: Mapping[str, int] | None = None) -> None:
+        super().__init__(scope, parts)
         self.num_labels = num_labels
         known = CLASSIFICATION_METRICS if num_labels == 2 else CLASSIFICATION_METRICS[::2]
-        self.metric = _known("metric", metric, known)
-        pairs = [f"label_{i}_taken_for_{j}" for i in range(num_labels) for j in range(num_labels)]
-        self.sum_names = ("loss", *pairs)
+        self.metric = _known("METRIC", metric, known)
+        self._sklearn = _library("sklearn.metrics", "scikit-learn")
 
     def loss(self, model: Model, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
         """float32 scalar."""
-        return self._loss_sum(model(batch, keys), self._labels(batch)) / divisors[0]
+        labels, there = self._labels(batch)
+        losses = F.cross_entropy(model(batch, keys).labels.float(), labels, reduction="none")
+        return torch.where(there, losses, 0.0).sum() / divisors[0]
 
-    def sums(self, model: Model, batch: Batch) -> Tensor:
-        """float64 [1 + L^2]."""
-        logits, labels = model(batch, None), self._labels(batch)
-        # Comparisons in place of one-hot rows, which look at the labels on the host.
-        known = torch.arange(self.num_labels, device=labels.device)
-        of_label, taken_for = labels[:, None] == known, logits.labels.argmax(dim=1)[:, None] == known
-        confusion = (of_label[:, :, None] & taken_for[:, None, :]).sum(0)
-        return torch.cat([self._loss_sum(logits, labels).double()[None], confusion.flatten().double()])
+    def rows(self, model: Model, batch: Batch) -> Tensor:
+        """float64 [S, 4]."""
+        logits, (labels, there) = model(batch, None).labels.float(), self._labels(batch)
+        probability, taken_for = logits.softmax(dim=1).max(dim=1)
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        return _masked_rows(there, taken_for, probability, losses, labels)
 
-    def metrics(self, sums: Sequence[float], rows: Tensor | None) -> dict[str, float]:
-        """Of the confusion matrix."""
-        loss, flat, n = sums[0], list(sums[1:]), self.num_labels
-        confusion = [flat[i * n : (i + 1) * n] for i in range(n)]
-        found = {"accuracy": metrics.accuracy(confusion)}
-        if n == 2:
-            found["f1"] = metrics.f1(confusion)
-        found["matthews_correlation"] = metrics.matthews_correlation(confusion)
-        return found | {"loss": loss / max(1.0, sum(flat))}
+    def _metrics_of(self, rows: np.ndarray) -> dict[str, float]:
+        taken_for, labels = rows[:, 0].astype(int), rows[:, 3].astype(int)
+        found = {"accuracy": self._sklearn.accuracy_score(labels, taken_for)}
+        if self.num_labels == 2:
+            found["f1"] = self._sklearn.f1_score(labels, taken_for, zero_division=0.0)
+        found["matthews_correlation"] = self._sklearn.matthews_corrcoef(labels, taken_for)
+        return found | {"loss": rows[:, 2].mean()}
 
     @staticmethod
-    def _labels(batch: Batch) -> Tensor:
+    def _labels(batch: Batch) -> tuple[Tensor, Tensor]:
         labels, there = _labels_of(batch)
-        return torch.where(there, labels, float(IGNORED_LABEL)).long()
-
-    @staticmethod
-    def _loss_sum(logits: SequenceLogits, labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits.labels.float(), labels, ignore_index=IGNORED_LABEL, reduction="sum")
+        return torch.where(there, labels, 0.0).long(), there
 
 
 class Regression(_SequenceObjective):
@@ -186,44 +223,35 @@ class Regression(_SequenceObjective):
 
     Args:
         scope: see the module docstring.
-        metric: the one that counts: "pearson", made of sums, or "spearman", which needs every sample's row: prediction
-            and label, NaN for a sequence without tokens.
+        metric: the one that counts: "pearson" or "spearman".
+        parts: see `_SequenceObjective`.
 
-    Metrics: "pearson", "loss", and "spearman" where it counts.
+    Metrics: both, by SciPy, 0 where one is undefined, and "loss", the mean. Rows: prediction and label.
     """
 
-    sum_names = ("samples", "loss", "x", "y", "xx", "yy", "xy")  # x the predictions, y the labels
+    num_columns = 2
 
-    def __init__(self, scope: str, metric: str) -> None:
-        super().__init__(scope)
-        self.metric = _known("metric", metric, REGRESSION_METRICS)
-        self.num_columns = 2 if metric == "spearman" else 0
+    def __init__(self, scope: str, metric: str, parts: Mapping[str, int] | None = None) -> None:
+        super().__init__(scope, parts)
+        self.metric = _known("METRIC", metric, REGRESSION_METRICS)
+        self._stats = _library("scipy.stats", "scipy")
 
     def loss(self, model: Model, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
         """float32 scalar."""
-        x, y, _ = self._pairs(model, batch, keys)
-        return (x - y).square().sum() / divisors[0]
-
-    def sums(self, model: Model, batch: Batch) -> Tensor:
-        """float64 [7]."""
-        x, y, there = self._pairs(model, batch, None)
-        error = (x - y).square().sum().double()
-        x, y = x.double(), y.double()
-        return torch.stack([there.sum().double(), error, *(t.sum() for t in (x, y, x * x, y * y, x * y))])
+        predictions, labels, there = self._pairs(model, batch, keys)
+        return torch.where(there, predictions - labels, 0.0).square().sum() / divisors[0]
 
     def rows(self, model: Model, batch: Batch) -> Tensor:
         """float64 [S, 2]."""
-        x, y, there = self._pairs(model, batch, None)
-        return torch.where(there[:, None], torch.stack([x, y], dim=1).double(), torch.nan)
+        predictions, labels, there = self._pairs(model, batch, None)
+        return _masked_rows(there, predictions, labels)
 
-    def metrics(self, sums: Sequence[float], rows: Tensor | None) -> dict[str, float]:
-        """Correlations of predictions and labels, and the mean squared error."""
-        samples, loss, *moments = sums
-        found = {"pearson": metrics.pearson(samples, *moments), "loss": loss / max(1.0, samples)}
-        if self.num_columns:
-            assert rows is not None, "Spearman's correlation needs the rows"
-            found["spearman"] = metrics.spearman(*rows[~rows[:, 0].isnan()].unbind(1))
-        return found
+    def _metrics_of(self, rows: np.ndarray) -> dict[str, float]:
+        x, y = rows.T
+        varies = len(x) > 1 and x.min() < x.max() and y.min() < y.max()
+        tests = {"pearson": self._stats.pearsonr, "spearman": self._stats.spearmanr}
+        found = {name: test(x, y).statistic if varies else 0.0 for name, test in tests.items()}
+        return found | {"loss": ((x - y) ** 2).mean()}
 
     @staticmethod
     def _pairs(model: Model, batch: Batch, keys: Keys | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -244,3 +272,16 @@ def _labels_of(batch: Batch) -> tuple[Tensor, Tensor]:
     """A task's labels float32 [S], and which sequences have tokens."""
     assert batch.labels is not None, "this objective needs a task's labels"
     return batch.labels, batch.cu_seqlens[1:] > batch.cu_seqlens[:-1]
+
+
+def _masked_rows(there: Tensor, *columns: Tensor) -> Tensor:
+    """float64 [S, columns], NaN for sequences without tokens."""
+    return torch.where(there[:, None], torch.stack([column.double() for column in columns], dim=1), torch.nan)
+
+
+def _library(module: str, package: str) -> Any:
+    """A module that only metrics need; raises UserError where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(package, "is not installed, and metrics need it", "pip install 'mlbert[finetune]'") from None

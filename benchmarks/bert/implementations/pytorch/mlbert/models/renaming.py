@@ -6,22 +6,19 @@ rows may be padded or not.
 
 from __future__ import annotations
 
-import re
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.checkpoint_names import TIED, VOCABULARY, WORD_EMBEDDINGS, own_torch_names
+from mlbert.core.checkpoint_names import TIED, VOCABULARY, own_torch_names
 from mlbert.core.errors import UserError
-from mlbert.models.bert import BertBase, BertForPreTraining
+from mlbert.models.bert import AnyBert, BertForPreTraining
 
+ENCODER = ("bert.embeddings.", "bert.encoder.")
+HEADS = ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "classifier.")
 ANOTHER = "Choose a complete BERT checkpoint"
 OTHER_CONFIG = "Use the bert_config.json of the checkpoint"
 
@@ -48,11 +45,32 @@ class Report:
         counts = f"{len(self.taken)} taken, {len(self.dropped)} dropped, {len(self.missing)} missing"
         return [*(f"{name}: {fate}" for name, fate in sorted(fates.items())), counts]
 
+    def unused_heads(self) -> list[str]:
+        """Heads of which tensors were dropped that stand for nothing in the model, each with the reason."""
+        heads = {}
+        for name, why in self.dropped.items():
+            own = own_torch_names(name)[0]
+            if own.startswith(HEADS) and not why.startswith(("tied", "the same")):
+                heads[next(head for head in HEADS if own.startswith(head)).rstrip(".")] = why
+        return [f"{head} ({why})" for head, why in sorted(heads.items())]
+
 
 def empty_parameters(shape: BertConfig) -> dict[str, Tensor]:
     """The parameters of this shape by our names, without memory: for their sizes (vocabulary rows padded)."""
     with torch.device("meta"):
         return dict(BertForPreTraining(shape).named_parameters())
+
+
+def parameters_in(tensors: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Tensor]:
+    """As `empty_parameters`, of the encoder and those heads of which a checkpoint holds anything, a classifier too."""
+    own = {name: tensor for theirs, tensor in tensors.items() for name in own_torch_names(theirs)}
+    known = empty_parameters(shape)
+    if (classifier := own.get("classifier.weight")) is not None:
+        rows = (len(classifier), shape.hidden_size) if classifier.ndim else (0, 0)
+        known |= {"classifier.weight": torch.empty(rows, device="meta")}
+        known |= {"classifier.bias": torch.empty(rows[:1], device="meta")}
+    there = tuple(head for head in HEADS if any(name.startswith(head) for name in own))
+    return {name: parameter for name, parameter in known.items() if name.startswith((*ENCODER, *there))}
 
 
 def own_state(
@@ -80,9 +98,8 @@ def own_state(
         UserError: a tensor has another shape, the encoder is incomplete, two copies of a tensor differ, or a matrix of
             the encoder is no BERT's.
     """
-    for name in tensors:
-        refuse_other_architecture(name, source)
     known = known or empty_parameters(shape)
+    _refuse_other_feed_forward({own for name in tensors for own in own_names(name)}, shape, source)
     report = Report()
     state: dict[str, Tensor] = {}
     came_from: dict[str, str] = {}
@@ -90,11 +107,14 @@ def own_state(
         names = own_names(name)
         own = tuple(part if part in known else TIED.get(part, part) for part in names)
         if not all(part in known for part in own):
-            if own[0].startswith("bert.encoder.") and not name.endswith("_extra_state"):
+            if own[0].startswith(ENCODER) and not name.endswith(("_extra_state", "_ids")):  # the latter are buffers
                 raise UserError(source, f"{name} has no place in a BERT of this shape", OTHER_CONFIG)
             report.dropped[name] = "no such parameter"
             continue
         tensor = tensors[name]
+        if own[0].startswith("classifier.") and tensor.shape[:1] != known[own[0]].shape[:1]:
+            report.dropped[name] = f"of {tensor.shape[0]} labels, the model has {known[own[0]].shape[0]}"
+            continue
         if len(own) > 1:
             _check_shape(name, tensor, [len(own) * known[own[0]].shape[0], *known[own[0]].shape[1:]], source)
         for part, piece in zip(own, tensor.chunk(len(own)) if len(own) > 1 else (tensor,), strict=True):
@@ -108,20 +128,18 @@ def own_state(
                 raise UserError(source, f"{name} and {came_from[part]} differ", "The model has one tensor for both")
     for own_name in (name for name in known if name not in state):
         name = (spelling or {}).get(own_name, own_name)
-        if own_name.startswith(("bert.embeddings.", "bert.encoder.")):
+        if own_name.startswith(ENCODER):
             raise UserError(source, f"tensor {name} is missing", ANOTHER)
         report.missing[name] = "initialised"
     return state, report
 
 
-def refuse_other_architecture(name: str, source: str) -> None:
-    """Raises UserError for a tensor that says that the checkpoint's encoder is not a plain BERT's."""
-    if ".mlp.gated_layers." in name or ".mlp.wo." in name or ".mlp.layernorm." in name:
-        raise UserError(
-            source,
-            f"is a MosaicBERT ({name}: gated feed-forward layers, ALiBi in place of position embeddings)",
-            "Plain BERT cannot hold it; choose a checkpoint of the hf_bert model or of MLPerf v2.1",
-        )
+def _refuse_other_feed_forward(own: set[str], shape: BertConfig, source: str) -> None:
+    """Raises UserError for the feed-forward layers of a MosaicBERT where the model is none, or the other way round."""
+    inner = {name.rsplit(".", 1)[1] for name in own if ".intermediate.dense." in name}
+    kinds = {True: "a MosaicBERT (gated feed-forward layers)", False: "a plain BERT"}
+    if inner and (is_gated := "bias" not in inner) != shape.gated_mlp:
+        raise UserError(source, f"is {kinds[is_gated]}, the model is {kinds[shape.gated_mlp]}", OTHER_CONFIG)
 
 
 def _fitted(own: str, name: str, tensor: Tensor, parameter: Tensor, shape: BertConfig, source: str) -> Tensor:
@@ -130,8 +148,9 @@ def _fitted(own: str, name: str, tensor: Tensor, parameter: Tensor, shape: BertC
         raise UserError(source, f"{name} holds no floating-point numbers", ANOTHER)
     wanted = list(parameter.shape)
     vocabulary = own in (*VOCABULARY, *TIED)
-    if vocabulary and list(tensor.shape) != wanted:  # else padded as ours is
-        wanted[0] = shape.vocab_size
+    if vocabulary:
+        is_padded = tensor.shape[:1] == (shape.padded_vocab_size,)
+        wanted[0] = shape.padded_vocab_size if is_padded else shape.vocab_size
     _check_shape(name, tensor, wanted, source)
     return (tensor[: shape.vocab_size] if vocabulary else tensor).float()
 
@@ -143,7 +162,7 @@ def _check_shape(name: str, tensor: Tensor, wanted: list[int], source: str) -> N
 
 
 @torch.no_grad()
-def load_state(model: BertBase, tensors: Mapping[str, Tensor], source: str) -> Report:
+def load_state(model: AnyBert, tensors: Mapping[str, Tensor], source: str) -> Report:
     """Copies a checkpoint's tensors into ``model``; padding rows become zero, missing heads stay as they are.
 
     Raises UserError as `own_state` does, before anything is changed.
@@ -163,59 +182,3 @@ def padded(state: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Tensor]:
         rows = state[name].new_zeros(shape.padded_vocab_size - shape.vocab_size, *state[name].shape[1:])
         result[name] = torch.cat([state[name], rows])
     return result
-
-
-def read_nvidia_pt(path: Path) -> dict[str, Tensor]:
-    """The state dict of a ``.pt`` file of the form ``{'model': state_dict}``; only tensors and containers are loaded.
-
-    Raises UserError for a file that is missing, damaged, of another form, or that holds any other object.
-    """
-    remedy = "Give a .pt file of the form {'model': state_dict}"
-    content = read_pt(path, remedy)
-    state = content.get("model") if isinstance(content, dict) else None
-    if not isinstance(state, dict):
-        raise UserError(path, "has no 'model'", remedy)
-    tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
-    if not any(WORD_EMBEDDINGS in own_torch_names(name) for name in tensors):
-        raise UserError(path, f"holds no {WORD_EMBEDDINGS}", remedy)
-    return tensors
-
-
-def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) -> Any:
-    """What a ``.pt`` file holds, tensors left on disk until they are read.
-
-    Args:
-        path: the file.
-        remedy: what to say of a bad one.
-        allowed: what to call for a class or function that the file names, beside tensors and containers.
-
-    Raises:
-        UserError: the file is missing or damaged, or names anything else; nothing of it has been called.
-    """
-    try:
-        with path.open("rb") as file:
-            is_zip = zipfile.is_zipfile(file)
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror or error})", remedy) from None
-    try:
-        if is_zip:
-            _check_records(path)
-        with torch.serialization.safe_globals(list(allowed)):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    except UserError:
-        raise
-    except Exception as error:  # a damaged file can fail in any way
-        if found := re.search(r"GLOBAL (\S+)", str(error)):
-            raise UserError(path, f"names {found[1]}, which is not loaded from a checkpoint", remedy) from None
-        reason = f" ({str(error).splitlines()[0]})" if str(error) and not isinstance(error, UnpicklingError) else ""
-        raise UserError(path, f"is damaged or no PyTorch file{reason}", remedy) from None
-
-
-def _check_records(path: Path) -> None:
-    """Compares every record of the zip file with its checksum, which torch.load does not."""
-    again = "Fetch or convert it again"
-    with zipfile.ZipFile(path) as archive:
-        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-            raise UserError(path, "is compressed, which PyTorch never does", again)
-        if damaged := archive.testzip():
-            raise UserError(path, f"is damaged at record {damaged}", again)

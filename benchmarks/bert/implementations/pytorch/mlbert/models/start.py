@@ -10,13 +10,15 @@ from typing import TypeVar
 import torch
 
 from mlbert import ops
+from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
-from mlbert.models.bert import BertBase
+from mlbert.models.bert import AnyBert
 from mlbert.models.load import load_weights
 from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import compute_dtype, fp8_products
 
-AnyModel = TypeVar("AnyModel", bound=BertBase)
+HUGGING_FACE = "huggingface"  # a value of MODEL_IMPLEMENTATION
+AnyModel = TypeVar("AnyModel", bound=AnyBert)
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Compute:
         dtype: of matrix products and activations.
         products: which of the encoder's products run in FP8; None: none.
         precision: for the log, "torch.float32", "torch.bfloat16", "torch.float16", "fp8" or "fp8-forward".
-        ops: for the log, JSON of op -> implementation.
+        ops: for the log, JSON of op -> implementation; of Hugging Face's model, whose ops are its own, of the loss.
     """
 
     dtype: torch.dtype
@@ -37,9 +39,16 @@ class Compute:
 
 
 def choose_compute(config: TrainConfig, device: torch.device, warn: Callable[[str], None]) -> Compute:
-    """Selects the ops for this process. Raises UserError for what the device does not have."""
+    """Selects the ops for this process. Raises UserError for what the device or the model does not have."""
     dtype, products = compute_dtype(config.precision, device), fp8_products(config.precision, device)
     chosen = ops.select(config.ops, device)
+    if config.model_implementation == HUGGING_FACE:
+        if products:
+            reason = "Hugging Face's model has no FP8 products"
+            raise UserError(
+                f"PRECISION={config.precision}", reason, "Set PRECISION=bf16 or MODEL_IMPLEMENTATION=mlbert"
+            )
+        chosen = {"model": "transformers", "masked_cross_entropy": chosen["masked_cross_entropy"]}
     if products and device.type == "cpu":
         warn(f"PRECISION={config.precision} on a CPU is for tests: slower than bf16")
     return Compute(dtype, products, config.precision if products else str(dtype), json.dumps(chosen))
@@ -56,6 +65,9 @@ def start_weights(
     model.initialize(seed)
     model.to(device)
     if config.init_checkpoint is not None:
-        for name in load_weights(model, config.init_checkpoint).missing:
+        report = load_weights(model, config.init_checkpoint)
+        for name in report.missing:
             warn(f"warning: {config.init_checkpoint} has no {name}")
+        if unused := report.unused_heads():
+            warn(f"warning: of {config.init_checkpoint} is not used: {', '.join(unused)}")
     return model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW, DecoupledAdamW
 from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.compiled import CompiledOptimizer
-from mlbert.optim.flat import FlatParameters
+from mlbert.optim.flat import FlatParameters, is_decayed
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.madgrad import Madgrad
 from mlbert.optim.sgd import SGD
@@ -54,6 +54,11 @@ def make(config: TrainConfig, flat: FlatParameters, layout: Layout, known_norm: 
         implementation=implementation(config),
         gathered=config.weights_allgather,
     )
+
+
+def decayed(config: TrainConfig) -> Callable[[str], bool]:
+    """Tells by a parameter's name whether it is decayed: all are with DECAY_ALL, else not biases and LayerNorm."""
+    return (lambda name: True) if config.decay_all else is_decayed
 
 
 def implementation(config: TrainConfig) -> str:

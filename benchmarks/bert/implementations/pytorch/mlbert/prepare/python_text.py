@@ -96,7 +96,17 @@ def _files(root: Path) -> list[Path]:
     return found
 
 
+def documents_by_file() -> Iterator[tuple[str, list[str]]]:
+    """The documents of the standard library's source files, each with its file's name within the library."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    return ((path.relative_to(root).as_posix(), document) for path, document in _from_files(root) if document)
+
+
 def _from_sources(root: Path) -> Documents:
+    return (document for _, document in _from_files(root))
+
+
+def _from_files(root: Path) -> Iterator[tuple[Path, list[str]]]:
     for path in _files(root):
         if path.suffix != ".py" or path.parent.name == "pydoc_data":
             continue
@@ -105,7 +115,7 @@ def _from_sources(root: Path) -> Documents:
             lines = path.read_text("utf-8", errors="ignore").splitlines()
         except (SyntaxError, ValueError, OSError):
             continue  # templates with placeholders, or unreadable: not worth stopping for
-        yield from _from_module(tree, lines)
+        yield from ((path, document) for document in _from_module(tree, lines))
 
 
 def _from_module(tree: ast.Module, lines: list[str]) -> Documents:

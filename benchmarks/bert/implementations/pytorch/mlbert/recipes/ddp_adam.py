@@ -119,6 +119,7 @@ def build(
             "model": inputs.shape.to_json(),
             "optimizer": optimizer.name,
             "train_batch_size": config.train_batch_size,
+            "ranks": world.world_size,
             "train_data": inputs.train_data,
             "eval_data": inputs.eval_data,
         },
@@ -134,7 +135,7 @@ def _update(
     for name, value in (("SHARDED_OPTIMIZER", "off"), ("WEIGHTS_ALLGATHER", "fp32")):
         if (given := getattr(config, name.lower())) != value:
             raise UserError(f"{name}={given}", "every rank of ddp_adam updates everything", f"Set {name}={value}")
-    flat = FlatParameters(model.ordered_parameters())
+    flat = FlatParameters(model.ordered_parameters(), decayed=methods.decayed(config))
     buckets = cut_buckets(flat.offsets, flat.numel, config.bucket_mib * 2**20 // flat.grad.element_size())
     gradients = (flat.parameters, flat.grad, flat.offsets, world, buckets)
     clipping, limit, scale = config.gradient_clipping, config.max_grad_norm, loss_scale.value if loss_scale else None

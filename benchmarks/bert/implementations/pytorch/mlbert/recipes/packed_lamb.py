@@ -116,6 +116,7 @@ def build(
             "model": inputs.shape.to_json(),
             "optimizer": optimizer.name,
             "train_batch_size": config.train_batch_size,
+            "ranks": world.world_size,
             "train_data": inputs.train_data,
             "eval_data": inputs.eval_data,
         },
@@ -134,7 +135,7 @@ def _update(
         setting = f"WEIGHTS_ALLGATHER={config.weights_allgather}"
         raise UserError(setting, "weights travel only where the optimizer is sharded", "Set SHARDED_OPTIMIZER=node")
     groups = ShardGroups.of(config.sharded_optimizer, world)
-    flat = FlatParameters(model.ordered_parameters(), ShardLayout.multiple(groups))
+    flat = FlatParameters(model.ordered_parameters(), ShardLayout.multiple(groups), methods.decayed(config))
     numel, grad = flat.padded_data.numel(), flat.padded_grad
     bucket_elements = config.bucket_mib * 2**20 // grad.element_size()
     clip_before = config.max_grad_norm if config.gradient_clipping == "before" else None

@@ -1,8 +1,8 @@
 """What every stored data set looks like to its readers: sequences by index, in any order.
 
-A `Store` may be our prepared set, TFRecords, or the HDF5 shards of other pipelines; `mlbert.store.open` recognises
-which. Looking at `StoreInfo` uses no sample, so it is allowed before ``run_start``: it takes a manifest, or names,
-sizes and the head of the first file.
+A `Store` may be our prepared set, TFRecords, MDS sets, or the HDF5 shards of other pipelines; `mlbert.store.open`
+recognises which. Looking at `StoreInfo` uses no sample, so it is allowed before ``run_start``: it takes a manifest, or
+names, sizes and the head of the first file.
 
 Legend: N sequences, S sequences asked for, P packs.
 """
@@ -31,7 +31,7 @@ class StoreInfo:
     """What is known of a set without reading a sample."""
 
     folder: Path  # where it lies
-    kind: str  # "mlbert", "bins", "tfrecord", "nvidia-fixed", "nvidia-variable" or "nvidia-packed"
+    kind: str  # "mlbert", "bins", "mds", "tfrecord", "nvidia-fixed", "nvidia-variable" or "nvidia-packed"
     identity: str  # sha256 that names the data: of our manifest, or over the sorted file names and sizes of other kinds
     max_seq_length: int  # of one sequence, at most, tokens
     max_predictions: int  # masked tokens of one sequence, at most

@@ -13,8 +13,8 @@ from mlbert.store.manifest import MANIFEST, file_sha256, no_folder, read_manifes
 from mlbert.store.prepared import ShardSet, info_of
 
 ACCEPTED = (
-    "a prepared set (manifest.json), bins (bins.json), TFRecord files, or HDF5 shards in NVIDIA's fixed-length, "
-    "variable-length or packed form"
+    "a prepared set (manifest.json), bins (bins.json), TFRecord files, HDF5 shards in NVIDIA's fixed-length, "
+    "variable-length or packed form, or an MDS set of masked samples (index.json)"
 )
 
 IN_MEMORY_BYTES = 4 << 30  # smaller sets are held in memory as one piece
@@ -59,7 +59,7 @@ def _foreign(folder: Path) -> ModuleType:
     if inside := sorted(path.parent.name for name in (MANIFEST, BINS) for path in folder.glob(f"*/{name}")):
         reason = f"is no data set, or not a finished one, but holds {', '.join(inside)}"
         raise UserError(folder, reason, "Give one of these folders")
-    for name in ("tfrecord_store", "nvidia"):
+    for name in ("mds_samples", "tfrecord_store", "nvidia"):
         module = import_module(f"mlbert.store.{name}")
         if module.accepts(folder):
             return module

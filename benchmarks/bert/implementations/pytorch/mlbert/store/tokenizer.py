@@ -40,7 +40,8 @@ class Tokenizer:
 
     name: str  # as it was asked for
     vocabulary: dict[str, int]  # from entry to id
-    sha256: str  # of the vocabulary file
+    file: Path  # the vocabulary
+    sha256: str  # of that file
     lower_case: bool = True
 
     @property
@@ -75,7 +76,7 @@ class Tokenizer:
 
     def clone(self) -> Tokenizer:
         """The same without what one thread's use leaves behind."""
-        return Tokenizer(self.name, self.vocabulary, self.sha256, self.lower_case)
+        return Tokenizer(self.name, self.vocabulary, self.file, self.sha256, self.lower_case)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, no special tokens added."""
@@ -146,7 +147,9 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
         raise UserError(path, "there is no such file", f"{_REMEDY}, or the name of a model, as {UNCASED_NAMES[0]}")
     elif not path.exists():
         path = _fetched(str(name))
-    return Tokenizer(str(name), load_vocabulary(path), file_sha256(path), _lower_case(path.with_name(CONFIG_FILE)))
+    return Tokenizer(
+        str(name), load_vocabulary(path), path, file_sha256(path), _lower_case(path.with_name(CONFIG_FILE))
+    )
 
 
 def _lower_case(config: Path) -> bool:

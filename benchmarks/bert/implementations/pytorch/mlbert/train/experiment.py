@@ -12,10 +12,11 @@ LOGDIR/run_<i>/checkpoints/        while SAVE_CHECKPOINT_STEPS is not 0
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,11 +31,14 @@ from mlbert.core.provenance import tree_root
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.lifecycle import Lifecycle
 from mlbert.dist.world import World
+from mlbert.ops.peak import gemm_peak_flops
 from mlbert.train import artifacts
 from mlbert.train.checkpoint import CheckpointFolder
 from mlbert.train.evaluate import Evaluator
 from mlbert.train.ledger import Ledger
+from mlbert.train.loggers import make_loggers
 from mlbert.train.loop import Run, train
+from mlbert.train.micro_batch import build_fitting
 from mlbert.train.mlperf_events import MLPerfEvents, Several
 from mlbert.train.monitor import Monitor
 from mlbert.train.progress import Limits, Outcome, TrainState
@@ -42,6 +46,8 @@ from mlbert.train.protocols import Events, Inputs, Method, Recipe
 from mlbert.train.reader import Reader
 from mlbert.train.snapshots import Snapshots
 from mlbert.train.step import Step, choose_graphs
+
+_PARTS = "gradient_accumulation_steps"
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,9 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
         log.start("init_start")
         log_submission(log.event, config)
         log.event("seed", seed)
-        method = recipe.build(config, inputs, world, seed, say)
+        config, method = build_fitting(config, lambda c: recipe.build(c, inputs, world, seed, say), world, say)
+        if config is not resolved.config:
+            resolved = replace(resolved, config=config, origin={**resolved.origin, _PARTS: "AUTO_MICRO_BATCH"})
         identity = log_run(log, resolved, inputs, method, world)
         if world.rank == 0:
             record = {**json.loads(resolved.as_json()), "seed": seed, "provenance": asdict(identity)}
@@ -146,7 +154,11 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
             console,
             append=config.resume,
         )
-        events = Several([MLPerfEvents(log, method.evaluation.num_examples), monitor])
+        loggers: list[Events] = []
+        if world.rank == 0:
+            peak = functools.partial(gemm_peak_flops, method.model.dtype, world.device.type)
+            loggers = make_loggers(config, record, paths.folder, config.optimizer, world.world_size, peak)
+        events = Several([MLPerfEvents(log, method.evaluation), monitor, *loggers])
         run = assemble(config, method, paths.folder / "checkpoints", world, lifecycle, events, seed)
         if config.resume and run.snapshots.load(say):
             log.event("resumed_from_step", run.state.step)
@@ -228,7 +240,6 @@ def assemble(
     """
     graphs = choose_graphs(config.cuda_graph_mode, method, config.gradient_accumulation_steps, world.device)
     state = TrainState(next_eval_samples=config.eval_iter_start_samples)
-    identity = {**method.identity, "ranks": world.world_size}
     objects = (method.model, method.objective, method.flat, method.sync, method.optimizer)
     capture = graphs.capture() if graphs else None  # an evaluation runs between any two steps
     return Run(
@@ -238,7 +249,7 @@ def assemble(
         ledger=Ledger(state, events.skipped),
         evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture),
         snapshots=Snapshots(
-            CheckpointFolder(checkpoints, config.keep_checkpoints, identity), method, state, seed, world
+            CheckpointFolder(checkpoints, config.keep_checkpoints, dict(method.identity)), method, state, seed, world
         ),
         events=events,
         lifecycle=lifecycle,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mlbert.core.mllog import MLPerfLogger
 from mlbert.train.progress import Outcome, TrainState
-from mlbert.train.protocols import Events
+from mlbert.train.protocols import EvaluationSet, Events
 
 
 class MLPerfEvents(Events):
@@ -14,11 +14,11 @@ class MLPerfEvents(Events):
 
     Args:
         log: of this rank.
-        num_eval_examples: samples of one evaluation.
+        samples: of the evaluation; their number is asked for at the end.
     """
 
-    def __init__(self, log: MLPerfLogger, num_eval_examples: int) -> None:
-        self._log, self._num_eval_examples = log, num_eval_examples
+    def __init__(self, log: MLPerfLogger, samples: EvaluationSet) -> None:
+        self._log, self._samples = log, samples
 
     def start(self, state: TrainState) -> None:
         """The clock starts."""
@@ -44,7 +44,7 @@ class MLPerfEvents(Events):
         self._log.end("block_stop", metadata={"first_epoch_num": 1})
         self._log.end("epoch_stop", metadata={"epoch_num": samples})
         self._log.event("train_samples", samples)
-        self._log.event("eval_samples", self._num_eval_examples)
+        self._log.event("eval_samples", self._samples.num_examples)
 
 
 class Several(Events):

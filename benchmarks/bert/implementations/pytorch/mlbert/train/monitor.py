@@ -89,8 +89,7 @@ class Monitor(Events):
             step=state.step,
             samples=state.samples,
             seconds=round(seconds, 3),
-            eval_accuracy=state.accuracy,
-            **{f"eval_{name}": value for name, value in metrics.items()},
+            **{"eval_accuracy": state.accuracy} | {f"eval_{name}": value for name, value in metrics.items()},
         )
         told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.say(f"evaluation at {state.samples} samples, {seconds:.1f} s: {told}")

@@ -58,7 +58,9 @@ class Source(Protocol):
 class EvaluationSet(Protocol):
     """This rank's share of the evaluation samples."""
 
-    num_examples: int
+    @property
+    def num_examples(self) -> int:
+        """Over all ranks; may be known after `open` only."""
 
     def open(self) -> None:
         """First touch of the data. Raises UserError for a damaged file or too few samples."""

@@ -147,6 +147,16 @@ class Step:
         self._flat.zero_grad()
         self._model.forget_step()
 
+    def try_out(self, batch: HostBatch) -> None:
+        """Forward and backward on this rank alone: nothing is reduced; weights stay, gradients are zero afterwards."""
+        try:
+            self._write_numbers(0, 0, [1.0] * self._num_divisors)
+            self._sync.prepare(last=False)
+            self._forward_backward(batch.to(self._device))
+        finally:
+            self._flat.zero_grad()
+            self._model.forget_step()
+
     def record(self) -> None:
         """Warms up and captures. Weights, moments and scales are afterwards as before, and gradients are zero."""
         assert self.graphs is not None, "no graphs"

@@ -1,1 +1,1 @@
-"""The programs of benchmarks/mosaic_bert, by the names and flags under which they were published."""
+"""The programs of MosaicML's BERT examples, by their command lines: ``main.py YAML [name=value ...]`` and others."""

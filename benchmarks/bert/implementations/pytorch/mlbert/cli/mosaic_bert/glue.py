@@ -1,0 +1,154 @@
+"""``glue.py YAML [name=value ...]``: fine-tunes on GLUE's tasks, each job a process, and prints the scores."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from mlbert.cli.mosaic_bert import finetuning_yaml, glue_yaml
+from mlbert.cli.mosaic_bert.glue_display import FIGURE, SCORES, Display, scores_table, write_scores
+from mlbert.cli.mosaic_bert.glue_runner import LOG, Runner, Slot, State, make_slots
+from mlbert.cli.mosaic_bert.glue_yaml import GlueYaml
+from mlbert.cli.mosaic_bert.leaves import Leaves
+from mlbert.cli.mosaic_bert.main import resolve_layer, split_words
+from mlbert.cli.mosaic_bert.results import last_evaluation
+from mlbert.core.config import environment
+from mlbert.core.errors import UserError
+from mlbert.core.glue_jobs import FIRST, Job
+from mlbert.core.nested_yaml import read_nested
+from mlbert.dist.lifecycle import FAILED, SUCCEEDED
+from mlbert.dist.world import World
+
+PROGRAM, JOB_YAML = "glue.py", "job.yaml"
+HELP = """Usage: glue.py YAML [name=value ...]
+
+Fine-tunes on GLUE's eight tasks. Every job is a process with a folder of its own, as many side by side as there are GPUs,
+or CPU cores without one; rte, mrpc and stsb begin with the weights of the first mnli job. Started again, it runs what is not
+done yet. The jobs' YAML files run by themselves, too: sequence_classification.py FOLDER/task=T/seed=S/job.yaml
+
+starting_checkpoint_load_path=WEIGHTS  a run folder, its weights/, a Hugging Face folder, or a Composer checkpoint
+base_run_name=NAME                     job T with seed S is called NAME_task=T_seed=S
+save_finetune_checkpoint_folder=DIR    its folder is DIR/task=T/seed=S; scores and a figure of them lie in DIR
+parallel=false                         one job after the other
+published_order=true                   training rows as they lie, as in the published program, never shuffled
+data.glue=FOLDER                       of GLUE's files in their official form
+data.source=NAME                       where they come from if they are not there: datasets, or python for stand-ins
+tasks.T.seeds=[19,717]                 seeds of a task; the YAML's tasks are those that run
+tasks.T.trainer_kwargs.max_duration=3ep    also eval_interval, eval_subset_num_batches, save_num_checkpoints_to_keep (not 0: weights stay)
+tasks.T.optimizer.lr=5e-5              also optimizer.weight_decay, batch_size
+"""
+
+
+def app(args: Sequence[str], **_: object) -> int:
+    """Runs the program; returns its exit status."""
+    if "--help" in args or "-h" in args:
+        print(HELP)
+        return SUCCEEDED
+    path, words = split_words(PROGRAM, args)
+    if World.identify(environment()).world_size > 1:
+        raise UserError(PROGRAM, "starts its processes itself", f"Run python {PROGRAM} without a launcher")
+    program = Program(path, GlueYaml(Leaves(path, read_nested(path, words, glue_yaml.KNOWN))), Console())
+    return program.run()
+
+
+class Program:
+    """One call: its YAML, its jobs and what is known of them."""
+
+    def __init__(self, path: Path, given: GlueYaml, console: Console) -> None:
+        self._path, self._given, self._console = path, given, console
+        self._metrics: dict[Job, dict[str, float]] = {}
+        self._first = next((job for job in given.jobs if job.task == FIRST), None)
+
+    def run(self) -> int:
+        """Runs what is not done yet; prints and writes the scores."""
+        given = self._given
+        if not given.jobs:
+            raise UserError(self._path, "names no job", "Give tasks with seeds")
+        finetuning_yaml.make_glue(given.glue, given.source, given.tasks)
+        self._check_settings()
+        given.folder.mkdir(parents=True, exist_ok=True)
+        done = [job for job in given.jobs if self._is_done(job)]
+        for job in done:
+            self._metrics[job] = last_evaluation(self._folder(job) / "run_0")
+        if done:
+            self._say(f"{len(done)} of {len(given.jobs)} jobs are done already")
+        with Display(self._console, self._folder, self._metrics) as display:
+            runner = Runner(given.jobs, done, self._slots(), self._prepare, self._folder, environment(), self._told)
+            self._display, display.runner, self._runner = display, runner, runner
+            runner.run()
+        return self._finish(runner)
+
+    def _finish(self, runner: Runner) -> int:
+        missing = [job for job, state in runner.states.items() if state is not State.DONE]
+        write_scores(self._given.folder, self._metrics, missing)
+        self._console.print(scores_table(self._metrics))
+        self._say(f"{self._given.folder / SCORES}, {self._given.folder / FIGURE}")
+        for job in missing:
+            failed = runner.states[job] is State.FAILED
+            why = f"{runner.last_line(job)} ({self._folder(job) / LOG})" if failed else f"{FIRST} has failed"
+            print(f"{PROGRAM}: {job.task} seed {job.seed}: {why}", file=sys.stderr)
+        return FAILED if missing else SUCCEEDED
+
+    def _told(self, job: Job | None) -> None:
+        if job is not None and self._runner.states[job] is State.DONE:
+            self._metrics[job] = last_evaluation(self._folder(job) / "run_0")
+            is_start = job == self._first and any(other.waits for other in self._given.jobs)
+            if not is_start and not self._given.keeps_weights(job):
+                for name in ("weights", "huggingface"):
+                    shutil.rmtree(self._folder(job) / "run_0" / name, ignore_errors=True)
+        self._display.tell(job)
+
+    def _check_settings(self) -> None:
+        """What is wrong with the settings of any task is said before a job begins."""
+        for task in self._given.tasks:
+            job = next(job for job in self._given.jobs if job.task == task)
+            leaves = glue_yaml.as_leaves(self._path, self._given.of_job(job, self._given.start))
+            layer = finetuning_yaml.to_settings(Leaves(self._path, leaves), 1, torch.cuda.is_available())
+            resolve_layer(self._path, layer)
+
+    def _prepare(self, job: Job) -> list[str]:
+        folder = self._folder(job)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / JOB_YAML).write_text(self._yaml(job), encoding="utf-8")
+        return [sys.executable, "-m", "mlbert.cli.main", "finetune", str(folder / JOB_YAML)]
+
+    def _yaml(self, job: Job) -> str:
+        start = self._given.start
+        if job.waits and self._first is not None:
+            start = str(self._folder(self._first) / "run_0" / "weights")
+        return glue_yaml.as_text(self._given.of_job(job, start))
+
+    def _is_done(self, job: Job) -> bool:
+        """Whether a finished run of the same settings is there. Raises UserError for one of other settings."""
+        folder = self._folder(job)
+        if not (folder / "run_0" / "summary.json").exists():
+            return False
+        path = folder / JOB_YAML
+        if not path.exists() or path.read_text(encoding="utf-8") != self._yaml(job):
+            reason = f"holds the result of another {JOB_YAML}"
+            raise UserError(folder, reason, "Choose another base_run_name, or remove the folder")
+        return True
+
+    def _folder(self, job: Job) -> Path:
+        return job.folder(self._given.folder)
+
+    def _slots(self) -> list[Slot]:
+        most = len(self._given.jobs) if self._given.parallel else 1
+        visible = environment().get("CUDA_VISIBLE_DEVICES")
+        return make_slots(torch.cuda.device_count(), visible, sorted(os.sched_getaffinity(0)), most)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Entry of benchmarks/mosaic_bert/glue.py."""
+    from mlbert.cli.main import main as run
+
+    run(["glue", *sys.argv[1:]])

@@ -1,0 +1,87 @@
+"""Typed access to the leaves of a nested YAML, and the layer of settings that is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from mlbert.core.errors import UserError
+from mlbert.core.nested_yaml import Value
+
+Default = Value | str | float | bool | None
+
+
+class Leaves(Mapping[str, Value]):
+    """The leaves of one file; a getter raises UserError for a value of another type, and for one that is missing and
+    has no default (None)."""
+
+    def __init__(self, path: Path, found: Mapping[str, Value]) -> None:
+        self.path, self._found = path, found
+
+    def __getitem__(self, name: str) -> Value:
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def is_given(self, name: str) -> bool:
+        """Whether it is there and not null."""
+        return name in self._found and self._found[name].value is not None
+
+    def text(self, name: str, default: Default) -> Value:
+        """A text; numbers are taken as they are written."""
+        value = self._get(name, default)
+        if isinstance(value.value, bool | dict | list) or not str(value.value).strip():
+            raise UserError(value.origin, f"{name} {value.value!r} is no text", f"Write {name}: ...")
+        return Value(str(value.value), value.origin)
+
+    def optional_text(self, name: str, default: str | None) -> str | None:
+        """A text, or None."""
+        return str(self.text(name, None).value) if self.is_given(name) else default
+
+    def number(self, name: str, default: Default) -> Value:
+        """A whole number or not; text such as 5e-4, which YAML takes for text, too."""
+        value = self._get(name, default)
+        if isinstance(value.value, int | float) and not isinstance(value.value, bool):
+            return value
+        try:
+            return Value(float(str(value.value).replace("_", "")), value.origin)
+        except ValueError:
+            raise UserError(value.origin, f"{name} {value.value!r} is no number", "Write a number") from None
+
+    def optional_number(self, name: str, default: float | None) -> float | None:
+        """A number, or None."""
+        return self.number(name, None).value if self.is_given(name) else default
+
+    def flag(self, name: str, default: bool) -> Value:
+        """true or false."""
+        value = self._get(name, default)
+        if not isinstance(value.value, bool):
+            raise UserError(value.origin, f"{name} {value.value!r} is neither true nor false", "Write one of them")
+        return value
+
+    def choice(self, name: str, known: Sequence[str], default: str) -> Value:
+        """One of some texts."""
+        value = self.text(name, default)
+        if value.value not in known:
+            raise UserError(value.origin, f"{name} {value.value!r} is unknown", f"Write one of {', '.join(known)}")
+        return value
+
+    def _get(self, name: str, default: Default) -> Value:
+        if self.is_given(name):
+            return self._found[name]
+        if default is None:
+            raise UserError(self.path, f"{name} is not set", f"Add it, or give {name}=... on the command line")
+        return default if isinstance(default, Value) else Value(default, f"default of {name}")
+
+
+class Layer(dict[str, tuple[object, str]]):
+    """Settings by field name, with their origins."""
+
+    def put(self, field: str, value: object, name: str = "", origin: str | None = None) -> None:
+        """Enters a value; of a `Value` the origin is its own, otherwise it is given, or the YAML's ``name``."""
+        given = value if isinstance(value, Value) else Value(value, origin or name or "main.py")
+        self[field] = (given.value, given.origin)

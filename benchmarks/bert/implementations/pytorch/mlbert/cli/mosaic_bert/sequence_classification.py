@@ -1,0 +1,109 @@
+"""``sequence_classification.py YAML [name=value ...]``: fine-tuning on a task, and predictions of what came of it.
+
+sequence_classification.py --predict FILE --model RUN_FOLDER [--out PREDICTIONS]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from mlbert.cli.mosaic_bert import finetuning_yaml
+from mlbert.cli.mosaic_bert.leaves import Leaves
+from mlbert.cli.mosaic_bert.main import resolve_layer, split_words
+from mlbert.cli.mosaic_bert.parser import Parser
+from mlbert.cli.mosaic_bert.results import last_evaluation
+from mlbert.cli.train import run_resolved
+from mlbert.core.config import environment
+from mlbert.core.errors import UserError
+from mlbert.core.nested_yaml import read_nested
+from mlbert.core.settings import TrainConfig
+from mlbert.dist.lifecycle import SUCCEEDED
+from mlbert.dist.world import World
+from mlbert.models import task_model
+from mlbert.store.tasks import read_texts
+from mlbert.store.tokenizer import load_tokenizer
+from mlbert.train.experiment import RunFolder
+
+PROGRAM = "sequence_classification.py"
+HELP = """Usage: sequence_classification.py YAML [name=value ...]
+       sequence_classification.py --predict FILE --model RUN_FOLDER [--out PREDICTIONS]
+
+Fine-tunes on a task, by itself or under mlbert launch local or torchrun. Leaves metrics, predictions, a confusion matrix
+and the weights in the run folder; --predict writes what they say about another file.
+
+load_path=WEIGHTS        a run folder, its weights/, a Hugging Face folder, or a Composer checkpoint
+data.train=FILE          .csv, .tsv, .jsonl or .json with columns
+data.eval=FILE           likewise
+data.text_columns=a,b    a text or a pair; told by their names, such as text or sentence1 and sentence2
+data.label_column=NAME   label, labels or score if not said
+model.num_labels=N       1 for a number; if not said, as many classes as the training file has
+data.task=NAME           one of GLUE's tasks, in place of files: cola mnli mrpc qnli qqp rte sst2 stsb
+data.glue=FOLDER         of GLUE's files
+data.source=NAME         where they come from if they are not there: datasets, or python for stand-ins made here
+"""
+
+
+def app(args: Sequence[str], **_: object) -> int:
+    """Runs the program; returns its exit status."""
+    if "--help" in args or "-h" in args:
+        print(HELP)
+        return SUCCEEDED
+    if any(word.startswith("--predict") for word in args):
+        return _predict(args)
+    path, words = split_words(PROGRAM, args)
+    world = World.identify(environment())
+    leaves = Leaves(path, read_nested(path, words, finetuning_yaml.KNOWN))
+    resolved = resolve_layer(path, finetuning_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available()))
+    status = run_resolved(resolved, world)
+    if status == SUCCEEDED and world.rank == 0:
+        _report(resolved.config)
+    return status
+
+
+def _report(config: TrainConfig) -> None:
+    folder = RunFolder.of(config).folder
+    console = Console()
+    console.print(metrics_table(last_evaluation(folder)))
+    for name in (task_model.PREDICTIONS, task_model.CONFUSION, "weights"):
+        console.print(f"{folder / name}", markup=False, highlight=False, soft_wrap=True)
+
+
+def metrics_table(metrics: Mapping[str, float]) -> Table:
+    """The metrics of an evaluation, a line each."""
+    table = Table(title="evaluation")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in metrics.items():
+        table.add_row(name.replace("_", " "), f"{value:.4f}")
+    return table
+
+
+def _predict(args: Sequence[str]) -> int:
+    parser = Parser(PROGRAM, "Predictions of a fine-tuned model.")
+    parser.add_argument("--predict", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path(task_model.PREDICTIONS))
+    given = parser.parse_args(args)
+    if given.out.suffix not in (".csv", ".jsonl"):
+        raise UserError(given.out, "is neither .csv nor .jsonl", "Name the predictions' file so")
+    weights = given.model / "weights" if (given.model / "weights").is_dir() else given.model
+    card = task_model.read_card(weights)
+    rows = read_texts(given.predict, card.form)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = task_model.predict(weights, card, rows, load_tokenizer(weights), device)
+    task_model.write_predictions(given.out, [rows], found, card)
+    print(f"wrote {len(rows)} predictions to {given.out}")
+    return SUCCEEDED
+
+
+def main() -> None:
+    """Entry of benchmarks/mosaic_bert/sequence_classification.py."""
+    from mlbert.cli.main import main as run
+
+    run(["finetune", *sys.argv[1:]])

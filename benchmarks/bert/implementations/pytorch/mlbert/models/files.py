@@ -1,0 +1,91 @@
+"""PyTorch's ``.pt`` files, read without running anything that they name; writing that leaves nothing half-written."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from mlbert.core.errors import UserError
+from mlbert.core.files import fsync_path
+
+
+def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) -> Any:
+    """What a ``.pt`` file holds, tensors left on disk until they are read.
+
+    Args:
+        path: the file.
+        remedy: what to say of a bad one.
+        allowed: what to call for a class or function that the file names, beside tensors and containers.
+
+    Raises:
+        UserError: the file is missing or damaged, or names anything else; nothing of it has been called.
+    """
+    try:
+        with path.open("rb") as file:
+            is_zip = zipfile.is_zipfile(file)
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror or error})", remedy) from None
+    try:
+        if is_zip:
+            _check_records(path)
+        with torch.serialization.safe_globals(list(allowed)):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except UserError:
+        raise
+    except Exception as error:  # a damaged file can fail in any way
+        if found := re.search(r"GLOBAL (\S+)", str(error)):
+            raise UserError(path, f"names {found[1]}, which is not loaded from a checkpoint", remedy) from None
+        reason = f" ({str(error).splitlines()[0]})" if str(error) and not isinstance(error, UnpicklingError) else ""
+        raise UserError(path, f"is damaged or no PyTorch file{reason}", remedy) from None
+
+
+def _check_records(path: Path) -> None:
+    """Compares every record of the zip file with its checksum, which torch.load does not."""
+    again = "Fetch or convert it again"
+    with zipfile.ZipFile(path) as archive:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise UserError(path, "is compressed, which PyTorch never does", again)
+        if damaged := archive.testzip():
+            raise UserError(path, f"is damaged at record {damaged}", again)
+
+
+def write_pt(target: Path, content: dict[str, Any]) -> None:
+    """Writes one file that torch.load reads, in place of one that is there; the same content gives the same bytes under
+    any name. Raises UserError when it cannot be written."""
+    with new_path(target) as path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:  # given a path, torch.save would keep its name in the file
+            torch.save(content, file)
+        fsync_path(path)
+
+
+@contextmanager
+def new_path(target: Path) -> Iterator[Path]:
+    """A temporary name that becomes the target; UserError when it cannot be written, and nothing is left behind."""
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        yield partial
+        partial.rename(target)
+        fsync_path(target.parent)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        # torch.save reports a full disk as RuntimeError.
+        shutil.rmtree(partial, ignore_errors=True)
+        if not partial.is_dir():
+            partial.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(target, f"cannot be written ({reason})", "Free space or name another place") from None
+
+
+def check_target(target: Path) -> None:
+    """Raises UserError for a target that is there already; asked before a long conversion begins."""
+    if target.exists() or target.is_symlink():
+        raise UserError(target, "exists already", "Name a new one")

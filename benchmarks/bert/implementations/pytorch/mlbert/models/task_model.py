@@ -1,0 +1,196 @@
+"""A fine-tuned model as files, and predictions of one: what a run folder of a task holds beside any run's.
+
+weights/task.json       what the model is for: columns, classes, length
+weights/vocab.txt       its vocabulary
+huggingface/config.json the classes' names as ``id2label``
+predictions.csv         a line for each evaluation row
+confusion_matrix.png    classes that are taken for each other; predictions over labels where these are numbers
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.errors import UserError
+from mlbert.feed.tasks import TaskEvalSet
+from mlbert.models.bert import AnyBert, BertForSequenceClassification
+from mlbert.models.export import write_weights
+from mlbert.models.load import load_weights
+from mlbert.store.tasks import TaskForm, TaskRows
+from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE, Tokenizer
+
+TASK = "task.json"
+PREDICTIONS, CONFUSION = "predictions.csv", "confusion_matrix.png"
+_MOST_NAMES = 40  # classes whose names fit the axes of a figure
+
+
+@dataclass(frozen=True)
+class TaskCard:
+    """What a fine-tuned model is for: ``task.json``. ``classes`` is () for a number, ``header`` names the columns of
+    files without a header."""
+
+    text_columns: tuple[str, ...]
+    label_column: str
+    classes: tuple[str, ...]
+    max_seq_length: int
+    header: tuple[str, ...] | None = None
+    lenient: bool = False
+
+    @property
+    def num_labels(self) -> int:
+        """1 for a number."""
+        return max(1, len(self.classes))
+
+    @property
+    def form(self) -> TaskForm:
+        """How the task's files look."""
+        classes = self.classes or None
+        return TaskForm(self.text_columns, self.label_column, self.num_labels, classes, self.header, self.lenient)
+
+
+def write_task_model(
+    model: AnyBert, folder: Path, facts: Mapping[str, object], card: TaskCard, tokenizer: Tokenizer
+) -> None:
+    """`write_weights`, with the vocabulary, the card, and the classes' names for Hugging Face. Raises UserError as it
+    does."""
+    write_weights(model, folder, facts, None)
+    words = {"tokenizer_class": "BertTokenizer", "do_lower_case": tokenizer.lower_case}
+    for target in (folder / "weights", folder / "huggingface"):
+        if target.is_dir():
+            (target / VOCAB_FILE).write_text("\n".join(tokenizer.entries) + "\n", encoding="utf-8")
+            (target / CONFIG_FILE).write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
+    (folder / "weights" / TASK).write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
+    config = folder / "huggingface" / "config.json"
+    if card.classes and config.exists():
+        values = json.loads(config.read_text(encoding="utf-8"))
+        values["id2label"] = dict(enumerate(card.classes))
+        values["label2id"] = {name: number for number, name in enumerate(card.classes)}
+        config.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def read_card(weights: Path) -> TaskCard:
+    """The card of a ``weights/`` folder. Raises UserError: there is none, or it is damaged."""
+    path = weights / TASK
+    remedy = "Name the run folder of a fine-tuned model"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        lists = ("text_columns", "classes", "header")
+        return TaskCard(**{k: tuple(v) if k in lists and v is not None else v for k, v in values.items()})
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror})", remedy) from None
+    except (ValueError, TypeError) as error:
+        raise UserError(path, f"is damaged ({error})", remedy) from None
+
+
+@torch.no_grad()
+def predict(
+    weights: Path, card: TaskCard, rows: TaskRows, tokenizer: Tokenizer, device: torch.device, batch_size: int = 32
+) -> np.ndarray:
+    """float64 [N, 2] of each row: the class and its probability; or the number, and NaN."""
+    model = BertForSequenceClassification(BertConfig.from_json(weights / "bert_config.json"), card.num_labels)
+    model.initialize(0)
+    load_weights(model.to(device), weights)
+    model.train(False)
+    batches = TaskEvalSet([rows], tokenizer, max_seq_length=card.max_seq_length, batch_size=batch_size)
+    batches.open()
+    found = []
+    for batch in batches:
+        logits = model(batch.to(device), None).labels.double()
+        if card.classes:
+            probability, number = logits.softmax(dim=1).max(dim=1)
+            found.append(torch.stack([number.double(), probability], dim=1).cpu())
+        else:
+            found.append(torch.cat([logits, torch.full_like(logits, torch.nan)], dim=1).cpu())
+    return torch.cat(found).numpy()
+
+
+def write_predictions(path: Path, parts: Sequence[TaskRows], predicted: np.ndarray, card: TaskCard) -> None:
+    """A line for each row: its texts, its label where it has one, the prediction and the class's probability; as JSON
+    lines or CSV by the suffix.
+
+    Args:
+        path: to write.
+        parts: files, one after the other.
+        predicted: float64 [N, 2], see `predict`.
+        card: of the model.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    lines = _prediction_lines(parts, predicted, card)
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            if path.suffix == ".jsonl":
+                file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+                return
+            writer: csv.DictWriter[str] | None = None
+            for line in lines:
+                if writer is None:
+                    writer = csv.DictWriter(file, list(line))
+                    writer.writeheader()
+                writer.writerow(line)
+    except OSError as error:
+        raise UserError(path, f"cannot be written ({error.strerror})", "Name another place") from None
+
+
+def _prediction_lines(
+    parts: Sequence[TaskRows], predicted: np.ndarray, card: TaskCard
+) -> Iterator[dict[str, str | float]]:
+    first = 0
+    for part in parts:
+        for row in range(len(part)):
+            value, probability = predicted[first + row]
+            line: dict[str, str | float] = {"file": part.path.name, "row": row + 1}
+            line |= {name: texts[row] for name, texts in zip(card.text_columns, part.texts, strict=True)}
+            if part.labels is not None:
+                label = float(part.labels[row])
+                line["label"] = card.classes[int(label)] if card.classes else label
+            if card.classes:
+                line |= {"prediction": card.classes[int(value)], "probability": round(float(probability), 6)}
+            else:
+                line["prediction"] = round(float(value), 6)
+            yield line
+        first += len(part)
+
+
+def draw_confusion(path: Path, predicted: np.ndarray, labels: np.ndarray, card: TaskCard) -> None:
+    """A PNG of how often each class is taken for each; of predictions over labels where these are numbers."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 5), layout="constrained")
+    if card.classes:
+        counts = confusion(predicted, labels, card.num_labels)
+        share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        image = axes.imshow(share, vmin=0, vmax=1, cmap="Blues")
+        figure.colorbar(image, label="share of the label's rows")
+        if card.num_labels <= _MOST_NAMES:
+            places = range(card.num_labels)
+            axes.set_xticks(places, card.classes, rotation=45, ha="right")
+            axes.set_yticks(places, card.classes)
+            for i, j in np.ndindex(counts.shape):
+                colour = "white" if share[i, j] > 0.5 else "black"
+                axes.text(j, i, str(counts[i, j]), ha="center", va="center", color=colour)
+        axes.set(xlabel="prediction", ylabel="label")
+    else:
+        axes.plot(labels, predicted, ".", markersize=4)
+        axes.set(xlabel="label", ylabel="prediction")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def confusion(predicted: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """int64 [L, L]: how many rows of label i are taken for j."""
+    counts = np.zeros((num_classes, num_classes), np.int64)
+    np.add.at(counts, (labels.astype(int), predicted.astype(int)), 1)
+    return counts

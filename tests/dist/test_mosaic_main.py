@@ -1,0 +1,130 @@
+"""main.py on real text sets: both models learn, any number of ranks goes on where another stopped, mistakes are named."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mlbert.cli.mosaic_bert.main import app
+from mlbert.core.errors import UserError
+from mlbert.store.mds_write import MdsWriter
+from mlbert.store.wordpiece import SPECIAL_TOKENS
+
+WORDS = "one two three four five six seven eight nine ten".split()
+HEADS = "num_attention_heads: 2, num_hidden_layers: 1, hidden_size: 32, intermediate_size: 64"
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Path:
+    """A folder with counting as text, its vocabulary, and a YAML of a tiny model."""
+    folder = tmp_path_factory.mktemp("mosaic")
+    draw = random.Random(1)
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n", encoding="utf-8")
+    for split, count in (("train_small", 400), ("val", 40)):
+        with MdsWriter(folder / "data" / split, {"text": "str"}, size_limit=4000, hashes=("sha1",)) as writer:
+            for _ in range(count):
+                start, length = draw.randrange(10), draw.randrange(5, 60)
+                writer.write({"text": " ".join(WORDS[(start + i) % 10] for i in range(length))})
+    text = (tree_root / "benchmarks/mosaic_bert/yamls/test/main.yaml").read_text(encoding="utf-8")
+    text = text.replace("  tokenizer_name: ${tokenizer_name}\n\n", f"  model_config: {{{HEADS}}}\n\n")
+    text = text.replace("pretrained_model_name: ${tokenizer_name}", "pretrained_model_name: prajjwal1/bert-tiny")
+    (folder / "main.yaml").write_text(text, encoding="utf-8")
+    return folder
+
+
+BASE = ("data_local=data", "tokenizer_name=vocab.txt", "max_seq_len=24", "optimizer.lr=0.01")
+BATCH = ("global_train_batch_size=32", "device_train_microbatch_size=32")
+
+
+def run(tree_root: Path, work: Path, *words: str, ranks: int = 1) -> str:
+    program = str(tree_root / "benchmarks/mosaic_bert/main.py")
+    launcher = [sys.executable, "-m", "mlbert.cli.main", "launch", "local", "-n", str(ranks)] if ranks > 1 else []
+    command = [*(launcher or [sys.executable]), program, "main.yaml", *BASE, *words]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=work, env=environ, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def evaluations(folder: Path) -> list[dict]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == "evaluation"]
+
+
+@pytest.mark.parametrize("model", ["hf_bert", "mosaic_bert"])
+def test_each_model_learns_to_count(tree_root: Path, work: Path, model: str) -> None:
+    """In the published smoke test's form; a masked number follows from its neighbours."""
+    if model == "hf_bert":
+        pytest.importorskip("transformers")
+    words = (f"model.name={model}", f"run_name={model}", "max_duration=200ba", "eval_interval=100ba")
+    printed = run(tree_root, work, *words, *BATCH, "train_loader.dataset.mlm_probability_end=0.2")
+    assert "success: MAX_STEPS 200 reached" in printed
+    first, last = evaluations(work / f"runs/{model}/run_0")
+    assert last["eval_loss"] < first["eval_loss"] < 2.8  # ln 15 = 2.7 for a guess
+    assert last["eval_mlm_accuracy"] > 0.3  # a guess: 0.1
+    weights = torch.load(work / f"runs/{model}/latest-rank0.pt", weights_only=True)["state"]["model"]
+    assert any("Wqkv" in name for name in weights) == (model == "mosaic_bert")
+    assert (work / f"runs/{model}/run_0/huggingface").is_dir() == (model == "hf_bert")
+    run(tree_root, work, f"model.name={model}", f"run_name={model}", "max_duration=1ba")
+    assert (work / f"runs/{model}/run_1/summary.json").exists()
+
+
+def test_a_run_goes_on_with_other_ranks(tree_root: Path, work: Path) -> None:
+    """2 ranks save in the middle of an epoch and are ended; 1 rank goes on and ends as one that never stopped."""
+    words = ("model.name=mosaic_bert", "max_duration=1.5ep", "eval_interval=5ba", "save_interval=8ba")
+    run(tree_root, work, *words, "save_folder=whole", "run_name=whole")
+    last = json.loads((work / "whole/run_0/summary.json").read_text())
+    assert last["steps"] > 40
+    resume = ("save_folder=parts/{run_name}", "run_name=parts", "autoresume=true")
+    run(tree_root, work, *words, *resume, "max_duration=24ba", ranks=2)
+    (work / "parts/parts/run_0/summary.json").unlink()  # as if the job had been ended after its third checkpoint
+    printed = run(tree_root, work, *words, *resume)
+    assert "resumed at step 24" in printed or "resumed at step 16" in printed
+    end = json.loads((work / "parts/parts/run_0/summary.json").read_text())
+    assert (end["steps"], end["samples"]) == (last["steps"], last["samples"])
+
+
+def test_the_same_batches_on_one_rank_and_on_two(tree_root: Path, work: Path) -> None:
+    losses = []
+    for ranks in (1, 2):
+        words = ("model.name=mosaic_bert", "max_duration=6ba", "eval_interval=6ba", "device_train_microbatch_size=4")
+        run(tree_root, work, *words, f"save_folder=same{ranks}", ranks=ranks)
+        lines = map(json.loads, (work / f"same{ranks}/run_0/metrics.jsonl").read_text().splitlines())
+        losses.append([line.get("loss", line.get("eval_loss")) for line in lines])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model.nam=mosaic_bert"], "The nearest known one is model.name"),
+        (["model.name=roberta"], "model.name 'roberta' is unknown. Write one of hf_bert, mosaic_bert"),
+        (["data_local=nowhere"], "nowhere/train_small"),
+        (["max_duration=10 years"], "is no duration"),
+        (["tokenizer_name=prajjwal1/no-such"], "prajjwal1/no-such"),
+        (["model.model_config.vocab_size=99"], "vocab_size 99"),
+        (["model.model_config.heads=2"], "'heads' is unknown"),
+        (["global_train_batch_size=100000"], "fewer than one step's"),
+        (["global_train_batch_size=0.5"], "global_train_batch_size 0.5"),
+        (["precision=int3"], "precision 'int3' is unknown"),
+        (["mlm_probability=1.5"], "must be below 1"),
+        (["load_path=nowhere.pt"], "nowhere.pt"),
+        (["max_seq_len=9000"], "positions"),
+        (["model.use_pretrained=true"], "not supported"),
+        (["train_loader.dataset.shuffle_algo=py9"], "Write one of naive, py1s"),
+    ],
+)
+def test_a_mistake_is_one_line(work: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
+    monkeypatch.chdir(work)
+    with pytest.raises(UserError) as caught:
+        app(["main.yaml", *BASE, *words, "save_folder=bad"])
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (work / "bad/run_0/summary.json").exists()

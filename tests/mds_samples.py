@@ -1,0 +1,47 @@
+"""MDS sets of masked samples as Streaming's converter of the benchmark's Wikipedia writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from mlbert.store.mds_samples import COLUMNS
+from mlbert.store.mds_write import MdsWriter
+from mlbert.store.ragged import Ragged
+
+
+def padded(rows: Ragged, tokens: int, predictions: int) -> dict[str, np.ndarray]:
+    """Every column of all samples, int32 or float32 [N, tokens], [N, predictions] or [N, 1]; zeros behind the end."""
+    kinds = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), (tokens, "<i4"))
+    kinds |= dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), (predictions, "<i4"))
+    kinds |= {"masked_lm_weights": (predictions, "<f4"), "next_sentence_labels": (1, "<i4")}
+    columns = {name: np.zeros((len(rows), width), dtype) for name, (width, dtype) in kinds.items()}
+    for index in range(len(rows)):
+        one = rows.slice(index, index + 1)
+        length, masked = len(one.tokens), len(one.masked_positions)
+        columns["input_ids"][index, :length] = one.tokens
+        columns["input_mask"][index, :length] = 1
+        columns["segment_ids"][index, one.first_lengths[0] : length] = 1
+        columns["masked_lm_positions"][index, :masked] = one.masked_positions
+        columns["masked_lm_ids"][index, :masked] = one.masked_labels
+        columns["masked_lm_weights"][index, :masked] = 1
+    columns["next_sentence_labels"][:, 0] = rows.next_sentence
+    return columns
+
+
+def write_columns(folder: Path, columns: Mapping[str, np.ndarray], compression: str | None = None) -> Path:
+    """The samples in shards of about 64 KiB."""
+    kinds = dict.fromkeys(COLUMNS, "bytes")
+    with MdsWriter(folder, kinds, size_limit=1 << 16, compression=compression, hashes=["sha1"]) as writer:
+        for index in range(len(columns["input_ids"])):
+            writer.write({name: columns[name][index].tobytes() for name in COLUMNS})
+    return folder
+
+
+def write_mds(
+    folder: Path, rows: Ragged, tokens: int = 32, predictions: int = 5, compression: str | None = None
+) -> Path:
+    """Rows as such a set."""
+    return write_columns(folder, padded(rows, tokens, predictions), compression)

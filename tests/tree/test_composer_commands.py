@@ -1,0 +1,224 @@
+"""MosaicML's pair of MLPerf Training v2.1: the published numbers, and the commands, end to end on a tiny model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mds_samples import write_mds
+from mlbert.convert.common import Checkpoint, write_own
+from mlbert.convert.nvidia_pt import torch_to_nvidia
+from mlbert.core import schedules
+from mlbert.core.checkpoint_names import VOCABULARY
+from mlbert.core.config import resolve
+from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.renaming import Report
+from mlbert.recipes import masked_lm
+from mlbert.submission import official
+from mlbert.submission.findings import Outcome
+from mlbert.submission.logs import Log, read_log
+from stored_sets import VOCAB_SIZE, make_rows, random_lengths
+
+HOME = Path("benchmarks/bert/implementations")
+CONFIGS = {"baseline": "huggingface", "methods": "mlbert"}
+MILESTONES = (400, 600, 650, 800, 850, 900, 950, 1000, 1100, 1150, 1200, 1225, 1250, 1275, 1300, 1325, 1350, 1375, 1400)
+PUBLISHED = {
+    "recipe": "masked_lm",
+    "gradient_accumulation_steps": 1,
+    "learning_rate": 1e-4,
+    "opt_lamb_beta_1": 0.9,
+    "opt_lamb_beta_2": 0.98,
+    "opt_epsilon": 1e-6,
+    "weight_decay_rate": 1e-5,
+    "decay_all": True,
+    "max_grad_norm": None,
+    "optimizer": "decoupled_adamw",
+    "warmup_steps": 80,
+    "lr_gamma": 0.9,
+    "max_steps": 6000,
+    "eval_iter_start_samples": 24_640,
+    "eval_iter_samples": 24_640,
+    "num_eval_examples": 10_000,
+    "target_mlm_accuracy": 0.72,
+    "precision": "fp16",
+    "submission_division": "open",
+}
+TINY = {
+    "LR": 0.1,
+    "MAX_SEQ_LENGTH": 32,
+    "BATCHSIZE": 8,
+    "MAX_STEPS": 12,
+    "WARMUP_STEPS": 0,
+    "LR_MILESTONES": "8,10",
+    "TARGET_MLM_ACCURACY": 0.9,
+    "NUM_EVAL_EXAMPLES": 64,
+    "EVAL_ITER_START_SAMPLES": 32,
+    "EVAL_ITER_SAMPLES": 32,
+    "EVAL_BATCH_SIZE": 8,
+    "PRECISION": "fp32",
+    "CPU_THREADS": 1,
+    "LOG_FREQ": 1,
+    "CLEAR_CACHES": 0,
+    "NEXP": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """train/ and eval/, MDS sets with two labels, 19 to 1; nvidia/ and own/ with starting weights and their shape."""
+    folder = tmp_path_factory.mktemp("inputs")
+    for name, count in (("train", 400), ("eval", 64)):
+        rows = make_rows(random_lengths(count))
+        labels = np.where(np.arange(len(rows.masked_labels)) % 20, 7, 8).astype(np.uint16)
+        write_mds(folder / name, dataclasses.replace(rows, masked_labels=labels))
+    shape = BertConfig(VOCAB_SIZE, 16, 1, 2, 32, max_position_embeddings=32)
+    model = BertForPreTraining(shape)
+    model.initialize(5)
+    state = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    state = {name: value[:VOCAB_SIZE] if name in VOCABULARY else value for name, value in state.items()}
+    write_own(Checkpoint(shape, state, Report(), folder), folder / "own")
+    torch_to_nvidia(folder / "own", folder / "nvidia/model.ckpt-28252.pt")
+    shutil.copy2(folder / "own/bert_config.json", folder / "nvidia/bert_config.json")
+    return folder
+
+
+class Tree:
+    """The folders of the pair in a tree with a blank in its path."""
+
+    def __init__(self, root: Path, tree_root: Path, inputs: Path) -> None:
+        self.home, self.root = root / "a tree" / HOME, root
+        for name in ("composer", *(f"8xA100_80GB-{config}" for config in CONFIGS)):
+            shutil.copytree(tree_root / HOME / name, self.home / name)
+        (self.home / "pytorch").symlink_to(tree_root / HOME / "pytorch")
+        data = {"DATADIR_PHASE2": inputs / "train", "EVALDIR": inputs / "eval"}
+        self.exports = data | {"BERT_CONFIG": inputs / "own/bert_config.json", "PYTHON": sys.executable}
+
+    def run(self, *words: object, cwd: str = "composer", **exports: object) -> subprocess.CompletedProcess[str]:
+        kept = {name: os.environ[name] for name in ("HOME", "LANG", "PATH", "XDG_CACHE_HOME") if name in os.environ}
+        own = {"PYTHONPATH": self.home / "pytorch", **self.exports, **exports}
+        environ = kept | {name: str(value) for name, value in own.items()}
+        command = [str(word) for word in words]
+        return subprocess.run(command, cwd=self.home / cwd, env=environ, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def tree(tmp_path: Path, tree_root: Path, inputs: Path) -> Tree:
+    return Tree(tmp_path, tree_root, inputs)
+
+
+def is_good(log: Log, scratch: Path) -> bool:
+    return official.check_compliance(log.path, log.path.name, scratch).outcome is Outcome.PASS
+
+
+def settings(log: Log) -> dict[str, object]:
+    return {name: entry["value"] for name, entry in log.value("configuration").items()}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_configs_hold_the_published_values(config: str, tree_root: Path) -> None:
+    path = tree_root / HOME / f"8xA100_80GB-{config}/config.yaml"
+    site = {"DATADIR_PHASE2": "/x", "EVALDIR": "/y", "LOGDIR": "/z", "MLPERF_SUBMISSION_ORG": "o", "BERT_CONFIG": "b"}
+    found = resolve(masked_lm.DEFAULTS, site, {}, [path], []).config
+    assert {key: getattr(found, key) for key in PUBLISHED} == PUBLISHED
+    assert 8 * found.train_batch_size == 448 == 8 * found.eval_batch_size
+    assert (found.model_implementation, found.submission_platform) == (CONFIGS[config], f"8xA100_80GB-{config}")
+    shape = BertConfig.from_json(tree_root / HOME / "pytorch/configs/large.json").with_options(found.model_options)
+    assert (shape.hidden_dropout_prob, shape.attention_probs_dropout_prob, shape.num_hidden_layers) == (0.0, 0.0, 24)
+    schedule = schedules.make(found)
+    assert [schedule(n) for n in (0, 1, 2, 41, 81)] == pytest.approx([0, 0, 1e-4 / 80, 1e-4 / 2, 1e-4])
+    assert [schedule(n) for n in (400, 401, 601)] == pytest.approx([1e-4, 0.9e-4, 0.81e-4])
+    assert schedule(1601) == schedule(5999) == pytest.approx(1e-4 * 0.9**20)
+    assert schedules.parse_milestones(str(found.lr_milestones)) == (*MILESTONES, 1600)
+
+
+@pytest.mark.parametrize("program", ["convert_ckpt_baseline.py", "convert_ckpt_methods.py"])
+def test_converted_weights_are_the_checkpoints(program: str, tree: Tree, inputs: Path) -> None:
+    flags = ("--pt_checkpoint", inputs / "nvidia/model.ckpt-28252.pt", "--save_checkpoint", tree.root / "made")
+    done = tree.run(sys.executable, f"scripts/{program}", *flags)
+    assert done.returncode == 0, done.stderr
+    expected, found = (load_file(folder / "model.safetensors") for folder in (inputs / "own", tree.root / "made"))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    done = tree.run(sys.executable, f"scripts/{program}")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+@pytest.mark.parametrize(("config", "ranks", "runs"), [("methods", 1, 2), ("baseline", 2, 1)])
+def test_runs_become_results(config: str, ranks: int, runs: int, tree: Tree, inputs: Path) -> None:
+    words = ("./run_and_time.sh", "--config", config, "-o", tree.root / "out dir", "-s", 70, "-t", "T1")
+    exports = {**TINY, "INIT_CHECKPOINT": inputs / "own", "DGXNGPU": ranks, "NEXP": runs, "BATCHSIZE": 8 // ranks}
+    done = tree.run(*words, **exports)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    folder = tree.root / f"out dir/results/8xA100_80GB-{config}/bert"
+    assert sorted(path.name for path in folder.iterdir()) == [f"result_{i}.txt" for i in range(runs)]
+    logs = [read_log(folder / f"result_{i}.txt") for i in range(runs)]
+    for index, log in enumerate(logs):
+        assert is_good(log, tree.root)
+        assert (log.status, log.value("seed"), log.value("ranks")) == ("success", 70 + index, ranks)
+        assert log.value("global_batch_size") == 8
+        assert log.value("config_file").endswith(f"8xA100_80GB-{config}/config.yaml")
+        assert log.value("submission_platform") == f"8xA100_80GB-{config}"
+        told = settings(log)
+        assert (told["MODEL_IMPLEMENTATION"], told["DECAY_ALL"], told["LR"]) == (CONFIGS[config], True, 0.1)
+        assert told["RUN_NAME"] == f"bert-{config}-T1-{index}"
+    assert f"warning: {ranks} ranks, and the published batch of 448 is 8 ranks x 56" in done.stdout
+    again = tree.run(*words, **exports)
+    assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
+    assert "run 0 is finished already" in again.stdout
+    other = tree.run(*words[:-1], "T2", **exports)
+    assert (other.returncode, len(other.stderr.splitlines())) == (2, 1)
+    assert "no result is overwritten" in other.stderr
+
+
+def test_a_missed_target_is_told_and_kept(tree: Tree, inputs: Path) -> None:
+    words = ("./run_and_time.sh", "-c", "methods", "-o", tree.root / "out", "--skip_data_setup", "--skip_env_setup")
+    exports = {**TINY, "INIT_CHECKPOINT": inputs / "own", "LR": 1e-9, "MAX_STEPS": 4}
+    assert tree.run(*words, **exports).returncode == 1
+    log = read_log(tree.root / "out/results/8xA100_80GB-methods/bert/result_0.txt")
+    assert log.status == "aborted"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ((), "--config is not given"),
+        (("-c",), "-c has no value"),
+        (("-c", "method"), "there is no config method"),
+        (("-c", "../composer"), "there is no config ../composer"),
+        (("-c", "methods", "--train_dataset.remote", "x"), "--train_dataset.remote is unknown"),
+        (("-c", "methods", "baseline"), "baseline is unknown"),
+        (("-c", "methods", "-s", "x"), "--seed x is no whole number"),
+        (("-c", "methods", "-t", "a/b"), "--timestamp a/b is no part of a file's name"),
+        (("-c", "methods"), "INIT_CHECKPOINT=/data/bert/bert_large_methods does not exist"),
+    ],
+)
+def test_wrong_words_and_missing_files_are_one_line(words: tuple[str, ...], reason: str, tree: Tree) -> None:
+    done = tree.run("./run_and_time.sh", *words)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert reason in done.stderr
+    assert not (tree.root / "a tree/runs").exists()
+
+
+def test_the_timestamp_names_the_runs_and_wandb_is_a_project(tree: Tree, inputs: Path) -> None:
+    """A Python that only tells what it is given."""
+    program = tree.root / "python"
+    program.write_text('#!/bin/sh\necho "$RUN_NAME $WANDB_PROJECT $SEED $*" >>"$NOTES"\nexit 5\n')
+    program.chmod(0o755)
+    exports = {"PYTHON": program, "NOTES": tree.root / "notes", "INIT_CHECKPOINT": inputs / "own", "CLEAR_CACHES": 0}
+    done = tree.run("./run_and_time.sh", "-c", "methods", "-t", "noon", "--wandb", "--seed", 5, **exports)
+    assert done.returncode == 5
+    name, project, seed, *words = (tree.root / "notes").read_text().splitlines()[0].split(" ")
+    assert (name, project, seed) == ("bert-methods-noon-0", "mlperf", "5")
+    assert words[:6] == ["-m", "mlbert.cli.main", "launch", "local", "-n", "1"]
+    assert (tree.root / "a tree/runs/composer/runs/bert-methods-noon").is_dir()
+    assert json.dumps(words).count("8xA100_80GB-methods/config.yaml") == 1

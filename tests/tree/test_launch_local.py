@@ -1,0 +1,75 @@
+"""``mlbert launch local`` starts real ranks, on one node and on two."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlbert.cli.launch import local_command
+from mlbert.core.errors import UserError
+
+SCRIPT = r"""
+import os, sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+sys.stdout.write(" ".join([*(os.environ[name] for name in names), *sys.argv[1:]]) + "\n")  # in one piece
+dist.destroy_process_group()
+"""
+
+
+def start(script: Path, *words: str, **exports: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mlbert.cli.main", "launch", "local", *words, str(script), "a.yaml", "--n=1"]
+    environ = {**os.environ, **exports}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+
+
+def lines(process: subprocess.Popen[str]) -> list[str]:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err[-2000:]
+    return sorted(out.splitlines())
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    return path
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def test_ranks_of_one_node_and_the_script_s_own_words(script: Path) -> None:
+    assert lines(start(script, "-n", "2")) == ["0 2 0 2 a.yaml --n=1", "1 2 1 2 a.yaml --n=1"]
+
+
+def test_two_nodes_by_flags_and_by_variables(script: Path) -> None:
+    port = free_port()
+    flags = ("-n", "1", "--world_size", "2", "--master_addr", "127.0.0.1", "--master_port", port)
+    first = start(script, *flags, "--node_rank", "0")
+    exports = {"WORLD_SIZE": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    second = start(script, "-n", "1", **exports)
+    assert lines(first) == ["0 2 0 1 a.yaml --n=1"]
+    assert lines(second) == ["1 2 0 1 a.yaml --n=1"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ((2, 3, 0, "127.0.0.1", 7501), "--world_size 3"),
+        ((2, 4, 2, "127.0.0.1", 7501), "no place for node 2"),
+        ((2, 4, 0, "127.0.0.1", None), "--master_port"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(numbers: tuple, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        local_command(*numbers)

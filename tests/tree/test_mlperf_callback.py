@@ -1,0 +1,289 @@
+"""The log for other people's loops: both examples before the official checkers, failures, and refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbert.core.errors import UserError
+from mlbert.log import REQUIRED, REQUIRED_IN_CLOSED, MLPerfCallback
+from mlbert.submission import official
+from mlbert.submission.findings import Finding, Outcome
+from mlbert.submission.logs import Log, read_log
+from mlbert.submission.own_checks import ResultSet, run_checks
+
+EXAMPLES = Path("docs/examples")
+PACKAGE = Path("benchmarks/bert/implementations/pytorch")
+NUMBERS = dict.fromkeys((*REQUIRED, *REQUIRED_IN_CLOSED), 1) | {
+    "opt_name": "lamb",
+    "seed": 7,
+    "global_batch_size": 10,
+}
+KEYS_OF_THE_PUBLISHED_LOGS = (
+    "block_start block_stop cache_clear epoch_start eval_accuracy eval_samples eval_start eval_stop global_batch_size "
+    "gradient_accumulation_steps init_start init_stop run_start run_stop seed submission_benchmark submission_division "
+    "submission_org submission_platform submission_status train_samples"
+)
+
+
+def make(folder: Path, index: int = 0, **more: Any) -> MLPerfCallback:
+    return MLPerfCallback(folder, index, **{"submitter": "Org", "system_name": "sys", **more})
+
+
+def log_of(callback: MLPerfCallback) -> Log:
+    return read_log(callback.path)
+
+
+def keys_after_run_start(log: Log) -> list[str]:
+    keys = [event.key for event in log.events]
+    return keys[keys.index("run_start") + 1 :]
+
+
+def passes(findings: list[Finding]) -> bool:
+    return not [finding for finding in findings if finding.outcome is not Outcome.PASS]
+
+
+def run_program(tree_root: Path, text_or_path: str | Path, *words: object) -> subprocess.CompletedProcess[str]:
+    given = ["-c", text_or_path] if isinstance(text_or_path, str) else [str(text_or_path)]
+    path = os.pathsep.join([str(tree_root / PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environ = {**os.environ, "PYTHONPATH": path, "MLPERF_SUBMISSION_ORG": "Org"}
+    command = [sys.executable, *given, *map(str, words)]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("program", "system", "needs"), [("plain", "plain", "torch"), ("trainer", "trainer", "accelerate")]
+)
+def test_ten_runs_of_an_example_are_a_submission(
+    program: str, system: str, needs: str, tmp_path: Path, tree_root: Path
+) -> None:
+    pytest.importorskip(needs, reason="Hugging Face's Trainer needs it")
+    example = tree_root / EXAMPLES / f"mlperf_{program}.py"
+    assert len(example.read_text().splitlines()) <= 30
+    done = run_program(tree_root, example, tmp_path / "Example")
+    assert done.returncode == 0, done.stderr[-3000:]
+    logs = sorted((tmp_path / "Example/results" / system / "bert").glob("result_*.txt"))
+    assert [path.name for path in logs] == [f"result_{index}.txt" for index in range(10)]
+    assert passes([official.check_compliance(path, path.name, tmp_path) for path in logs])
+    assert passes([official.check_system(tmp_path / f"Example/systems/{system}.json", system, tmp_path)])
+    assert passes([official.check_package(tmp_path / "Example", tmp_path)])
+    facts = json.loads((tmp_path / f"Example/systems/{system}.json").read_text())
+    results = ResultSet([read_log(path) for path in logs], facts, tree=tree_root)
+    assert passes(run_checks(results, "."))
+    for log in results.logs:
+        found = {event.key for event in log.events}
+        assert set(KEYS_OF_THE_PUBLISHED_LOGS.split()) <= found
+        assert [event.key for event in log.events].count("block_start") == len(log.all("block_stop")) == 1
+        assert log.evaluations[-1][1] >= 0.72 > max([value for _, value in log.evaluations[:-1]], default=0)
+        kinds = {event.key: json.loads(event.text)["event_type"] for event in log.events}
+        assert {kinds[key] for key in found if key.endswith("_start")} == {"INTERVAL_START"}
+        assert {kinds[key] for key in found if key.endswith("_stop")} == {"INTERVAL_END"}
+
+
+@pytest.mark.parametrize("division", ["open", "closed"])
+def test_the_required_names_are_what_the_checker_wants(division: str, tmp_path: Path) -> None:
+    with make(tmp_path, division=division) as log:
+        required = {*REQUIRED, *(REQUIRED_IN_CLOSED if division == "closed" else ())}
+        log.fit_start({key: NUMBERS[key] for key in required})
+        log.eval_start(10)
+        assert log.eval_end(10, 0.72)
+    assert passes([official.check_compliance(log.path, "log", tmp_path)])
+
+
+@pytest.mark.parametrize("division", ["open", "closed"])
+def test_missing_names_are_one_line(division: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as failure, make(tmp_path, division=division, hyperparameters={"seed": 1}) as log:
+        log.fit_start({"opt_name": "lamb"})
+    missing = [key for key in REQUIRED if key not in ("seed", "opt_name")]
+    missing += REQUIRED_IN_CLOSED if division == "closed" else ()
+    assert f"lack {', '.join(missing)}" in str(failure.value)
+    assert log_of(log).status is None, "a run that has not begun is no aborted one"
+
+
+def fail_after_an_evaluation(log: MLPerfCallback) -> None:
+    log.fit_start(NUMBERS)
+    log.eval_start(10)
+    assert not log.eval_end(10, 0.5)
+    raise ZeroDivisionError
+
+
+def test_an_exception_closes_the_log_as_aborted(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), make(tmp_path) as log:
+        fail_after_an_evaluation(log)
+    last = log_of(log).events[-1]
+    assert (last.key, last.metadata["status"], last.metadata["reason"]) == ("run_stop", "aborted", "ZeroDivisionError")
+    assert keys_after_run_start(log_of(log))[-5:-1] == ["block_stop", "epoch_stop", "train_samples", "eval_samples"]
+    assert passes([official.check_compliance(log.path, "log", tmp_path)])
+
+
+def test_a_missed_target_is_aborted(tmp_path: Path) -> None:
+    with make(tmp_path, target=0.8) as log:
+        log.fit_start(NUMBERS)
+    assert log_of(log).status == "aborted"
+    assert log_of(log).events[-1].metadata["reason"] == "target 0.8 not reached"
+
+
+@pytest.mark.parametrize("end", ["", "; raise ValueError", "; sys.exit(3)"])
+def test_a_process_that_ends_closes_its_log(end: str, tmp_path: Path, tree_root: Path) -> None:
+    text = "import sys, json; from mlbert.log import MLPerfCallback as C; assert 'torch' not in sys.modules;"
+    text += f"log = C(sys.argv[1], 3, system_name='sys'); log.fit_start(json.loads(sys.argv[2])){end}"
+    done = run_program(tree_root, text, tmp_path, json.dumps(NUMBERS))
+    assert (done.returncode != 0) == bool(end), done.stderr
+    assert read_log(tmp_path / "results/sys/bert/result_3.txt").status == "aborted"
+
+
+def test_the_target_itself_is_enough_and_later_calls_say_so(tmp_path: Path) -> None:
+    with make(tmp_path, target=0.5) as log:
+        log.fit_start(NUMBERS)
+        for samples, accuracy, reached in ((10, 0.4999, False), (20, 0.5, True), (30, 0.1, True)):
+            log.eval_start(samples)
+            assert log.eval_end(samples, accuracy) is reached
+    assert log_of(log).evaluations == [(10, 0.4999), (20, 0.5)]
+    assert (log_of(log).status, log_of(log).value("train_samples")) == ("success", 20)
+
+
+def test_only_rank_0_writes_and_all_know_the_target(tmp_path: Path) -> None:
+    with make(tmp_path, rank=1) as log:
+        log.fit_start(NUMBERS)
+        log.eval_start(10)
+        assert log.eval_end(10, 0.9)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_cache_is_cleared_by_a_program_without_a_shell(tmp_path: Path) -> None:
+    for index, (command, value) in enumerate([("touch 'a b;c'", True), (["touch", "d"], True), (None, False)]):
+        here = os.getcwd()
+        os.chdir(tmp_path)
+        try:
+            log = make(tmp_path / "out", index, cache_clear_cmd=command)
+        finally:
+            os.chdir(here)
+        log.close()
+        assert log_of(log).value("cache_clear") is value
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a b;c", "d", "out"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"benchmark": "resnet"}, "benchmark 'resnet': is not known"),
+        ({"division": "Open"}, "Use open or closed"),
+        ({"status": "available"}, "Use onprem or cloud or preview or research"),
+        ({"target": 72.0}, "target 72.0: is not from 0 to 1"),
+        ({"submitter": ""}, "Give it, or export MLPERF_SUBMISSION_ORG"),
+        ({"system_name": "8x A100"}, "is no name of a folder"),
+        ({"system_name": "../x"}, "is no name of a folder"),
+        ({"cache_clear_cmd": "false"}, "ended with status 1"),
+        ({"cache_clear_cmd": "/no/such/program"}, "cannot be started"),
+        ({"cache_clear_cmd": ""}, "cannot be started"),
+    ],
+)
+def test_what_is_not_legal_is_one_line_and_writes_no_log(
+    change: dict[str, Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLPERF_SUBMISSION_ORG", raising=False)
+    with pytest.raises(UserError) as failure:
+        make(tmp_path, **change)
+    assert reason in str(failure.value)
+    assert not list(tmp_path.rglob("result_*"))
+
+
+def test_a_result_is_never_overwritten(tmp_path: Path) -> None:
+    with make(tmp_path):
+        pass
+    with make(tmp_path) as log:  # the first one had not begun
+        log.fit_start(NUMBERS)
+    before = log.path.read_bytes()
+    with pytest.raises(UserError, match="no result is overwritten"):
+        make(tmp_path)
+    assert log.path.read_bytes() == before
+
+
+def test_a_description_is_kept_and_must_agree(tmp_path: Path) -> None:
+    make(tmp_path, status="preview", host_processors_per_node=2).close()
+    path = tmp_path / "systems/sys.json"
+    facts = json.loads(path.read_text())
+    assert (facts["status"], facts["host_processors_per_node"]) == ("Preview", "2")
+    path.write_text(json.dumps(facts | {"cooling": "air"}))
+    make(tmp_path, 1).close()
+    assert json.loads(path.read_text())["cooling"] == "air"
+    with pytest.raises(UserError, match="says division 'open' and not 'closed'"):
+        make(tmp_path, 2, division="closed")
+    path.write_text("[]")
+    with pytest.raises(UserError, match="is no description of a system"):
+        make(tmp_path, 2)
+
+
+@pytest.mark.parametrize(
+    ("calls", "reason"),
+    [
+        ([("eval_start", 10)], "was called before training"),
+        ([("fit_start", NUMBERS), ("fit_start", NUMBERS)], "fit_start: was called before"),
+        ([("fit_start", NUMBERS), ("eval_start", 10), ("eval_start", 20)], "Call eval_end after each"),
+        ([("fit_start", NUMBERS), ("eval_end", 10, 0.5)], "follows no eval_start"),
+        ([("fit_start", NUMBERS), ("eval_start", 10), ("eval_end", 20, 0.5)], "follows no eval_start"),
+        ([("fit_start", NUMBERS), ("eval_start", 10), ("eval_end", 10, 72.0)], "accuracy 72: is not from 0 to 1"),
+        ([("fit_start", NUMBERS), ("eval_start", 10), ("eval_end", 10, float("nan"))], "is not from 0 to 1"),
+        ([("fit_start", NUMBERS), ("eval_start", 9), ("eval_end", 9, 0.1), ("eval_start", 8)], "comes after 9 samples"),
+    ],
+)
+def test_calls_out_of_order_are_one_line(calls: list[tuple[Any, ...]], reason: str, tmp_path: Path) -> None:
+    log = make(tmp_path)
+    *fine, (last, *wrong) = calls
+    for name, *arguments in fine:
+        getattr(log, name)(*arguments)
+    with pytest.raises(UserError) as failure, log:
+        getattr(log, last)(*wrong)
+    assert reason in str(failure.value)
+    assert "\n" not in str(failure.value)
+
+
+def trainer(folder: Path, log: MLPerfCallback, steps: int = 4, **score: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate", reason="Hugging Face's Trainer needs it")
+    import torch
+
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=9, **shape))
+    options = transformers.TrainingArguments(
+        str(folder / "trainer"), max_steps=steps, eval_strategy="steps", eval_steps=1, gradient_accumulation_steps=2,
+        per_device_train_batch_size=3, report_to=[], save_strategy="no", use_cpu=True, warmup_steps=2,
+    )  # fmt: skip
+    rows = [{"input_ids": torch.tensor([1, 2, 3]), "labels": 1} for _ in range(48)]
+    data = {"train_dataset": rows, "eval_dataset": {"masked": rows[:5], "other": rows[:7]}}
+    return transformers.Trainer(model, options, **data, **score, callbacks=[log])
+
+
+def test_a_trainer_is_followed_through_two_evaluation_sets(tmp_path: Path) -> None:
+    log = make(tmp_path, metric_label="eval_masked", metric_name="share", target=0.7, exit_at_target=True)
+    values = iter([0.1, 0.9, 0.7, 0.9, 0.2, 0.9])
+    trainer(tmp_path, log, compute_metrics=lambda _: {"share": next(values)}).train()
+    found = log_of(log)
+    assert found.evaluations == [(6, 0.1), (12, 0.7)]
+    assert (found.status, found.value("train_samples"), found.value("eval_samples")) == ("success", 12, 5)
+    wanted = {"global_batch_size": 6, "gradient_accumulation_steps": 2, "opt_learning_rate_training_steps": 4}
+    wanted |= {"opt_learning_rate_warmup_steps": 2, "opt_base_learning_rate": 5e-5, "seed": 42}
+    assert {key: found.value(key) for key in wanted} == wanted
+    assert [event.key for event in found.events].count("eval_start") == 2
+
+
+def test_a_trainer_that_fails_or_misses_the_target_is_aborted(tmp_path: Path) -> None:
+    names = {"metric_label": "eval_masked", "metric_name": "share"}
+    log = make(tmp_path, **names)
+    trainer(tmp_path, log, steps=2, compute_metrics=lambda _: {"share": 0.1}).train()
+    assert (log_of(log).status, len(log_of(log).evaluations), log_of(log).value("train_samples")) == ("aborted", 2, 12)
+
+    def broken(_: object) -> dict[str, float]:
+        raise FloatingPointError
+
+    for index, (score, error) in enumerate(((broken, FloatingPointError), (lambda _: {"shore": 0.1}, UserError)), 1):
+        log = make(tmp_path, index, **names)
+        with pytest.raises(error), log:
+            trainer(tmp_path, log, compute_metrics=score).train()
+        assert log_of(log).events[-1].metadata["reason"] == error.__name__

@@ -1,0 +1,272 @@
+"""Hugging Face's classes behind our protocol: their published numbers, our own model's on the same weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from host_batches import made_up_batches
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.errors import UserError
+from mlbert.feed.batch import Batch
+from mlbert.models import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from mlbert.models.choose import make_classifier, make_masked_lm
+from mlbert.models.export import write_weights
+from mlbert.models.huggingface_model import HuggingFaceForMaskedLM, HuggingFaceForSequenceClassification
+from mlbert.models.load import load_weights
+from mlbert.models.objectives import Classification, MaskedLM, PreTraining, Regression
+from mlbert.models.renaming import load_state, padded
+from mlbert.models.start import choose_compute
+from model_loss import loss_of
+from padded_batches import unpadded
+
+ASSETS = Path(__file__).parents[2] / "assets/huggingface"
+EXPECTED = json.loads((ASSETS / "expected.json").read_text())
+SHAPE = BertConfig(
+    vocab_size=163,
+    hidden_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=96,
+    max_position_embeddings=64,
+    hidden_dropout_prob=0.1,
+    attention_probs_dropout_prob=0.1,
+)
+PRE_TRAINING = BertConfig(160, 32, 2, 4, 80, max_position_embeddings=48, hidden_act="gelu_erf")
+MASKED_LM = BertConfig(197, 48, 2, 6, 96, max_position_embeddings=64, hidden_act="gelu_erf")
+MASKED_LM_BATCH = ASSETS.parent / "mosaicbert/batch.npz"
+
+
+def outputs(name: str) -> dict[str, torch.Tensor]:
+    return {key: torch.from_numpy(value) for key, value in np.load(ASSETS / f"{name}_outputs.npz").items()}
+
+
+def loaded(model: Any, name: str) -> Any:
+    report = load_state(model, load_file(ASSETS / f"{name}_weights.safetensors"), name)
+    assert report.missing == {}
+    return model
+
+
+def batches(accumulation: int = 1) -> list[Batch]:
+    return [b.to("cpu") for b in made_up_batches(6, 3, 163, 64, accumulation=accumulation)]
+
+
+def test_our_pre_training_model_has_the_published_numbers() -> None:
+    model, batch, wanted = (
+        loaded(BertForPreTraining(PRE_TRAINING), "pre_training"),
+        unpadded(ASSETS / "pre_training_batch.npz"),
+        outputs("pre_training"),
+    )
+    expected = EXPECTED["pre_training"]
+    logits = model(batch, None)
+    torch.testing.assert_close(logits.masked, wanted["masked_logits"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits.next_sentence, wanted["next_sentence_logits"], atol=1e-5, rtol=0)
+    hidden = model.bert(batch, None, None)
+    torch.testing.assert_close(hidden, wanted["last_hidden"], atol=1e-5, rtol=0)
+    pooled = model.bert.pooler.dense(hidden[batch.cu_seqlens[:-1].long()]).tanh()
+    torch.testing.assert_close(pooled, wanted["pooled"], atol=1e-5, rtol=0)
+    objective = PreTraining("step")
+    loss = objective.loss(model, batch, None, [torch.tensor(float(batch.num_masked)), torch.tensor(6.0)])
+    assert float(loss.detach()) == pytest.approx(expected["total_loss"], abs=1e-5)
+    loss.backward()
+    gradients = load_file(ASSETS / "pre_training_gradients.safetensors")
+    assert gradients.keys() == dict(model.named_parameters()).keys()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], atol=1e-6, rtol=1e-5, msg=name)
+
+
+def test_the_published_logits_of_the_pre_training_model() -> None:
+    """At the fixed length of the published batch, and at the longest of the batch."""
+    batch, wanted = unpadded(ASSETS / "pre_training_batch.npz"), outputs("pre_training")
+    for pad_to in (48, None):
+        model = loaded(HuggingFaceForMaskedLM(PRE_TRAINING, pad_to=pad_to), "pre_training")
+        torch.testing.assert_close(model(batch, None).masked, wanted["masked_logits"], atol=1e-5, rtol=0)
+        sums = MaskedLM("step").sums(model, batch).tolist()
+        metrics = MaskedLM("step").metrics(sums, None)
+        assert metrics["loss"] == pytest.approx(EXPECTED["pre_training"]["mlm_loss"], abs=1e-5)
+        assert metrics["mlm_accuracy"] == pytest.approx(EXPECTED["pre_training"]["mlm_accuracy"], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", [HuggingFaceForMaskedLM, BertForMaskedLM])
+def test_published_masked_lm_gradients(kind: Any) -> None:
+    """Theirs and ours: id 0 is a label as any other for both."""
+    model, batch, wanted = loaded(kind(MASKED_LM), "masked_lm"), unpadded(MASKED_LM_BATCH), outputs("masked_lm")
+    torch.testing.assert_close(model(batch, None).masked[:, :197], wanted["masked_logits"], atol=1e-5, rtol=0)
+    if isinstance(model, BertForMaskedLM):
+        torch.testing.assert_close(model.bert.embeddings(batch, None), wanted["hidden_0"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(model.bert(batch, None, None), wanted["hidden_2"], atol=1e-5, rtol=0)
+    loss = MaskedLM("step").loss(model, batch, None, [torch.tensor(float(batch.num_masked))])
+    assert float(loss.detach()) == pytest.approx(EXPECTED["masked_lm"]["loss"], abs=1e-5)
+    loss.backward()
+    gradients = {name: p.grad[:197] for name, p in model.named_parameters()}
+    for name, wanted_gradient in load_file(ASSETS / "masked_lm_gradients.safetensors").items():
+        found = gradients[name.removeprefix("model.")]
+        torch.testing.assert_close(found, wanted_gradient, atol=1e-6, rtol=1e-5, msg=name)
+    norm = sum(float(g.double().square().sum()) for g in gradients.values()) ** 0.5
+    assert norm == pytest.approx(EXPECTED["masked_lm"]["grad_norm"], rel=1e-5)
+
+
+def same_step(theirs: Any, ours: Any, objective: Any, batch: Batch) -> None:
+    """One loss and one gradient, theirs on the padded batch, ours on the tokens."""
+    losses = [loss_of(model, batch, objective=objective) for model in (theirs, ours)]
+    assert float(losses[0].detach()) == pytest.approx(float(losses[1].detach()), abs=1e-5)
+    for loss in losses:
+        loss.backward()
+    gradients = {name: p.grad for name, p in ours.named_parameters()}
+    names = [name for name, _ in theirs.named_parameters()]
+    assert sorted(names) == sorted(gradients)
+    for name, p in theirs.named_parameters():
+        torch.testing.assert_close(p.grad, gradients[name][: len(p)], atol=1e-6, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("pad_to", [None, 64])
+def test_masked_lm_equals_ours(tmp_path: Path, tied: bool, pad_to: int | None) -> None:
+    """Ours starts from the weights that theirs leaves, and the other way round."""
+    shape = dataclasses.replace(SHAPE, tie_word_embeddings=tied)
+    theirs, ours = HuggingFaceForMaskedLM(shape, pad_to=pad_to), BertForMaskedLM(shape)
+    theirs.initialize(1)
+    for p in theirs.parameters():
+        torch.nn.init.normal_(p, 0.0, 0.1)
+    write_weights(theirs, tmp_path, {}, None)
+    assert load_weights(ours, tmp_path / "weights").missing == {}
+    same_step(theirs, ours, MaskedLM("step"), batches()[0])
+    write_weights(ours, tmp_path / "back", {}, None)
+    again = HuggingFaceForMaskedLM(shape)
+    report = load_weights(again, tmp_path / "back/huggingface")
+    assert report.missing == report.dropped == {}
+    for (name, p), (_, q) in zip(theirs.named_parameters(), again.named_parameters(), strict=True):
+        assert torch.equal(p, q), name
+    peer = transformers.BertForMaskedLM.from_pretrained(tmp_path / "huggingface")
+    assert torch.equal(peer.bert.embeddings.word_embeddings.weight, theirs.bert.embeddings.word_embeddings.weight)
+
+
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_a_classifier_equals_ours(num_labels: int) -> None:
+    theirs, ours = (
+        HuggingFaceForSequenceClassification(SHAPE, num_labels),
+        BertForSequenceClassification(SHAPE, num_labels),
+    )
+    theirs.initialize(1)
+    assert load_state(ours, theirs.state_dict(), "theirs").missing == {}
+    batch = batches()[0]
+    labels = torch.arange(batch.num_samples).float() % num_labels + (0.5 if num_labels == 1 else 0.0)
+    objective = Regression("step", "pearson") if num_labels == 1 else Classification(3, "step", "accuracy")
+    same_step(theirs, ours, objective, dataclasses.replace(batch, labels=labels))
+
+
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForSequenceClassification"])
+def test_weights_are_those_that_the_class_draws(kind: str) -> None:
+    model: Any = (
+        HuggingFaceForMaskedLM(SHAPE) if kind == "BertForMaskedLM" else HuggingFaceForSequenceClassification(SHAPE, 2)
+    )
+    before = torch.get_rng_state()
+    model.initialize(7)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(7)
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    sizes = {name: getattr(SHAPE, name) for name in (*names, "max_position_embeddings")}
+    peer = getattr(transformers, kind)(transformers.BertConfig(**sizes))
+    for name, p in peer.named_parameters():
+        assert torch.equal(dict(model.named_parameters())[name], p), name
+    words = model.bert.embeddings.word_embeddings.weight.detach()
+    assert words[1:].std() == pytest.approx(0.02, rel=0.05)
+    assert words.abs().max() > 2.5 * 0.02  # not cut off
+    assert not words[0].any()
+
+
+def test_dropout_follows_the_step_and_the_micro_batch() -> None:
+    """The same step draws the same masks, whatever was drawn in between; no other does; evaluation drops nothing."""
+    model = HuggingFaceForMaskedLM(SHAPE)
+    model.initialize(1)
+    (whole,) = batches()
+    first, second = batches(accumulation=2)
+
+    def logits(batch: Batch, step: int | None) -> torch.Tensor:
+        torch.rand(3)
+        keys = None if step is None else model.dropout_keys(1, step).tolist()
+        return model(batch, keys).masked.detach()
+
+    assert torch.equal(logits(whole, 4), logits(whole, 4))
+    assert not torch.equal(logits(whole, 4), logits(whole, 5))
+    assert torch.equal(logits(whole, None), logits(whole, None))
+    shifted = dataclasses.replace(first, dropout_rows=second.dropout_rows[:1].expand(first.num_tokens))
+    assert not torch.equal(logits(first, 4), logits(shifted, 4))
+    before = torch.get_rng_state()
+    model(whole, model.dropout_keys(1, 4))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_is_close(dtype: torch.dtype) -> None:
+    theirs, exact = HuggingFaceForMaskedLM(SHAPE, dtype), HuggingFaceForMaskedLM(SHAPE)
+    for model in (theirs, exact):
+        model.initialize(1)
+    batch = batches()[0]
+    found = theirs(batch, None).masked
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), exact(batch, None).masked, atol=0.02, rtol=0)
+    loss = loss_of(theirs, batch, objective=MaskedLM("step"))
+    loss.backward()
+    assert {p.grad.dtype for p in theirs.parameters()} == {torch.float32}
+
+
+def test_all_positions_go_through_the_whole_vocabulary() -> None:
+    """What makes it the baseline: S W rows of logits are computed, though the objective reads M."""
+    model, rows = HuggingFaceForMaskedLM(SHAPE, pad_to=64), []
+    model.cls.predictions.decoder.register_forward_hook(lambda _, __, out: rows.append(tuple(out.shape)))
+    batch = batches()[0]
+    assert model(batch, None).masked.shape == (batch.num_masked, 163)
+    assert rows == [(batch.num_samples, 64, 163)]
+    assert model.training_flops(batch) == BertForMaskedLM(SHAPE).training_flops(batch)
+
+
+def test_padded_vocabularies_are_taken() -> None:
+    """NVIDIA's checkpoints have rows up to a multiple of 8."""
+    start = BertForPreTraining(SHAPE)
+    start.initialize(3)
+    state = padded({name: p.detach()[:163] for name, p in start.named_parameters()}, SHAPE)
+    assert state["cls.predictions.bias"].shape == (168,)
+    model = HuggingFaceForMaskedLM(SHAPE)
+    load_state(model, state, "start")
+    assert torch.equal(
+        model.bert.embeddings.word_embeddings.weight, state["bert.embeddings.word_embeddings.weight"][:163]
+    )
+
+
+CONFIG = {"model_implementation": "huggingface", "max_seq_length": 32, "precision": "fp32", "ops": "auto"}
+
+
+@pytest.mark.parametrize("implementation", ["mlbert", "huggingface"])
+def test_the_setting_chooses(implementation: str) -> None:
+    config: Any = SimpleNamespace(**CONFIG | {"model_implementation": implementation})
+    compute = choose_compute(config, torch.device("cpu"), print)
+    model, classifier = make_masked_lm(config, SHAPE, compute), make_classifier(config, SHAPE, 3, compute)
+    is_theirs = implementation == "huggingface"
+    assert isinstance(model, HuggingFaceForMaskedLM) == isinstance(classifier, HuggingFaceForSequenceClassification)
+    assert isinstance(model, HuggingFaceForMaskedLM) == is_theirs
+    assert (model.capture_obstacle(torch.device("cuda")) is not None) or not is_theirs
+    assert ("transformers" in compute.ops) == is_theirs
+    assert model.architecture == "BertForMaskedLM"
+
+
+def test_what_it_cannot_do_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any = SimpleNamespace(**CONFIG)
+    compute = choose_compute(config, torch.device("cpu"), print)
+    with pytest.raises(UserError, match="MODEL_IMPLEMENTATION=huggingface: its BERT has no ALiBi"):
+        make_masked_lm(config, dataclasses.replace(SHAPE, position_embedding_type="alibi"), compute)
+    with pytest.raises(UserError, match="PRECISION=fp8: Hugging Face's model has no FP8"):
+        choose_compute(SimpleNamespace(**CONFIG | {"precision": "fp8"}), torch.device("cpu"), print)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r"transformers is not installed\. pip install 'mlbert\[huggingface\]'"):
+        make_masked_lm(config, SHAPE, compute)

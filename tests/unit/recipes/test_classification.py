@@ -1,0 +1,203 @@
+"""Fine-tuning from a YAML to files: what is learnt, exported, predicted, resumed and refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from mlbert.cli.main import main
+from mlbert.core.bert_config import BertConfig
+from mlbert.models import BertForMaskedLM
+from mlbert.models.export import write_weights
+from mlbert.prepare.vocab import count_words, train_vocabulary
+
+WARM = ["sun", "fire", "summer", "desert", "oven", "toast"]
+COLD = ["snow", "ice", "winter", "glacier", "fridge", "frost"]
+OTHER = ["the", "a", "was", "near", "it", "again", "today", "seen", "there", "house", "old", "new"]
+SHAPE = BertConfig(
+    vocab_size=300,
+    hidden_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=64,
+    max_position_embeddings=64,
+)
+YAML = """
+run_name: test
+max_seq_len: 32
+tokenizer_name: {folder}/vocab.txt
+data: {{train: "{folder}/train.csv", eval: "{folder}/dev.csv"}}
+model: {{name: mosaic_bert, pretrained_model_name: "{folder}/shape.json"}}
+train_loader: {{drop_last: false}}
+scheduler: {{name: linear_decay_with_warmup, t_warmup: 0.06dur, alpha_f: 0.02}}
+optimizer: {{name: decoupled_adamw, lr: 5.0e-3, betas: [0.9, 0.98], eps: 1.0e-6, weight_decay: 1.0e-6}}
+max_duration: 3ep
+eval_interval: 1ep
+global_train_batch_size: 16
+device_train_microbatch_size: 16
+device_eval_batch_size: 32
+precision: fp32
+seed: 5
+console_log_interval: 1ba
+save_folder: "{folder}/out"
+save_num_checkpoints_to_keep: 0
+"""
+
+
+def sentence(generator: random.Random, warm: int, length: int = 8) -> str:
+    words = [generator.choice(WARM) for _ in range(warm)] + [generator.choice(COLD) for _ in range(4 - warm)]
+    words += [generator.choice(OTHER) for _ in range(generator.randint(1, length))]
+    generator.shuffle(words)
+    return " ".join(words)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("task")
+    generator = random.Random(1)
+    for name, count in (("train", 250), ("dev", 61)):
+        with (made / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["id", "text", "label"])
+            for n in range(count):
+                warm = generator.choice((0, 1, 3, 4))
+                writer.writerow([n, sentence(generator, warm), "warm" if warm > 2 else "cold"])
+        with (made / f"{name}.jsonl").open("w") as file:
+            for _ in range(count):
+                warm = generator.randint(0, 4)
+                pair = {"first": sentence(generator, warm), "second": sentence(generator, warm), "score": warm / 2}
+                file.write(json.dumps(pair) + "\n")
+    text = (made / "train.csv").read_text().split("\n")
+    (made / "vocab.txt").write_text("\n".join(train_vocabulary(count_words(text), 300)) + "\n")
+    (made / "shape.json").write_text(SHAPE.to_json())
+    (made / "task.yaml").write_text(YAML.format(folder=made))
+    return made
+
+
+def run(folder: Path, out: str, *words: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["finetune", str(folder / "task.yaml"), f"save_folder={folder / out}", *words])
+    return int(end.value.code or 0)
+
+
+def lines(folder: Path, out: str, kind: str) -> list[dict]:
+    found = [json.loads(line) for line in (folder / out / "run_0/metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if line["kind"] == kind]
+
+
+def predictions(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name", ["hf_bert", "mosaic_bert"])
+def test_a_task_is_learnt_exported_and_predicted(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    plain = "model.model_config={position_embedding_type: absolute, gated_mlp: false, num_hidden_layers: 1}"
+    assert run(folder, name, f"model.name={name}", plain) == 0
+    told = capsys.readouterr().out
+    assert "matthews correlation" in told
+    steps, evaluations = lines(folder, name, "step"), lines(folder, name, "evaluation")
+    assert len(steps) == 3 * 16
+    assert [line["samples"] for line in evaluations] == [250, 500, 750]
+    assert evaluations[-1]["eval_accuracy"] > 0.9
+    assert evaluations[-1]["eval_loss"] < evaluations[0]["eval_loss"]
+    made = folder / name / "run_0"
+    rows = predictions(made / "predictions.csv")
+    assert [row["text"] for row in rows] == [row["text"] for row in predictions(folder / "dev.csv")]
+    right = sum(row["label"] == row["prediction"] for row in rows)
+    assert right / len(rows) == pytest.approx(evaluations[-1]["eval_accuracy"])
+    assert (made / "confusion_matrix.png").stat().st_size > 1000
+
+    with pytest.raises(SystemExit) as end:
+        out = tmp_path / "again.jsonl"
+        main(["finetune", "--predict", str(folder / "dev.csv"), "--model", str(made), "--out", str(out)])
+    assert end.value.code == 0
+    again = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["prediction"] for line in again] == [row["prediction"] for row in rows]
+    assert [line["probability"] for line in again] == pytest.approx([float(row["probability"]) for row in rows], abs=1e-4)
+
+    peer = transformers.BertForSequenceClassification.from_pretrained(made / "huggingface").eval()
+    tokenizer = transformers.BertTokenizer.from_pretrained(made / "huggingface")
+    assert peer.config.id2label == {0: "cold", 1: "warm"}
+    with torch.no_grad():
+        inputs = tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt")
+        found = peer(**inputs).logits.softmax(1).max(1)
+    assert [peer.config.id2label[i] for i in found.indices.tolist()] == [row["prediction"] for row in rows]
+    assert found.values.tolist() == pytest.approx([float(row["probability"]) for row in rows], abs=1e-4)
+
+
+def test_a_number_of_a_pair(folder: Path) -> None:
+    data = f"data={{train: '{folder}/train.jsonl', eval: '{folder}/dev.jsonl', text_columns: [first, second]}}"
+    assert run(folder, "number", data, "model.num_labels=1", "max_duration=6ep") == 0
+    evaluations = lines(folder, "number", "evaluation")
+    assert evaluations[-1]["eval_spearman"] > 0.8
+    assert evaluations[-1]["eval_loss"] < evaluations[0]["eval_loss"]
+    rows = predictions(folder / "number/run_0/predictions.csv")
+    assert {"first", "second", "label", "prediction"} <= set(rows[0])
+    assert "probability" not in rows[0]
+
+
+def test_a_run_resumes_where_it_stopped(folder: Path) -> None:
+    words = ("scheduler.name=constant_with_warmup", "save_num_checkpoints_to_keep=1", "save_interval=10ba")
+    words = (*words, "scheduler.t_warmup=2ba", "autoresume=true")
+    assert run(folder, "whole", *words, "max_duration=24ba") == 0
+    assert run(folder, "parts", *words, "max_duration=10ba") == 0
+    (folder / "parts/run_0/summary.json").unlink()
+    assert run(folder, "parts", *words, "max_duration=24ba") == 0
+    losses = [[line["loss"] for line in lines(folder, name, "step")] for name in ("whole", "parts")]
+    assert len(losses[0]) == 24
+    assert losses[0] == losses[1]
+
+
+def test_the_encoder_comes_from_pre_training_and_the_rest_is_drawn(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = BertConfig(**{**SHAPE.__dict__, "position_embedding_type": "alibi", "gated_mlp": True, "hidden_size": 16})
+    model = BertForMaskedLM(shape)
+    model.initialize(1)
+    write_weights(model, tmp_path, {}, folder / "vocab.txt")
+    words = (f"load_path={tmp_path}", "max_duration=1ba", "optimizer.lr=1.0e-9", "optimizer.weight_decay=0.0")
+    assert run(folder, "started", *words, "tokenizer_name=bert-base-uncased") == 0
+    assert "has no pooler: it is drawn" in " ".join(capsys.readouterr().out.split())
+    from safetensors.torch import load_file
+
+    found = load_file(folder / "started/run_0/weights/model.safetensors")
+    given = load_file(tmp_path / "weights/model.safetensors")
+    trunk = {name for name in given if name.startswith(("bert.embeddings", "bert.encoder"))}
+    assert found.keys() - given.keys() == {
+        "bert.pooler.dense.weight",
+        "bert.pooler.dense.bias",
+        "classifier.weight",
+        "classifier.bias",
+    }
+    assert all(torch.allclose(found[name], given[name], atol=1e-6) for name in trunk)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["model.num_labels=3"], "has 2 classes (cold, warm), 3 are declared"),
+        (["data.text_columns=txt"], "has no column 'txt'. Did you mean text?"),
+        (["data.eval=null"], "data.eval is not set"),
+        (["data.train=null"], "names no data"),
+        (["train_loader.dropp_last=true"], "train_loader.dropp_last is an unknown name"),
+        (["eval_loader.drop_last=true"], "every row is evaluated"),
+        (["global_train_batch_size=300", "train_loader.drop_last=true"], "250 rows are fewer than a step's 300"),
+        (["load_path=nowhere"], "nowhere: does not exist"),
+        (["tokenizer_name=bert-base-uncased", "model.model_config={vocab_size: 300}"], "has 30522 entries, the model 300"),
+        (["max_seq_len=100", "model.model_config={position_embedding_type: absolute}"], "MAX_SEQ_LENGTH=100"),
+    ],
+)
+def test_mistakes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], reason: str) -> None:
+    assert run(folder, "refused", *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert reason in line
+    assert not (folder / "refused/run_0/weights").exists()

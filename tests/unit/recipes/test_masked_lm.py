@@ -1,0 +1,123 @@
+"""What the recipe makes of the settings: both models, decay, the lagging rate, refusals, and a log that is traced."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mlbert.cli.main import main
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.errors import UserError
+from mlbert.submission.logs import read_log
+from mlbert.submission.trace import Tracer
+from training_settings import SHAPE, read_metrics, train_arguments
+
+METHOD = {
+    "recipe": "masked_lm",
+    "average_packing_rate": 1,
+    "gradient_accumulation_steps": 1,
+    "lr_milestones": "4,5",
+    "lr_gamma": 0.5,
+    "warmup_steps": 2,
+    "max_steps": 8,
+    "model_options": "hidden_dropout_prob=0 attention_probs_dropout_prob=0",
+}
+
+
+def run(folder: Path, name: str, **changes: object) -> list[dict]:
+    with pytest.raises(SystemExit) as end:
+        main(train_arguments(folder, name, **{**METHOD, **changes}))
+    assert end.value.code == 1
+    return read_metrics(folder / name)
+
+
+def test_a_run_has_one_head_the_lagging_rate_and_a_log_that_is_traced(tmp_path: Path, tree_root: Path) -> None:
+    metrics = run(tmp_path, "own", learning_rate=0.01)
+    assert [m["learning_rate"] for m in metrics] == pytest.approx(
+        [0.01 * x for x in (0, 0, 0.5, 1, 1, 0.5, 0.25, 0.25)]
+    )
+    state = load_file(tmp_path / "own/run_0/weights/model.safetensors")
+    assert not [name for name in state if "pooler" in name or "seq_relationship" in name]
+    log = read_log(tmp_path / "own/result_0.txt")
+    found = {event.key: event.value for event in log.events}
+    assert found["opt_name"] == "decoupled_adamw"
+    assert found["configuration"]["DECAY_ALL"]["value"] is True
+    assert "hidden_dropout_prob=0" in found["configuration"]["MODEL_OPTIONS"]["value"]
+    tracer = Tracer(log, tree_root)
+    broken = {key: [str(link) for link in tracer.chain(key).broken] for key in tracer.keys}
+    allowed = {"model_shape", "model_shape_sha256"}  # the test's own file lies outside of the tree
+    assert {key: links for key, links in broken.items() if links and key not in allowed} == {}
+
+
+def test_hugging_faces_model_learns_the_same(tmp_path: Path) -> None:
+    """The same weights, data and updates: the padded model of the baseline is the unpadded one of the methods. Its
+    vocabulary is not padded, so both start from weights that a run has left."""
+    run(tmp_path, "first", max_steps=1, warmup_steps=0)
+    both = {
+        name: run(tmp_path, name, model_implementation=name, init_checkpoint=tmp_path / "first/run_0/weights")
+        for name in ("mlbert", "huggingface")
+    }
+    ours, theirs = ([m["loss"] for m in both[name]] for name in ("mlbert", "huggingface"))
+    assert theirs == pytest.approx(ours, rel=2e-4)
+
+
+@pytest.mark.parametrize("decay_all", [True, False])
+def test_decay_of_biases_and_norms(tmp_path: Path, decay_all: bool) -> None:
+    """With a rate of 0 there is nothing but decay: after a ramp of 4 it is 0, 0, 1/4 and 1/2 of the setting."""
+    changes = {"learning_rate": 1e-12, "weight_decay_rate": 0.5, "warmup_steps": 4, "max_steps": 4}
+    run(tmp_path, "one", decay_all=decay_all, **changes)
+    state = load_file(tmp_path / "one/run_0/weights/model.safetensors")
+    norm = state["bert.encoder.layer.0.output.LayerNorm.weight"]
+    expected = (1 - 0.5 / 4) * (1 - 0.5 / 2) if decay_all else 1.0
+    assert torch.allclose(norm, torch.full_like(norm, expected), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sharded_optimizer": "all"}, "SHARDED_OPTIMIZER=all: every rank of masked_lm updates everything"),
+        ({"gradient_clipping": "buckets"}, "is the way of RECIPE=ddp_adam"),
+        ({"lr_milestones": "none"}, "LR_MILESTONES: is not set, and SCHEDULE=multistep needs it"),
+        ({"model_options": "dropout=0"}, "MODEL_OPTIONS: dropout=0: is no name=value of the shape"),
+        ({"model_options": "hidden_dropout_prob"}, "'' is no float"),
+        ({"model_options": "hidden_dropout_prob=2"}, "MODEL_OPTIONS: hidden_dropout_prob is 2.0, not in [0, 1)"),
+        ({"model_implementation": "composer"}, "must be one of mlbert, huggingface"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(train_arguments(tmp_path, **{**METHOD, **changes}))
+    assert end.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_model_options_change_what_they_name(tmp_path: Path) -> None:
+    (tmp_path / "shape.json").write_text(json.dumps(SHAPE))
+    shape = BertConfig.from_json(tmp_path / "shape.json")
+    assert shape.with_options(None) == shape.with_options(" ") == shape
+    changed = shape.with_options("hidden_dropout_prob=0.25 num_hidden_layers=3 gated_mlp=true hidden_act=gelu_erf")
+    values = (changed.hidden_dropout_prob, changed.num_hidden_layers, changed.gated_mlp, changed.hidden_act)
+    assert values == (0.25, 3, True, "gelu_erf")
+    assert changed.with_options("hidden_dropout_prob=0.1 num_hidden_layers=2 gated_mlp=false hidden_act=gelu") == shape
+    with pytest.raises(UserError, match=r"'1\.5' is no int"):
+        shape.with_options("num_hidden_layers=1.5")
+
+
+@pytest.mark.parametrize("name", ["mlbert", "huggingface"])
+def test_evaluating_a_runs_weights_gives_its_last_accuracy(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, "run", model_implementation=name)
+    summary = json.loads((tmp_path / "run/run_0/summary.json").read_text())
+    weights = {"init_checkpoint": tmp_path / "run/run_0/weights", "model_implementation": name}
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main([*train_arguments(tmp_path, "other", **{**METHOD, **weights}), "--evaluate-only"])
+    assert not end.value.code
+    assert f"initial mlm_accuracy {summary['accuracy']:.5f}" in capsys.readouterr().out

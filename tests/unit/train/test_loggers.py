@@ -1,0 +1,54 @@
+"""TensorBoard and W&B get the numbers of a run, read back by their own readers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mlbert.train.loggers import make_loggers
+from mlbert.train.progress import Outcome, TrainState
+
+STATE = TrainState(step=3, samples=30, tokens=900, flops=10**9, train_seconds=2.0)
+
+
+def told(tmp_path: Path, **settings: object) -> None:
+    config = SimpleNamespace(**{"tensorboard_dir": None, "wandb_project": None, "run_name": "mine", **settings})
+    loggers = make_loggers(config, {"config": {"lr": 1}}, tmp_path, "decoupled_adamw", 2, lambda: 1e9)
+    for logger in loggers:
+        logger.step(STATE, 1.5, 1e-3, 0.25)
+        logger.evaluation(STATE, {"mlm_accuracy": 0.5, "loss": 2.0}, 1.0)
+        logger.stop(Outcome("success", "", 1.0, STATE))
+    assert len(loggers) == sum(value is not None for value in settings.values())
+
+
+def test_tensorboard_holds_speed_and_metrics(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    told(tmp_path, tensorboard_dir=tmp_path / "events")
+    events = accumulator.EventAccumulator(str(tmp_path / "events/mine"))
+    events.Reload()
+    numbers = {name: events.Scalars(name)[0] for name in events.Tags()["scalars"]}
+    assert numbers["loss/train/total"].value == 1.5
+    assert numbers["throughput/samples_per_sec"].value == 15.0
+    assert numbers["throughput/device/mfu"].value == pytest.approx(0.25)  # 1e9 in 2 s on 2 ranks of 1e9 a second
+    assert numbers["metrics/eval/MaskedAccuracy"].value == 0.5
+    assert {number.step for number in numbers.values()} == {3}
+
+
+def test_wandb_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    told(tmp_path, wandb_project="bert")
+    files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert len(files) == 1
+    content = files[0].read_bytes()
+    assert b"metrics/eval/MaskedAccuracy" in content
+    assert b"throughput/device/mfu" in content
+
+
+def test_nothing_is_measured_where_nothing_is_logged(tmp_path: Path) -> None:
+    told(tmp_path)
+    assert json.loads(json.dumps(list(map(str, tmp_path.iterdir())))) == []
