@@ -77,7 +77,9 @@ def test_all_run_side_by_side_and_wait_for_mnli_only(tmp_path: Path) -> None:
 
 def test_a_failed_job_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     cola = next(job for job in JOBS if job.task == "cola")
-    jobs = Jobs(tmp_path, {cola: 'print("much"); print("mlbert: error: no such thing\\n", file=sys.stderr); sys.exit(2)'})
+    jobs = Jobs(
+        tmp_path, {cola: 'print("much"); print("mlbert: error: no such thing\\n", file=sys.stderr); sys.exit(2)'}
+    )
     runner = jobs.runner()
     runner.run()
     assert [job for job, state in runner.states.items() if state is State.FAILED] == [cola]
@@ -137,11 +139,11 @@ def test_sigterm_ends_the_children(tmp_path: Path, tree_root: Path) -> None:
 
 def test_slots() -> None:
     gpus = make_slots(2, "GPU-a, 7", [0, 1, 2, 3], 25)
-    assert [slot.environ["CUDA_VISIBLE_DEVICES"] for slot in gpus] == ["GPU-a", "7"]
+    assert [slot.exports["CUDA_VISIBLE_DEVICES"] for slot in gpus] == ["GPU-a", "7"]
     assert [sorted(slot.cores) for slot in gpus] == [[0, 2], [1, 3]]
-    assert [slot.environ["OMP_NUM_THREADS"] for slot in gpus] == ["2", "2"]
+    assert [slot.exports["OMP_NUM_THREADS"] for slot in gpus] == ["2", "2"]
     cpus = make_slots(0, None, [4, 5], 25)
-    assert [(slot.name, sorted(slot.cores), slot.environ["CUDA_VISIBLE_DEVICES"]) for slot in cpus] == [
+    assert [(slot.name, sorted(slot.cores), slot.exports["CUDA_VISIBLE_DEVICES"]) for slot in cpus] == [
         ("CPU 0", [4], ""),
         ("CPU 1", [5], ""),
     ]

@@ -29,7 +29,9 @@ def test_hyper_parameters_are_the_published_ones() -> None:
 
 
 def test_the_default_is_25_jobs_with_mnli_first() -> None:
-    jobs = job_list({task: SEEDS.get(task, (19,)) for task in ("cola", "rte", "qqp", "mnli", "stsb", "mrpc", "qnli", "sst2")})
+    jobs = job_list(
+        {task: SEEDS.get(task, (19,)) for task in ("cola", "rte", "qqp", "mnli", "stsb", "mrpc", "qnli", "sst2")}
+    )
     assert len(jobs) == 25
     assert jobs[0] == Job("mnli", 19, waits=False)
     assert [job.waits for job in jobs] == [False] * 10 + [True] * 15

@@ -46,7 +46,9 @@ def test_a_pair_is_two_segments() -> None:
     assert encode(task_rows(3), TOKENIZER, 8).lengths.tolist() == [8, 8, 8]
 
 
-def source(count: int, units: int, world: int = 1, rank: int = 0, accumulation: int = 1, **changes: object) -> TaskSource:
+def source(
+    count: int, units: int, world: int = 1, rank: int = 0, accumulation: int = 1, **changes: object
+) -> TaskSource:
     share = StepShare(units, accumulation, rank, world)
     made = TaskSource(
         task_rows(count), TOKENIZER, **{"max_seq_length": 32, "share": share, "drop_last": False, "seed": 3, **changes}
@@ -68,10 +70,11 @@ def test_every_row_once_an_epoch_whatever_the_split(world: int, accumulation: in
     epochs = []
     for epoch in range(2):
         steps = range(6 * epoch, 6 * epoch + 6)
-        together = [sum(of_ranks, []) for of_ranks in zip(*(labels_of(p, steps) for p in parts), strict=True)]
+        by_step = zip(*(labels_of(part, steps) for part in parts), strict=True)
+        together = [[label for labels in of_ranks for label in labels] for of_ranks in by_step]
         assert together == labels_of(whole, steps)
         assert [len(step) for step in together] == [8] * 5 + [5]
-        epochs.append(sum(together, []))
+        epochs.append([label for step in together for label in step])
         assert sorted(epochs[-1]) == list(range(45))
     assert (epochs[0] == epochs[1] == list(range(45))) == (seed is None)
 

@@ -116,13 +116,15 @@ def test_a_task_is_learnt_exported_and_predicted(
     assert right / len(rows) == pytest.approx(evaluations[-1]["eval_accuracy"])
     assert (made / "confusion_matrix.png").stat().st_size > 1000
 
+    out = tmp_path / "again.jsonl"
     with pytest.raises(SystemExit) as end:
-        out = tmp_path / "again.jsonl"
         main(["finetune", "--predict", str(folder / "dev.csv"), "--model", str(made), "--out", str(out)])
     assert end.value.code == 0
     again = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["prediction"] for line in again] == [row["prediction"] for row in rows]
-    assert [line["probability"] for line in again] == pytest.approx([float(row["probability"]) for row in rows], abs=1e-4)
+    assert [line["probability"] for line in again] == pytest.approx(
+        [float(row["probability"]) for row in rows], abs=1e-4
+    )
 
     peer = transformers.BertForSequenceClassification.from_pretrained(made / "huggingface").eval()
     tokenizer = transformers.BertTokenizer.from_pretrained(made / "huggingface")
@@ -192,7 +194,10 @@ def test_the_encoder_comes_from_pre_training_and_the_rest_is_drawn(
         (["eval_loader.drop_last=true"], "every row is evaluated"),
         (["global_train_batch_size=300", "train_loader.drop_last=true"], "250 rows are fewer than a step's 300"),
         (["load_path=nowhere"], "nowhere: does not exist"),
-        (["tokenizer_name=bert-base-uncased", "model.model_config={vocab_size: 300}"], "has 30522 entries, the model 300"),
+        (
+            ["tokenizer_name=bert-base-uncased", "model.model_config={vocab_size: 300}"],
+            "has 30522 entries, the model 300",
+        ),
         (["max_seq_len=100", "model.model_config={position_embedding_type: absolute}"], "MAX_SEQ_LENGTH=100"),
     ],
 )

@@ -61,8 +61,10 @@ class GlueTask:
 
 MAX_SEQ_LENGTH = 256
 _DEV = {"": "dev.tsv"}
-_MNLI = ("index", "promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse")
-_MNLI += ("sentence1_parse", "sentence2_parse", "sentence1", "sentence2", "label1")
+_MNLI = (
+    *("index", "promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse"),
+    *("sentence1_parse", "sentence2_parse", "sentence1", "sentence2", "label1"),
+)
 _STSB = ("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2", "score")
 _ENTAILMENT = ("entailment", "not_entailment")
 

@@ -157,7 +157,8 @@ class _SequenceObjective(_Objective):
         self.latest = rows[~rows[:, 0].isnan()].numpy()
         parts = self.parts or {"": len(self.latest)}
         assert sum(parts.values()) == len(self.latest) == sums[0], "the set has other parts"
-        found, first = {}, 0
+        found: dict[str, float] = {}
+        first = 0
         for name, count in parts.items():
             with warnings.catch_warnings(action="ignore"):  # a set of one class is no mistake of the metric's caller
                 of_part = self._metrics_of(self.latest[first : first + count])

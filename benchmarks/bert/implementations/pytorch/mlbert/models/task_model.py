@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,12 +82,14 @@ def read_card(weights: Path) -> TaskCard:
     path = weights / TASK
     remedy = "Name the run folder of a fine-tuned model"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        lists = ("text_columns", "classes", "header")
-        return TaskCard(**{k: tuple(v) if k in lists and v is not None else v for k, v in values.items()})
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        lists = {
+            name: tuple(values[name]) for name in ("text_columns", "classes", "header") if values[name] is not None
+        }
+        return TaskCard(**(values | lists))
     except OSError as error:
         raise UserError(path, f"cannot be read ({error.strerror})", remedy) from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise UserError(path, f"is damaged ({error})", remedy) from None
 
 

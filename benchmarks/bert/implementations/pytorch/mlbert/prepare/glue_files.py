@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mlbert.core.errors import UserError
 from mlbert.core.glue import TASKS, GlueTask
-from mlbert.prepare.jobs import SILENT, Progress
 from mlbert.store.manifest import make_folder, write_atomically
 
 Row = tuple[Sequence[str], str]  # texts and label
@@ -37,7 +36,7 @@ def is_complete(folder: Path, tasks: Iterable[str] = TASKS) -> bool:
     return all(path.is_file() for name in tasks for path in files_of(TASKS[name], folder))
 
 
-def fetch(folder: Path, tasks: Iterable[str] = TASKS, progress: Progress = SILENT) -> None:
+def fetch(folder: Path, tasks: Iterable[str] = TASKS, tell: Callable[[str], object] = print) -> None:
     """Writes the tasks' files from Hugging Face's copy of GLUE; those that are there stay. Raises UserError: no such
     library, or no network."""
     for name in tasks:
@@ -45,7 +44,7 @@ def fetch(folder: Path, tasks: Iterable[str] = TASKS, progress: Progress = SILEN
         for path in files_of(task, folder):
             if not path.is_file():
                 write_file(path, task, _dataset_rows(name, task, _SPLITS[path.name]))
-                progress(f"wrote {path}")
+                tell(f"wrote {path}")
 
 
 def _dataset_rows(name: str, task: GlueTask, split: str) -> list[Row]:

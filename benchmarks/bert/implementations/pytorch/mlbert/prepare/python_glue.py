@@ -26,8 +26,10 @@ from mlbert.prepare.python_text import documents_by_file
 SIZES = {"mnli": 2400, "qqp": 1200, "cola": 1200, "sst2": 1200, "qnli": 1200, "rte": 480, "mrpc": 480, "stsb": 480}
 EVALUATION_ROWS = 240
 SHORTEST, LONGEST = 7, 24  # words of a sentence
-CONNECTED = ("asyncio/", "concurrent/", "email/", "http/", "multiprocessing/", "urllib/", "xmlrpc/")
-CONNECTED += ("smtplib", "imaplib", "poplib", "ftplib", "socket", "ssl.", "subprocess", "threading", "mailbox")
+CONNECTED = (
+    *("asyncio/", "concurrent/", "email/", "http/", "multiprocessing/", "urllib/", "xmlrpc/"),
+    *("smtplib", "imaplib", "poplib", "ftplib", "socket", "ssl.", "subprocess", "threading", "mailbox"),
+)
 _MISMATCHED = ("lib2to3/", "distutils/", "idlelib/", "tkinter/", "unittest/", "ctypes/", "turtle", "typing", "ast.")
 _DENIALS = ("It is not true that", "It is never the case that", "Nobody can say that", "It is wrong that")
 

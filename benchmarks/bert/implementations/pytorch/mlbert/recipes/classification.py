@@ -6,7 +6,8 @@
 * weights    the encoder, and the pooler where there is one, of INIT_CHECKPOINT; the classifier is drawn
 * loss       mean cross-entropy, or squared error, over all sequences of the step
 * update     decoupled AdamW, decay on everything, nothing clipped
-* rate       a ramp (the YAML files: over 6 % of the steps), then a line; the first two updates have the rate 0, as in Composer
+* rate       a ramp, in the YAML files over 6 % of the steps, then a line; the first two updates have the rate 0, as in
+             Composer
 * data       unpadded; every epoch in an order of its own, or with SHUFFLE=none as the rows lie, as in the published
              GLUE jobs; classes are those of the training file, which is read before the run starts
 * metrics    of all predictions, by scikit-learn and SciPy
@@ -150,10 +151,8 @@ def inspect(config: TrainConfig) -> TaskInputs:
     evaluations = {name: read_evaluation(path, form, train.classes) for name, path in eval_files.items()}
     if config.num_eval_examples is not None:
         evaluations = {name: rows.first(config.num_eval_examples) for name, rows in evaluations.items()}
-    for name, value in (("TOKENIZER", config.tokenizer), ("MAX_SEQ_LENGTH", config.max_seq_length)):
-        if value is None:
-            raise UserError(name, "is not set", "A task's texts need it")
-    assert config.tokenizer is not None and config.max_seq_length is not None
+    if config.tokenizer is None or config.max_seq_length is None:
+        raise UserError("TOKENIZER", "and MAX_SEQ_LENGTH have to be set", "A task's texts need them")
     card = TaskCard(
         form.text_columns, form.label_column, train.classes, config.max_seq_length, form.header, form.lenient
     )
@@ -247,9 +246,7 @@ def build_evaluation(
     return model, objective, evaluation
 
 
-def _start(
-    model: Classifier, config: TrainConfig, seed: int, world: World, warn: Callable[[str], None]
-) -> None:
+def _start(model: Classifier, config: TrainConfig, seed: int, world: World, warn: Callable[[str], None]) -> None:
     model.initialize(seed)
     model.to(world.device)
     if config.init_checkpoint is None:
@@ -262,4 +259,3 @@ def _start(
             model.get_parameter(name).copy_(value)
     if any(name.startswith("bert.pooler.") for name in missing):
         warn(f"{config.init_checkpoint} has no pooler: it is drawn")
-

@@ -4,7 +4,8 @@
 .tsv .txt      tab-separated without quoting, as GLUE's official files are
 .jsonl .json   one JSON object a line, or one list of objects
 
-The first row of .csv and .tsv names the columns, unless the caller does. Text is UTF-8, with or without a byte order mark.
+The first row of .csv and .tsv names the columns, unless the caller does. Text is UTF-8, with or without a byte order
+mark.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def read_texts(path: Path, form: TaskForm) -> TaskRows:
 
 
 def file_identity(path: Path) -> str:
-    """"sha256:..." of a file."""
+    """ "sha256:..." of a file."""
     return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 

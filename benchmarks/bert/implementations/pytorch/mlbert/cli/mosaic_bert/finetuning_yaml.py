@@ -31,13 +31,14 @@ from mlbert.store.tasks import TaskForm, read_training
 from mlbert.store.tokenizer import load_tokenizer
 
 _LOADER = (
-    "split tokenizer_name max_seq_len shuffle drop_last num_workers pin_memory prefetch_factor persistent_workers timeout"
+    *("split", "tokenizer_name", "max_seq_len", "shuffle", "drop_last", "num_workers", "pin_memory"),
+    *("prefetch_factor", "persistent_workers", "timeout"),
 )
 KNOWN = (
     *COMMON,
     *("max_seq_len", "model.num_labels", "train_subset_num_batches"),
     *(f"data.{name}" for name in ("train", "eval", "text_columns", "label_column", "task", "glue", "source")),
-    *(f"{loader}.{name}" for loader in ("train_loader", "eval_loader") for name in _LOADER.split()),
+    *(f"{loader}.{name}" for loader in ("train_loader", "eval_loader") for name in _LOADER),
     *(f"train_loader.dataset.{name}" for name in ("path", "text_columns", "label_column")),
     "eval_loader.dataset.path",
 )
@@ -53,7 +54,9 @@ class Data:
     def __init__(self, leaves: Leaves) -> None:
         self._leaves = leaves
         self.path = self._first("train_loader.dataset.path", "data.train")
-        self.task = None if self.path else leaves.choice("data.task", tuple(glue.TASKS), "").value or None
+        self.task: str | None = None
+        if self.path is None and leaves.is_given("data.task"):
+            self.task = str(leaves.choice("data.task", tuple(glue.TASKS), "").value)
         if self.path is None and self.task is None:
             raise UserError(leaves.path, "names no data", "Give data.train=FILE data.eval=FILE, or data.task=qnli")
 
@@ -62,7 +65,7 @@ class Data:
         """Columns and classes. Raises UserError: columns that are not said cannot be told by their names."""
         leaves, declared = self._leaves, self._leaves.optional_number("model.num_labels", None)
         if self.task is not None:
-            form = form_of_task(str(self.task))
+            form = form_of_task(self.task)
             if declared not in (None, form.num_labels):
                 origin, remedy = leaves["model.num_labels"].origin, f"Write {form.num_labels}, or null"
                 raise UserError(origin, f"{self.task} has {form.num_labels} labels, not {declared:g}", remedy)
@@ -77,7 +80,7 @@ class Data:
     @property
     def train_file(self) -> Path:
         """The training file."""
-        return glue.TASKS[str(self.task)].train_file(self.folder) if self.task else Path(str(self.path))
+        return glue.TASKS[self.task].train_file(self.folder) if self.task else Path(str(self.path))
 
     @property
     def folder(self) -> Path:
@@ -88,7 +91,7 @@ class Data:
         """Settings of the data; makes or fetches a task's files that are not there."""
         leaves, form = self._leaves, None
         if self.task is not None:
-            make_glue(self.folder, str(leaves.choice("data.source", SOURCES, "datasets").value), [str(self.task)])
+            make_glue(self.folder, str(leaves.choice("data.source", SOURCES, "datasets").value), [self.task])
             layer.put("task", self.task, "data.task")
             layer.put("input_dir", self.folder, "data.glue")
             layer.put("eval_dir", self.folder, "data.glue")
@@ -131,7 +134,7 @@ def make_glue(folder: Path, source: str, tasks: Sequence[str]) -> None:
     if source == "python":
         python_glue.make(folder)
     else:
-        glue_files.fetch(folder, tasks, progress=print)
+        glue_files.fetch(folder, tasks)
 
 
 def to_settings(leaves: Leaves, world_size: int, has_gpu: bool) -> Layer:
@@ -143,7 +146,7 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool) -> Layer:
     length = leaves.number("train_loader.max_seq_len", leaves.number("max_seq_len", 128))
     layer.put("max_seq_length", int(length.value), origin=length.origin)
     tokenizer = leaves.text("train_loader.tokenizer_name", leaves.text("tokenizer_name", "bert-base-uncased"))
-    add_start(leaves, layer, tokenizer, int(length.value))
+    add_start(leaves, layer, tokenizer)
     if not leaves.flag("train_loader.shuffle", True).value:
         layer.put("shuffle", None, "train_loader.shuffle")
     drop_last = leaves.flag("train_loader.drop_last", True)
@@ -185,7 +188,7 @@ def add_durations(leaves: Leaves, layer: Layer, data: Data, per_step: int, world
     add_outputs(leaves, layer, durations)
 
 
-def add_start(leaves: Leaves, layer: Layer, tokenizer: Value, length: int) -> None:
+def add_start(leaves: Leaves, layer: Layer, tokenizer: Value) -> None:
     """Model, vocabulary and starting weights. The weights' own shape and the vocabulary beside them win over the YAML's
     names; what model.model_config says wins over both."""
     start_path = leaves.optional_text("load_path", leaves.optional_text("model.pretrained_checkpoint", None))
@@ -193,7 +196,7 @@ def add_start(leaves: Leaves, layer: Layer, tokenizer: Value, length: int) -> No
     if start.vocabulary is not None:
         tokenizer = Value(str(start.vocabulary), "load_path")
     layer.put("tokenizer", tokenizer)
-    add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary), length)
+    add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
     if start.shape is not None:
         said = leaves["model.model_config"].value if leaves.is_given("model.model_config") else {}
         options = dict(word.split("=") for word in str(layer["model_options"][0]).split())

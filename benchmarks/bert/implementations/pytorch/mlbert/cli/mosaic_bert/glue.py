@@ -28,9 +28,9 @@ from mlbert.dist.world import World
 PROGRAM, JOB_YAML = "glue.py", "job.yaml"
 HELP = """Usage: glue.py YAML [name=value ...]
 
-Fine-tunes on GLUE's eight tasks. Every job is a process with a folder of its own, as many side by side as there are GPUs,
-or CPU cores without one; rte, mrpc and stsb begin with the weights of the first mnli job. Started again, it runs what is not
-done yet. The jobs' YAML files run by themselves, too: sequence_classification.py FOLDER/task=T/seed=S/job.yaml
+Fine-tunes on GLUE's eight tasks. Every job is a process with a folder of its own, as many side by side as there are
+GPUs, or CPU cores without one; rte, mrpc and stsb begin with the weights of the first mnli job. Started again, it runs
+what is not done yet. A job's YAML runs by itself, too: sequence_classification.py FOLDER/task=T/seed=S/job.yaml
 
 starting_checkpoint_load_path=WEIGHTS  a run folder, its weights/, a Hugging Face folder, or a Composer checkpoint
 base_run_name=NAME                     job T with seed S is called NAME_task=T_seed=S
@@ -40,7 +40,8 @@ published_order=true                   training rows as they lie, as in the publ
 data.glue=FOLDER                       of GLUE's files in their official form
 data.source=NAME                       where they come from if they are not there: datasets, or python for stand-ins
 tasks.T.seeds=[19,717]                 seeds of a task; the YAML's tasks are those that run
-tasks.T.trainer_kwargs.max_duration=3ep    also eval_interval, eval_subset_num_batches, save_num_checkpoints_to_keep (not 0: weights stay)
+tasks.T.trainer_kwargs.NAME=VALUE      max_duration, eval_interval, eval_subset_num_batches, and
+                                       save_num_checkpoints_to_keep (0: the weights go when the job is done)
 tasks.T.optimizer.lr=5e-5              also optimizer.weight_decay, batch_size
 """
 

@@ -36,7 +36,7 @@ class Slot:
     """Where one job runs at a time: what its process finds in its environment, and the cores that it may use."""
 
     name: str
-    environ: Mapping[str, str]
+    exports: Mapping[str, str]
     cores: frozenset[int]
 
 
@@ -139,7 +139,7 @@ class Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**self._environ, **slot.environ},
+                env={**self._environ, **slot.exports},
                 start_new_session=True,
             )
         self.running.append(Running(job, slot, process, time.monotonic()))

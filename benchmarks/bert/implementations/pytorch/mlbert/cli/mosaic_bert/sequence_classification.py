@@ -17,6 +17,7 @@ from mlbert.cli.mosaic_bert import finetuning_yaml
 from mlbert.cli.mosaic_bert.leaves import Leaves
 from mlbert.cli.mosaic_bert.main import resolve_layer, split_words
 from mlbert.cli.mosaic_bert.parser import Parser
+from mlbert.cli.mosaic_bert.pretraining_yaml import unused
 from mlbert.cli.mosaic_bert.results import last_evaluation
 from mlbert.cli.train import run_resolved
 from mlbert.core.config import environment
@@ -34,8 +35,8 @@ PROGRAM = "sequence_classification.py"
 HELP = """Usage: sequence_classification.py YAML [name=value ...]
        sequence_classification.py --predict FILE --model RUN_FOLDER [--out PREDICTIONS]
 
-Fine-tunes on a task, by itself or under mlbert launch local or torchrun. Leaves metrics, predictions, a confusion matrix
-and the weights in the run folder; --predict writes what they say about another file.
+Fine-tunes on a task, by itself or under mlbert launch local or torchrun. Leaves metrics, predictions, a confusion
+matrix and the weights in the run folder; --predict writes what they say about another file.
 
 load_path=WEIGHTS        a run folder, its weights/, a Hugging Face folder, or a Composer checkpoint
 data.train=FILE          .csv, .tsv, .jsonl or .json with columns
@@ -60,7 +61,8 @@ def app(args: Sequence[str], **_: object) -> int:
     world = World.identify(environment())
     leaves = Leaves(path, read_nested(path, words, finetuning_yaml.KNOWN))
     resolved = resolve_layer(path, finetuning_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available()))
-    status = run_resolved(resolved, world)
+    names = unused(leaves)
+    status = run_resolved(resolved, world, [f"not needed here, and not read: {', '.join(names)}"] if names else [])
     if status == SUCCEEDED and world.rank == 0:
         _report(resolved.config)
     return status

@@ -24,4 +24,4 @@ def python_glue_command(
 @app.command("glue")
 def glue_command(out: Out) -> None:
     """Fetch GLUE's eight tasks through the datasets library, in their official form."""
-    glue_files.fetch(out, progress=say)
+    glue_files.fetch(out, tell=say)

@@ -1,0 +1,59 @@
+"""The published smoke tests of fine-tuning, out of the box: they run without a network, and what they train learns."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HOME = "benchmarks/mosaic_bert"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the commands are typed; the task's files are made there by the first one."""
+    return tmp_path_factory.mktemp("mosaic bert")
+
+
+def typed(tree_root: Path, place: Path, program: str, yaml: str, *words: str) -> str:
+    home = tree_root / HOME
+    environ = {**os.environ, "PYTHONPATH": str(tree_root / "benchmarks/bert/implementations/pytorch")}
+    command = [sys.executable, str(home / program), str(home / "yamls/test" / yaml), *words]
+    done = subprocess.run(command, cwd=place, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def metrics(run: Path, kind: str) -> list[dict]:
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if line["kind"] == kind]
+
+
+@pytest.mark.parametrize(("index", "words"), [(0, ()), (1, ("model.name=mosaic_bert",))])
+def test_sequence_classification(tree_root: Path, place: Path, index: int, words: tuple[str, ...]) -> None:
+    told = typed(tree_root, place, "sequence_classification.py", "sequence_classification.yaml", *words)
+    run = place / f"runs/test-sequence-classification/run_{index}"
+    losses = [line["loss"] for line in metrics(run, "step")]
+    assert sum(losses[-3:]) < sum(losses[:3])
+    accuracy = metrics(run, "evaluation")[-1]["eval_accuracy"]
+    assert accuracy > 0.6, "half of the rows are entailed"
+    assert f"{accuracy:.4f}" in told
+    assert (run / "predictions.csv").exists()
+
+
+@pytest.mark.parametrize("name", ["hf_bert", "mosaic_bert"])
+def test_glue(tree_root: Path, place: Path, name: str) -> None:
+    words = ("model.name=mosaic_bert",) if name == "mosaic_bert" else ()
+    told = typed(tree_root, place, "glue.py", "glue.yaml", *words)
+    folder = place / f"local-finetune-checkpoints/test-glue-{name}"
+    scores = json.loads((folder / "glue_scores.json").read_text())
+    assert scores["glue"] == pytest.approx((scores["tasks"]["mnli"] + scores["tasks"]["rte"]) / 2)
+    assert f"{scores['glue']:.2f}" in told
+    assert scores["tasks"]["mnli"] > 45, "chance is a third"
+    assert scores["tasks"]["rte"] > 60, "chance is a half"
+    steps = metrics(folder / "task=mnli/seed=1111/run_0", "step")
+    assert steps[-1]["loss"] < 0.95 * steps[0]["loss"]

@@ -1,0 +1,148 @@
+"""glue.py as a whole, with jobs of two steps: scores, a failed job, what is done already, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlbert.cli.main import main
+from mlbert.cli.mosaic_bert import glue_yaml
+from mlbert.cli.mosaic_bert.leaves import Leaves
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.glue import TASKS
+from mlbert.core.glue_jobs import Job
+from mlbert.core.nested_yaml import read_nested
+from mlbert.prepare import python_glue
+from mlbert.prepare.vocab import count_words, train_vocabulary
+
+SHAPE = BertConfig(
+    vocab_size=400,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=64,
+)
+STEPS = "{max_duration: 2ba, eval_interval: 2ba, eval_subset_num_batches: 1}"
+YAML = """
+base_run_name: tiny
+default_seed: 7
+precision: fp32
+tokenizer_name: FOLDER/vocab.txt
+max_seq_len: 32
+device_eval_batch_size: 16
+model: {name: mosaic_bert, pretrained_model_name: FOLDER/shape.json}
+data: {glue: FOLDER/glue, source: python}
+save_finetune_checkpoint_prefix: FOLDER/out
+tasks:
+  mnli: {batch_size: 8, trainer_kwargs: STEPS}
+  rte: {seeds: [1, 2], trainer_kwargs: STEPS}
+  cola: {trainer_kwargs: STEPS}
+""".replace("STEPS", STEPS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("glue")
+    python_glue.make(made / "glue", size=0.1)
+    text = (made / "glue/MNLI/train.tsv").read_text().split("\n")
+    (made / "vocab.txt").write_text("\n".join(train_vocabulary(count_words(text), 400)) + "\n")
+    (made / "shape.json").write_text(SHAPE.to_json())
+    (made / "glue.yaml").write_text(YAML.replace("FOLDER", str(made)))
+    return made
+
+
+def run(folder: Path, *words: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["glue", str(folder / "glue.yaml"), *words])
+    return int(end.value.code or 0)
+
+
+def test_jobs_scores_failure_and_resumption(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    dev, out = folder / "glue/CoLA/dev.tsv", folder / "out/tiny"
+    good = dev.read_text()
+    dev.write_text(good.replace("\t1\t", "\tone\t", 1))
+    assert run(folder) == 1
+    told = capfd.readouterr()
+    assert "cola seed 7 failed" in told.out
+    assert "glue.py: cola seed 7: mlbert: error:" in told.err
+    assert "'one' is no class of the task" in told.err
+    found = json.loads((out / "glue_scores.json").read_text())
+    assert found["glue"] is None
+    assert found["missing"] == [{"task": "cola", "seed": 7}]
+
+    dev.write_text(good)
+    mnli = out / "task=mnli/seed=7/run_0"
+    before = (mnli / "summary.json").stat().st_mtime_ns
+    assert run(folder) == 0
+    assert "3 of 4 jobs are done already" in capfd.readouterr().out
+    assert (mnli / "summary.json").stat().st_mtime_ns == before
+    found = json.loads((out / "glue_scores.json").read_text())
+    values = {}
+    for task, seeds in (("mnli", [7]), ("rte", [1, 2]), ("cola", [7])):
+        of_task = []
+        for seed in seeds:
+            lines = (out / f"task={task}/seed={seed}/run_0/metrics.jsonl").read_text().splitlines()
+            last = [line for line in map(json.loads, lines) if line["kind"] == "evaluation"][-1]
+            of_task.append(sum(last[f"eval_{name}"] for name in TASKS[task].metrics) / len(TASKS[task].metrics))
+        values[task] = 100 * sum(of_task) / len(of_task)
+    assert found["tasks"] == pytest.approx(values)
+    assert found["glue"] == pytest.approx(sum(values.values()) / 3)
+    assert (out / "glue_scores.png").stat().st_size > 1000
+    # The first job's weights stay, as others begin with them; nothing asks for the rest.
+    assert [path.parts[-3] for path in sorted(out.glob("*/*/run_0/weights"))] == ["seed=7"]
+    start = json.loads((out / "task=rte/seed=1/run_0/config.json").read_text())["config"]["init_checkpoint"]
+    assert start == str(mnli / "weights")
+
+    assert run(folder, "tasks.cola.optimizer.lr=1.0e-4") == 2
+    assert "holds the result of another job.yaml" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("tasks.mnlii.seeds=[1]", "tasks.mnlii.seeds is an unknown name"),
+        ("tasks.rte.seeds=3", "is no list of seeds"),
+        ("tasks.rte.trainer_kwargs.max_duration=soon", "max_duration=soon: is no duration"),
+        ("starting_checkpoint_load_path=nowhere", "nowhere: does not exist"),
+        ("model.name=bert", "model.name 'bert' is unknown"),
+        ("max_seq_len=many", "max_seq_len 'many' is no number"),
+    ],
+)
+def test_mistakes_are_told_before_a_job_begins(
+    folder: Path, capfd: pytest.CaptureFixture[str], word: str, reason: str
+) -> None:
+    assert run(folder, word, "base_run_name=refused") == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert reason in line
+    assert not (folder / "out/refused").exists()
+
+
+@pytest.mark.parametrize("name", ["hf-bert", "mosaic-bert"])
+def test_the_published_yaml_is_25_jobs_of_published_numbers(name: str, tree_root: Path) -> None:
+    path = tree_root / f"benchmarks/mosaic_bert/yamls/finetuning/glue/{name}-base-uncased.yaml"
+    given = glue_yaml.GlueYaml(Leaves(path, read_nested(path, [], glue_yaml.KNOWN)))
+    assert len(given.jobs) == 25
+    assert given.folder == Path("local-finetune-checkpoints") / f"{name}-base-uncased-glue-finetuning"
+    assert [job for job in given.jobs if given.keeps_weights(job)] == [given.jobs[0]]
+    content = given.of_job(Job("stsb", 717, waits=True), "start")
+    assert content["run_name"] == f"{name}-base-uncased-glue-finetuning_task=stsb_seed=717"
+    assert content["optimizer"] == {
+        "name": "decoupled_adamw",
+        "lr": 3e-5,
+        "betas": [0.9, 0.98],
+        "eps": 1e-6,
+        "weight_decay": 3e-6,
+    }
+    assert content["scheduler"] == {"name": "linear_decay_with_warmup", "t_warmup": "0.06dur", "alpha_f": 0.0}
+    assert (content["global_train_batch_size"], content["max_duration"], content["eval_interval"]) == (
+        32,
+        "10ep",
+        "200ba",
+    )
+    assert (content["max_seq_len"], content["seed"], content["load_path"]) == (256, 717, "start")
+    assert content["train_loader"] == {"shuffle": True, "drop_last": False}
+    published = glue_yaml.GlueYaml(Leaves(path, read_nested(path, ["published_order=true"], glue_yaml.KNOWN)))
+    assert published.of_job(given.jobs[0], None)["train_loader"] == {"shuffle": False, "drop_last": False}
