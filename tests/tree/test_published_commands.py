@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from mlbert.cli.published import PROGRAMS
 from mlbert.convert.common import Checkpoint, write_own
 from mlbert.convert.nvidia_pt import torch_to_nvidia
 from mlbert.core import schedules
@@ -206,10 +205,9 @@ def test_stubs_are_thin_and_equal(stub: str, tree_root: Path) -> None:
     assert len(one.read_text().splitlines()) <= 6
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", [name for name in STUBS if name.endswith(".py")])
 def test_a_missing_flag_is_one_line(program: str, system: System) -> None:
-    (path,) = system.folder.rglob(program)
-    done = system.type(f"python '{path}'")
+    done = system.type(f"python '{program}'")
     assert done.returncode == 2
     assert "arguments are required: --" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -32,11 +32,15 @@ MODES = ["split", "truncate"]
 MADE: list[TextSource] = []
 
 
+def close_all() -> None:
+    while MADE:
+        MADE.pop().close()
+
+
 @pytest.fixture(autouse=True)
 def no_thread_stays():
     yield
-    while MADE:
-        MADE.pop().close()
+    close_all()
 
 
 @pytest.fixture
@@ -176,6 +180,14 @@ def test_a_position_of_another_run_is_refused(folder, changed, name):
         opened(folder, "split", **changed).load_state_dict(state)
 
 
+def test_a_position_with_another_vocabulary_is_refused(folder, tmp_path):
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join([*SPECIAL_TOKENS, "river"]) + "\n")
+    state = opened(folder, "truncate", tokenizer=load_tokenizer(vocabulary)).state_dict()
+    with pytest.raises(UserError, match="the saved position has data sha256:"):
+        opened(folder, "truncate").load_state_dict(state)
+
+
 def test_a_damaged_position_is_refused(folder):
     source = opened(folder, "split")
     state = {**source.state_dict(), "step": 3, "lanes": {"epoch": [0]}}
@@ -218,6 +230,7 @@ def test_a_rank_reads_the_shards_of_its_own_nodes(tmp_path):
 
 def test_texts_are_read_when_their_shard_is_not_there(folder, monkeypatch):
     expected = {mode: steps([opened(folder, mode)], 30) for mode in MODES}
+    close_all()
     shutil.rmtree(next(folder.glob("tokens-*")))
     monkeypatch.setattr(text_pieces.Ahead, "reach", lambda *_: None)
     assert {mode: steps([opened(folder, mode)], 30) for mode in MODES} == expected
@@ -226,6 +239,7 @@ def test_texts_are_read_when_their_shard_is_not_there(folder, monkeypatch):
 
 def test_a_slow_shard_does_not_hold_steps_up(folder, monkeypatch):
     expected = steps([opened(folder, "truncate")], 30)
+    close_all()
     shutil.rmtree(next(folder.glob("tokens-*")))
     go_on = threading.Event()
     make_it = TokenShards._tokenised
@@ -279,6 +293,12 @@ def test_evaluation_has_every_sequence_once(folder, mode, num_examples, batch_si
     assert masks == alone
 
 
+def test_evaluation_keeps_the_shards_that_it_needs_most_of(folder):
+    for count, kept in ((1, 0), (len(TEXTS), len(list(folder.glob("shard*"))))):
+        TextEvalSet(text_set(folder, "truncate"), count, 8, rate=0.2, seed=1).open()
+        assert len(list(folder.glob("tokens-*/*.ids"))) == kept
+
+
 def test_evaluation_of_more_than_there_is_takes_all(folder):
     assert TextEvalSet(text_set(folder, "truncate"), 91, 8, rate=0.2, seed=1).num_examples == 90
     many, everything = (TextEvalSet(text_set(folder, "split"), n, 8, rate=0.2, seed=1) for n in (100_000, None))
@@ -322,3 +342,4 @@ def test_nothing_but_empty_texts(tmp_path):
         opened(folder, "split").next_step()
     batch = opened(folder, "truncate").next_step()[0]
     assert [row[:3] for row in rows(batch)] == [((101, 102), (), ())] * GLOBAL
+    assert batch.to("cpu").masked_positions.shape == (0,)

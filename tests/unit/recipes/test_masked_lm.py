@@ -10,11 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from mlbert.cli.main import main
-from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
 from mlbert.submission.logs import read_log
 from mlbert.submission.trace import Tracer
-from training_settings import SHAPE, read_metrics, train_arguments
+from training_settings import read_metrics, train_arguments
 
 METHOD = {
     "recipe": "masked_lm",
@@ -65,6 +63,14 @@ def test_hugging_faces_model_learns_the_same(tmp_path: Path) -> None:
     assert theirs == pytest.approx(ours, rel=2e-4)
 
 
+@pytest.mark.parametrize("name", ["mlbert", "huggingface"])
+def test_float16_with_a_loss_scale_learns_the_same(tmp_path: Path, name: str) -> None:
+    changes = {"model_implementation": name, "loss_scale": 1024, "learning_rate": 0.002}
+    losses = {p: [m["loss"] for m in run(tmp_path, p, precision=p, **changes)] for p in ("fp16", "fp32")}
+    assert losses["fp16"] == pytest.approx(losses["fp32"], rel=5e-3)
+    assert losses["fp16"] != losses["fp32"]
+
+
 @pytest.mark.parametrize("decay_all", [True, False])
 def test_decay_of_biases_and_norms(tmp_path: Path, decay_all: bool) -> None:
     """With a rate of 0 there is nothing but decay: after a ramp of 4 it is 0, 0, 1/4 and 1/2 of the setting."""
@@ -82,9 +88,8 @@ def test_decay_of_biases_and_norms(tmp_path: Path, decay_all: bool) -> None:
         ({"sharded_optimizer": "all"}, "SHARDED_OPTIMIZER=all: every rank of masked_lm updates everything"),
         ({"gradient_clipping": "buckets"}, "is the way of RECIPE=ddp_adam"),
         ({"lr_milestones": "none"}, "LR_MILESTONES: is not set, and SCHEDULE=multistep needs it"),
-        ({"model_options": "dropout=0"}, "MODEL_OPTIONS: dropout=0: is no name=value of the shape"),
-        ({"model_options": "hidden_dropout_prob"}, "'' is no float"),
-        ({"model_options": "hidden_dropout_prob=2"}, "MODEL_OPTIONS: hidden_dropout_prob is 2.0, not in [0, 1)"),
+        ({"model_options": "dropout=0"}, "MODEL_OPTIONS: 'dropout' is unknown"),
+        ({"max_seq_length": 65}, "MAX_SEQ_LENGTH=65: is more than the model's 64 positions"),
         ({"model_implementation": "composer"}, "must be one of mlbert, huggingface"),
     ],
 )
@@ -95,18 +100,6 @@ def test_what_does_not_go_together_is_refused_in_one_line(
         main(train_arguments(tmp_path, **{**METHOD, **changes}))
     assert end.value.code == 2
     assert words in capsys.readouterr().err
-
-
-def test_model_options_change_what_they_name(tmp_path: Path) -> None:
-    (tmp_path / "shape.json").write_text(json.dumps(SHAPE))
-    shape = BertConfig.from_json(tmp_path / "shape.json")
-    assert shape.with_options(None) == shape.with_options(" ") == shape
-    changed = shape.with_options("hidden_dropout_prob=0.25 num_hidden_layers=3 gated_mlp=true hidden_act=gelu_erf")
-    values = (changed.hidden_dropout_prob, changed.num_hidden_layers, changed.gated_mlp, changed.hidden_act)
-    assert values == (0.25, 3, True, "gelu_erf")
-    assert changed.with_options("hidden_dropout_prob=0.1 num_hidden_layers=2 gated_mlp=false hidden_act=gelu") == shape
-    with pytest.raises(UserError, match=r"'1\.5' is no int"):
-        shape.with_options("num_hidden_layers=1.5")
 
 
 @pytest.mark.parametrize("name", ["mlbert", "huggingface"])

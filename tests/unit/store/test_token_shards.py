@@ -258,3 +258,38 @@ def test_a_set_without_texts(tmp_path):
         writer.write({"image": b"", "label": 3})
     with pytest.raises(UserError, match=r"has the columns image \(bytes\), label \(int\)"):
         open_texts(tmp_path, None)
+
+
+HARD = ["", "a\nb\r\nc", "naïve “quoted” 東京", "x" * 5000, "\n", "! !", "\x00\x0b"]
+
+
+def test_a_shard_at_once_equals_its_texts_one_by_one(tmp_path):
+    shards = opened(write_texts(tmp_path / "set", HARD * 3, size_limit=10_000))
+    for number in range(len(shards.first) - 1):
+        fast = shards._at_once(number)
+        slow = shards._encode(range(shards.first[number], shards.first[number + 1]))
+        assert fast is not None
+        assert (fast.tokens == slow.tokens).all()
+        assert (fast.offsets == slow.offsets).all()
+
+
+@pytest.mark.parametrize("damage", ["text", "size"])
+def test_a_damaged_text_is_named(tmp_path, damage):
+    folder = tmp_path / "set"
+    with MdsWriter(folder, {"text": "str"}) as writer:  # no checksums
+        for text in ("one", "two “quoted”", "three"):
+            writer.write({"text": text})
+    path = folder / "shard.00000.mds"
+    content = path.read_bytes()
+    old, new = {"text": ("“".encode(), b"\xff\xfe\xfd"), "size": (b"\x03\0\0\0one", b"\x02\0\0\0one")}[damage]
+    assert content.count(old) == 1
+    path.write_bytes(content.replace(old, new))
+    with pytest.raises(UserError, match=r"shard\.00000\.mds: sample [01] is damaged"):
+        opened(folder).shard(0)
+
+
+def test_a_text_among_other_columns(tmp_path):
+    with MdsWriter(tmp_path / "set", {"text": "str", "url": "str", "number": "int"}) as writer:
+        for number, text in enumerate(TEXTS):
+            writer.write({"text": text, "url": "u", "number": number})
+    assert all_tokens(opened(tmp_path / "set")) == EXPECTED

@@ -130,3 +130,26 @@ def test_the_vocabulary_is_the_one_that_downloads_are_checked_against(tree_root)
     files = json.loads(Path(place).with_suffix(".json").read_text())["files"]
     pinned = next(entry for entry in files if entry["name"] == "vocab.txt")
     assert file_md5(module.UNCASED_FILE) == pinned["md5"]
+
+
+@pytest.mark.parametrize("cased", [True, False, None])
+def test_a_name_from_the_hub(monkeypatch, tmp_path, cased):
+    """The hub's files are stood in for by local ones: there is no hub here."""
+    hub = pytest.importorskip("huggingface_hub")
+    errors = pytest.importorskip("huggingface_hub.errors")
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "the", "The"]) + "\n")
+    if cased is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": not cased}))
+
+    def download(name: str, file: str) -> str:
+        assert name == "somebody/bert"
+        if not (tmp_path / file).exists():
+            raise errors.EntryNotFoundError("404")
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(module, "hub_problem", lambda: None)
+    monkeypatch.setattr(hub, "hf_hub_download", download)
+    assert load_tokenizer("somebody/bert").encode("The") == [6 if cased else 5]
+    (tmp_path / "vocab.txt").unlink()
+    with pytest.raises(UserError, match=r"tokenizer 'somebody/bert': has no vocab\.txt that can be fetched"):
+        load_tokenizer("somebody/bert")

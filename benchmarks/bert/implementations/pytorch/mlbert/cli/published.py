@@ -23,15 +23,21 @@ PROGRAMS: Mapping[str, tuple[tuple[str, str], Mapping[str, str]]] = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Flags of a published program; a wrong one is told as `mlbert` tells mistakes."""
+
+    def __init__(self, program: str, description: str) -> None:
+        super().__init__(program, description=description, allow_abbrev=False)
+
     def error(self, message: str) -> NoReturn:
+        """Ends the process."""
         self.exit(WRONG_INPUT, f"mlbert: error: {self.prog}: {message}. See {self.prog} --help.\n")
 
 
 def main(program: str) -> None:
     """Runs the command that stands for the program with this process's arguments; ends the process as `mlbert` does."""
     command, flags = PROGRAMS[program]
-    parser = _Parser(program, description=f"Same as: mlbert {' '.join(command)}", allow_abbrev=False)
+    parser = Parser(program, f"Same as: mlbert {' '.join(command)}")
     for flag in flags:
         parser.add_argument(flag, required=True)
     given = vars(parser.parse_args())

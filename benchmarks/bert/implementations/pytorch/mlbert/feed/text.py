@@ -259,9 +259,11 @@ class TextEvalSet:
             counts = pieces.all_counts(self._rank, self._world_size)
         first = offsets_of(counts)  # sequence of each text
         self._settle(int(first[-1]))
+        parts = even_parts(self.num_examples, self._rank, self._world_size, self._batch_size)
+        of_parts = [np.searchsorted(first, numbers, side="right") - 1 for numbers in parts]
+        pieces.prepare(np.unique(np.concatenate([np.empty(0, np.int64), *of_parts])))
         self._batches = []
-        for numbers in even_parts(self.num_examples, self._rank, self._world_size, self._batch_size):
-            chosen = np.searchsorted(first, numbers, side="right") - 1
+        for numbers, chosen in zip(parts, of_parts, strict=True):
             tokens, offsets = pieces.rows(chosen, numbers - first[chosen])
             rows = self._masking(tokens, offsets, 0, numbers, self._rate)
             self._batches.append(_host_batch(rows, numbers, texts.max_seq_length))

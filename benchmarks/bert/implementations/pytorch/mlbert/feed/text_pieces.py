@@ -54,6 +54,12 @@ class Pieces:
             self._shards.shard(number)
         return self.counts(np.arange(self._shards.first[-1]))
 
+    def prepare(self, texts: np.ndarray) -> None:
+        """Tokenise shards of which ``texts`` (int64 [n], each once) are half or more. Raises UserError: see `rows`."""
+        numbers, found = np.unique(self._shards.shards_of(texts), return_counts=True)
+        for number in numbers[2 * found >= np.diff(self._shards.first)[numbers]].tolist():
+            self._shards.shard(number)
+
     def rows(self, texts: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sequences of these pieces (int64 [S]) of these texts (int64 [S]): tokens, uint16 [T], and offsets, int64
         [S+1]. Raises UserError: a shard is missing or damaged, or cannot be fetched."""

@@ -107,8 +107,15 @@ DEFAULTS: Mapping[str, object] = {
 
 
 def inspect(config: TrainConfig) -> PreTrainingInputs:
-    """Looks at the inputs; see `mlbert.feed.inputs.inspect` and `mlbert.feed.text_run.inspect`."""
-    return inputs.inspect(config) if config.tokenizer is None else text_run.inspect(config)
+    """Looks at the inputs; see `mlbert.feed.inputs.inspect` and `mlbert.feed.text_run.inspect`. Raises UserError
+    besides: Hugging Face's model is to pad stored samples beyond its positions."""
+    if config.tokenizer is not None:
+        return text_run.inspect(config)
+    found = inputs.inspect(config)
+    if (config.max_seq_length or 0) > (positions := found.shape.max_position_embeddings):
+        subject = f"MAX_SEQ_LENGTH={config.max_seq_length}"
+        raise UserError(subject, f"is more than the model's {positions} positions", "Set none, or fewer")
+    return found
 
 
 def build(

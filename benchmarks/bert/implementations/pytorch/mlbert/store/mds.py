@@ -86,6 +86,12 @@ class MdsReader:
         """All samples in the order of the set."""
         return (self[index] for index in range(len(self)))
 
+    def shard_bytes(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """All samples of shard ``number`` as they are stored: uint8 [bytes], read-only, and int64 [samples+1], where
+        each begins. Raises UserError: the shard is missing or damaged, or cannot be fetched."""
+        shard = self._opened.get(number) or self._open(number)
+        return shard.samples()
+
     def _read_index(self) -> bytes:
         if self._folder is None:
             raise UserError(self._remote, "lies on another machine", "Give a cache folder on this one")
@@ -151,6 +157,11 @@ class _Shard:
         edges = self._offsets.astype(np.int64)
         if edges[0] < head or edges[-1] != len(self._content) or (np.diff(edges) < 0).any():
             raise UserError(path, "has offsets that fall or lie outside of the file", _RESTORE)
+
+    def samples(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes of all samples, and where each begins in them."""
+        edges = self._offsets.astype(np.int64)
+        return self._content[edges[0] :], edges - edges[0]
 
     def sample(self, place: int) -> bytes:
         """The bytes of one sample."""

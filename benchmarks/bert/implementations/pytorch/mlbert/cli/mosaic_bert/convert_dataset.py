@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from mlbert.cli.main import exit_code
-from mlbert.cli.mosaic_bert.parser import Parser
 from mlbert.cli.prepare.progress import console_progress
+from mlbert.cli.published import Parser
 from mlbert.core.errors import UserError
 from mlbert.dist.lifecycle import SUCCEEDED
 from mlbert.prepare.streaming import (

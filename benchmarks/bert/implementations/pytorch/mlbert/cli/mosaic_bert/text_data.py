@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from mlbert.cli.main import exit_code
-from mlbert.cli.mosaic_bert.parser import Parser
+from mlbert.cli.published import Parser
 from mlbert.core.errors import UserError
 from mlbert.core.masking_rates import MaskingRate
 from mlbert.dist.lifecycle import SUCCEEDED
