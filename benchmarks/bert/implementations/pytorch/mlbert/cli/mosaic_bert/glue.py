@@ -27,6 +27,7 @@ from mlbert.dist.world import World
 
 PROGRAM, JOB_YAML = "glue.py", "job.yaml"
 HELP = """Usage: glue.py YAML [name=value ...]
+       mlbert glue, with the same words
 
 Fine-tunes on GLUE's eight tasks. Every job is a process with a folder of its own, as many side by side as there are
 GPUs, or CPU cores without one; rte, mrpc and stsb begin with the weights of the first mnli job. Started again, it runs

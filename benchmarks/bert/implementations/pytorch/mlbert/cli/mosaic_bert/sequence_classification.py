@@ -16,9 +16,9 @@ from rich.table import Table
 from mlbert.cli.mosaic_bert import finetuning_yaml
 from mlbert.cli.mosaic_bert.leaves import Leaves
 from mlbert.cli.mosaic_bert.main import resolve_layer, split_words
-from mlbert.cli.mosaic_bert.parser import Parser
 from mlbert.cli.mosaic_bert.pretraining_yaml import unused
 from mlbert.cli.mosaic_bert.results import last_evaluation
+from mlbert.cli.published import Parser
 from mlbert.cli.train import run_resolved
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
@@ -34,6 +34,7 @@ from mlbert.train.experiment import RunFolder
 PROGRAM = "sequence_classification.py"
 HELP = """Usage: sequence_classification.py YAML [name=value ...]
        sequence_classification.py --predict FILE --model RUN_FOLDER [--out PREDICTIONS]
+       mlbert finetune, with the same words
 
 Fine-tunes on a task, by itself or under mlbert launch local or torchrun. Leaves metrics, predictions, a confusion
 matrix and the weights in the run folder; --predict writes what they say about another file.
