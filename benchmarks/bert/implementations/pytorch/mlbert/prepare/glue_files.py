@@ -8,6 +8,7 @@ from pathlib import Path
 from mlbert.core.errors import UserError
 from mlbert.core.glue import TASKS, GlueTask
 from mlbert.store.manifest import make_folder, write_atomically
+from mlbert.store.tokenizer import hub_problem
 
 Row = tuple[Sequence[str], str]  # texts and label
 _DATASET = "nyu-mll/glue"
@@ -53,6 +54,8 @@ def _dataset_rows(name: str, task: GlueTask, split: str) -> list[Row]:
         import datasets
     except ImportError:
         raise UserError("datasets", "is not installed", "pip install 'mlbert[bert]'") from None
+    if problem := hub_problem():
+        raise UserError(f"{_DATASET} {name}", f"cannot be fetched: {problem}", remedy)
     try:
         rows = datasets.load_dataset(_DATASET, name, split=split)
     except Exception as error:  # its own classes, and those of what it fetches with
