@@ -117,7 +117,8 @@ def test_the_same_batches_on_one_rank_and_on_two(tree_root: Path, work: Path) ->
         (["mlm_probability=1.5"], "must be below 1"),
         (["load_path=nowhere.pt"], "nowhere.pt"),
         (["max_seq_len=9000"], "positions"),
-        (["model.use_pretrained=true"], "not supported"),
+        (["model.use_pretrained=true"], "model.use_pretrained of prajjwal1/bert-tiny"),
+        (["model.gradient_checkpointing=true"], "not supported"),
         (["train_loader.dataset.shuffle_algo=py9"], "Write one of naive, py1s"),
     ],
 )

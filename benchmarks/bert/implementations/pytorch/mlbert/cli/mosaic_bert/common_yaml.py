@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mlbert
 from mlbert.cli.mosaic_bert.leaves import Layer, Leaves
+from mlbert.cli.mosaic_bert.starting_weights import start_path
 from mlbert.core.durations import Durations
 from mlbert.core.errors import UserError
 from mlbert.core.nested_yaml import Value
@@ -139,18 +140,13 @@ def add_model(leaves: Leaves, layer: Layer, vocab_size: int) -> None:
     given = leaves["model.model_config"].value if leaves.is_given("model.model_config") else {}
     options |= _model_config(leaves, given)
     layer.put("model_options", " ".join(f"{key}={value}" for key, value in options.items()), "model.model_config")
-    for field in ("model.gradient_checkpointing", "model.use_pretrained"):
-        if leaves.flag(field, False).value:
-            remedy = "Give load_path=FOLDER with its config.json and model.safetensors"
-            raise UserError(
-                leaves[field].origin, f"{field} is not supported", remedy if "pre" in field else "Remove it"
-            )
+    if (checkpointing := leaves.flag("model.gradient_checkpointing", False)).value:
+        raise UserError(checkpointing.origin, "model.gradient_checkpointing is not supported", "Remove it")
     for algorithm in ("alibi", "gated_linear_units"):
         if not is_mosaic and any(key.startswith(f"algorithms.{algorithm}") for key in leaves):
             raise UserError(leaves.path, f"algorithms.{algorithm} is part of mosaic_bert", "Use model.name=mosaic_bert")
-    start = leaves.optional_text("load_path", leaves.optional_text("model.pretrained_checkpoint", None))
-    if start is not None:
-        layer.put("init_checkpoint", Path(start), "load_path")
+    if (start := start_path(leaves)) is not None:
+        layer.put("init_checkpoint", start, "load_path")
 
 
 def _model_config(leaves: Leaves, given: Mapping[str, object]) -> dict[str, object]:

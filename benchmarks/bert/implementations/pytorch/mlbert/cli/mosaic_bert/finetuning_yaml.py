@@ -17,7 +17,7 @@ from mlbert.cli.mosaic_bert.common_yaml import (
     add_schedule,
 )
 from mlbert.cli.mosaic_bert.leaves import Layer, Leaves
-from mlbert.cli.mosaic_bert.starting_weights import Start, find_start
+from mlbert.cli.mosaic_bert.starting_weights import Start, find_start, start_path
 from mlbert.core import glue
 from mlbert.core.durations import Durations
 from mlbert.core.errors import UserError
@@ -191,8 +191,8 @@ def add_durations(leaves: Leaves, layer: Layer, data: Data, per_step: int, world
 def add_start(leaves: Leaves, layer: Layer, tokenizer: Value) -> None:
     """Model, vocabulary and starting weights. The weights' own shape and the vocabulary beside them win over the YAML's
     names; what model.model_config says wins over both."""
-    start_path = leaves.optional_text("load_path", leaves.optional_text("model.pretrained_checkpoint", None))
-    start = find_start(Path(start_path)) if start_path is not None else Start(None, None)
+    path = start_path(leaves)
+    start = find_start(path) if path is not None else Start(None, None)
     if start.vocabulary is not None:
         tokenizer = Value(str(start.vocabulary), "load_path")
     layer.put("tokenizer", tokenizer)

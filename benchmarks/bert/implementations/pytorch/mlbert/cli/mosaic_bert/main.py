@@ -15,12 +15,29 @@ from mlbert.cli.train import run_resolved
 from mlbert.core.config import Resolved, environment, resolve
 from mlbert.core.errors import UserError
 from mlbert.core.nested_yaml import read_nested
+from mlbert.dist.lifecycle import SUCCEEDED
 from mlbert.dist.world import World
 from mlbert.feed import text_run
+
+HELP = """Usage: main.py YAML [name=value ...]      (or: mlbert pretrain YAML [name=value ...])
+
+Masked-LM pre-training on streamed text, by itself or under mlbert launch local, torchrun or srun. Begin with a file of
+yamls/main; a name=value word replaces a value of it. Some names:
+
+model.name=mosaic_bert                 or hf_bert, Hugging Face's class, padded
+data_local=DIR data_remote=ADDRESS     folder of the splits; where they are streamed from to it
+max_duration=70000ba                   ba batches, sp sequences, ep passes over the data, tok tokens
+device_train_microbatch_size=auto      parts of a rank's batch that fit its memory
+save_folder=DIR autoresume=true        checkpoints, and going on with the newest, on other numbers of ranks too
+load_path=WEIGHTS                      a run folder, a Hugging Face folder, a Composer or NVIDIA checkpoint
+"""
 
 
 def app(args: Sequence[str], **_: object) -> int:
     """Runs the program; returns its exit status."""
+    if "--help" in args or "-h" in args:
+        print(HELP)
+        return SUCCEEDED
     path, words = split_words("main.py", args)
     world = World.identify(environment())
     leaves = Leaves(path, read_nested(path, words, pretraining_yaml.KNOWN))

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlbert.cli.mosaic_bert.leaves import Leaves
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.models.foreign import read_weights
 from mlbert.models.huggingface import read_config
-from mlbert.store.tokenizer import VOCAB_FILE
+from mlbert.store.tokenizer import VOCAB_FILE, hub_problem
+
+HUB_FILES = ("config.json", "model.safetensors", VOCAB_FILE, "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,28 @@ class Start:
 
     shape: BertConfig | None
     vocabulary: Path | None
+
+
+def start_path(leaves: Leaves) -> Path | None:
+    """What ``load_path``, ``model.pretrained_checkpoint`` or ``model.use_pretrained`` names; None: random weights."""
+    given = leaves.optional_text("load_path", leaves.optional_text("model.pretrained_checkpoint", None))
+    if given is not None:
+        return Path(given)
+    if leaves.flag("model.use_pretrained", False).value:
+        return hub_folder(str(leaves.text("model.pretrained_model_name", None).value))
+    return None
+
+
+def hub_folder(name: str) -> Path:
+    """A model of the Hugging Face hub in the hub's own cache. Raises UserError: it is not there and cannot be fetched."""
+    problem = hub_problem()
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, allow_patterns=[*HUB_FILES], local_files_only=problem is not None))
+    except Exception as error:  # of many kinds, none of them ours
+        reason = f"cannot be fetched: {problem or type(error).__name__}"
+        raise UserError(f"model.use_pretrained of {name}", reason, "Give load_path=WEIGHTS on this machine") from None
 
 
 def find_start(source: Path) -> Start:
