@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,33 +13,17 @@ import torch
 
 from mlbert.cli.mosaic_bert.main import app
 from mlbert.core.errors import UserError
-from mlbert.store.mds_write import MdsWriter
-from mlbert.store.wordpiece import SPECIAL_TOKENS
+from mosaic_texts import BASE, make_texts
 
-WORDS = "one two three four five six seven eight nine ten".split()
-HEADS = "num_attention_heads: 2, num_hidden_layers: 1, hidden_size: 32, intermediate_size: 64"
+BATCH = ("global_train_batch_size=32", "device_train_microbatch_size=32")
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Path:
-    """A folder with counting as text, its vocabulary, and a YAML of a tiny model."""
+    """A folder with texts and a YAML."""
     folder = tmp_path_factory.mktemp("mosaic")
-    draw = random.Random(1)
-    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n", encoding="utf-8")
-    for split, count in (("train_small", 400), ("val", 40)):
-        with MdsWriter(folder / "data" / split, {"text": "str"}, size_limit=4000, hashes=("sha1",)) as writer:
-            for _ in range(count):
-                start, length = draw.randrange(10), draw.randrange(5, 60)
-                writer.write({"text": " ".join(WORDS[(start + i) % 10] for i in range(length))})
-    text = (tree_root / "benchmarks/mosaic_bert/yamls/test/main.yaml").read_text(encoding="utf-8")
-    text = text.replace("  tokenizer_name: ${tokenizer_name}\n\n", f"  model_config: {{{HEADS}}}\n\n")
-    text = text.replace("pretrained_model_name: ${tokenizer_name}", "pretrained_model_name: prajjwal1/bert-tiny")
-    (folder / "main.yaml").write_text(text, encoding="utf-8")
+    make_texts(folder, tree_root)
     return folder
-
-
-BASE = ("data_local=data", "tokenizer_name=vocab.txt", "max_seq_len=24", "optimizer.lr=0.01")
-BATCH = ("global_train_batch_size=32", "device_train_microbatch_size=32")
 
 
 def run(tree_root: Path, work: Path, *words: str, ranks: int = 1) -> str:

@@ -155,8 +155,17 @@ def test_processes_compile_at_the_same_time(sources: Path) -> None:
 
 
 @needs_compiler
-def test_one_openmp_runtime(sources: Path) -> None:
-    load_again().threads_seen(2)
-    maps = Path("/proc/self/maps").read_text()
-    runtimes = {line.split()[-1] for line in maps.splitlines() if native._OPENMP_NAMES.search(line)}
-    assert len(runtimes) == 1
+@pytest.mark.parametrize("first", ["torch", "sklearn.metrics"])
+def test_kernels_share_the_openmp_runtime_of_torch(sources: Path, first: str) -> None:
+    """In a process of its own: whatever was loaded before, torch.set_num_threads holds for the kernels."""
+    pytest.importorskip(first.split(".")[0])
+    program = (
+        f"import sys, pathlib, {first}\n"
+        "import torch\n"
+        "from mlbert.core import native\n"
+        "native.SOURCE_FOLDER = pathlib.Path(sys.argv[1])\n"
+        "native.load('tiny', ['tiny.c']).threads_seen(2)\n"
+        "print(native._loaded_openmp_runtime())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(sources)], capture_output=True, text=True, check=True)
+    assert "/torch/" in done.stdout

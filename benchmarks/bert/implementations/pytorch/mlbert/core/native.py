@@ -110,12 +110,14 @@ def _share_openmp_runtime() -> None:
 
 
 def _loaded_openmp_runtime() -> str | None:
+    """PyTorch's where several are loaded: scikit-learn brings one too, which knows nothing of torch.set_num_threads."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError as error:
         raise NativeUnavailable("native kernels need Linux") from error
-    paths = sorted({line.split(maxsplit=5)[5] for line in lines if line.endswith(".so") or ".so." in line})
-    return next((path for path in paths if _OPENMP_NAMES.search(path)), None)
+    paths = {line.split(maxsplit=5)[5] for line in lines if line.endswith(".so") or ".so." in line}
+    runtimes = [path for path in paths if _OPENMP_NAMES.search(path)]
+    return min(runtimes, key=lambda path: ("/torch/" not in path, path), default=None)
 
 
 def _find_compiler() -> str:

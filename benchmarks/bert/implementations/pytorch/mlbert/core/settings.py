@@ -137,7 +137,9 @@ class TrainConfig(TextSettings):
         below=1,
     )
     opt_epsilon: float = row("OPT_EPSILON", "Added to what an update is divided by; sgd does not read it.", above=0)
-    weight_decay_rate: float = row("WEIGHT_DECAY_RATE", "Weight decay; none on biases and LayerNorm.", at_least=0)
+    weight_decay_rate: float = row(
+        "WEIGHT_DECAY_RATE", "Weight decay; none on biases and LayerNorm, unless DECAY_ALL.", at_least=0
+    )
     max_grad_norm: float | None = row(
         "MAX_GRAD_NORM", "Limit of the global gradient norm; none for no clipping.", above=0
     )

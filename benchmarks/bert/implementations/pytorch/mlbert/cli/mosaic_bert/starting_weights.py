@@ -34,7 +34,7 @@ def start_path(leaves: Leaves) -> Path | None:
 
 
 def hub_folder(name: str) -> Path:
-    """A model of the Hugging Face hub in the hub's own cache. Raises UserError: it is not there and cannot be fetched."""
+    """A model of the Hugging Face hub, in its own cache. Raises UserError: it is not there and cannot be fetched."""
     problem = hub_problem()
     try:
         from huggingface_hub import snapshot_download

@@ -1,0 +1,29 @@
+"""Counting as text in MDS sets, its vocabulary, and a YAML of main.py for a model that can learn it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from mlbert.store.mds_write import MdsWriter
+from mlbert.store.wordpiece import SPECIAL_TOKENS
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+SHAPE = "num_attention_heads: 2, num_hidden_layers: 1, hidden_size: 32, intermediate_size: 64"
+# Words of main.py in the folder that `make_texts` made.
+BASE = ("data_local=data", "tokenizer_name=vocab.txt", "max_seq_len=24", "optimizer.lr=0.01")
+
+
+def make_texts(folder: Path, tree_root: Path) -> None:
+    """Writes data/train_small, data/val, vocab.txt and main.yaml, the published smoke test's with a tiny shape."""
+    draw = random.Random(1)
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n", encoding="utf-8")
+    for split, count in (("train_small", 400), ("val", 40)):
+        with MdsWriter(folder / "data" / split, {"text": "str"}, size_limit=4000, hashes=("sha1",)) as writer:
+            for _ in range(count):
+                start, length = draw.randrange(10), draw.randrange(5, 60)
+                writer.write({"text": " ".join(WORDS[(start + i) % 10] for i in range(length))})
+    text = (tree_root / "benchmarks/mosaic_bert/yamls/test/main.yaml").read_text(encoding="utf-8")
+    text = text.replace("  tokenizer_name: ${tokenizer_name}\n\n", f"  model_config: {{{SHAPE}}}\n\n")
+    text = text.replace("pretrained_model_name: ${tokenizer_name}", "pretrained_model_name: prajjwal1/bert-tiny")
+    (folder / "main.yaml").write_text(text, encoding="utf-8")
