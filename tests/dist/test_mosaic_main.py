@@ -102,6 +102,8 @@ def test_the_same_batches_on_one_rank_and_on_two(tree_root: Path, work: Path) ->
         (["max_seq_len=9000"], "positions"),
         (["model.use_pretrained=true"], "model.use_pretrained of prajjwal1/bert-tiny"),
         (["model.gradient_checkpointing=true"], "not supported"),
+        (["train_subset_num_batches=3"], "not supported"),
+        (["eval_loader.dataset.tokenizer_name=bert-base-uncased"], "is not vocab.txt. Give the same tokenizer"),
         (["train_loader.dataset.shuffle_algo=py9"], "Write one of naive, py1s"),
     ],
 )

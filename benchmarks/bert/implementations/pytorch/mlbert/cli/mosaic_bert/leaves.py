@@ -16,9 +16,10 @@ class Leaves(Mapping[str, Value]):
     has no default (None)."""
 
     def __init__(self, path: Path, found: Mapping[str, Value]) -> None:
-        self.path, self._found = path, found
+        self.path, self._found, self._read = path, found, set[str]()
 
     def __getitem__(self, name: str) -> Value:
+        self._read.add(name)
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -30,6 +31,10 @@ class Leaves(Mapping[str, Value]):
     def is_given(self, name: str) -> bool:
         """Whether it is there and not null."""
         return name in self._found and self._found[name].value is not None
+
+    def unread(self) -> list[str]:
+        """Names with a value that nobody has asked for."""
+        return [name for name in self._found if self.is_given(name) and name not in self._read]
 
     def text(self, name: str, default: Default) -> Value:
         """A text; numbers are taken as they are written."""
@@ -72,7 +77,7 @@ class Leaves(Mapping[str, Value]):
 
     def _get(self, name: str, default: Default) -> Value:
         if self.is_given(name):
-            return self._found[name]
+            return self[name]
         if default is None:
             raise UserError(self.path, f"{name} is not set", f"Add it, or give {name}=... on the command line")
         return default if isinstance(default, Value) else Value(default, f"default of {name}")

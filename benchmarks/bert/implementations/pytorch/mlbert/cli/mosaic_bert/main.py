@@ -42,7 +42,7 @@ def app(args: Sequence[str], **_: object) -> int:
     world = World.identify(environment())
     leaves = Leaves(path, read_nested(path, words, pretraining_yaml.KNOWN))
     layer = pretraining_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available(), text_run.count)
-    return run_resolved(resolve_layer(path, layer), world, _notes(leaves))
+    return run_resolved(resolve_layer(path, layer), world, notes(leaves))
 
 
 def split_words(program: str, args: Sequence[str]) -> tuple[Path, list[str]]:
@@ -59,8 +59,9 @@ def resolve_layer(path: Path, layer: Layer) -> Resolved:
     return resolve(defaults, {}, {}, [], [], layer, [path])
 
 
-def _notes(leaves: Leaves) -> list[str]:
-    names = pretraining_yaml.unused(leaves)
+def notes(leaves: Leaves) -> list[str]:
+    """What to tell of a YAML whose settings are made: names that tune what is not here, or is always on."""
+    names = leaves.unread()
     return [f"not needed here, and not read: {', '.join(names)}"] if names else []
 
 

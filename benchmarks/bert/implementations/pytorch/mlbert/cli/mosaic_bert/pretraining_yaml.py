@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from mlbert.cli.mosaic_bert.common_yaml import (
     COMMON,
@@ -57,6 +56,11 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
     long_texts = leaves.choice("train_loader.dataset.long_texts", ("split", "truncate"), "split")
     layer.put("long_texts", long_texts)
     tokenizer = leaves.text("train_loader.dataset.tokenizer_name", leaves.text("tokenizer_name", None))
+    for name in ("model.tokenizer_name", "eval_loader.dataset.tokenizer_name"):
+        if (other := leaves.text(name, tokenizer)).value != tokenizer.value:
+            raise UserError(other.origin, f"{name} is not {tokenizer.value}", "Give the same tokenizer everywhere")
+    if (subset := leaves.number("train_subset_num_batches", -1)).value > 0:
+        raise UserError(subset.origin, "train_subset_num_batches is not supported", "Set max_duration=...ba")
     layer.put("tokenizer", tokenizer)
     _add_masking(leaves, layer)
     _add_order(leaves, layer)
@@ -128,10 +132,3 @@ def _add_evaluation(leaves: Leaves, layer: Layer, durations: Durations) -> None:
     subset = leaves.number("eval_subset_num_batches", -1)
     if int(subset.value) > 0:
         layer.put("num_eval_examples", int(subset.value) * int(batch.value), origin=subset.origin)
-
-
-def unused(leaves: Mapping[str, Any]) -> list[str]:
-    """Names that are read by nobody: they tune a loader of another kind, or name what is always on here."""
-    ends = {"num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "timeout", "predownload", "keep_zip"}
-    ends |= {"keep_raw", "download_retry", "download_timeout", "progress_bar", "log_to_console", "python_log_level"}
-    return [name for name in leaves if name.rsplit(".", 1)[-1] in ends or name.startswith("callbacks.")]

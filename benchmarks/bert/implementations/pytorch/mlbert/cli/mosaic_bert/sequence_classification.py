@@ -15,8 +15,7 @@ from rich.table import Table
 
 from mlbert.cli.mosaic_bert import finetuning_yaml
 from mlbert.cli.mosaic_bert.leaves import Leaves
-from mlbert.cli.mosaic_bert.main import resolve_layer, split_words
-from mlbert.cli.mosaic_bert.pretraining_yaml import unused
+from mlbert.cli.mosaic_bert.main import notes, resolve_layer, split_words
 from mlbert.cli.mosaic_bert.results import last_evaluation
 from mlbert.cli.published import Parser
 from mlbert.cli.train import run_resolved
@@ -62,8 +61,7 @@ def app(args: Sequence[str], **_: object) -> int:
     world = World.identify(environment())
     leaves = Leaves(path, read_nested(path, words, finetuning_yaml.KNOWN))
     resolved = resolve_layer(path, finetuning_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available()))
-    names = unused(leaves)
-    status = run_resolved(resolved, world, [f"not needed here, and not read: {', '.join(names)}"] if names else [])
+    status = run_resolved(resolved, world, notes(leaves))
     if status == SUCCEEDED and world.rank == 0:
         _report(resolved.config)
     return status
