@@ -161,7 +161,7 @@ def test_prebuild_compiles_all_of_csrc(tree_root: Path, tmp_path: Path) -> None:
         pytest.skip(f"no compiler here: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
     built = {path.name.partition("-")[0] for path in (tmp_path / "mlbert").glob("*.so")}
-    assert built == {"ops", "optim", "instances", "tfrecord", "mhalib"}
+    assert built == {"ops", "optim", "wordpiece", "instances", "tfrecord", "mhalib"}
 
 
 def test_prebuild_compiles_the_kernels_for_the_wanted_gpus(tree_root: Path, tmp_path: Path) -> None:

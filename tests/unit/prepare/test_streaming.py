@@ -180,7 +180,9 @@ def test_half_surrogates_become_question_marks(tmp_path):
 
 @pytest.mark.parametrize("dataset", ["c4", "the_pile"])
 def test_without_a_network(monkeypatch, dataset):
-    monkeypatch.setattr(pytest.importorskip("huggingface_hub.constants"), "ENDPOINT", "http://127.0.0.1:9")
+    hub = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:9")
     began = time.monotonic()
     with pytest.raises(UserError, match=f"dataset {dataset}: comes from the network, and .* does not answer") as caught:
         hub_texts(dataset, "en")

@@ -13,11 +13,11 @@ import torch  # the OpenMP runtime that the kernels share
 from mlbert.core import native
 from mlbert.store import tfrecord_native
 from mlbert.ops import native_library
-from mlbert.prepare import generator
 
 native.load("ops", native_library.SOURCES)
 native.load("optim", ["optim.c"])
-native.load("instances", generator.SOURCES, openmp=False)
+native.load("wordpiece", ["wordpiece.c"], openmp=False)
+native.load("instances", ["instances.c"], openmp=False)
 native.load("tfrecord", tfrecord_native.SOURCES, openmp=False)
 native.load("mhalib", ["matmul.c"], openmp=False, folder=native.MHALIB_FOLDER)
 print(native.status())
