@@ -63,6 +63,9 @@ class AnyBert(Protocol):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """As of `nn.Module`."""
 
+    def ordered_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """All parameters in flat-buffer order."""
+
     def to(self, device: torch.device) -> Any:
         """As of `nn.Module`."""
 

@@ -26,8 +26,6 @@ from mlbert.core.bert_config import BertConfig
 from mlbert.core.config_files import nearest
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
-from mlbert.dist.reduce import GradientReducer, cut_buckets
-from mlbert.dist.sharding import ShardLayout
 from mlbert.dist.world import World
 from mlbert.feed.tasks import TaskEvalSet, TaskSource, budget_of
 from mlbert.models import task_model
@@ -38,8 +36,7 @@ from mlbert.models.load import load_weights
 from mlbert.models.objectives import Classification, Regression
 from mlbert.models.start import choose_compute
 from mlbert.models.task_model import TaskCard
-from mlbert.optim import methods
-from mlbert.optim.flat import FlatParameters
+from mlbert.models.update import whole_update
 from mlbert.optim.loss_scale import LossScale
 from mlbert.store.order import StepShare
 from mlbert.store.tasks import TaskForm, TaskRows, read_evaluation, read_training
@@ -177,10 +174,7 @@ def build(config: TrainConfig, inputs: TaskInputs, world: World, seed: int, warn
     model, objective, evaluation = build_evaluation(config, world, seed, warn, inputs)
     compute = choose_compute(config, world.device, warn)
     loss_scale = LossScale.of(config, world.device)
-    flat = FlatParameters(model.ordered_parameters())
-    buckets = cut_buckets(flat.offsets, flat.numel, config.bucket_mib * 2**20 // flat.grad.element_size())
-    clip_before = config.max_grad_norm if config.gradient_clipping == "before" else None
-    scale = loss_scale.value if loss_scale else None
+    flat, optimizer, sync = whole_update(config, model, world, loss_scale)
     share = StepShare(config.train_batch_size, config.gradient_accumulation_steps, world.rank, world.world_size)
     source = TaskSource(
         inputs.train,
@@ -203,8 +197,8 @@ def build(config: TrainConfig, inputs: TaskInputs, world: World, seed: int, warn
         source=source,
         evaluation=evaluation,
         flat=flat,
-        sync=GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before, scale),
-        optimizer=methods.make(config, flat, ShardLayout.whole(flat.numel)),
+        sync=sync,
+        optimizer=optimizer,
         schedule=schedules.make(config),
         budget=budget_of(share, inputs.card.max_seq_length),
         precision=compute.precision,

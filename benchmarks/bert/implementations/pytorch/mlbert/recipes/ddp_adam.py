@@ -20,7 +20,6 @@ import functools
 from collections.abc import Callable, Mapping
 
 from mlbert.core import schedules
-from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.bucket_clipping import BucketClippingReducer
 from mlbert.dist.groups import exchange_group
@@ -34,6 +33,7 @@ from mlbert.models.evaluation import build_evaluation
 from mlbert.models.export import write_weights
 from mlbert.models.objectives import PreTraining
 from mlbert.models.start import choose_compute, start_weights
+from mlbert.models.update import refuse_sharding
 from mlbert.optim import methods
 from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
@@ -132,9 +132,7 @@ def _update(
     config: TrainConfig, model: BertForPreTraining, world: World, loss_scale: LossScale | None
 ) -> tuple[FlatParameters, FlatOptimizer, GradientReducer]:
     """Flat buffers, the optimizer on them and the reduction of their gradients over the ranks."""
-    for name, value in (("SHARDED_OPTIMIZER", "off"), ("WEIGHTS_ALLGATHER", "fp32")):
-        if (given := getattr(config, name.lower())) != value:
-            raise UserError(f"{name}={given}", "every rank of ddp_adam updates everything", f"Set {name}={value}")
+    refuse_sharding(config)
     flat = FlatParameters(model.ordered_parameters(), decayed=methods.decayed(config))
     buckets = cut_buckets(flat.offsets, flat.numel, config.bucket_mib * 2**20 // flat.grad.element_size())
     gradients = (flat.parameters, flat.grad, flat.offsets, world, buckets)

@@ -25,25 +25,20 @@ from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.groups import exchange_group
-from mlbert.dist.reduce import GradientReducer, cut_buckets
-from mlbert.dist.sharding import ShardLayout
 from mlbert.dist.world import World
 from mlbert.feed import inputs, text_run
 from mlbert.feed.budget import Budget
 from mlbert.feed.inputs import PreTrainingInputs
 from mlbert.feed.pretraining import budget_of, make_evaluation_set, make_source
 from mlbert.models import evaluation
-from mlbert.models.bert import AnyBert, BertForMaskedLM
+from mlbert.models.bert import AnyBert
 from mlbert.models.choose import make_masked_lm
 from mlbert.models.export import write_weights
 from mlbert.models.foreign import write_composer
 from mlbert.models.huggingface import to_huggingface
-from mlbert.models.huggingface_model import HuggingFaceForMaskedLM
 from mlbert.models.objectives import MaskedLM
 from mlbert.models.start import choose_compute, start_weights
-from mlbert.optim import methods
-from mlbert.optim.base import FlatOptimizer
-from mlbert.optim.flat import FlatParameters
+from mlbert.models.update import whole_update
 from mlbert.optim.loss_scale import LossScale
 from mlbert.train.protocols import EvaluationSet, Method, Source
 
@@ -125,7 +120,7 @@ def build(
     compute = choose_compute(config, world.device, warn)
     model = start_weights(make_masked_lm(config, found.shape, compute), config, seed, world.device, warn)
     loss_scale = LossScale.of(config, world.device)
-    flat, optimizer, sync = _update(config, model, world, loss_scale)
+    flat, optimizer, sync = whole_update(config, model, world, loss_scale)
     source, samples, budget = _data(config, found.shape, world, seed)
     return Method(
         model=model,
@@ -181,23 +176,3 @@ def _data(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> tu
         return text_source, text_run.make_evaluation_set(config, **place), text_run.budget_of(config)
     source = make_source(config, shape, **place, seed=seed, exchange=exchange_group(config, world))
     return source, make_evaluation_set(config, shape, **place, seed=seed), budget_of(config, source)
-
-
-def _update(
-    config: TrainConfig,
-    model: BertForMaskedLM | HuggingFaceForMaskedLM,
-    world: World,
-    loss_scale: LossScale | None,
-) -> tuple[FlatParameters, FlatOptimizer, GradientReducer]:
-    """Flat buffers, the optimizer on them and the reduction of their gradients over the ranks."""
-    for name, value in (("SHARDED_OPTIMIZER", "off"), ("WEIGHTS_ALLGATHER", "fp32")):
-        if (given := getattr(config, name.lower())) != value:
-            raise UserError(f"{name}={given}", "every rank of masked_lm updates everything", f"Set {name}={value}")
-    if config.gradient_clipping == "buckets":
-        raise UserError("GRADIENT_CLIPPING=buckets", "is the way of RECIPE=ddp_adam", "Set after or before")
-    flat = FlatParameters(model.ordered_parameters(), decayed=methods.decayed(config))
-    buckets = cut_buckets(flat.offsets, flat.numel, config.bucket_mib * 2**20 // flat.grad.element_size())
-    clip_before = config.max_grad_norm if config.gradient_clipping == "before" else None
-    scale = loss_scale.value if loss_scale else None
-    sync = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before, scale)
-    return flat, methods.make(config, flat, ShardLayout.whole(flat.numel)), sync

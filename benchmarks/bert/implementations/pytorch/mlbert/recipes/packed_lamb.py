@@ -31,6 +31,7 @@ from mlbert.models.evaluation import build_evaluation
 from mlbert.models.export import write_weights
 from mlbert.models.objectives import PreTraining
 from mlbert.models.start import choose_compute, start_weights
+from mlbert.models.update import refuse_bucket_clipping
 from mlbert.optim import methods
 from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
@@ -129,8 +130,7 @@ def _update(
     config: TrainConfig, model: BertForPreTraining, world: World, loss_scale: LossScale | None
 ) -> tuple[FlatParameters, FlatOptimizer, GradientReducer]:
     """Flat buffers, the optimizer on them and the reduction of their gradients over the ranks."""
-    if config.gradient_clipping == "buckets":
-        raise UserError("GRADIENT_CLIPPING=buckets", "is the way of RECIPE=ddp_adam", "Set after or before")
+    refuse_bucket_clipping(config)
     if config.sharded_optimizer == "off" and config.weights_allgather != "fp32":
         setting = f"WEIGHTS_ALLGATHER={config.weights_allgather}"
         raise UserError(setting, "weights travel only where the optimizer is sharded", "Set SHARDED_OPTIMIZER=node")
