@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import platform
 import statistics
 from pathlib import Path
@@ -12,12 +11,9 @@ import torch
 
 from mlbert import ops
 from mlbert.bench.padded import PaddedMosaicBert
-from mlbert.bench.step import LEARNING_RATE, MIN_PAIRS, Side, alternate
+from mlbert.bench.step import LEARNING_RATE, Side, alternate, check_pairs, trained_side
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
-from mlbert.dist.reduce import GradientReducer
 from mlbert.dist.sharding import ShardLayout
-from mlbert.dist.world import World
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.text import TRUNCATE, TextSet, TextSource
 from mlbert.models.bert import BertForMaskedLM
@@ -26,20 +22,16 @@ from mlbert.models.objectives import MaskedLM
 from mlbert.optim.adamw import DecoupledAdamW
 from mlbert.optim.flat import FlatParameters
 from mlbert.store.tokenizer import load_tokenizer
-from mlbert.train.step import Step
 
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 1e-5}
 
 
 def our_side(batch: HostBatch, model: BertForMaskedLM, seed: int) -> Side:
     """Our model in the step that training makes; moves its weights into a flat buffer."""
-    flat, steps, objective = FlatParameters(model.ordered_parameters()), itertools.count(), MaskedLM("step")
+    flat = FlatParameters(model.ordered_parameters())
     layout = ShardLayout.whole(flat.numel)
     optimizer = DecoupledAdamW(flat, layout, base_lr=LEARNING_RATE, max_grad_norm=None, **ADAMW)
-    alone = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
-    step = Step(model, objective, flat, alone, optimizer, over_ranks=lambda amax: amax, say=print)
-    divisors = objective.divisors(objective.counts(batch))
-    return Side("mlbert", lambda: float(step([batch], seed, next(steps), divisors, LEARNING_RATE).loss_sum))
+    return trained_side(batch, model, seed, flat, optimizer, MaskedLM("step"))
 
 
 def padded_side(batch: HostBatch, start: BertForMaskedLM, length: int) -> Side:
@@ -75,8 +67,7 @@ def run(
         device: where to compute.
         seed: of weights and dropout.
     """
-    if pairs < MIN_PAIRS:
-        raise UserError("--pairs", f"{pairs} is too few for a median", f"Give at least {MIN_PAIRS}")
+    check_pairs(pairs)
     implementations = ops.select("auto", device)
     model = BertForMaskedLM(config, dtype)
     model.initialize(seed)

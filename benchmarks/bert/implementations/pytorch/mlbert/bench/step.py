@@ -28,10 +28,12 @@ from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.synthetic import lengths_at, sequences
 from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.bert import BertBase
 from mlbert.models.flops import Work, training_flops
 from mlbert.models.huggingface import huggingface_config, padded_inputs, to_huggingface
-from mlbert.models.objectives import PreTraining
+from mlbert.models.objectives import MaskedLM, PreTraining
 from mlbert.ops.peak import gemm_peak_flops
+from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.store.deals import contiguous
@@ -60,7 +62,7 @@ def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> 
     if data is None:
         lengths = lengths_at((np.arange(packs) + 0.5) / packs, max_tokens)
         rows = sequences(lengths, config.vocab_size, np.random.default_rng(seed))
-        return HostBatch.of(rows, np.ones(packs, np.int64), np.arange(packs), max_tokens)
+        return HostBatch.of_sequences(rows, np.arange(packs), max_tokens)
     packed = PackedSource(
         data,
         packs_per_step=packs,
@@ -79,8 +81,17 @@ def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> 
 
 def our_side(batch: HostBatch, model: BertForPreTraining, seed: int) -> Side:
     """Our model with LAMB, in the step that training makes; moves the model's weights into a flat buffer."""
-    flat, steps, objective = FlatParameters(model.ordered_parameters()), itertools.count(), PreTraining("step")
-    optimizer = Lamb(flat, ShardLayout.whole(flat.numel), **LAMB)
+    flat = FlatParameters(model.ordered_parameters())
+    return trained_side(
+        batch, model, seed, flat, Lamb(flat, ShardLayout.whole(flat.numel), **LAMB), PreTraining("step")
+    )
+
+
+def trained_side(
+    batch: HostBatch, model: BertBase, seed: int, flat: FlatParameters, optimizer: FlatOptimizer, objective: MaskedLM
+) -> Side:
+    """Our model in the step that training makes."""
+    steps = itertools.count()
     alone = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
     step = Step(model, objective, flat, alone, optimizer, over_ranks=lambda amax: amax, say=print)
     divisors = objective.divisors(objective.counts(batch))
@@ -128,6 +139,12 @@ def their_side(
     return Side(f"huggingface{f' {attention}' if attention else ''}", step)
 
 
+def check_pairs(pairs: int) -> None:
+    """Raises UserError: too few for a median."""
+    if pairs < MIN_PAIRS:
+        raise UserError("--pairs", f"{pairs} is too few for a median", f"Give at least {MIN_PAIRS}")
+
+
 def alternate(sides: list[Side], pairs: int) -> dict[str, list[float]]:
     """Seconds of each side's step, taken in turn after one step each that is not counted.
 
@@ -168,8 +185,7 @@ def run(
         device: where to compute; None: the CPU.
     """
     device = device or torch.device("cpu")
-    if pairs < MIN_PAIRS:
-        raise UserError("--pairs", f"{pairs} is too few for a median", f"Give at least {MIN_PAIRS}")
+    check_pairs(pairs)
     implementations = ops.select("auto", device)
     batch = make_batch(config, packs, data, seed)
     model = BertForPreTraining(config, dtype)

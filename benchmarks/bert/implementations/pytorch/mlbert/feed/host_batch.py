@@ -87,11 +87,16 @@ class HostBatch:
         return batch
 
     @classmethod
+    def of_sequences(cls, rows: Ragged, numbers: np.ndarray, max_tokens: int, page_locked: bool = False) -> HostBatch:
+        """`of` sequences that are units by themselves; ``numbers`` (int64 [S]) name their dropout rows."""
+        return cls.of(rows, np.ones(len(rows), np.int64), numbers, max_tokens, page_locked)
+
+    @classmethod
     def made_up(cls, tokens: int, page_locked: bool = False) -> HostBatch:
         """One sequence of so many tokens (2 or more), all of id 0, one of them masked; every label is 0. To warm up."""
         rows = Ragged.from_rows([([0] * tokens, tokens, False, [1], [0])])
         rows = replace(rows, labels=np.zeros(1, np.float32))
-        return cls.of(rows, np.ones(1, np.int64), np.zeros(1, np.int64), tokens, page_locked)
+        return cls.of_sequences(rows, np.zeros(1, np.int64), tokens, page_locked)
 
     @property
     def cu_seqlens(self) -> Tensor:

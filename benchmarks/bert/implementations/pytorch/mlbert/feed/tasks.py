@@ -9,7 +9,7 @@ import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.core.permutation import Permutation
-from mlbert.feed.budget import TOKEN_MULTIPLE, Budget
+from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.source import StepSource
 from mlbert.store.order import StepShare, even_parts
@@ -52,12 +52,7 @@ def encode(rows: TaskRows, tokenizer: Tokenizer, max_seq_length: int) -> Ragged:
 def budget_of(share: StepShare, max_seq_length: int) -> Budget:
     """What a micro-batch holds at most."""
     sequences = share.units // share.accumulation
-    tokens = -(-sequences * max_seq_length // TOKEN_MULTIPLE) * TOKEN_MULTIPLE
-    return Budget(tokens, sequences, masked=0, max_seqlen=max_seq_length, has_labels=True)
-
-
-def _batch(rows: Ragged, units: np.ndarray, max_tokens: int, page_locked: bool = False) -> HostBatch:
-    return HostBatch.of(rows, np.ones(len(rows), np.int64), units, max_tokens, page_locked)
+    return replace(Budget.rounded(sequences * max_seq_length, sequences, 0, max_seq_length), has_labels=True)
 
 
 class TaskSource(StepSource):
@@ -106,7 +101,9 @@ class TaskSource(StepSource):
         batches = []
         for units in np.array_split(mine, share.accumulation):
             chosen = self._order(epoch, first + units)
-            batches.append(_batch(self._encoded.take(chosen), units, self._max_tokens, self._page_locked))
+            batches.append(
+                HostBatch.of_sequences(self._encoded.take(chosen), units, self._max_tokens, self._page_locked)
+            )
         return batches
 
     def _order(self, epoch: int, positions: np.ndarray) -> np.ndarray:
@@ -147,7 +144,9 @@ class TaskEvalSet:
     def open(self) -> None:
         """Makes tokens of all texts of this rank."""
         encoded = Ragged.concatenate([encode(part, self._tokenizer, self._max_tokens) for part in self._parts])
-        self._batches = [_batch(encoded.take(chosen), chosen, self._max_tokens) for chosen in self._mine]
+        self._batches = [
+            HostBatch.of_sequences(encoded.take(chosen), chosen, self._max_tokens) for chosen in self._mine
+        ]
 
     def __iter__(self) -> Iterator[HostBatch]:
         """This rank's batches, always in the same order."""

@@ -23,7 +23,7 @@ from mlbert.feed.source import StepSource
 from mlbert.feed.text_lanes import EpochOrders, Lanes, PieceLanes, WholeLanes
 from mlbert.feed.text_pieces import Ahead, Pieces
 from mlbert.store.order import StepShare, even_parts
-from mlbert.store.ragged import Ragged, offsets_of
+from mlbert.store.ragged import offsets_of
 from mlbert.store.token_shards import TokenShards, open_texts
 from mlbert.store.tokenizer import Tokenizer
 
@@ -75,11 +75,6 @@ def count_sequences(texts: TextSet) -> int:
 
 def _masking(tokenizer: Tokenizer, seed: int) -> Masking:
     return Masking(tokenizer.special_ids, tokenizer.mask_id, len(tokenizer.vocabulary), seed)
-
-
-def _host_batch(rows: Ragged, numbers: np.ndarray, max_seq_length: int, page_locked: bool = False) -> HostBatch:
-    """``numbers`` (int64 [S]) name the sequences' dropout rows."""
-    return HostBatch.of(rows, np.ones(len(rows), np.int64), numbers, max_seq_length, page_locked)
 
 
 class TextSource(StepSource):
@@ -167,7 +162,7 @@ class TextSource(StepSource):
         rows = self._masking(tokens, offsets, step, self._mine, self._rate(step))
         size = self.share.units // self.share.accumulation
         return [
-            _host_batch(
+            HostBatch.of_sequences(
                 rows.slice(first, first + size), self._mine[first : first + size], self.max_tokens, self._page_locked
             )
             for first in range(0, self.share.units, size)
@@ -266,7 +261,7 @@ class TextEvalSet:
         for numbers, chosen in zip(parts, of_parts, strict=True):
             tokens, offsets = pieces.rows(chosen, numbers - first[chosen])
             rows = self._masking(tokens, offsets, 0, numbers, self._rate)
-            self._batches.append(_host_batch(rows, numbers, texts.max_seq_length))
+            self._batches.append(HostBatch.of_sequences(rows, numbers, texts.max_seq_length))
 
     def _settle(self, available: int) -> None:
         if available < 1:

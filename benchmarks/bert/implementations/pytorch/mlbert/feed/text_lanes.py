@@ -51,6 +51,14 @@ class EpochOrders:
             self._orders.move_to_end(epoch)
             return self._orders[epoch]
 
+    def texts(self, epochs: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """int64 [n], texts at the places (int64 [n]) of their epochs (int64 [n])."""
+        texts = np.empty(len(places), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            mine = epochs == epoch
+            texts[mine] = self(epoch)[places[mine]]
+        return texts
+
     def _compute(self, epoch: int) -> np.ndarray:
         order = sample_order(
             self._sizes,
@@ -73,12 +81,8 @@ class WholeLanes:
 
     def take(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """int64 [B] texts of step ``step``, and int64 [B], which piece of each."""
-        epochs, places = np.divmod(step, self._texts)
-        places = places * len(self._numbers) + self._numbers
-        texts = np.empty(len(places), np.int64)
-        for epoch in np.unique(epochs).tolist():
-            mine = epochs == epoch
-            texts[mine] = self._orders(epoch)[places[mine]]
+        epochs, indices = np.divmod(step, self._texts)
+        texts = self._orders.texts(epochs, indices * len(self._numbers) + self._numbers)
         return texts, np.zeros_like(texts)
 
     def front(self, step: int) -> tuple[int, int]:
@@ -164,7 +168,7 @@ class PieceLanes:
         texts, counts = np.empty_like(index), np.empty_like(index)
         lanes = self._numbers
         while len(lanes):
-            mine = self._at(epoch[lanes], index[lanes], lanes)
+            mine = self._orders.texts(epoch[lanes], index[lanes] * len(self._numbers) + lanes)
             texts[lanes], counts[lanes] = mine, self._pieces(mine)
             lanes = lanes[piece[lanes] >= counts[lanes]]
             self._next_text(lanes, epoch, index, piece)
@@ -175,14 +179,6 @@ class PieceLanes:
         given = piece.copy()
         piece += 1
         return texts, given, np.stack([epoch, index, piece])
-
-    def _at(self, epochs: np.ndarray, indices: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-        texts = np.empty(len(lanes), np.int64)
-        places = indices * len(self._numbers) + lanes
-        for epoch in np.unique(epochs).tolist():
-            mine = epochs == epoch
-            texts[mine] = self._orders(epoch)[places[mine]]
-        return texts
 
     def _next_text(self, lanes: np.ndarray, epoch: np.ndarray, index: np.ndarray, piece: np.ndarray) -> None:
         """Moves these lanes on, in place."""

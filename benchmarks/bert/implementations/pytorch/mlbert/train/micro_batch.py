@@ -67,7 +67,7 @@ def _largest(budget: Budget) -> HostBatch:
         masked = range(1, min(length, 1 + budget.masked // len(lengths)))
         rows.append(([0] * length, length, False, masked, [0] * len(masked)))
     ragged = replace(Ragged.from_rows(rows), labels=np.zeros(len(rows), np.float32))
-    return HostBatch.of(ragged, np.ones(len(rows), np.int64), np.arange(len(rows)), max(lengths))
+    return HostBatch.of_sequences(ragged, np.arange(len(rows)), max(lengths))
 
 
 def _release() -> None:

@@ -104,6 +104,23 @@ def add_schedule(leaves: Leaves, layer: Layer, durations: Durations) -> Duration
     return durations
 
 
+def add_evaluation(leaves: Leaves, layer: Layer, interval: Value) -> None:
+    """When and on how much is evaluated; ``interval``: training sequences from one evaluation to the next."""
+    layer.put("eval_iter_samples", interval)
+    layer.put("eval_iter_start_samples", interval)
+    batch = leaves.number("device_eval_batch_size", 128)
+    layer.put("eval_batch_size", batch)
+    subset = leaves.number("eval_subset_num_batches", -1)
+    if subset.value > 0:
+        layer.put("num_eval_examples", int(subset.value * batch.value), origin=subset.origin)
+
+
+def refuse_train_subset(leaves: Leaves) -> None:
+    """Raises UserError: a part of the training batches is asked for."""
+    if (subset := leaves.number("train_subset_num_batches", -1)).value > 0:
+        raise UserError(subset.origin, "train_subset_num_batches is not supported", "Set max_duration=...ba")
+
+
 def add_optimizer(leaves: Leaves, layer: Layer) -> None:
     """Decoupled AdamW, and the limit of the gradient's norm."""
     name = leaves.choice(

@@ -11,10 +11,12 @@ from mlbert.cli.mosaic_bert.common_yaml import (
     COMMON,
     add_batches,
     add_compute,
+    add_evaluation,
     add_model,
     add_optimizer,
     add_outputs,
     add_schedule,
+    refuse_train_subset,
 )
 from mlbert.cli.mosaic_bert.leaves import Layer, Leaves
 from mlbert.cli.mosaic_bert.starting_weights import Start, find_start, start_path
@@ -178,13 +180,7 @@ def add_durations(leaves: Leaves, layer: Layer, data: Data, per_step: int, world
     samples = durations.steps("eval_interval", interval.value) * per_step
     if str(interval.value).strip().endswith("ep"):  # an epoch may end with a smaller step
         samples = min(samples, round(float(str(interval.value).strip()[:-2]) * min(num_rows, of_epoch() * per_step)))
-    for field in ("eval_iter_samples", "eval_iter_start_samples"):
-        layer.put(field, samples, origin=interval.origin)
-    batch = leaves.number("device_eval_batch_size", 128)
-    layer.put("eval_batch_size", int(batch.value), origin=batch.origin)
-    subset = leaves.number("eval_subset_num_batches", -1)
-    if subset.value > 0:
-        layer.put("num_eval_examples", int(subset.value * batch.value), origin=subset.origin)
+    add_evaluation(leaves, layer, Value(samples, interval.origin))
     add_outputs(leaves, layer, durations)
 
 
@@ -216,6 +212,4 @@ def _check_loaders(leaves: Leaves, data: Data) -> None:
     if leaves.flag("eval_loader.drop_last", False).value:
         remedy = "Write drop_last: false"
         raise UserError(leaves["eval_loader.drop_last"].origin, "every row is evaluated", remedy)
-    subset = leaves.number("train_subset_num_batches", -1)
-    if subset.value > 0:
-        raise UserError(subset.origin, "train_subset_num_batches is not supported", "Set max_duration=...ba")
+    refuse_train_subset(leaves)

@@ -9,14 +9,17 @@ from mlbert.cli.mosaic_bert.common_yaml import (
     COMMON,
     add_batches,
     add_compute,
+    add_evaluation,
     add_model,
     add_optimizer,
     add_outputs,
     add_schedule,
+    refuse_train_subset,
 )
 from mlbert.cli.mosaic_bert.leaves import Layer, Leaves
 from mlbert.core.durations import Durations
 from mlbert.core.errors import UserError
+from mlbert.core.nested_yaml import Value
 from mlbert.store.tokenizer import load_tokenizer
 
 _DATASET = (
@@ -59,8 +62,7 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
     for name in ("model.tokenizer_name", "eval_loader.dataset.tokenizer_name"):
         if (other := leaves.text(name, tokenizer)).value != tokenizer.value:
             raise UserError(other.origin, f"{name} is not {tokenizer.value}", "Give the same tokenizer everywhere")
-    if (subset := leaves.number("train_subset_num_batches", -1)).value > 0:
-        raise UserError(subset.origin, "train_subset_num_batches is not supported", "Set max_duration=...ba")
+    refuse_train_subset(leaves)
     layer.put("tokenizer", tokenizer)
     _add_masking(leaves, layer)
     _add_order(leaves, layer)
@@ -125,10 +127,4 @@ def _add_order(leaves: Leaves, layer: Layer) -> None:
 def _add_evaluation(leaves: Leaves, layer: Layer, durations: Durations) -> None:
     interval = leaves.text("eval_interval", "1000ba")
     samples = durations.steps("eval_interval", interval.value) * durations.sequences_per_step
-    layer.put("eval_iter_samples", samples, "eval_interval", interval.origin)
-    layer.put("eval_iter_start_samples", samples, "eval_interval", interval.origin)
-    batch = leaves.number("device_eval_batch_size", 128)
-    layer.put("eval_batch_size", batch)
-    subset = leaves.number("eval_subset_num_batches", -1)
-    if int(subset.value) > 0:
-        layer.put("num_eval_examples", int(subset.value) * int(batch.value), origin=subset.origin)
+    add_evaluation(leaves, layer, Value(samples, interval.origin))
