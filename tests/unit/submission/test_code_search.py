@@ -30,7 +30,7 @@ def search(tmp_path: Path) -> CodeSearch:
         path = tmp_path / PACKAGE_HOME / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return CodeSearch(Sources(tmp_path, Log(Path("x"), ())))
+    return CodeSearch(Sources(tmp_path, Log(Path("x"), ())), RECIPE)
 
 
 def expressions(text: str) -> list[ast.expr]:
@@ -38,10 +38,10 @@ def expressions(text: str) -> list[ast.expr]:
 
 
 def test_readers_in_the_recipe_else_in_the_package(search: CodeSearch) -> None:
-    assert [place for place, _ in search.readers("opt_epsilon", RECIPE)] == [f"{RECIPE}:4"]
-    assert [place for place, _ in search.readers("max_steps", RECIPE)] == [f"{RECIPE}:5"]  # by the property
-    assert [place for place, _ in search.readers("log_freq", RECIPE)] == [f"{PACKAGE_HOME}/train/loop.py:3"]
-    assert search.readers("seed", RECIPE) == []
+    assert [place for place, _ in search.readers("opt_epsilon")] == [f"{RECIPE}:4"]
+    assert [place for place, _ in search.readers("max_steps")] == [f"{RECIPE}:5"]  # by the property
+    assert [place for place, _ in search.readers("log_freq")] == [f"{PACKAGE_HOME}/train/loop.py:3"]
+    assert search.readers("seed") == []
 
 
 def test_what_a_value_is_set_from(search: CodeSearch) -> None:

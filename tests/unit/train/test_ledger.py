@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlbert.core.progress import Counts, TrainState
 from mlbert.train.ledger import Ledger
-from mlbert.train.progress import Counts, TrainState
 from mlbert.train.step import StepResult
 
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from mlbert.core.progress import Outcome, TrainState
 from mlbert.train.loggers import make_loggers
-from mlbert.train.progress import Outcome, TrainState
 
 STATE = TrainState(step=3, samples=30, tokens=900, flops=10**9, train_seconds=2.0)
 

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from mlbert.core.bert_config import BertConfig
+from mlbert.core.events import Events
+from mlbert.core.progress import Outcome, TrainState
 from mlbert.core.schedules import Linear
 from mlbert.dist.lifecycle import Lifecycle
 from mlbert.dist.reduce import GradientReducer, cut_buckets
@@ -28,8 +30,7 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.store.ragged import Ragged
 from mlbert.train.experiment import assemble
 from mlbert.train.loop import train
-from mlbert.train.progress import Outcome, TrainState
-from mlbert.train.protocols import EvaluationSet, Events, Method, Objective, Source
+from mlbert.train.protocols import EvaluationSet, Method, Objective, Source
 
 SHAPE = BertConfig(
     vocab_size=40,

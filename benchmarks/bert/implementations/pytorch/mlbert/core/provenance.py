@@ -10,9 +10,14 @@ from pathlib import Path
 
 SOURCE_STATEMENT = "source.json"
 PACKAGE_HOME = "benchmarks/bert/implementations/pytorch/mlbert"
+TENSORFLOW2 = "tensorflow2"  # the recipe that TensorFlow runs
+TENSORFLOW2_HOME = "benchmarks/bert/implementations/tensorflow2/tf2_bert"
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_DISTRIBUTIONS = ("mlbert", "torch", "triton", "numpy", "h5py", "tokenizers", "safetensors", "mlperf-logging")
+_DISTRIBUTIONS = (
+    *("mlbert", "torch", "triton", "tensorflow", "tensorflow-cpu"),
+    *("numpy", "h5py", "tokenizers", "safetensors", "mlperf-logging"),
+)
 
 
 def tree_root() -> Path:
@@ -28,6 +33,11 @@ def tree_relative(path: Path, root: Path | None = None) -> str:
     if path.is_relative_to(_PACKAGE):
         return f"{PACKAGE_HOME}/{path.relative_to(_PACKAGE).as_posix()}"
     return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
+
+
+def recipe_file(name: str) -> str:
+    """The file of a recipe, relative to the tree."""
+    return f"{TENSORFLOW2_HOME}/recipe.py" if name == TENSORFLOW2 else f"{PACKAGE_HOME}/recipes/{name}.py"
 
 
 def package_versions() -> dict[str, str]:

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.setting import METADATA_KEY, Limits, Setting, row
+from mlbert.core.tensorflow2_settings import TensorFlow2Settings
 from mlbert.core.text_settings import TextSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(TextSettings):
+class TrainConfig(TextSettings, TensorFlow2Settings):
     """Everything that decides a training run, resolved. Made by `mlbert.core.config.resolve`."""
 
     recipe: str = row("RECIPE", "Method: a module of mlbert.recipes.")

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
-from mlbert.core.provenance import PACKAGE_HOME
+from mlbert.core.provenance import PACKAGE_HOME, TENSORFLOW2_HOME
 from mlbert.submission.call_sites import Sources, terminal_name
 
 _FOLDERS = ("recipes", "train", "models", "optim", "feed", "dist", "core")
@@ -21,10 +21,11 @@ _MOST_DEFINITIONS = 6  # of one name; more of them tell a reader nothing
 
 
 class CodeSearch:
-    """Searches in the Python files of one tree; a place is (``file:line``, the line's text)."""
+    """Searches in the Python files of one tree that a recipe, a file of it, can run; a place is (``file:line``, the
+    line's text)."""
 
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
+    def __init__(self, sources: Sources, recipe: str) -> None:
+        self._sources, self._recipe = sources, recipe
 
     def lines(self, name: str, matches: Callable[[ast.AST], bool]) -> list[tuple[str, str]]:
         """The lines of a file where a node of its syntax tree matches, each once and in order."""
@@ -35,7 +36,7 @@ class CodeSearch:
         """The lines of a file that hold a text as a constant, such as the entry of a mapping."""
         return self.lines(name, lambda node: isinstance(node, ast.Constant) and node.value == text)
 
-    def readers(self, field: str, recipe: str) -> list[tuple[str, str]]:
+    def readers(self, field: str) -> list[tuple[str, str]]:
         """Where ``config.<field>``, or a property of the configuration made of it, is read: in the recipe, else in the
         rest of the package; else where it is named in a text."""
         fields = {field}
@@ -43,7 +44,7 @@ class CodeSearch:
             if isinstance(node, ast.FunctionDef) and any(reads(part, "self", {field}) for part in ast.walk(node)):
                 fields.add(node.name)
         files = self._files()
-        found = self.lines(recipe, lambda node: reads(node, "config", fields))
+        found = self.lines(self._recipe, lambda node: reads(node, "config", fields))
         found = found or [p for name in files for p in self.lines(name, lambda node: reads(node, "config", fields))]
         # Or by its name: getattr(config, name). A recipe that names it gives its default.
         return found or [p for name in files if "/recipes/" not in name for p in self.constants(field, name)]
@@ -87,7 +88,10 @@ class CodeSearch:
         return found
 
     def _files(self) -> list[str]:
-        names = (name for folder in _FOLDERS for name in self._sources.python_files(f"{PACKAGE_HOME}/{folder}"))
+        homes = [f"{PACKAGE_HOME}/{folder}" for folder in _FOLDERS]
+        if self._recipe.startswith(TENSORFLOW2_HOME):
+            homes = [TENSORFLOW2_HOME, *(f"{PACKAGE_HOME}/{folder}" for folder in ("store", "core"))]
+        names = (name for home in homes for name in self._sources.python_files(home))
         return [name for name in names if not name.endswith(_CHECKS)]
 
     def _place(self, name: str, line: int) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.config_files import unknown_name
-from mlbert.core.provenance import PACKAGE_HOME
+from mlbert.core.provenance import PACKAGE_HOME, recipe_file
 from mlbert.core.settings import train_settings
 from mlbert.submission.call_sites import Sources, is_key, line_of
 from mlbert.submission.code_search import CodeSearch, reads
@@ -69,9 +69,9 @@ class Tracer:
         self.log = log
         self.sources = Sources(tree, log)
         self.keys = list(dict.fromkeys(event.key for event in log.events))
-        self._search = CodeSearch(self.sources)
         self._configuration: dict[str, dict[str, Any]] = log.value("configuration") or {}
-        self._recipe = _recipe_file(log.value("recipe"))
+        self._recipe = recipe_file(str(log.value("recipe")))
+        self._search = CodeSearch(self.sources, self._recipe)
 
     def chain(self, key: str) -> Chain:
         """The chain of a key's last line. Raises UserError for a key that the log does not have."""
@@ -114,7 +114,7 @@ class Tracer:
         yield self._origin(env, field, value, origin)
         if is_number_of(key, logged) and len(SETTINGS_OF.get(key, ())) < 2 and value not in (None, logged):
             yield Link("setting", env, f"{env} = {value}", f"the log says {logged}")
-        readers = [Link("read by", *place) for place in self._search.readers(field, self._recipe)]
+        readers = [Link("read by", *place) for place in self._search.readers(field)]
         yield from readers
         if is_hyperparameter(key) and not readers:
             yield Link("read by", "?", "", f"nothing reads config.{field}")
@@ -123,7 +123,7 @@ class Tracer:
         """Where a setting got its value: a line of a file, which must name it, or the command line or environment."""
         text = f"{env} = {value}"
         if origin.startswith("recipe "):
-            recipe = _recipe_file(origin.removeprefix("recipe "))
+            recipe = recipe_file(origin.removeprefix("recipe "))
             for place, line in self._search.constants(field, recipe):
                 return Link("setting", place, line)
             return Link("setting", origin, text, f"{recipe} has no default for {field}")
@@ -166,7 +166,3 @@ class Tracer:
         if Path(name).is_absolute() and Path(name).is_file():
             return Path(name).read_text(encoding="utf-8", errors="replace")
         return self.sources.text(name)
-
-
-def _recipe_file(name: object) -> str:
-    return f"{PACKAGE_HOME}/recipes/{name}.py"

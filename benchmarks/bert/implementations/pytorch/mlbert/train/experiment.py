@@ -15,8 +15,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-import secrets
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -24,10 +23,13 @@ from rich.console import Console
 
 from mlbert.core import rules
 from mlbert.core.config import Resolved
-from mlbert.core.errors import UserError
+from mlbert.core.events import Events, MLPerfEvents, Several
 from mlbert.core.identity import Identity, identify, log_batch_size, log_identity, log_submission
 from mlbert.core.mllog import MLPerfLogger, close_interrupted
+from mlbert.core.monitor import Monitor
+from mlbert.core.progress import Limits, Outcome, TrainState
 from mlbert.core.provenance import tree_root
+from mlbert.core.run_folder import RunFolder, choose_seed
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.lifecycle import Lifecycle
 from mlbert.dist.world import World
@@ -39,70 +41,12 @@ from mlbert.train.ledger import Ledger
 from mlbert.train.loggers import make_loggers
 from mlbert.train.loop import Run, train
 from mlbert.train.micro_batch import build_fitting
-from mlbert.train.mlperf_events import MLPerfEvents, Several
-from mlbert.train.monitor import Monitor
-from mlbert.train.progress import Limits, Outcome, TrainState
-from mlbert.train.protocols import Events, Inputs, Method, Recipe
+from mlbert.train.protocols import Inputs, Method, Recipe
 from mlbert.train.reader import Reader
 from mlbert.train.snapshots import Snapshots
 from mlbert.train.step import Step, choose_graphs
 
 _PARTS = "gradient_accumulation_steps"
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """Paths of one experiment."""
-
-    log: Path
-    folder: Path
-
-    @classmethod
-    def of(cls, config: TrainConfig) -> RunFolder:
-        """The paths that LOGDIR and EXPERIMENT name."""
-        base = config.output_dir
-        return cls(base / f"result_{config.experiment}.txt", base / f"run_{config.experiment}")
-
-    def prepare(self, resume: bool) -> None:
-        """Makes the folder; refuses to overwrite a finished run."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            probe = self.folder / ".writable"
-            probe.write_bytes(b"")
-            probe.unlink()
-        except OSError as error:
-            raise UserError(
-                self.folder, f"cannot be written ({error.strerror})", "Set LOGDIR to a writable folder"
-            ) from None
-        if (self.folder / "summary.json").exists():
-            raise UserError(self.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it")
-        if self.log.exists() and not resume and "run_start" in self.log.read_text(encoding="utf-8", errors="replace"):
-            raise UserError(
-                self.log,
-                "is the log of an unfinished run",
-                "Set RESUME=1 to continue it, or remove it with its run folder",
-            )
-
-    def set_log_aside(self) -> None:
-        """Keeps the log of an interrupted part under a name that no checker takes for a result."""
-        if self.log.exists():
-            taken = (self.log.with_suffix(f".part{i}.txt") for i in range(1, 10_000))
-            self.log.rename(next(path for path in taken if not path.exists()))
-
-
-def choose_seed(config: TrainConfig, paths: RunFolder) -> int:
-    """SEED; for a continued run the seed that it began with; otherwise one from the system's randomness."""
-    if config.seed is not None:
-        return config.seed
-    record = paths.folder / "config.json"
-    if config.resume and record.exists():
-        try:
-            return int(json.loads(record.read_text(encoding="utf-8"))["seed"])
-        except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(
-                record, "does not tell the seed of the interrupted run", "Set SEED, or start anew"
-            ) from None
-    return secrets.randbelow(2**31)
 
 
 def threads_per_rank(config: TrainConfig, world: World) -> int:
@@ -149,7 +93,7 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
             (paths.folder / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         monitor = Monitor(
             paths.folder / "metrics.jsonl" if world.rank == 0 else None,
-            limits_of(config),
+            Limits.of(config),
             config.log_freq,
             console,
             append=config.resume,
@@ -158,7 +102,7 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
         if world.rank == 0:
             peak = functools.partial(gemm_peak_flops, method.model.dtype, world.device.type)
             loggers = make_loggers(config, record, paths.folder, config.optimizer, world.world_size, peak)
-        events = Several([MLPerfEvents(log, method.evaluation), monitor, *loggers])
+        events = Several([MLPerfEvents(log, lambda: method.evaluation.num_examples), monitor, *loggers])
         run = assemble(config, method, paths.folder / "checkpoints", world, lifecycle, events, seed)
         if config.resume and run.snapshots.load(say):
             log.event("resumed_from_step", run.state.step)
@@ -204,17 +148,6 @@ def log_run(log: MLPerfLogger, resolved: Resolved, inputs: Inputs, method: Metho
     return identity
 
 
-def limits_of(config: TrainConfig) -> Limits:
-    """Where the settings say that training ends."""
-    return Limits(
-        config.target_mlm_accuracy,
-        config.max_steps,
-        config.max_samples_termination,
-        config.max_seconds,
-        config.max_skipped_steps,
-    )
-
-
 def assemble(
     config: TrainConfig,
     method: Method,
@@ -255,7 +188,7 @@ def assemble(
         lifecycle=lifecycle,
         world=world,
         state=state,
-        limits=limits_of(config),
+        limits=Limits.of(config),
         seed=seed,
         settle_late=world.device.type == "cuda" and method.loss_scale is None,
         eval_every_samples=config.eval_iter_samples,

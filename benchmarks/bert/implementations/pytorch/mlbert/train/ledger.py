@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mlbert.train.progress import Counts, TrainState
+from mlbert.core.progress import Counts, TrainState
 from mlbert.train.step import StepResult
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
+from mlbert.core.events import Events
+from mlbert.core.progress import Outcome, TrainState
 from mlbert.core.settings import TrainConfig
-from mlbert.train.progress import Outcome, TrainState
-from mlbert.train.protocols import Events
 
 Write = Callable[[Mapping[str, float], int], object]  # numbers by name, and the step that they belong to
 _NAMES = {"mlm_accuracy": "MaskedAccuracy", "loss": "LanguageCrossEntropy"}

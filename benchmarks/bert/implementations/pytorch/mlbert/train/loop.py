@@ -17,13 +17,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from mlbert.core.events import Events
+from mlbert.core.progress import Clock, Limits, Outcome, TrainState
 from mlbert.dist.lifecycle import ABORTED, SUCCESS, Lifecycle
 from mlbert.dist.watch import Stage
 from mlbert.dist.world import World
 from mlbert.train.evaluate import Evaluator
 from mlbert.train.ledger import Ledger
-from mlbert.train.progress import Clock, Limits, Outcome, TrainState
-from mlbert.train.protocols import Events, Method
+from mlbert.train.protocols import Method
 from mlbert.train.reader import Reader
 from mlbert.train.snapshots import Snapshots
 from mlbert.train.step import Step

@@ -8,7 +8,7 @@
     Optimizer       the update                               mlbert.optim
     LossScale       what float16 losses are multiplied by    mlbert.optim.loss_scale
     Schedule        the learning rate of a step              mlbert.core.schedules
-    Events          what is told, to whom                    mlbert.train.mlperf_events, mlbert.train.monitor
+    Events          what is told, to whom                    mlbert.core.events, mlbert.train.loggers
 
 Legend: S sequences of a batch.
 """
@@ -29,7 +29,6 @@ from mlbert.dist.world import World
 from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
-from mlbert.train.progress import Outcome, TrainState
 
 # Dropout keys as keys[layer][site]: a table on the device, or 32-bit numbers on the host.
 Keys = Tensor | Sequence[Sequence[int]]
@@ -240,38 +239,6 @@ class Schedule(Protocol):
 
     def hyperparameters(self, event: Event) -> None:
         """Calls ``event(key, value)`` for each, in MLPerf's words."""
-
-
-class Events:
-    """What a run tells. Nothing here does anything: who listens overrides what it wants to hear."""
-
-    def start(self, state: TrainState) -> None:
-        """The clock starts; no sample has been touched."""
-
-    def opened(self, state: TrainState) -> None:
-        """The data is open."""
-
-    def wants(self, step: int) -> bool:
-        """Whether `step` is to be told of this one: the same answer on every rank."""
-        return False
-
-    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
-        """A step that somebody wanted. ``state`` includes it."""
-
-    def skipped(self, state: TrainState) -> None:
-        """A step was left out because its gradient was not finite."""
-
-    def evaluation_start(self, state: TrainState) -> None:
-        """An evaluation is queued."""
-
-    def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
-        """Its result is known, ``seconds`` after `start`."""
-
-    def stop(self, outcome: Outcome) -> None:
-        """The clock stops."""
-
-    def say(self, text: str) -> None:
-        """One line for a person."""
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from mlbert.core.progress import Counts
 from mlbert.dist.watch import Stage, Watch
 from mlbert.dist.world import World
 from mlbert.feed.host_batch import HostBatch
-from mlbert.train.progress import Counts
 from mlbert.train.protocols import Model, Objective, Source
 
 

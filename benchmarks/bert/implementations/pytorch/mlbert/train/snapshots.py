@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from mlbert.core.progress import TrainState
 from mlbert.dist.world import World
 from mlbert.train.checkpoint import CheckpointFolder
-from mlbert.train.progress import TrainState
 from mlbert.train.protocols import Method
 
 WEIGHTS, OPTIMIZER, DERIVED, SCALE = "weights", "optimizer.", "derived.", "loss_scale."

@@ -22,13 +22,13 @@ from mlbert.cli.train import run_resolved
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
 from mlbert.core.nested_yaml import read_nested
+from mlbert.core.run_folder import RunFolder
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.lifecycle import SUCCEEDED
 from mlbert.dist.world import World
 from mlbert.models import task_model
 from mlbert.store.tasks import read_texts
 from mlbert.store.tokenizer import load_tokenizer
-from mlbert.train.experiment import RunFolder
 
 PROGRAM = "sequence_classification.py"
 HELP = """Usage: sequence_classification.py YAML [name=value ...]

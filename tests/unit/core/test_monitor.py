@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from mlbert.cli.main import main
+from mlbert.core import monitor as module
 from mlbert.core.errors import UserError
-from mlbert.train import monitor as module
-from mlbert.train.monitor import Monitor
-from mlbert.train.progress import Limits, TrainState
+from mlbert.core.monitor import Monitor
+from mlbert.core.progress import Limits, TrainState
 from training_settings import read_metrics, train_arguments
 
 LIMITS = Limits(target_accuracy=0.5, max_steps=100, max_samples=10_000, max_seconds=None, max_skipped_steps=2)

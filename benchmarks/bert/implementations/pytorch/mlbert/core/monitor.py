@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mlbert.core.errors import UserError
-from mlbert.train.progress import Limits, TrainState
-from mlbert.train.protocols import Events
+from mlbert.core.events import Events
+from mlbert.core.progress import Limits, TrainState
 
 PLAIN_LINE_SECONDS = 5.0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass, fields
 
+from mlbert.core.settings import TrainConfig
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -82,6 +84,17 @@ class Limits:
     max_samples: int
     max_seconds: float | None
     max_skipped_steps: int
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Limits:
+        """Where the settings say that training ends."""
+        return cls(
+            config.target_mlm_accuracy,
+            config.max_steps,
+            config.max_samples_termination,
+            config.max_seconds,
+            config.max_skipped_steps,
+        )
 
     def met(self, state: TrainState) -> bool:
         """Whether an evaluation reached the target."""

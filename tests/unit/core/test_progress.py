@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mlbert.train.progress import Limits, TrainState
+from mlbert.core.progress import Limits, TrainState
 
 LIMITS = Limits(target_accuracy=0.5, max_steps=10, max_samples=1000, max_seconds=60.0, max_skipped_steps=2)
 

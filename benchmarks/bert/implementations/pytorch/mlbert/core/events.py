@@ -1,12 +1,43 @@
-"""What a run tells, as MLPerf's events from run_start to run_stop; and several listeners as one."""
+"""What a run tells and to whom: the listener's protocol, MLPerf's events from run_start to run_stop, several as one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mlbert.core.mllog import MLPerfLogger
-from mlbert.train.progress import Outcome, TrainState
-from mlbert.train.protocols import EvaluationSet, Events
+from mlbert.core.progress import Outcome, TrainState
+
+
+class Events:
+    """What a run tells. Nothing here does anything: who listens overrides what it wants to hear."""
+
+    def start(self, state: TrainState) -> None:
+        """The clock starts; no sample has been touched."""
+
+    def opened(self, state: TrainState) -> None:
+        """The data is open."""
+
+    def wants(self, step: int) -> bool:
+        """Whether `step` is to be told of this one: the same answer on every rank."""
+        return False
+
+    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
+        """A step that somebody wanted. ``state`` includes it."""
+
+    def skipped(self, state: TrainState) -> None:
+        """A step was left out because its gradient was not finite."""
+
+    def evaluation_start(self, state: TrainState) -> None:
+        """An evaluation is queued."""
+
+    def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
+        """Its result is known, ``seconds`` after `start`."""
+
+    def stop(self, outcome: Outcome) -> None:
+        """The clock stops."""
+
+    def say(self, text: str) -> None:
+        """One line for a person."""
 
 
 class MLPerfEvents(Events):
@@ -14,11 +45,11 @@ class MLPerfEvents(Events):
 
     Args:
         log: of this rank.
-        samples: of the evaluation; their number is asked for at the end.
+        eval_samples: size of the evaluation; asked for at the end.
     """
 
-    def __init__(self, log: MLPerfLogger, samples: EvaluationSet) -> None:
-        self._log, self._samples = log, samples
+    def __init__(self, log: MLPerfLogger, eval_samples: Callable[[], int]) -> None:
+        self._log, self._eval_samples = log, eval_samples
 
     def start(self, state: TrainState) -> None:
         """The clock starts."""
@@ -44,7 +75,7 @@ class MLPerfEvents(Events):
         self._log.end("block_stop", metadata={"first_epoch_num": 1})
         self._log.end("epoch_stop", metadata={"epoch_num": samples})
         self._log.event("train_samples", samples)
-        self._log.event("eval_samples", self._samples.num_examples)
+        self._log.event("eval_samples", self._eval_samples())
 
 
 class Several(Events):

@@ -1,0 +1,93 @@
+"""The folder of one run: its paths, its seed, the curve drawn of its metrics."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlbert.core.errors import UserError
+from mlbert.core.settings import TrainConfig
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one experiment."""
+
+    log: Path
+    folder: Path
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> RunFolder:
+        """The paths that LOGDIR and EXPERIMENT name."""
+        base = config.output_dir
+        return cls(base / f"result_{config.experiment}.txt", base / f"run_{config.experiment}")
+
+    def prepare(self, resume: bool) -> None:
+        """Makes the folder; refuses to overwrite a finished run."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe = self.folder / ".writable"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise UserError(
+                self.folder, f"cannot be written ({error.strerror})", "Set LOGDIR to a writable folder"
+            ) from None
+        if (self.folder / "summary.json").exists():
+            raise UserError(self.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it")
+        if self.log.exists() and not resume and "run_start" in self.log.read_text(encoding="utf-8", errors="replace"):
+            raise UserError(
+                self.log,
+                "is the log of an unfinished run",
+                "Set RESUME=1 to continue it, or remove it with its run folder",
+            )
+
+    def set_log_aside(self) -> None:
+        """Keeps the log of an interrupted part under a name that no checker takes for a result."""
+        if self.log.exists():
+            taken = (self.log.with_suffix(f".part{i}.txt") for i in range(1, 10_000))
+            self.log.rename(next(path for path in taken if not path.exists()))
+
+
+def choose_seed(config: TrainConfig, paths: RunFolder) -> int:
+    """SEED; for a continued run the seed that it began with; otherwise one from the system's randomness."""
+    if config.seed is not None:
+        return config.seed
+    record = paths.folder / "config.json"
+    if config.resume and record.exists():
+        try:
+            return int(json.loads(record.read_text(encoding="utf-8"))["seed"])
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UserError(
+                record, "does not tell the seed of the interrupted run", "Set SEED, or start anew"
+            ) from None
+    return secrets.randbelow(2**31)
+
+
+def write_curve(metrics: Path, target: Path) -> None:
+    """Draws loss and accuracy over samples and over time from ``metrics.jsonl`` into a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    points = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    steps = [p for p in points if p["kind"] == "step"]
+    evaluations = [p for p in points if p["kind"] == "evaluation"]
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
+    for axis, x, label in zip(
+        axes, ("samples", "seconds"), ("training samples", "seconds since run_start"), strict=True
+    ):
+        axis.plot([p[x] for p in steps], [p["loss"] for p in steps], color="tab:blue", linewidth=1)
+        axis.set_xlabel(label)
+        accuracy = axis.twinx()
+        accuracy.plot(
+            [p[x] for p in evaluations], [p["eval_accuracy"] for p in evaluations], color="tab:orange", marker="."
+        )
+        accuracy.set_ylim(bottom=0)
+        accuracy.set_ylabel("accuracy, evaluation set", color="tab:orange")
+    axes[0].set_ylabel("training loss", color="tab:blue")
+    figure.savefig(target, dpi=110)
+    pyplot.close(figure)
