@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from mlbert import recipes
 from mlbert.core.config import Resolved, check_exports, peek, resolve
 from mlbert.core.config_files import read_yaml
 from mlbert.core.plan import make_plan, planned_world_size
+from mlbert.core.provenance import TENSORFLOW2
 from mlbert.core.settings import settings_by_env
+from tf2_bert import recipe as tensorflow2
 
 NAME = re.compile(r"config_(?P<system>\w+?)_(?P<nodes>\d+)x(?P<ranks>\d+)x(?P<batch>\d+)x(?P<steps>\d+)(_\w+)?\.sh")
 SOURCE_LINE = 'source "$(dirname "${BASH_SOURCE[0]}")/env.sh"'
@@ -80,6 +83,11 @@ def rows_of_table(system: Path, tree_root: Path) -> list[str]:
     return [line for line in table.splitlines() if f"({system.name}/README.md)" in line]
 
 
+def defaults_of(recipe: str) -> Mapping[str, object]:
+    """A recipe's, whichever framework runs it."""
+    return tensorflow2.DEFAULTS if recipe == TENSORFLOW2 else recipes.load(recipe).DEFAULTS
+
+
 def has_description(platform: str, tree_root: Path) -> bool:
     """Either of the machine as measured, or a template; not both."""
     measured = tree_root / "systems" / f"{platform}.json"
@@ -126,7 +134,7 @@ def test_sourcing_after_anything_equals_sourcing_alone(config_file: Path, tmp_pa
 
 def test_config_resolves(config_file: Path) -> None:
     values = exports_after(config_file)
-    resolved = resolve(recipes.load(values["RECIPE"]).DEFAULTS, values, {}, [], [])
+    resolved = resolve(defaults_of(values["RECIPE"]), values, {}, [], [])
     assert resolved.config.bert_config_file.is_file()
     assert not resolved.warnings
 
@@ -143,8 +151,12 @@ def test_generated_files_are_those_of_the_table(tree_root: Path) -> None:
 
 @pytest.mark.parametrize("stub", STUBS)
 def test_stubs_are_equal_in_every_system(stub: str, tree_root: Path) -> None:
-    folders = {path.parent for path in (tree_root / "benchmarks/bert/implementations").glob("*/config_*.sh")}
-    assert len({(folder / stub).read_bytes() for folder in folders}) == 1
+    configs = (tree_root / "benchmarks/bert/implementations").glob("*/config_*.sh")
+    by_framework: dict[bool, set[bytes]] = {True: set(), False: set()}
+    for config in configs:
+        runs_in_tensorflow = f"RECIPE={TENSORFLOW2}" in config.read_text()
+        by_framework[runs_in_tensorflow and stub.endswith(".py")].add((config.parent / stub).read_bytes())
+    assert all(len(stubs) <= 1 for stubs in by_framework.values())
 
 
 def test_system_folder_is_thin(system_folder: Path) -> None:
@@ -173,7 +185,7 @@ def test_every_system_is_described_or_has_a_template(config_file: Path, tree_roo
 
 def test_plan_of_every_config_has_no_warning(config_file: Path) -> None:
     values = exports_after(config_file)
-    config = resolve(recipes.load(values["RECIPE"]).DEFAULTS, values, {}, [], []).config
+    config = resolve(defaults_of(values["RECIPE"]), values, {}, [], []).config
     ranks = planned_world_size(values)
     assert ranks == int(values["DGXNNODES"]) * int(values["DGXNGPU"])
     assert make_plan(config, ranks, values).warnings == ()

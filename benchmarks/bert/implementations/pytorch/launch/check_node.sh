@@ -29,7 +29,8 @@ case "${SYNTH_DATA:-0}" in
     ;;
 esac
 for name in BERT_CONFIG INIT_CHECKPOINT; do
-    if given "${name}" && [[ ! -e "${!name}" ]]; then
+    # A TensorFlow checkpoint is named by what its files have in common.
+    if given "${name}" && [[ ! -e "${!name}" && ! -e "${!name}.index" ]]; then
         complain "${name}=${!name} does not exist here. Mount it on every node, or set ${name} in env.sh."
     fi
 done
@@ -39,6 +40,9 @@ elif given LOGDIR && [[ ! -w "${LOGDIR}" ]]; then
     complain "LOGDIR=${LOGDIR} is not writable here. Name a folder that every node can write."
 fi
 modules=(mlbert torch omegaconf mlperf_logging)
+if [[ "${RECIPE:-}" == tensorflow2 ]]; then
+    modules=(mlbert tensorflow omegaconf mlperf_logging)
+fi
 if ! "${PYTHON:-python3}" -c 'import importlib.util as u, sys; sys.exit(not all(u.find_spec(m) for m in sys.argv[1:]))' "${modules[@]}" 2>/dev/null; then
     complain "$(command -v "${PYTHON:-python3}" || echo "${PYTHON:-python3}") lacks one of: ${modules[*]}. Run ./quickstart.sh once, which makes .venv, or activate the right environment before sbatch."
 fi

@@ -54,10 +54,10 @@ check_settings() {
     done
 }
 
-# The package is the tree's own, whichever one is installed. Without a container and without PYTHON it runs in the tree's
-# virtual environment, unless another one is active.
+# Without a container and without PYTHON everything runs in the tree's virtual environment, unless another one is active.
 choose_python() {
-    export PYTHONPATH="${pytorch_dir}${PYTHONPATH:+:${PYTHONPATH}}"
+    # shellcheck source-path=SCRIPTDIR source=processes.sh
+    source "${launch_dir}/processes.sh"
     if [[ -z "${CONT:-}" && -n "${PYTHON:-}" ]]; then
         PYTHON="$(realpath --no-symlinks "$(command -v "${PYTHON}" || echo missing)")"
         [[ -x "${PYTHON}" ]] || fail "PYTHON names no program that can be started."

@@ -1,7 +1,7 @@
 #!/bin/bash
 # One experiment: empties the page cache where that is permitted, then trains with the sourced configuration.
 #   source config_<system>.sh && ../pytorch/launch/run_and_time.sh [flags of `mlbert train`]
-# Under srun or mpirun it is one rank; otherwise it starts DGXNGPU ranks on this machine.
+# Under srun or mpirun it is one rank; otherwise it starts all ranks of this machine.
 set -euo pipefail
 
 for name in CONFIG_FILE DGXNGPU RECIPE LOGDIR; do
@@ -17,8 +17,8 @@ if [[ ! -f "${system_dir}/run_pretraining.py" ]]; then
 fi
 
 launch_dir="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-# The package is the tree's own, whichever one is installed.
-export PYTHONPATH="${launch_dir%/*}${PYTHONPATH:+:${PYTHONPATH}}"
+# shellcheck source-path=SCRIPTDIR source=processes.sh
+source "${launch_dir}/processes.sh"
 
 # A launcher that dropped the caches of every host has said so; one task of a node is enough, and rank 0, whose log it
 # is, is always the first of its node.
@@ -31,7 +31,7 @@ fi
 
 python="${PYTHON:-python3}"
 command=("${python}" "${system_dir}/run_pretraining.py")
-if [[ "${BIND_CPUS:-$((DGXNGPU > 1))}" =~ ^(1|yes|true|on)$ ]]; then
+if [[ "${BIND_CPUS:-$((processes > 1))}" =~ ^(1|yes|true|on)$ ]]; then
     command=("${launch_dir}/bind.sh" "${command[@]}")
 fi
 # A rank that is stopped does not hear that Slurm asks it to leave, and Slurm's own patience (KillWait) is half a minute.
@@ -45,11 +45,13 @@ if [[ -n "${SLURM_STEP_ID:-}" ]]; then
 fi
 # Nobody else has started the ranks of this machine: torchrun does. NODE_RANK says which one of several machines it is.
 if [[ -z "${SLURM_STEP_ID:-}${OMPI_COMM_WORLD_SIZE:-}${PMI_SIZE:-}${WORLD_SIZE:-}" ]]; then
-    if [[ -n "${NODE_RANK:-}" ]] && ((DGXNNODES > 1)); then
+    if [[ -n "${NODE_RANK:-}" && "${RECIPE}" == tensorflow2 ]] && ((DGXNNODES > 1)); then
+        command+=("--worker_hosts=${HOSTS//,/:${MASTER_PORT},}:${MASTER_PORT}" "--task_index=${NODE_RANK}")
+    elif [[ -n "${NODE_RANK:-}" ]] && ((DGXNNODES > 1)); then
         nodes=(--nnodes="${DGXNNODES}" --node-rank="${NODE_RANK}" --master-addr="${MASTER_ADDR}" --master-port="${MASTER_PORT}")
-        command=("${python}" -m torch.distributed.run "${nodes[@]}" --nproc-per-node="${DGXNGPU}" --no-python "${command[@]}")
-    elif ((DGXNGPU > 1)); then
-        command=("${python}" -m torch.distributed.run --standalone --nproc-per-node="${DGXNGPU}" --no-python "${command[@]}")
+        command=("${python}" -m torch.distributed.run "${nodes[@]}" --nproc-per-node="${processes}" --no-python "${command[@]}")
+    elif ((processes > 1)); then
+        command=("${python}" -m torch.distributed.run --standalone --nproc-per-node="${processes}" --no-python "${command[@]}")
     fi
 fi
 exec "${command[@]}" "$@"

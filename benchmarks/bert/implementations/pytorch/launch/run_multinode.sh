@@ -16,9 +16,9 @@ over_mpirun() {
         words+=(-x "${name}")
     done
     for host in "${hosts[@]}"; do
-        slots+=("${host}:${DGXNGPU}")
+        slots+=("${host}:${processes}")
     done
-    mpirun --np "$((DGXNNODES * DGXNGPU))" --host "$(joined "${slots[@]}")" --map-by "ppr:${DGXNGPU}:node" --bind-to none \
+    mpirun --np "$((DGXNNODES * processes))" --host "$(joined "${slots[@]}")" --map-by "ppr:${processes}:node" --bind-to none \
         "${words[@]}" "${launch_dir}/run_and_time.sh" "$@"
 }
 

@@ -8,17 +8,33 @@ accumulated and summed. The numbers are the defaults that the published `run_pre
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
+
+from mlbert.core.text_settings import TextSettings
+
+_READ_OF_TEXT = ("max_seq_length", "model_options", "tensorboard_dir")
+# Settings of the table that only PyTorch has a use for: what they amount to here. Whoever gives one is told.
+UNREAD: Mapping[str, object] = {
+    "data_reader": "auto",
+    "bin_counts": None,
+    "exchange_padding": "off",
+    "exchange_by": "lengths",
+    "bucket_mib": 25,
+    "optimizer_implementation": "plain",
+    "sharded_optimizer": "off",
+    "weights_allgather": "fp32",
+    "ops": "auto",
+    "cuda_graph_mode": "none",
+    "gradient_clipping": "before",  # explicit_allreduce decides
+    **{field.name: None for field in fields(TextSettings) if field.name not in _READ_OF_TEXT},
+}
 
 DEFAULTS: Mapping[str, object] = {
     "recipe": "tensorflow2",
-    "data_reader": "auto",
     "init_checkpoint": None,
     "gradient_accumulation_steps": 1,
     "average_packing_rate": 1.0,
     "max_sequences_per_pack": 1,
-    "bin_counts": None,
-    "exchange_padding": "off",
-    "exchange_by": "lengths",
     "max_seconds": None,
     "warmup_steps": 0,
     "warmup_proportion": None,
@@ -37,11 +53,6 @@ DEFAULTS: Mapping[str, object] = {
     "opt_epsilon": 1e-6,
     "weight_decay_rate": 0.01,
     "max_grad_norm": 1.0,
-    "gradient_clipping": "before",
-    "bucket_mib": 25,
-    "optimizer_implementation": "plain",
-    "sharded_optimizer": "off",
-    "weights_allgather": "fp32",
     "seed": None,
     "target_mlm_accuracy": 0.712,
     "num_eval_examples": 10_000,
@@ -50,8 +61,6 @@ DEFAULTS: Mapping[str, object] = {
     "loss_scale": 32768.0,
     "loss_scale_window": 2000,
     "cpu_threads": None,
-    "ops": "auto",
-    "cuda_graph_mode": "none",
     "save_checkpoint_steps": 0,
     "keep_checkpoints": 2,
     "resume": False,
@@ -60,6 +69,9 @@ DEFAULTS: Mapping[str, object] = {
     "log_freq": 10,
     "experiment": 0,
     "caches_cleared": False,
+    "submission_org": "unnamed",
+    "submission_platform": "unnamed",
+    "submission_division": "open",
     "deterministic": True,
     "distribution_strategy": "mirrored",
     "explicit_allreduce": False,
@@ -72,4 +84,5 @@ DEFAULTS: Mapping[str, object] = {
     "eval_schedule": "steps",
     "run_eagerly": False,
     "enable_xla": False,
+    **UNREAD,
 }

@@ -37,8 +37,8 @@ def report(
             "-" if s["target_accuracy"] is None else f"{s['target_accuracy']:.4f}",
             str(s["samples"]),
             f"{s['samples_per_second']:.0f}",
-            f"{s['model_flops_per_second_per_rank'] * s['ranks'] / 1e9:.1f}",
-            f"{100 * s['share_of_gemm_peak']:.0f} %",
+            f"{s['model_flops_per_second_per_rank'] * s['ranks'] / 1e9:.1f}" if "share_of_gemm_peak" in s else "-",
+            f"{100 * s['share_of_gemm_peak']:.0f} %" if "share_of_gemm_peak" in s else "-",
         )
     console.print(table)
     baselines = (data or folder / "data") / "baselines.json"

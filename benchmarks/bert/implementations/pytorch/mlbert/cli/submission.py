@@ -34,6 +34,13 @@ class Division(StrEnum):
     CLOSED = "closed"
 
 
+class Framework(StrEnum):
+    """What runs were trained with."""
+
+    PYTORCH = "PyTorch"
+    TENSORFLOW = "TensorFlow"
+
+
 @app.command("check")
 def check_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A tree, a folder of result_*.txt, or one log.")],
@@ -73,9 +80,10 @@ def describe_command(
     submitter: Annotated[str, typer.Option(help="Organisation, as in the logs.")] = "mlbert",
     division: Annotated[Division, typer.Option(help="Division of the results.")] = Division.OPEN,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes like this one.")] = 1,
+    framework: Annotated[Framework, typer.Option(help="What trained.")] = Framework.PYTORCH,
 ) -> None:
     """Write the description of this machine, with the 33 fields that the official checker wants."""
-    facts = describe_system(submitter, division.value, nodes)
+    facts = describe_system(submitter, division.value, nodes, framework=framework.value)
     write_description(out, facts)
     console = wide_console()
     table = Table("field", "value", title=escape(str(out)))

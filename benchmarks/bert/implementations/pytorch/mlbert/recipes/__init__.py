@@ -8,6 +8,7 @@ from types import ModuleType
 
 from mlbert.core.config_files import nearest
 from mlbert.core.errors import UserError
+from mlbert.core.provenance import TENSORFLOW2
 
 
 def names() -> list[str]:
@@ -17,6 +18,9 @@ def names() -> list[str]:
 
 def load(name: str) -> ModuleType:
     """The recipe's module; UserError for an unknown name."""
+    if name == TENSORFLOW2:
+        remedy = "Start benchmarks/bert/implementations/tensorflow2/run_pretraining.py, or run_and_time.sh"
+        raise UserError(f"RECIPE={name}", "runs in TensorFlow, not here", remedy)
     if name not in names():
         raise UserError(f"RECIPE={name}", "no such recipe", f"Did you mean {nearest(name, names())}?")
     return importlib.import_module(f"{__name__}.{name}")

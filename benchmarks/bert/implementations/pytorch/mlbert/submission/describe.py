@@ -37,13 +37,22 @@ def ask(command: Sequence[str]) -> str:
     return done.stdout
 
 
+# Framework to the distributions that have it.
+FRAMEWORKS = {"PyTorch": ("torch",), "TensorFlow": ("tensorflow", "tensorflow-cpu")}
+
+
 def describe_system(
-    submitter: str, division: str, num_nodes: int = 1, root: Path = Path("/"), ask: Ask = ask
+    submitter: str,
+    division: str,
+    num_nodes: int = 1,
+    root: Path = Path("/"),
+    ask: Ask = ask,
+    framework: str = "PyTorch",
 ) -> dict[str, str]:
     """The 33 fields that the official checker wants, in its order.
 
     ``submitter`` is the same as in the logs, ``num_nodes`` counts nodes like this one; /proc, /sys and /etc are found
-    below ``root``, and ``ask`` runs a program and returns what it prints.
+    below ``root``, and ``ask`` runs a program and returns what it prints. ``framework`` is one of `FRAMEWORKS`.
     """
     facts = {
         "submitter": submitter,
@@ -55,7 +64,7 @@ def describe_system(
         **_describe_storage(root),
         **_describe_network(root, num_nodes),
         **_describe_accelerators(ask),
-        **_describe_software(root, ask),
+        **_describe_software(root, ask, framework),
         "cooling": UNKNOWN,
     }
     facts["system_name"] = _name_system(facts)
@@ -200,15 +209,16 @@ def _describe_accelerators(ask: Ask) -> dict[str, str]:
     }
 
 
-def _describe_software(root: Path, ask: Ask) -> dict[str, str]:
+def _describe_software(root: Path, ask: Ask, framework: str) -> dict[str, str]:
     release = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', _read(root / "etc/os-release"), re.MULTILINE)
     stack = [f"Python {platform.python_version()}"]
     stack += ask(["cc", "--version"]).splitlines()[:1]
     stack += [f"{name} {_version(name)}" for name in ("numpy", "h5py", "tokenizers")]
+    found = [version for name in FRAMEWORKS[framework] if (version := _version(name)) != UNKNOWN]
     driver = ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).splitlines()[:1]
     stack += [f"NVIDIA driver {version.strip()}" for version in driver]
     return {
-        "framework": f"PyTorch {_version('torch')}",
+        "framework": f"{framework} {' or '.join(found) or UNKNOWN}",
         "other_software_stack": ", ".join(stack),
         "operating_system": release[1] if release else platform.system(),
         "sw_notes": f"Linux kernel {platform.release()}",

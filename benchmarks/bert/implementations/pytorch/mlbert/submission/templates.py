@@ -43,7 +43,7 @@ _HINTS = {
     "accelerator_interconnect_topology": "as known, or empty",
     "cooling": "air or liquid",
     "hw_notes": "power limit, clocks, anything unusual, or empty",
-    "framework": "PyTorch and its version, as mlbert submission describe-system prints it",
+    "framework": "PyTorch or TensorFlow and its version, as mlbert submission describe-system prints it",
     "other_software_stack": "driver, CUDA, NCCL, image with digest",
     "operating_system": "name and version",
     "sw_notes": "anything unusual, or empty",

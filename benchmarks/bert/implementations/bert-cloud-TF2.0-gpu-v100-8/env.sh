@@ -1,0 +1,20 @@
+# Site facts of one cloud machine with 8 V100: image, paths and launcher words. Yours will differ: edit this file.
+# shellcheck shell=bash source-path=SCRIPTDIR source=../pytorch/launch/begin_system.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../pytorch/launch/begin_system.sh"
+
+# An image with TensorFlow for CUDA; without this line the machine's own Python runs.
+export CONT=/data/images/mlbert_tensorflow.sqsh
+export SRUN_ARGS=--gres=gpu:8
+
+data_dir=/data/bert_mlperf_data
+export INPUT_FILES="${data_dir}/tfrecords3_500_parts/part-*"
+export EVAL_FILES="${data_dir}/eval_10k"
+export DATADIR_PHASE2="${data_dir}/tfrecords3_500_parts"
+export EVALDIR="${data_dir}"
+export INIT_CHECKPOINT="${data_dir}/model.ckpt-28252"
+
+export LOGDIR="${tree_dir}/runs/${DGXSYSTEM}"
+export TIMED=1 # a submission: an interrupted run is recorded as aborted, never continued
+export MLPERF_SUBMISSION_ORG=your_organisation
+export MLPERF_SUBMISSION_PLATFORM=bert-cloud-TF2.0-gpu-v100-8
+export MLPERF_DIVISION=closed

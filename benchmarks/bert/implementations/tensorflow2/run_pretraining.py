@@ -1,0 +1,11 @@
+"""BERT pre-training in TensorFlow 2: flags as published, the rest from a sourced config."""
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / name) for name in ("tensorflow2", "pytorch")]
+
+from tf2_bert.main import main  # noqa: E402
+
+if __name__ == "__main__":
+    main()

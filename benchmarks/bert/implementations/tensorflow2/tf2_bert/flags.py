@@ -1,0 +1,221 @@
+"""The flags of Google's `run_pretraining.py`, by absl, and the settings of our table that they stand for.
+
+A flag that is given wins over what a sourced config exports; a flag that is not given has the published default, where
+nothing is sourced. Flags count in global batches and steps, the table in rows of a replica and in samples. Every other
+setting that this implementation reads is a flag, too, under its name in the table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from absl import flags
+
+from mlbert.core import rules
+from mlbert.core.config import Resolved, environment, peek, resolve
+from mlbert.core.errors import UserError
+from mlbert.core.settings import train_settings
+from tf2_bert.recipe import DEFAULTS, UNREAD
+
+FLAGS = flags.FLAGS
+
+# Published flag -> (field of the table, type, default, short name).
+_SAME: Mapping[str, tuple[str, Any, Any, str | None]] = {
+    "bert_config_file": ("bert_config_file", str, None, None),
+    "init_checkpoint": ("init_checkpoint", str, None, None),
+    "input_files": ("input_files", str, None, None),
+    "model_dir": ("output_dir", str, "/tmp", "md"),
+    "max_seq_length": ("max_seq_length", int, 128, None),
+    "max_predictions_per_seq": ("max_predictions_per_seq", int, 20, None),
+    "num_accumulation_steps": ("gradient_accumulation_steps", int, 1, None),
+    "learning_rate": ("learning_rate", float, 5e-5, None),
+    "warmup_steps": ("warmup_steps", float, 10_000.0, None),
+    "optimizer_type": ("optimizer", str, "adamw", None),
+    "beta_1": ("opt_lamb_beta_1", float, 0.9, None),
+    "beta_2": ("opt_lamb_beta_2", float, 0.999, None),
+    "epsilon": ("opt_epsilon", float, 1e-6, None),
+    "weight_decay_rate": ("weight_decay_rate", float, 0.01, None),
+    "num_eval_samples": ("num_eval_examples", int, 10_000, None),
+    "stop_threshold": ("target_mlm_accuracy", float, 0.712, None),
+    "do_eval": ("do_eval", bool, False, None),
+    "dtype": ("precision", str, "fp32", "dt"),
+    "distribution_strategy": ("distribution_strategy", str, "mirrored", "ds"),
+    "all_reduce_alg": ("all_reduce_alg", str, None, "ara"),
+    "explicit_allreduce": ("explicit_allreduce", bool, False, None),
+    "allreduce_bytes_per_pack": ("allreduce_bytes_per_pack", int, 0, None),
+    "scale_loss": ("scale_loss", bool, False, None),
+    "device_warmup": ("device_warmup", bool, False, None),
+    "steps_per_loop": ("steps_per_loop", int, 200, None),
+    "run_eagerly": ("run_eagerly", bool, False, None),
+    "enable_xla": ("enable_xla", bool, False, None),
+    "tpu": ("tpu", str, None, None),
+}
+# Published flags that settings are computed from.
+_COUNTED: Mapping[str, tuple[Any, Any, str]] = {
+    "train_batch_size": (int, 32, "Rows of a step over all replicas and accumulation steps."),
+    "eval_batch_size": (int, 32, "Rows of an evaluation batch over all replicas."),
+    "num_steps_per_epoch": (int, 1000, "Steps of an epoch; with num_train_epochs the length of the schedule."),
+    "num_train_epochs": (int, 3, "Epochs of the schedule."),
+    "stop_steps": (int, None, "Training ends there; none: at the schedule's end."),
+    "steps_between_eval": (int, 10_000, "Distance between evaluations."),
+    "steps_before_eval_start": (int, 0, "No evaluation before so many steps."),
+    "loss_scale": (str, None, "What fp16 multiplies the loss by: dynamic, or a number that stays."),
+    "enable_checkpoint_and_summary": (bool, False, "Save a checkpoint after each loop, and write TensorBoard's files."),
+}
+_SHORT = {"loss_scale": "ls"}
+# Published flags of the process rather than of the run; and those of parts that this implementation has not.
+_PROCESS: Mapping[str, tuple[Any, Any, str]] = {
+    "num_gpus": (int, 1, "GPUs of this machine; on one without, its CPU is split into as many devices."),
+    "worker_hosts": (str, None, "host:port of each worker of multi_worker_mirrored, with commas."),
+    "task_index": (int, -1, "Which one of worker_hosts this process is."),
+    "model_export_path": (str, None, "Folder that gets the final weights once more."),
+    "tf_gpu_thread_mode": (str, None, "TF_GPU_THREAD_MODE of the process: gpu_private, gpu_shared or global."),
+    "per_gpu_thread_count": (int, 0, "TF_GPU_THREAD_COUNT of the process; 0: TensorFlow's own."),
+    "datasets_num_private_threads": (int, None, "Threads of tf.data; none: TensorFlow's own."),
+}
+_ABSENT: Mapping[str, tuple[Any, Any, str]] = {
+    "use_keras_compile_fit": (bool, False, "there is no Keras here"),
+    "model_type": (str, "bert", "ALBERT is not here"),
+    "hub_module_url": (str, None, "weights come from --init_checkpoint"),
+    "hub_module_trainable": (bool, True, "weights come from --init_checkpoint"),
+    "fp16_implementation": (str, "keras", "there is one: float16 products, float32 weights, --loss_scale"),
+}
+_DEFINE: Mapping[Any, Callable[..., Any]] = {
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    bool: flags.DEFINE_boolean,
+    str: flags.DEFINE_string,
+}
+_PUBLISHED_FIELDS = {field for field, *_ in _SAME.values()}
+
+
+def define_flags() -> None:
+    """Defines every flag; once in a process, a second call does nothing."""
+    if "train_batch_size" in FLAGS:
+        return
+    rows = train_settings()
+    for name, (field, kind, default, short) in _SAME.items():
+        _DEFINE[kind](name, default, rows[field].meaning, short_name=short)
+    for name, (kind, default, meaning) in {**_COUNTED, **_PROCESS, **_ABSENT}.items():
+        _DEFINE[kind](name, default, meaning, short_name={"num_gpus": "ng", **_SHORT}.get(name))
+    for field, row in rows.items():
+        if field not in _PUBLISHED_FIELDS and field not in UNREAD and field not in FLAGS:
+            flags.DEFINE_string(field, None, f"{row.meaning} ({row.type_name}; export {row.env})")
+
+
+def given(name: str) -> bool:
+    """Whether a flag was set, on the command line or by a program."""
+    return not FLAGS[name].using_default_value
+
+
+def number_of_gpus() -> int:
+    """--num_gpus, or DGXNGPU of a sourced config."""
+    exported = environment().get("DGXNGPU", "")
+    return int(exported) if exported.isdecimal() and not given("num_gpus") else int(FLAGS.num_gpus)
+
+
+def resolve_flags(replicas: int) -> Resolved:
+    """The settings of this run. ``replicas``: over all workers; what is counted in global batches is divided by it.
+
+    Raises:
+        UserError: what does not fit together, or is not here.
+    """
+    for name, (_, default, reason) in _ABSENT.items():
+        if given(name) and FLAGS[name].value != default:
+            raise UserError(f"--{name}={FLAGS[name].value}", reason, "Leave it out")
+    values = {**_same(), **_further(), **_counted(replicas)}
+    resolved = resolve(DEFAULTS, None, {}, [], [], given=values)
+    if resolved.config.eval_schedule == "mlperf":
+        config = resolved.config
+        batch = rules.global_batch_size(config.train_batch_size, replicas, config.average_packing_rate)
+        grid = (rules.eval_interval(batch), "EVAL_SCHEDULE=mlperf")
+        values |= {"eval_iter_start_samples": grid, "eval_iter_samples": grid}
+        resolved = resolve(DEFAULTS, None, {}, [], [], given=values)
+    if not resolved.config.do_eval:
+        values["target_mlm_accuracy"] = (None, "DO_EVAL=0")
+        resolved = resolve(DEFAULTS, None, {}, [], [], given=values)
+    for field in UNREAD:
+        if not resolved.origin[field].startswith(("recipe ", "not set")):
+            row = train_settings()[field]
+            raise UserError(row.env, "is nothing that the TensorFlow 2 implementation reads", "Unset it")
+    return resolved
+
+
+def exported() -> bool:
+    """Whether a config was sourced, whose numbers stand in place of the published defaults."""
+    return bool(environment().get("CONFIG_FILE"))
+
+
+def _origin(name: str) -> str:
+    return f"flag --{name}" if given(name) else f"default of --{name}"
+
+
+def _same() -> dict[str, tuple[object, str]]:
+    """Published flags that are a field of the table."""
+    values: dict[str, tuple[object, str]] = {}
+    for name, (field, *_) in _SAME.items():
+        value = FLAGS[name].value
+        if given(name) or not (exported() or train_settings()[field].env in environment() or value is None):
+            whole = isinstance(value, float) and train_settings()[field].kind is int and value == int(value)
+            values[field] = (round(float(str(value))) if whole else value, _origin(name))
+    if "input_files" in values:
+        folder = str(values["input_files"][0]).split(",", maxsplit=1)[0].rpartition("/")[0] or "."
+        values |= {field: (folder, _origin("input_files")) for field in ("input_dir", "eval_dir")}
+    return values
+
+
+def _further() -> dict[str, tuple[object, str]]:
+    """Our flags."""
+    fields = [field for field in train_settings() if field in FLAGS and field not in UNREAD and field not in _SAME]
+    ours = [field for field in fields if field not in _COUNTED]
+    return {field: (FLAGS[field].value, _origin(field)) for field in ours if given(field)}
+
+
+def _counted(replicas: int) -> dict[str, tuple[object, str]]:
+    """Settings that published flags count otherwise."""
+    values: dict[str, tuple[object, str]] = {}
+
+    def wanted(*names: str) -> bool:
+        return not exported() or any(given(name) for name in names)
+
+    for name in ("train_batch_size", "eval_batch_size"):
+        if wanted(name):
+            values[name] = (_per_replica(name, replicas), _origin(name))
+    rows = values["train_batch_size"][0] if "train_batch_size" in values else peek("train_batch_size")
+    batch = int(str(rows or 1)) * replicas
+    if wanted("num_steps_per_epoch", "num_train_epochs", "stop_steps"):
+        schedule = FLAGS.num_steps_per_epoch * FLAGS.num_train_epochs
+        steps = FLAGS.stop_steps if given("stop_steps") and FLAGS.stop_steps is not None else schedule
+        if not 1 <= steps <= schedule:
+            raise UserError("--stop_steps", f"{steps} is not from 1 to the schedule's {schedule} steps", "Set fewer")
+        values["max_steps"] = (steps, _origin("stop_steps" if steps != schedule else "num_steps_per_epoch"))
+        values["lr_decay_end"] = (schedule, _origin("num_steps_per_epoch"))
+        values["max_samples_termination"] = (2 * steps * batch, _origin("num_steps_per_epoch"))
+    if wanted("steps_between_eval", "steps_before_eval_start"):
+        between = FLAGS.steps_between_eval
+        if between < 1:
+            raise UserError("--steps_between_eval", f"{between} is not at least 1", "Give a number of steps")
+        first = max(math.ceil(FLAGS.steps_before_eval_start / between), 1) * between
+        values["eval_iter_start_samples"] = (first * batch, _origin("steps_before_eval_start"))
+        values["eval_iter_samples"] = (between * batch, _origin("steps_between_eval"))
+    if given("loss_scale") and FLAGS.loss_scale != "dynamic":
+        values["loss_scale"] = (FLAGS.loss_scale, _origin("loss_scale"))
+        values["loss_scale_fixed"] = (True, _origin("loss_scale"))
+    if FLAGS.enable_checkpoint_and_summary:
+        name = "enable_checkpoint_and_summary"
+        folder = FLAGS.model_dir if given("model_dir") else peek("output_dir") or FLAGS.model_dir
+        loop = FLAGS.steps_per_loop if given("steps_per_loop") else int(peek("steps_per_loop") or FLAGS.steps_per_loop)
+        values["save_checkpoint_steps"] = (loop, _origin(name))
+        values["tensorboard_dir"] = (f"{folder}/summaries", _origin(name))
+    return values
+
+
+def _per_replica(name: str, replicas: int) -> int:
+    total = FLAGS[name].value or 0
+    if total < 1 or total % replicas:
+        raise UserError(
+            f"--{name}", f"{total} does not split over {replicas} replicas", f"Give a multiple of {replicas}"
+        )
+    return total // replicas

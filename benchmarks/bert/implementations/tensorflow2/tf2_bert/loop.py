@@ -1,0 +1,140 @@
+"""The training loop: loops of steps on the device, and between them evaluations, checkpoints and the end.
+
+events.start                         the clock runs: run_start in MLPerf's log
+data.open                            first touch of the data
+|-- callbacks.on_batch_begin
+|   step.run_loop                    up to STEPS_PER_LOOP optimizer steps in one graph
+|   callbacks.on_batch_end
+|   events.step                      at log points
+|   perhaps evaluate                 all evaluation samples over all replicas
+|   perhaps save                     also after SIGUSR1; then the process leaves
+'-- until the target or a limit
+events.stop, log.run_stop            the clock stops
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from mlbert.core.events import Events
+from mlbert.core.mllog import MLPerfLogger, constants
+from mlbert.core.progress import Clock, Counts, Limits, Outcome, TrainState
+from mlbert.core.schedules import Schedule
+from mlbert.core.settings import TrainConfig
+from tf2_bert import objective
+from tf2_bert.checkpoints import CheckpointFolder
+from tf2_bert.data import Data
+from tf2_bert.endings import Warned
+from tf2_bert.step import TrainStep
+
+
+class Callback(Protocol):
+    """Who is told of each loop of steps, in Keras's words."""
+
+    def on_batch_begin(self, batch: int, logs: object = None) -> None:
+        """The loop of this number, from 0, begins."""
+
+    def on_batch_end(self, batch: int, logs: object = None) -> None:
+        """It has ended."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The objects of one run; `global_batch_size` is nominal, sequences of a step over all replicas."""
+
+    config: TrainConfig
+    step: TrainStep
+    data: Data
+    schedule: Schedule
+    checkpoints: CheckpointFolder
+    events: Events
+    log: MLPerfLogger
+    limits: Limits
+    warned: Warned
+    state: TrainState
+    global_batch_size: int
+    callbacks: Sequence[Callback] = ()
+
+
+def train(run: Run) -> Outcome:
+    """Trains until the target or a limit, or until the job is about to end. A limit is a success where there is no
+    target."""
+    config, state = run.config, run.state
+    run.events.start(state)
+    clock = Clock(state.elapsed_seconds)
+    run.data.open(state.step)
+    run.events.opened(state)
+    status, reason, loops, evaluated_at = constants.ABORTED, None, 0, -1
+    while reason is None:
+        steps = steps_of_loop(run)
+        for callback in run.callbacks:
+            callback.on_batch_begin(loops)
+        run_steps(run, steps)
+        for callback in run.callbacks:
+            callback.on_batch_end(loops)
+        loops += 1
+        reason = run.limits.reached(state, clock.seconds())
+        due = state.samples >= state.next_eval_samples or (reason is not None and evaluated_at != state.samples)
+        if config.do_eval and due:
+            evaluated_at = state.samples
+            evaluate(run, clock)
+            if run.limits.met(state):
+                status, reason = constants.SUCCESS, f"target accuracy {run.limits.target_accuracy} reached"
+        leaving = run.warned.is_set and reason is None
+        if leaving or (config.save_checkpoint_steps and state.step % config.save_checkpoint_steps == 0):
+            state.elapsed_seconds = clock.seconds()
+            run.checkpoints.save(state)
+        if leaving:
+            run.warned.leave()
+    if run.limits.succeeds(state):
+        status = constants.SUCCESS
+    state.elapsed_seconds = clock.seconds()
+    outcome = Outcome(status, reason, state.elapsed_seconds, state)
+    run.events.stop(outcome)
+    run.log.run_stop(status)
+    return outcome
+
+
+def steps_of_loop(run: Run) -> int:
+    """Steps until the host has to look: STEPS_PER_LOOP, or fewer where an evaluation, a checkpoint or the end is
+    nearer. Packed steps hold about `global_batch_size` sequences, so an evaluation can come a step late."""
+    config, state = run.config, run.state
+    samples = min(state.next_eval_samples, config.max_samples_termination) - state.samples
+    steps = [config.steps_per_loop or 1, config.max_steps - state.step, math.ceil(samples / run.global_batch_size)]
+    if config.save_checkpoint_steps:
+        steps.append(config.save_checkpoint_steps - state.step % config.save_checkpoint_steps)
+    return max(min(steps), 1)
+
+
+def run_steps(run: Run, steps: int) -> None:
+    """One loop. Within it the rate counts on: an update that is left out shifts it from the next loop on."""
+    state, started = run.state, time.monotonic()
+    rates = [run.schedule(state.updates + i) for i in range(steps)]
+    told = run.step.run_loop(run.data.batches, np.array(rates, np.float32), state.step)
+    state.train_seconds += time.monotonic() - started
+    for i, rate in enumerate(rates):
+        state.step += 1
+        state.add(Counts(int(told.sequences[i]), int(told.tokens[i]), 0))
+        if not told.finite[i]:
+            state.skipped_steps += 1
+            run.events.skipped(state)
+        if run.events.wants(state.step):
+            run.events.step(state, float(told.loss[i]), rate, float(told.grad_norm[i]))
+
+
+def evaluate(run: Run, clock: Clock) -> None:
+    """Every sample of the evaluation once, summed over all replicas."""
+    state = run.state
+    run.events.evaluation_start(state)
+    sums = run.step.evaluate(run.data.evaluation())
+    metrics = objective.metrics(sums)
+    state.accuracy = metrics["mlm_accuracy"]
+    while state.next_eval_samples <= state.samples:
+        state.next_eval_samples += run.config.eval_iter_samples
+    run.events.evaluation(state, metrics, clock.seconds())

@@ -1,0 +1,90 @@
+"""`run_pretraining.py`: the published command line, one run, its exit status (docs/how_a_run_ends.md)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from absl import app
+from rich.console import Console
+
+from mlbert.core.config import environment
+from mlbert.core.errors import UserError
+from mlbert.core.mllog import constants
+from mlbert.core.progress import Outcome
+from tf2_bert import flags
+
+FLAGS = flags.FLAGS
+
+
+def prepare_process() -> None:
+    """What TensorFlow reads from the environment when it is loaded."""
+    threads = {"TF_GPU_THREAD_MODE": FLAGS.tf_gpu_thread_mode, "TF_GPU_THREAD_COUNT": FLAGS.per_gpu_thread_count}
+    for name, value in {**threads, "TF_CPP_MIN_LOG_LEVEL": 2}.items():
+        if value and not environment().get(name):
+            os.putenv(name, str(value))
+
+
+def run_bert_pretrain(callbacks: Sequence[object] = ()) -> Outcome:
+    """One run, as the flags, which are parsed, say.
+
+    ``callbacks`` hear of each loop of steps: ``on_batch_begin(number)`` and ``on_batch_end(number)``. Raises UserError
+    for people's mistakes.
+    """
+    prepare_process()
+    try:
+        from tf2_bert import checkpoints, strategies
+        from tf2_bert.experiment import Worker, run_experiment
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise UserError("tensorflow", "is not installed", "Run: pip install 'mlbert[tf]'") from None
+    gpus = flags.number_of_gpus()
+    first = flags.resolve_flags(replicas=1).config
+    hosts = [host for host in (FLAGS.worker_hosts or "").split(",") if host]
+    strategies.prepare_devices(first, gpus)
+    strategy, notes = strategies.make_strategy(first, gpus, hosts, FLAGS.task_index)
+    resolved = flags.resolve_flags(strategy.num_replicas_in_sync)
+    console = Console(quiet=not Worker.of(strategy).is_chief)
+    rows = [f"{env}={value}  ({name}, {origin})" for name, value, env, origin in resolved.as_table()]
+    for line in ("configuration:", *rows, *(f"warning: {warning}" for warning in resolved.warnings), *notes):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    outcome = run_experiment(resolved, strategy, console, callbacks)  # type: ignore[arg-type]
+    if FLAGS.model_export_path and Worker.of(strategy).is_chief:
+        checkpoints.copy_weights(
+            resolved.config.output_dir / f"run_{resolved.config.experiment}", Path(FLAGS.model_export_path)
+        )
+    state = outcome.state
+    words = f"accuracy {state.accuracy:.4f} after {state.samples} samples, {outcome.seconds:.1f} s"
+    console.print(f"{outcome.status}: {outcome.reason}; {words}", markup=False, highlight=False, soft_wrap=True)
+    return outcome
+
+
+def told(work: Callable[[], int]) -> int:
+    """The status that ``work`` returns; 2 for a mistake, which is one line on stderr."""
+    try:
+        return work()
+    except UserError as error:
+        print(f"mlbert: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _main(arguments: Sequence[str]) -> None:
+    def work() -> int:
+        if len(arguments) > 1:
+            raise UserError(arguments[1], "is neither a flag nor its value", "See run_pretraining.py --help")
+        return 0 if run_bert_pretrain().status == constants.SUCCESS else 1
+
+    sys.exit(told(work))
+
+
+def main() -> None:
+    """Entry point; never returns."""
+    flags.define_flags()
+    app.run(_main)
+
+
+if __name__ == "__main__":
+    main()
