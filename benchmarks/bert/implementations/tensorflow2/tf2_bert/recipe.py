@@ -16,7 +16,6 @@ _READ_OF_TEXT = ("max_seq_length", "model_options", "tensorboard_dir")
 # Settings of the table that only PyTorch has a use for: what they amount to here. Whoever gives one is told.
 UNREAD: Mapping[str, object] = {
     "data_reader": "auto",
-    "bin_counts": None,
     "exchange_padding": "off",
     "exchange_by": "lengths",
     "bucket_mib": 25,
@@ -25,7 +24,6 @@ UNREAD: Mapping[str, object] = {
     "weights_allgather": "fp32",
     "ops": "auto",
     "cuda_graph_mode": "none",
-    "gradient_clipping": "before",  # explicit_allreduce decides
     **{field.name: None for field in fields(TextSettings) if field.name not in _READ_OF_TEXT},
 }
 
@@ -35,6 +33,7 @@ DEFAULTS: Mapping[str, object] = {
     "gradient_accumulation_steps": 1,
     "average_packing_rate": 1.0,
     "max_sequences_per_pack": 1,
+    "bin_counts": None,
     "max_seconds": None,
     "warmup_steps": 0,
     "warmup_proportion": None,
@@ -53,6 +52,7 @@ DEFAULTS: Mapping[str, object] = {
     "opt_epsilon": 1e-6,
     "weight_decay_rate": 0.01,
     "max_grad_norm": 1.0,
+    "gradient_clipping": "before",
     "seed": None,
     "target_mlm_accuracy": 0.712,
     "num_eval_examples": 10_000,
