@@ -1,0 +1,221 @@
+"""One training step, and the loop that runs many of them in one call.
+
+A replica's batch of A micro-batches of b rows, on each of R replicas:
+
+    1. counts    predictions and sequences of the whole step, over A and R: their means
+    2. micro     for each micro-batch: loss, gradient of loss (/ R with SCALE_LOSS) (* loss scale for float16)
+    3. sum       accumulate gradient / A in float32, sum over replicas
+    4. update    LAMB or AdamW; where the sum is not finite, no replica changes anything
+
+The loss of a micro-batch is divided by the step's mean counts, not by its own as published: the mean loss over
+micro-batches and replicas is then that of the whole batch, however it is split. Published micro-batches weigh alike
+whatever they hold.
+
+Clipping comes in two forms. As published, the gradient of each micro-batch on each replica is unscaled and clipped
+before it is accumulated: with SCALE_LOSS it is already divided by R, so MAX_GRAD_NORM acts like R times itself on the
+replicas' mean. With EXPLICIT_ALLREDUCE, the gradient that is still scaled is summed over the replicas first, in
+float16 for float16 and in packs of ALLREDUCE_BYTES_PER_PACK; then it is unscaled and clipped. GRADIENT_CLIPPING=after
+clips there too.
+
+Legend: n steps of a loop, B = A b rows of a replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from mlbert.core.settings import TrainConfig
+from tf2_bert import objective
+from tf2_bert.loss_scale import LossScale
+from tf2_bert.model import BertPretrainer
+from tf2_bert.objective import Counts, Sums
+from tf2_bert.optimizers import Optimizer
+from tf2_bert.rows import Rows
+
+SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+Gradients = list[tf.Tensor]  # float32 in the order of the model's parameters
+
+
+class LoopResult(NamedTuple):
+    """What a loop of n steps did."""
+
+    losses: np.ndarray  # float32 [n], of the steps' whole batches
+    grad_norms: np.ndarray  # float32 [n], of the summed gradient, before it is clipped there
+    skipped: int  # steps whose gradient was not finite
+
+
+class TrainStep:
+    """Trains a model under a strategy.
+
+    Args:
+        strategy: in whose scope model, optimizer and loss scale were made.
+        model, optimizer, loss_scale: what a step changes; without a loss scale the loss is differentiated as it is.
+        config: the settings.
+        seed: of dropout.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        model: BertPretrainer,
+        optimizer: Optimizer,
+        loss_scale: LossScale | None,
+        config: TrainConfig,
+        seed: int,
+    ) -> None:
+        self._strategy, self._model = strategy, model
+        self._optimizer, self._loss_scale = optimizer, loss_scale
+        self._config, self._seed = config, seed
+        self._parameters = list(model.parameters().values())
+        self._accumulation, self._replicas = config.gradient_accumulation_steps, strategy.num_replicas_in_sync
+        self._sum_scaled = bool(config.explicit_allreduce)
+        self._clip_before = not self._sum_scaled and config.gradient_clipping == "before"
+        packs = config.allreduce_bytes_per_pack if self._sum_scaled else 0
+        self._communication = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=packs or 0)
+        compiled = config.enable_xla and not config.run_eagerly
+        self._forward_backward, self._forward = self._loss_and_gradients, self._sums
+        if compiled:
+            self._forward_backward = tf.function(self._loss_and_gradients, jit_compile=True)
+            self._forward = tf.function(self._sums, jit_compile=True)
+        self._evaluate = self._evaluation if config.run_eagerly else tf.function(self._evaluation)
+        self._loops: dict[Any, Callable[..., tuple[tf.Tensor, tf.Tensor]]] = {}
+
+    # What the host calls.
+
+    def run_loop(self, iterator: Any, learning_rates: Sequence[float] | np.ndarray, first_step: int) -> LoopResult:
+        """Runs as many steps as there are learning rates: one call into TensorFlow, one traced function for any n.
+
+        Args:
+            iterator: the strategy's, over `Rows` of B rows for each replica.
+            learning_rates: float32 [n].
+            first_step: number of the first one; dropout depends on it.
+        """
+        rates = tf.convert_to_tensor(np.asarray(learning_rates, np.float32))
+        loop = self._loop if self._config.run_eagerly else self._traced_loop(iterator)
+        losses, norms = (values.numpy() for values in loop(iterator, rates, tf.constant(first_step, tf.int64)))
+        return LoopResult(losses, norms, int(np.count_nonzero(~np.isfinite(norms))))
+
+    def evaluate_batch(self, rows: Rows) -> Sums:
+        """Sums over the rows of all replicas, which the strategy's iterator dealt out."""
+        return self._evaluate(rows)
+
+    def warm_up(self, rows: Rows) -> None:
+        """Compiles and runs a step, then puts back whatever it changed.
+
+        Args:
+            rows: made-up ones of one replica, numpy, of the shapes of training.
+        """
+        variables = [*self._parameters, *self._optimizer.variables]
+        variables += self._loss_scale.variables if self._loss_scale else ()
+        saved = [variable.numpy() for variable in variables]
+        same_rows = self._strategy.distribute_datasets_from_function(
+            lambda _: tf.data.Dataset.from_tensors(rows).repeat()
+        )
+        self.run_loop(iter(same_rows), [0.0], first_step=0)
+        for variable, value in zip(variables, saved, strict=True):
+            variable.assign(value)
+
+    # All replicas together.
+
+    def _traced_loop(self, iterator: Any) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+        """The loop for iterators of this type, with n left open."""
+        kind = tf.type_spec_from_value(iterator)
+        if kind not in self._loops:
+            signature = (kind, tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int64))
+            self._loops[kind] = tf.function(self._loop, input_signature=signature)
+        return self._loops[kind]
+
+    def _loop(self, iterator: Any, rates: tf.Tensor, first_step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Losses and gradient norms, float32 [n] each."""
+        count = tf.shape(rates)[0]
+        losses, norms = tf.TensorArray(tf.float32, count), tf.TensorArray(tf.float32, count)
+        for index in tf.range(count):
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+            step = first_step + tf.cast(index, tf.int64)
+            loss, norm = self._strategy.run(self._replica_step, args=(next(iterator), rates[index], step))
+            losses = losses.write(index, self._strategy.reduce(MEAN, loss, axis=None))
+            norms = norms.write(index, self._strategy.reduce(MEAN, norm, axis=None))
+        return losses.stack(), norms.stack()
+
+    def _evaluation(self, rows: Rows) -> Sums:
+        sums = self._strategy.run(self._replica_sums, args=(rows,))
+        return Sums(*(self._strategy.reduce(SUM, value, axis=None) for value in sums))
+
+    # One replica.
+
+    def _replica_step(self, rows: Rows, lr: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """One step of one replica: its mean loss, and the norm of the gradient that was summed over all."""
+        loss, gradients = self._accumulated(rows, self._mean_counts(rows), step)
+        gradients, norm = self._summed(gradients)
+        finite = tf.math.is_finite(norm)  # the same bits everywhere, so the same decision
+        self._optimizer.apply(gradients, lr, finite)
+        if self._loss_scale:
+            self._loss_scale.update(finite)
+        return loss, norm
+
+    def _mean_counts(self, rows: Rows) -> Counts:
+        """Of a micro-batch, on average over the step's micro-batches and replicas."""
+        total = tf.distribute.get_replica_context().all_reduce(SUM, objective.counts(rows))
+        return Counts(*(count / (self._accumulation * self._replicas) for count in total))
+
+    def _accumulated(self, rows: Rows, counts: Counts, step: tf.Tensor) -> tuple[tf.Tensor, Gradients]:
+        """Loss and gradient, both means over the micro-batches; the gradient as it is to be summed over replicas."""
+        parts = Rows(*(tf.reshape(x, [self._accumulation, -1, *x.shape[1:]]) for x in rows))
+        loss, gradients = tf.zeros([]), [tf.zeros(parameter.shape) for parameter in self._parameters]
+        for index in tf.range(self._accumulation):
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)  # one micro-batch's activations at a time
+            part = Rows(*[x[index] for x in parts])
+            part_loss, part_gradients = self._forward_backward(part, counts, self._dropout_seed(step, index))
+            if not self._sum_scaled:
+                part_gradients = self._unscaled(part_gradients)
+            if self._clip_before:
+                part_gradients = self._clipped(part_gradients, tf.linalg.global_norm(part_gradients))
+            loss += part_loss / self._accumulation
+            gradients = [old + new / self._accumulation for old, new in zip(gradients, part_gradients)]  # noqa: B905
+        return loss, gradients
+
+    def _loss_and_gradients(self, rows: Rows, counts: Counts, seed: tf.Tensor) -> tuple[tf.Tensor, Gradients]:
+        """Forward and backward of one micro-batch: its loss, and the gradient of the scaled one."""
+        with tf.GradientTape() as tape:
+            loss = objective.loss(self._model(rows, seed), rows, counts)
+            scaled = loss / self._replicas if self._config.scale_loss else loss
+            if self._loss_scale:
+                scaled = self._loss_scale.scale(scaled)
+        gradients = tape.gradient(scaled, self._parameters)
+        return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]  # slices made dense
+
+    def _summed(self, gradients: Gradients) -> tuple[Gradients, tf.Tensor]:
+        """The gradient summed over replicas, unscaled and clipped, and its norm before clipping."""
+        if self._sum_scaled and self._loss_scale:
+            gradients = [tf.cast(gradient, tf.float16) for gradient in gradients]
+        replica = tf.distribute.get_replica_context()
+        gradients = replica.all_reduce(SUM, gradients, options=self._communication)
+        if self._sum_scaled:
+            gradients = self._unscaled(gradients)
+        norm = tf.linalg.global_norm(gradients)
+        return gradients if self._clip_before else self._clipped(gradients, norm), norm
+
+    def _unscaled(self, gradients: Gradients) -> Gradients:
+        return self._loss_scale.unscale(gradients) if self._loss_scale else gradients
+
+    def _clipped(self, gradients: Gradients, norm: tf.Tensor) -> Gradients:
+        """Brought down to MAX_GRAD_NORM where the norm is larger; all NaN where it is not finite."""
+        if self._config.max_grad_norm is None:
+            return gradients
+        return tf.clip_by_global_norm(gradients, self._config.max_grad_norm, use_norm=norm)[0]
+
+    def _dropout_seed(self, step: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+        """int64 [2]: the seed and a number that no other micro-batch of any step and replica has."""
+        replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int64)
+        number = (step * self._accumulation + tf.cast(part, tf.int64)) * self._replicas + replica
+        return tf.stack([tf.constant(self._seed, tf.int64), number])
+
+    def _replica_sums(self, rows: Rows) -> Sums:
+        return self._forward(rows)  # in a function of its own: XLA compiles it for each replica's device
+
+    def _sums(self, rows: Rows) -> Sums:
+        return objective.sums(self._model(rows, None), rows)

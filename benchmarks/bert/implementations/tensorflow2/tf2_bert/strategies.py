@@ -1,0 +1,170 @@
+"""Where a run trains: devices made ready before TensorFlow starts, and `tf.distribute`'s strategy on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from mlbert.core.config import environment
+from mlbert.core.errors import UserError
+from mlbert.core.settings import TrainConfig
+
+Strategy: TypeAlias = tf.distribute.Strategy
+Resolver: TypeAlias = tf.distribute.cluster_resolver.ClusterResolver
+
+# Strategy -> what it may sum gradients by.
+_ALL_REDUCE = {"mirrored": ("nccl", "hierarchical_copy"), "multi_worker_mirrored": ("nccl", "ring")}
+
+
+def prepare_devices(config: TrainConfig, num_gpus: int) -> None:
+    """Threads and devices of this process: the first `num_gpus` GPUs, or as many virtual CPUs where there is no GPU.
+
+    Before anything else is asked of TensorFlow.
+
+    Raises:
+        UserError: not so many GPUs.
+        RuntimeError: TensorFlow's devices have been started with others.
+    """
+    if config.cpu_threads is not None:
+        tf.config.threading.set_intra_op_parallelism_threads(config.cpu_threads)
+        tf.config.threading.set_inter_op_parallelism_threads(config.cpu_threads)
+    if config.distribution_strategy == "tpu":
+        return
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        _check_number(num_gpus, len(gpus), "GPUs")
+        tf.config.set_visible_devices(gpus[:num_gpus], "GPU")
+    elif num_gpus > 1 and config.distribution_strategy == "mirrored":
+        set_virtual_cpus(num_gpus)
+
+
+def set_virtual_cpus(count: int) -> None:
+    """Cuts the CPU into so many devices, which all run on the same cores.
+
+    Raises:
+        RuntimeError: TensorFlow's devices have been started with another number.
+    """
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+
+
+def make_strategy(
+    config: TrainConfig, num_gpus: int, worker_hosts: Sequence[str] = (), task_index: int = -1
+) -> tuple[Strategy, list[str]]:
+    """The strategy that DISTRIBUTION_STRATEGY names.
+
+    Args:
+        config: the settings.
+        num_gpus: devices of this process; 0: the CPU.
+        worker_hosts: host:port of all processes of multi_worker_mirrored; none: from TF_CONFIG or Slurm.
+        task_index: which of them this one is.
+
+    Returns:
+        It, and lines for the user on what is not as asked for.
+
+    Raises:
+        UserError: devices, workers or a TPU that are not there, or settings that do not go together.
+    """
+    name, algorithm = config.distribution_strategy, config.all_reduce_alg
+    if algorithm is not None and algorithm not in (known := _ALL_REDUCE.get(str(name), ())):
+        reason = f"{algorithm} does not go with DISTRIBUTION_STRATEGY={name}"
+        raise UserError("ALL_REDUCE_ALG", reason, f"Choose {' or '.join(known)}" if known else "Leave it out")
+    if name in ("off", "one_device") and num_gpus > 1:
+        raise UserError("num_gpus", f"is {num_gpus} while DISTRIBUTION_STRATEGY={name}", "Set 1, or use mirrored")
+    if name == "parameter_server":
+        reason = "parameter_server updates weights asynchronously, so no step has the batch that the benchmark counts"
+        raise UserError("DISTRIBUTION_STRATEGY", reason, "Use mirrored or multi_worker_mirrored")
+    if name == "tpu":
+        return _tpu(config.tpu), []
+    notes = []
+    if algorithm == "nccl" and not _gpus_in_use(num_gpus):
+        notes.append("ALL_REDUCE_ALG: nccl needs GPUs and there is none; gradients are summed the default way.")
+        algorithm = None
+    if name == "multi_worker_mirrored":
+        return _multi_worker(algorithm, num_gpus, _cluster(worker_hosts, task_index, num_gpus)), notes
+    if name == "off":
+        return tf.distribute.get_strategy(), notes
+    devices = _devices(num_gpus)
+    if name == "one_device":
+        return tf.distribute.OneDeviceStrategy(devices[0]), notes
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=_cross_device_ops(algorithm)), notes
+
+
+def _check_number(wanted: int, there: int, what: str) -> None:
+    if wanted > there:
+        raise UserError("num_gpus", f"is {wanted}, and this machine has {there} {what}", f"Set at most {there}")
+
+
+def _gpus_in_use(num_gpus: int) -> bool:
+    return num_gpus > 0 and bool(tf.config.list_physical_devices("GPU"))
+
+
+def _devices(num_gpus: int) -> list[str]:
+    """Names of the first GPUs, or of virtual CPUs where there is none."""
+    kind = "GPU" if _gpus_in_use(num_gpus) else "CPU"
+    there = [device.name for device in tf.config.list_logical_devices(kind)]
+    _check_number(num_gpus, len(there), "GPUs" if kind == "GPU" else "CPU devices and no GPU")
+    return there[: max(num_gpus, 1)]
+
+
+def _cross_device_ops(algorithm: str | None) -> tf.distribute.CrossDeviceOps | None:
+    if algorithm == "nccl":
+        return tf.distribute.NcclAllReduce()
+    return tf.distribute.HierarchicalCopyAllReduce() if algorithm == "hierarchical_copy" else None
+
+
+def _multi_worker(algorithm: str | None, num_gpus: int, cluster: Resolver) -> Strategy:
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    kind = kinds.NCCL if algorithm == "nccl" else kinds.AUTO
+    if algorithm == "ring" or not _gpus_in_use(num_gpus):
+        kind = kinds.RING
+    options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
+    return tf.distribute.MultiWorkerMirroredStrategy(cluster, options)
+
+
+def _cluster(worker_hosts: Sequence[str], task_index: int, num_gpus: int) -> Resolver:
+    """The processes that train together: as given, else of TF_CONFIG, else of the Slurm step."""
+    gpus = num_gpus if _gpus_in_use(num_gpus) else 0
+    if worker_hosts:
+        if not 0 <= task_index < len(worker_hosts):
+            reason = f"is {task_index}, and there are {len(worker_hosts)} worker_hosts"
+            raise UserError("task_index", reason, "Give each process its own, from 0")
+        spec = tf.train.ClusterSpec({"worker": list(worker_hosts)})
+        return _simple(spec, task_index, gpus)
+    known = environment()
+    if known.get("TF_CONFIG"):
+        try:
+            json.loads(known["TF_CONFIG"])["cluster"]["worker"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError("TF_CONFIG", "names no workers", 'Give {"cluster": {"worker": [...]}, ...}') from error
+        return tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    tasks = int(known.get("SLURM_NTASKS", "1"))
+    if tasks > 1:
+        # It would deal GPUs out, which srun has done: one each, so that it gives every task a port.
+        slurm = tf.distribute.cluster_resolver.SlurmClusterResolver(
+            gpus_per_node=tasks, gpus_per_task=1, auto_set_gpu=False
+        )
+        spec = slurm.cluster_spec()
+        return _simple(spec, slurm.get_task_info()[1], gpus)
+    remedy = "Give --worker_hosts and --task_index, or TF_CONFIG, or start it by srun with several tasks"
+    raise UserError("DISTRIBUTION_STRATEGY", "multi_worker_mirrored knows of no workers", remedy)
+
+
+def _simple(spec: tf.train.ClusterSpec, task_index: int, gpus: int) -> Resolver:
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        spec, task_type="worker", task_id=task_index, rpc_layer="grpc", num_accelerators={"GPU": gpus}
+    )
+
+
+def _tpu(address: str | None) -> Strategy:
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(address or "")
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+    except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError("TPU", f"{address or 'the local one'} cannot be used ({lines[0]})", "Give its name") from error

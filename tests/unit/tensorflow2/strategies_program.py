@@ -1,0 +1,164 @@
+"""Trains a small model for some steps under one strategy and prints what came out as one line of JSON.
+
+    python strategies_program.py '{"devices": 2, "config": {...}}'
+
+Keys: `devices`, virtual CPUs; `config`, changes of the settings; `steps`, of each loop; `rows`, global rows of a step;
+`hosts` and `task`, of multi_worker_mirrored; `dropout`; `repeat`, every step has the first one's rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import tensorflow as tf
+
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.config import resolve
+from mlbert.core.settings import TrainConfig
+from tf2_bert import recipe
+from tf2_bert.loss_scale import LossScale
+from tf2_bert.model import BertPretrainer
+from tf2_bert.optimizers import make_optimizer
+from tf2_bert.rows import Rows
+from tf2_bert.step import TrainStep
+from tf2_bert.strategies import make_strategy, prepare_devices
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 16,
+    "hidden_act": "gelu",
+}
+SETTINGS = {
+    "bert_config_file": "unused",
+    "input_dir": "unused",
+    "eval_dir": "unused",
+    "output_dir": "unused",
+    "train_batch_size": "8",
+    "learning_rate": "0.01",
+    "max_steps": "10",
+    "max_samples_termination": "1000000",
+    "eval_iter_start_samples": "1000000",
+    "eval_iter_samples": "1000000",
+    "submission_org": "test",
+    "submission_platform": "test",
+    "submission_division": "open",
+    "optimizer": "lamb",
+    "scale_loss": "1",
+    "seed": "5",
+    "max_grad_norm": "none",
+}
+LENGTH, PREDICTIONS, SEQUENCES = 16, 4, 2
+DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
+
+
+def settings(**changes: object) -> TrainConfig:
+    """The settings of a run."""
+    values = {**SETTINGS, **{name: str(value) for name, value in changes.items()}}
+    return resolve(recipe.DEFAULTS, {}, values, (), ()).config
+
+
+def shape(dropout: float = 0.0) -> BertConfig:
+    """The model's."""
+    return BertConfig(**SHAPE, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+
+
+def made_up_rows(count: int, seed: int) -> Rows:
+    """Rows with two sequences or one, and with different numbers of predictions: numpy."""
+    rng = np.random.default_rng(seed)
+    integers = {name: np.zeros((count, LENGTH), np.int32) for name in Rows._fields[:4]}
+    positions, labels = np.zeros((2, count, PREDICTIONS), np.int32)
+    weights = np.zeros((count, PREDICTIONS), np.float32)
+    firsts, next_labels = np.zeros((2, count, SEQUENCES), np.int32)
+    next_weights = np.zeros((count, SEQUENCES), np.float32)
+    for row in range(count):
+        lengths = rng.integers(4, LENGTH // 2 + 1, rng.integers(1, SEQUENCES + 1))
+        start = 0
+        for number, length in enumerate(lengths):
+            place = slice(start, start + length)
+            integers["input_ids"][row, place] = rng.integers(1, SHAPE["vocab_size"], length)
+            integers["segment_ids"][row, place] = np.arange(length) >= length // 2
+            integers["sequence_ids"][row, place] = number + 1
+            integers["position_ids"][row, place] = np.arange(length)
+            firsts[row, number], next_weights[row, number] = start, 1
+            next_labels[row, number] = rng.integers(2)
+            start += length
+        masked = rng.choice(start, rng.integers(1, PREDICTIONS + 1), replace=False)
+        positions[row, : len(masked)], weights[row, : len(masked)] = np.sort(masked), 1
+        labels[row, : len(masked)] = rng.integers(1, SHAPE["vocab_size"], len(masked))
+    return Rows(*integers.values(), positions, labels, weights, firsts, next_labels, next_weights)
+
+
+class Trained:
+    """A model with what trains it, under a strategy."""
+
+    def __init__(self, config: TrainConfig, strategy: tf.distribute.Strategy, dropout: float = 0.0) -> None:
+        self.config, self.strategy = config, strategy
+        with strategy.scope():
+            self.model = BertPretrainer(shape(dropout), DTYPES[config.precision], seed=3)
+            self.optimizer = make_optimizer(config, self.model.parameters())
+            self.loss_scale = LossScale.of(config)
+        self.step = TrainStep(strategy, self.model, self.optimizer, self.loss_scale, config, seed=5)
+
+    def variables(self) -> list[np.ndarray]:
+        """All that a step changes."""
+        parts = [*self.model.parameters().values(), *self.optimizer.variables]
+        return [v.numpy() for v in [*parts, *(self.loss_scale.variables if self.loss_scale else ())]]
+
+    def iterator(self, steps: list[Rows]) -> Any:
+        """Deals each step's global rows out to the replicas: each takes its own part, in order."""
+
+        def dealt(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            total, pipelines = len(steps[0].input_ids), context.num_input_pipelines
+            own = total // pipelines
+            mine = slice(context.input_pipeline_id * own, (context.input_pipeline_id + 1) * own)
+            parts = [np.concatenate([x[mine] for x in column]) for column in zip(*steps, strict=True)]
+            dataset = tf.data.Dataset.from_tensor_slices(Rows(*parts)).repeat()
+            return dataset.batch(total // self.strategy.num_replicas_in_sync, drop_remainder=True)
+
+        return iter(self.strategy.distribute_datasets_from_function(dealt))
+
+
+def main(arguments: dict[str, Any]) -> None:
+    """See the module docstring."""
+    config = settings(**arguments.get("config", {}))
+    prepare_devices(config, arguments["devices"])
+    strategy, notes = make_strategy(config, arguments["devices"], arguments.get("hosts", ()), arguments.get("task", -1))
+    trained = Trained(config, strategy, arguments.get("dropout", 0.0))
+    rows = [made_up_rows(arguments.get("rows", 8), seed) for seed in range(4)]
+    iterator, losses, norms, first = trained.iterator(rows), [], [], 0
+    for steps in arguments.get("steps", [3, 1]):
+        rates = np.linspace(0.01, 0.005, steps)
+        result = trained.step.run_loop(iterator, rates, first)
+        losses += result.losses.tolist()
+        norms += result.grad_norms.tolist()
+        first += steps
+    sums = trained.step.evaluate_batch(next(trained.iterator(rows)))
+    if weights := arguments.get("weights"):
+        np.savez(Path(weights), **trained.model.values())
+    print(
+        json.dumps(
+            {
+                "replicas": strategy.num_replicas_in_sync,
+                "notes": notes,
+                "losses": losses,
+                "norms": norms,
+                "sums": [float(value) for value in sums],
+                "iterations": int(trained.optimizer.iterations.numpy()),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
