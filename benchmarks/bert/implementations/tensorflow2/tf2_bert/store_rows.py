@@ -54,7 +54,8 @@ def rows_of(ragged: Ragged, per_row: np.ndarray, num_rows: int, shape: RowShape)
     Returns numpy arrays. Raises UserError: a row has more tokens, predictions or sequences than ``shape``.
     """
     length, predictions, sequences = shape
-    assert len(per_row) <= num_rows and per_row.sum() == len(ragged), "every sequence has a row"
+    assert len(per_row) <= num_rows
+    assert per_row.sum() == len(ragged), "every sequence has a row"
     first = offsets_of(per_row)  # [R+1], first sequence of each row
     tokens_before, masked_before = ragged.offsets[first], ragged.masked_offsets[first]  # [R+1]
     row_tokens, row_masked = np.diff(tokens_before), np.diff(masked_before)
@@ -74,7 +75,7 @@ def rows_of(ragged: Ragged, per_row: np.ndarray, num_rows: int, shape: RowShape)
     position = np.arange(len(ragged.tokens)) - np.repeat(ragged.offsets[:-1], lengths)
 
     def spread(values: np.ndarray | int, where: np.ndarray, width: int, kind: type = np.int32) -> np.ndarray:
-        flat = np.zeros(num_rows * width, kind)
+        flat: np.ndarray = np.zeros(num_rows * width, kind)
         flat[where] = values
         return flat.reshape(num_rows, width)
 

@@ -133,7 +133,7 @@ class _TFRecordData:
 class TFRecordTraining(_TFRecordData):
     """Endless training rows; see the module for their order. Arguments as above, and ``seed``."""
 
-    resume_note = RESUMED
+    resume_note: str | None = RESUMED
 
     def __init__(self, files: Files, rows: int, *, vocab_size: int, deterministic: bool, seed: int) -> None:
         super().__init__(files, rows, vocab_size=vocab_size, deterministic=deterministic)
