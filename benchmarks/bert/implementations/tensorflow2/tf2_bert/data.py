@@ -1,0 +1,215 @@
+"""What a run reads: looked at before it starts, opened after it has, cut into rows for every replica.
+
+    inputs = inspect(config)
+    training = training_data(config, inputs, seed)
+    training.open()
+    iterator = iter(training.dataset(strategy, first_step))
+
+A data set is one that `mlbert.store` opens, or TFRecords for tf.data (`tf2_bert.tfrecords`). From a store, a step holds
+the same sequences as in the PyTorch implementation with the same seed, global batch and packing, whatever the number of
+replicas: `mlbert.store.order` says which.
+
+Legend: B rows of one replica's batch, L tokens of a row, P predictions of a row, S sequences of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.errors import UserError
+from mlbert.core.settings import TrainConfig
+from mlbert.store.base import Store, StoreInfo
+from mlbert.store.open import check_same_vocabulary, check_vocabulary, describe, open_store
+from tf2_bert.store_data import StoreEvaluation, StoreTraining
+from tf2_bert.store_rows import RowShape, row_shape
+from tf2_bert.synthetic import SyntheticStore
+from tf2_bert.tfrecords import Files, TFRecordEvaluation, TFRecordTraining, match_files
+
+EVALUATED_ON_TRAINING = "the evaluation takes the first samples of the training files, as in MLPerf v0.7"
+
+Source = StoreInfo | Files
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs that fit each other."""
+
+    model: BertConfig  # shape of the model
+    train: Source
+    evaluation: Source
+    vocabulary: Path | None  # the file that `mlbert prepare` leaves beside the training set; None where there is none
+    notes: tuple[str, ...]  # what the user should be told of the choice
+
+    @property
+    def train_data(self) -> str:
+        """``sha256:...`` of the training set, or ``synthetic``."""
+        return _identity(self.train)
+
+    @property
+    def eval_data(self) -> str:
+        """Likewise of the evaluation set."""
+        return _identity(self.evaluation)
+
+
+class TrainingData(Protocol):
+    """Training rows."""
+
+    shape: RowShape
+    resume_note: str | None  # what to tell when a run resumes; None: it takes up the exact step
+
+    def open(self) -> None:
+        """First touch of the data. Raises UserError: it is missing or damaged."""
+
+    def dataset(self, strategy: Any, first_step: int = 0) -> Any:
+        """Endless tf.distribute.DistributedDataset of `Rows`, B for each replica and step, beginning with optimizer
+        step ``first_step``."""
+
+    def translated(self, error: BaseException) -> Exception | None:
+        """Why reading failed, where ``error``, which TensorFlow raised in a step, comes from that; else None."""
+
+
+class EvaluationData(Protocol):
+    """Evaluation rows; each sequence once over all replicas."""
+
+    shape: RowShape
+    num_examples: int  # sequences; known after `open`
+
+    def open(self) -> None:
+        """First touch of the data. Raises UserError: it is missing, damaged or too small."""
+
+    def steps(self, num_replicas: int) -> int:
+        """Batches of every replica; known after `open`."""
+
+    def dataset(self, strategy: Any) -> Any:
+        """Finite tf.distribute.DistributedDataset of `Rows`, B for each replica and step; what has no sequence, in the
+        last steps, has weights 0. The same at each call."""
+
+    def translated(self, error: BaseException) -> Exception | None:
+        """As `TrainingData.translated`."""
+
+
+def inspect(config: TrainConfig) -> Inputs:
+    """Looks at the model's shape and at the data that the settings name; reads no sample. Raises UserError: something
+    is missing, or model, data and vocabulary do not fit each other."""
+    model = BertConfig.from_json(config.bert_config_file).with_options(config.model_options)
+    if config.synthetic_data:
+        made_up = _synthetic(config, model).info
+        return Inputs(model, made_up, made_up, None, ())
+    if config.input_files and config.max_sequences_per_pack > 1:
+        reason = f"packs of {config.max_sequences_per_pack} sequences are not made of what tf.data reads"
+        raise UserError("MAX_SEQUENCES_PER_PACK", reason, "Give DATADIR_PHASE2 instead of INPUT_FILES")
+    widths = (config.max_seq_length, config.max_predictions_per_seq)
+    notes: tuple[str, ...] = ()
+    train: Source
+    if config.input_files:
+        train = match_files(config.input_files, "INPUT_FILES", *widths)
+    else:
+        train = describe(config.input_dir)
+    evaluation: Source
+    if config.eval_files:
+        evaluation = match_files(config.eval_files, "EVAL_FILES", None, None)
+    elif config.input_files:
+        evaluation, notes = train, (EVALUATED_ON_TRAINING,)
+    else:
+        evaluation = describe(config.eval_dir)
+    vocabulary = None
+    if isinstance(train, StoreInfo):
+        if isinstance(evaluation, StoreInfo):
+            check_same_vocabulary(train, evaluation)
+        beside = train.folder.parent / "vocab.txt"
+        if beside.exists():
+            check_vocabulary(train, vocabulary := beside)
+        _check_widths(train, *widths)
+    for source in (train, evaluation):
+        _check_model(source, model, config.bert_config_file)
+    return Inputs(model, train, evaluation, vocabulary, notes)
+
+
+def _check_widths(info: StoreInfo, max_seq_length: int | None, max_predictions: int | None) -> None:
+    if max_seq_length not in (None, info.max_seq_length):
+        reason = f"is {max_seq_length}, {info.folder} has sequences of up to {info.max_seq_length} tokens"
+        raise UserError("MAX_SEQ_LENGTH", reason, f"Set it to {info.max_seq_length} or leave it out")
+    if max_predictions is not None and max_predictions < info.max_predictions:
+        reason = f"is {max_predictions}, {info.folder} has up to {info.max_predictions} in a sequence"
+        raise UserError("MAX_PREDICTIONS_PER_SEQ", reason, f"Set it to {info.max_predictions} or leave it out")
+
+
+def _check_model(source: Source, model: BertConfig, file: Path) -> None:
+    """Compare data with the model's vocabulary and positions. Raises UserError where they differ."""
+    name: Any = source.patterns if isinstance(source, Files) else source.folder
+    longest = source.shape.tokens if isinstance(source, Files) else source.max_seq_length
+    if isinstance(source, StoreInfo) and source.vocab_size not in (None, model.vocab_size):
+        reason = f"has a vocabulary of {source.vocab_size}, {file} says {model.vocab_size}"
+        raise UserError(name, reason, "Set BERT_CONFIG to the configuration of this vocabulary")
+    if longest > model.max_position_embeddings:
+        reason = f"has sequences of {longest} tokens, the model has {model.max_position_embeddings} positions"
+        raise UserError(name, reason, "Raise max_position_embeddings or take data with shorter sequences")
+
+
+def _identity(source: Source) -> str:
+    synthetic = isinstance(source, StoreInfo) and source.kind == "synthetic"
+    return "synthetic" if synthetic else f"sha256:{source.identity}"
+
+
+def training_data(config: TrainConfig, inputs: Inputs, seed: int) -> TrainingData:
+    """The training set of a run; nothing of it is read before `open`. Raises UserError: it has not the bins that
+    BIN_COUNTS asks for."""
+    if isinstance(inputs.train, Files):
+        return TFRecordTraining(
+            inputs.train,
+            config.train_batch_size,
+            vocab_size=inputs.model.vocab_size,
+            deterministic=bool(config.deterministic),
+            seed=seed,
+        )
+    return StoreTraining(
+        inputs.train,
+        config.train_batch_size,
+        shape_of(config, inputs.train),
+        seed=seed,
+        vocab_size=inputs.model.vocab_size,
+        bin_counts=config.counts_of_bins,
+        opened=_opener(config, inputs, inputs.train),
+    )
+
+
+def evaluation_data(config: TrainConfig, inputs: Inputs) -> EvaluationData:
+    """The evaluation set of a run; nothing of it is read before `open`. Raises UserError: it is too small."""
+    source, vocab_size = inputs.evaluation, inputs.model.vocab_size
+    if isinstance(source, Files):
+        return TFRecordEvaluation(source, config.eval_batch_size, config.num_eval_examples, vocab_size=vocab_size)
+    return StoreEvaluation(
+        source,
+        config.eval_batch_size,
+        shape_of(config, source),
+        config.num_eval_examples,
+        vocab_size=vocab_size,
+        opened=_opener(config, inputs, source),
+    )
+
+
+def shape_of(config: TrainConfig, info: StoreInfo) -> RowShape:
+    """The rows of a stored set: as long as its packs where these are taken, else as its longest sequence."""
+    sequences = config.max_sequences_per_pack
+    tokens = (info.max_pack_tokens if sequences > 1 else None) or info.max_seq_length
+    predictions = max(config.max_predictions_per_seq or 0, info.max_predictions)
+    return row_shape(tokens, sequences, info.max_seq_length, predictions)
+
+
+def _synthetic(config: TrainConfig, model: BertConfig) -> SyntheticStore:
+    return SyntheticStore(
+        tokens=config.max_seq_length or model.max_position_embeddings,
+        sequences=config.max_sequences_per_pack,
+        max_predictions=config.max_predictions_per_seq,
+        vocab_size=model.vocab_size,
+    )
+
+
+def _opener(config: TrainConfig, inputs: Inputs, info: StoreInfo) -> Callable[[], Store]:
+    if config.synthetic_data:
+        return lambda: _synthetic(config, inputs.model)
+    return lambda: open_store(info.folder)

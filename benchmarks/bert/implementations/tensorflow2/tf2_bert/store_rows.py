@@ -1,0 +1,121 @@
+"""Ragged sequences to rows of static shape; numpy only.
+
+Legend: B rows, L tokens of a row, P predictions of a row, S sequences of a row; R rows that are filled, N sequences,
+T tokens and M predictions of all.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from mlbert.core.errors import UserError
+from mlbert.store.ragged import Ragged, offsets_of
+from tf2_bert.rows import Rows
+
+MASKED_SHARE = 0.15  # of a sequence's tokens, in the benchmark's rule
+
+
+class RowShape(NamedTuple):
+    """Sizes of every row."""
+
+    tokens: int  # L
+    predictions: int  # P
+    sequences: int  # S
+
+
+def row_shape(tokens: int, sequences: int, max_seq_length: int, max_predictions: int) -> RowShape:
+    """The shape of rows of ``tokens`` slots and at most ``sequences`` sequences, each of at most ``max_seq_length``
+    tokens and ``max_predictions`` predictions.
+
+    P never overflows with data that keeps the rule it is made by: a sequence of l tokens has min(max_predictions,
+    max(1, round(share l))) predictions, so less than share l + 1, and a row less than share L + S. ``max_predictions``
+    tells the share where it is above the benchmark's 0.15. The bound that holds whatever the rule, S max_predictions,
+    would make an output layer of three times the size for S = 3; where it is smaller, it counts. With data masked
+    otherwise `rows_of` may refuse a row; a larger MAX_PREDICTIONS_PER_SEQ widens the rows then.
+    """
+    share = max(MASKED_SHARE, max_predictions / max_seq_length)
+    by_rule = math.floor(share * tokens) + sequences
+    predictions = max_predictions if sequences == 1 else min(by_rule, sequences * max_predictions)
+    return RowShape(tokens, min(predictions, tokens), sequences)
+
+
+def rows_of(ragged: Ragged, per_row: np.ndarray, num_rows: int, shape: RowShape) -> Rows:
+    """Sequences in rows, one behind the other from column 0.
+
+    Args:
+        ragged: N sequences, row by row.
+        per_row: int64 [R], sequences of each row, which sum to N; R is at most ``num_rows``.
+        num_rows: B; the rows behind the R first are empty: all zeros, weights too.
+        shape: L, P, S.
+
+    Returns numpy arrays. Raises UserError: a row has more tokens, predictions or sequences than ``shape``.
+    """
+    length, predictions, sequences = shape
+    assert len(per_row) <= num_rows
+    assert per_row.sum() == len(ragged), "every sequence has a row"
+    first = offsets_of(per_row)  # [R+1], first sequence of each row
+    tokens_before, masked_before = ragged.offsets[first], ragged.masked_offsets[first]  # [R+1]
+    row_tokens, row_masked = np.diff(tokens_before), np.diff(masked_before)
+    _check(per_row, sequences, "sequences", "MAX_SEQUENCES_PER_PACK", "Raise it")
+    _check(row_tokens, length, "tokens", "MAX_SEQ_LENGTH", "Prepare the data with shorter sequences")
+    _check(row_masked, predictions, "predictions", "MAX_PREDICTIONS_PER_SEQ", "Raise it")
+
+    row = np.repeat(np.arange(len(per_row)), per_row)  # [N], of each sequence
+    place = np.arange(len(ragged)) - first[row]  # [N], in its row
+    column = ragged.offsets[:-1] - tokens_before[row]  # [N], of its first token
+    lengths, masked = ragged.lengths, np.diff(ragged.masked_offsets)
+    # Where token t of all stands in the flat [B * L]; likewise predictions in [B * P] and sequences in [B * S].
+    at = np.arange(len(ragged.tokens)) + np.repeat(np.arange(len(per_row)) * length - tokens_before[:-1], row_tokens)
+    shift = np.arange(len(per_row)) * predictions - masked_before[:-1]
+    at_masked = np.arange(len(ragged.masked_positions)) + np.repeat(shift, row_masked)
+    at_sequence = row * sequences + place
+    position = np.arange(len(ragged.tokens)) - np.repeat(ragged.offsets[:-1], lengths)
+
+    def spread(values: np.ndarray | int, where: np.ndarray, width: int, kind: type = np.int32) -> np.ndarray:
+        flat: np.ndarray = np.zeros(num_rows * width, kind)
+        flat[where] = values
+        return flat.reshape(num_rows, width)
+
+    return Rows(
+        input_ids=spread(ragged.tokens, at, length),
+        segment_ids=spread(position >= np.repeat(ragged.first_lengths, lengths), at, length),
+        sequence_ids=spread(np.repeat(place + 1, lengths), at, length),
+        position_ids=spread(position, at, length),
+        masked_positions=spread(ragged.masked_positions + np.repeat(column, masked), at_masked, predictions),
+        masked_labels=spread(ragged.masked_labels, at_masked, predictions),
+        masked_weights=spread(1, at_masked, predictions, np.float32),
+        first_positions=spread(column, at_sequence, sequences),
+        next_sentence_labels=spread(ragged.next_sentence, at_sequence, sequences),
+        next_sentence_weights=spread(1, at_sequence, sequences, np.float32),
+    )
+
+
+def zero_rows(num_rows: int, shape: RowShape) -> Rows:
+    """Rows for a step that only compiles: each one sequence of L tokens 0 in sentence A, all predictions at column 0
+    with label 0. Weights are 1, so that nothing is divided by 0."""
+    length, predictions, sequences = shape
+    tokens, masked = np.zeros((num_rows, length), np.int32), np.zeros((num_rows, predictions), np.int32)
+    first = np.zeros((num_rows, sequences), np.int32)
+    weights = np.zeros(first.shape, np.float32)
+    weights[:, 0] = 1
+    return Rows(
+        input_ids=tokens,
+        segment_ids=tokens.copy(),
+        sequence_ids=np.ones_like(tokens),
+        position_ids=np.tile(np.arange(length, dtype=np.int32), (num_rows, 1)),
+        masked_positions=masked,
+        masked_labels=masked.copy(),
+        masked_weights=np.ones(masked.shape, np.float32),
+        first_positions=first,
+        next_sentence_labels=first.copy(),
+        next_sentence_weights=weights,
+    )
+
+
+def _check(found: np.ndarray, most: int, what: str, variable: str, remedy: str) -> None:
+    """Refuse rows that hold more than ``most``; ``found``: int64 [R]."""
+    if found.max(initial=0) > most:
+        raise UserError(variable, f"a row of the data has {found.max()} {what}, {most} fit", remedy)

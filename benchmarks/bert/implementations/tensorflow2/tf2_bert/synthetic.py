@@ -1,0 +1,84 @@
+"""Random tokens in the form of a stored set: for smoke tests and speed, no files needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from mlbert.core.errors import UserError
+from mlbert.store.base import StoreInfo
+from mlbert.store.ragged import Ragged
+from tf2_bert.store_rows import MASKED_SHARE
+
+NUM_SEQUENCES = 1 << 20
+DIFFERENT = 1024  # sequences that all others repeat
+FIRST_WORD = 5  # ids below are special tokens
+MAX_PREDICTIONS = 76  # of a sequence, in the benchmark's rule
+
+
+class SyntheticStore:
+    """A `mlbert.store.base.Store` of sequences that all have the same length, the same at each start.
+
+    Args:
+        tokens: slots of a pack, which are filled as far as they can be.
+        sequences: of a pack.
+        max_predictions: of a sequence, at most; None: the benchmark's 76.
+        vocab_size: token ids are below it.
+
+    Raises UserError: vocabulary or sequences are too small.
+    """
+
+    def __init__(self, tokens: int, sequences: int, max_predictions: int | None, vocab_size: int) -> None:
+        length = tokens // sequences
+        if vocab_size <= FIRST_WORD or length < FIRST_WORD:
+            raise UserError("SYNTH_DATA", f"a vocabulary of {vocab_size} or sequences of {length} tokens are too small")
+        masked = max(1, min(round(MASKED_SHARE * length), max_predictions or MAX_PREDICTIONS))
+        self.num_packs = NUM_SEQUENCES if sequences > 1 else 0
+        self._sequences, self._pool = sequences, _random_sequences(length, masked, vocab_size)
+        self.info = StoreInfo(
+            folder=Path("SYNTH_DATA"),
+            kind="synthetic",
+            identity="",
+            max_seq_length=length,
+            max_predictions=masked,
+            num_sequences=NUM_SEQUENCES,
+            vocab_size=vocab_size,
+            vocabulary_sha256=None,
+            max_pack_tokens=tokens if sequences > 1 else None,
+        )
+
+    def __len__(self) -> int:
+        return NUM_SEQUENCES
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int32 [N], tokens of every sequence."""
+        return np.full(NUM_SEQUENCES, self.info.max_seq_length, np.int32)
+
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """int64, tokens of the sequences ``indices`` (int64)."""
+        return np.full(len(indices), self.info.max_seq_length, np.int64)
+
+    def gather(self, indices: np.ndarray) -> Ragged:
+        """The sequences ``indices`` (int64), in that order."""
+        return self._pool.take(indices % DIFFERENT)
+
+    def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
+        """The packs ``indices`` (int64): their sequences pack by pack, and int64 sequences of each."""
+        members = (indices[:, None] + np.arange(self._sequences)).reshape(-1)
+        return self.gather(members), np.full(len(indices), self._sequences)
+
+
+def _random_sequences(length: int, masked: int, vocab_size: int) -> Ragged:
+    draws = np.random.default_rng(0)
+    places = np.argsort(draws.random((DIFFERENT, length - 1)), axis=1)[:, :masked] + 1  # never the first token
+    return Ragged(
+        tokens=draws.integers(FIRST_WORD, vocab_size, DIFFERENT * length).astype(np.uint16),
+        offsets=np.arange(DIFFERENT + 1) * length,
+        masked_positions=np.sort(places).reshape(-1).astype(np.uint16),
+        masked_labels=draws.integers(FIRST_WORD, vocab_size, DIFFERENT * masked).astype(np.uint16),
+        masked_offsets=np.arange(DIFFERENT + 1) * masked,
+        first_lengths=draws.integers(3, length, DIFFERENT).astype(np.uint16),
+        next_sentence=draws.integers(0, 2, DIFFERENT).astype(np.uint8),
+    )

@@ -1,0 +1,308 @@
+"""TFRecords by tf.data, in the order that the published program reads them: any file system that TensorFlow knows.
+
+Training: files in random order, shared out over hosts, repeated and shuffled again, eight read at a time, their records
+shuffled through 1500 places and cut into batches. Evaluation: the first records of all files by name, each once.
+
+Legend: B rows, L tokens of a row, P predictions of a row; S = 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mlbert.core.errors import UserError
+from mlbert.store.tfrecord import RESTORE, ExampleReader, read_widths
+from mlbert.store.tfrecord_plain import BadExample, Widths, parse_example
+from tf2_bert.rows import Rows
+from tf2_bert.store_rows import RowShape
+
+FILES_AT_A_TIME = 8
+SHUFFLED_RECORDS = 1500
+RESUMED = "the shuffled TFRecords have no position: a resumed run draws anew, by the seed and the step"
+_PER_TOKEN = ("input_ids", "input_mask", "segment_ids")
+_PER_PREDICTION = ("masked_lm_positions", "masked_lm_ids")
+
+
+@dataclass(frozen=True)
+class Files:
+    """TFRecord files that belong together."""
+
+    patterns: str  # as they were given
+    names: tuple[str, ...]  # sorted
+    identity: str  # as `mlbert.store.tfrecord_store.describe` gives it for a folder of these files
+    widths: Widths  # of every record
+
+    @property
+    def shape(self) -> RowShape:
+        """Of the rows: one sequence each."""
+        return RowShape(*self.widths, 1)
+
+
+def match_files(patterns: str, variable: str, max_seq_length: int | None, max_predictions: int | None) -> Files:
+    """The files of some globs with commas between. Reads names, sizes, and the list sizes of the first good record.
+
+    Args:
+        patterns: local, or of any other file system such as gs://.
+        variable: the setting that they come from.
+        max_seq_length, max_predictions: what records must have; None: what the first one has.
+
+    Raises UserError: a glob that matches nothing, a file that is empty or no TFRecords, or other list sizes.
+    """
+    found: set[str] = set()
+    for pattern in filter(None, map(str.strip, patterns.split(","))):
+        matched = _asked(pattern, tf.io.gfile.glob)
+        if not matched:
+            raise UserError(pattern, "no file matches", f"Give {variable} globs such as /data/part-*, with commas")
+        found.update(matched)
+    names = sorted(found)
+    if not names:
+        raise UserError(variable, "names no files", "Give globs such as /data/part-*, with commas between")
+    sized = []
+    for name in names:
+        if _asked(name, tf.io.gfile.isdir):
+            raise UserError(name, "is a folder", f"Give {variable} globs of files, such as {name}/part-*")
+        if (size := _asked(name, tf.io.gfile.stat).length) == 0:
+            raise UserError(name, "is empty", RESTORE)
+        sized.append((os.path.basename(name), size))
+    own = _first_widths(names[0])
+    wanted = Widths(max_seq_length or own.max_seq_length, max_predictions or own.max_predictions)
+    if wanted != own:
+        reason = f"its records have {own.max_seq_length} tokens and {own.max_predictions} predictions, "
+        reason += f"{wanted.max_seq_length} and {wanted.max_predictions} are asked for"
+        raise UserError(names[0], reason, "Set MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ to the files', or neither")
+    return Files(patterns, tuple(names), hashlib.sha256(json.dumps(sized).encode()).hexdigest(), own)
+
+
+def _asked(name: str, question: Any) -> Any:
+    """What the file system answers. Raises UserError: it cannot be asked."""
+    try:
+        return question(name)
+    except tf.errors.OpError as error:
+        raise UserError(name, f"cannot be read ({_plain(error)})", "Check the path and the access to it") from error
+
+
+def _first_widths(name: str) -> Widths:
+    if os.path.exists(name):
+        return read_widths(name, skip_bad=True)
+    try:
+        for record in tf.data.TFRecordDataset(name).take(1).as_numpy_iterator():
+            return parse_example(record, None)[1]
+    except (tf.errors.OpError, BadExample) as error:
+        raise UserError(name, f"its first record is damaged ({_plain(error)})", RESTORE) from error
+    raise UserError(name, "holds no records", RESTORE)
+
+
+class _TFRecordData:
+    """What training and evaluation share.
+
+    Args:
+        files: see `match_files`.
+        rows: B, of one replica's batch.
+        vocab_size: ids must be smaller.
+        deterministic: the same order each time, at some cost in speed.
+    """
+
+    resume_note: str | None = None
+
+    def __init__(self, files: Files, rows: int, *, vocab_size: int, deterministic: bool) -> None:
+        self.files, self.shape = files, files.shape
+        self._rows, self._vocab_size, self._deterministic = rows, vocab_size, deterministic
+
+    def translated(self, error: BaseException) -> UserError | None:
+        """Why reading failed, in one line with the file's name; None where ``error`` is none of the data's."""
+        return translated(error, self.files, self._vocab_size)
+
+    def _finish(self, dataset: Any) -> Any:
+        options = tf.data.Options()
+        options.deterministic = self._deterministic
+        return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
+
+    def _parse(self, names: Any, records: Any) -> Rows:
+        return parse(names, records, self.files.widths, self._vocab_size)
+
+
+class TFRecordTraining(_TFRecordData):
+    """Endless training rows; see the module for their order. Arguments as above, and ``seed``."""
+
+    resume_note: str | None = RESUMED
+
+    def __init__(self, files: Files, rows: int, *, vocab_size: int, deterministic: bool, seed: int) -> None:
+        super().__init__(files, rows, vocab_size=vocab_size, deterministic=deterministic)
+        self._seed = seed
+
+    def open(self) -> None:
+        """Nothing is read before `dataset`."""
+
+    def dataset(self, strategy: Any, first_step: int = 0) -> Any:
+        """Batches of B rows for each replica and step, as a tf.distribute.DistributedDataset. With another
+        ``first_step`` the order is another one. Raises UserError: fewer files than hosts."""
+        return strategy.distribute_datasets_from_function(lambda context: self.pipeline(context, first_step))
+
+    def pipeline(self, context: Any, first_step: int = 0) -> Any:
+        """One host's part of `dataset`; ``context``: a tf.distribute.InputContext."""
+        hosts, host = context.num_input_pipelines, context.input_pipeline_id
+        if len(self.files.names) < hosts:
+            reason = f"{len(self.files.names)} files cannot be shared out over {hosts} hosts"
+            raise UserError(self.files.patterns, reason, "Cut the data into more files")
+        # The order of all files must be the same on every host: what each takes of it is its own.
+        draws = np.random.default_rng([self._seed, first_step])
+        order = draws.permutation(len(self.files.names))[host::hosts]
+        # Op seeds: one each for files and records of this host.
+        file_seed, record_seed = np.random.default_rng([self._seed, first_step, host]).integers(1, 2**31, 2).tolist()
+        dataset = tf.data.Dataset.from_tensor_slices([self.files.names[index] for index in order])
+        dataset = dataset.repeat().shuffle(len(order), seed=file_seed)
+        dataset = dataset.interleave(
+            _named_records,
+            cycle_length=FILES_AT_A_TIME,
+            num_parallel_calls=tf.data.AUTOTUNE,
+            deterministic=self._deterministic,
+        )
+        dataset = dataset.shuffle(SHUFFLED_RECORDS, seed=record_seed).batch(self._rows, drop_remainder=True)
+        return self._finish(dataset.map(self._parse, num_parallel_calls=tf.data.AUTOTUNE))
+
+
+class TFRecordEvaluation(_TFRecordData):
+    """The first ``num_examples`` records of the files in order, each once over all replicas; None: all of them.
+    Other arguments as above."""
+
+    def __init__(self, files: Files, rows: int, num_examples: int | None, *, vocab_size: int) -> None:
+        super().__init__(files, rows, vocab_size=vocab_size, deterministic=True)
+        self._wanted = num_examples
+        self.num_examples = num_examples or 0  # known after `open` where all are wanted
+
+    def open(self) -> None:
+        """Count the records. Raises UserError: fewer than asked for, or a file is damaged."""
+        records = tf.data.TFRecordDataset(list(self.files.names)).take(self._wanted or -1)
+        try:
+            available = int(records.reduce(np.int64(0), lambda count, _: count + 1))
+        except tf.errors.OpError as error:
+            raise self.translated(error) or error from error
+        if available < (self._wanted or 1):
+            reason = f"it holds {available} examples, {self._wanted or 1} are asked for"
+            raise UserError(self.files.patterns, reason, f"Set NUM_EVAL_EXAMPLES from 1 to {available}")
+        self.num_examples = available
+
+    def steps(self, num_replicas: int) -> int:
+        """Batches of each replica; known after `open`."""
+        return -(-self.num_examples // (self._rows * num_replicas))
+
+    def dataset(self, strategy: Any) -> Any:
+        """`steps` batches of B rows for each replica, the last ones filled up with empty rows, as a
+        tf.distribute.DistributedDataset."""
+        return strategy.distribute_datasets_from_function(self.pipeline)
+
+    def pipeline(self, context: Any) -> Any:
+        """One host's part of `dataset`; ``context``: a tf.distribute.InputContext."""
+        hosts, host = context.num_input_pipelines, context.input_pipeline_id
+        replicas = context.num_replicas_in_sync // hosts
+        block = self._rows * replicas  # rows of a host's step
+        records = tf.data.Dataset.from_tensor_slices(list(self.files.names)).flat_map(_named_records)
+        dataset = records.take(self.num_examples).batch(block)
+        dataset = dataset.map(lambda names, records: _filled(self._parse(names, records), block))
+        missing = self.steps(context.num_replicas_in_sync) * hosts - -(-self.num_examples // block)
+        empty = Rows(*(tf.zeros(spec.shape, spec.dtype) for spec in dataset.element_spec))
+        dataset = dataset.concatenate(tf.data.Dataset.from_tensors(empty).repeat(missing)).shard(hosts, host)
+        dataset = dataset.map(lambda *rows: Rows(*(tf.reshape(x, [replicas, self._rows, x.shape[1]]) for x in rows)))
+        return self._finish(dataset.unbatch())
+
+
+def _named_records(name: Any) -> Any:
+    """The records of a file, each with its name."""
+    return tf.data.TFRecordDataset(name).map(lambda record: (name, record))
+
+
+def parse(names: Any, records: Any, widths: Widths, vocab_size: int) -> Rows:
+    """Rows of serialized tf.train.Examples (see `mlbert.store.tfrecord_plain`), one sequence each; what is not a token
+    or a prediction becomes 0.
+
+    Args:
+        names: string [B], the file of each record, for messages.
+        records: string [B].
+        widths: list sizes that each record must have.
+        vocab_size: ids must be smaller.
+
+    Raises tf.errors.InvalidArgumentError when it runs: see `translated`.
+    """
+    length, predictions = widths
+    features = {name: tf.io.FixedLenFeature([length], tf.int64) for name in _PER_TOKEN}
+    features |= {name: tf.io.FixedLenFeature([predictions], tf.int64) for name in _PER_PREDICTION}
+    features["masked_lm_weights"] = tf.io.FixedLenFeature([predictions], tf.float32)
+    features["next_sentence_labels"] = tf.io.FixedLenFeature([1], tf.int64)
+    found = tf.io.parse_example(records, features, example_names=names)
+    mask, weights = found["input_mask"], found["masked_lm_weights"]
+    predicted = tf.cast(weights, tf.int64)
+    ids, segments = found["input_ids"] * mask, found["segment_ids"] * mask
+    positions, labels = found["masked_lm_positions"] * predicted, found["masked_lm_ids"] * predicted
+    next_sentence = found["next_sentence_labels"]
+    limits = [(ids, vocab_size), (segments, 2), (mask, 2), (positions, length), (labels, vocab_size)]
+    limits += [(predicted, 2), (next_sentence, 2)]
+    bad = [tf.reduce_any((values < 0) | (values >= limit), 1) for values, limit in limits]
+    outside = tf.reduce_any(tf.stack([*bad, tf.reduce_any(weights != tf.cast(predicted, tf.float32), 1)]), 0)
+    message = ["a value is out of range in", tf.boolean_mask(names, outside)]
+    with tf.control_dependencies([tf.debugging.Assert(~tf.reduce_any(outside), message, summarize=1)]):
+        mask = tf.cast(mask, tf.int32)
+    return Rows(
+        input_ids=tf.cast(ids, tf.int32),
+        segment_ids=tf.cast(segments, tf.int32),
+        sequence_ids=mask,
+        position_ids=tf.range(length) * mask,
+        masked_positions=tf.cast(positions, tf.int32),
+        masked_labels=tf.cast(labels, tf.int32),
+        masked_weights=weights,
+        first_positions=tf.zeros_like(next_sentence, tf.int32),
+        next_sentence_labels=tf.cast(next_sentence, tf.int32),
+        next_sentence_weights=tf.ones_like(next_sentence, tf.float32),
+    )
+
+
+def _filled(rows: Rows, num_rows: int) -> Rows:
+    """The rows and empty ones behind them, ``num_rows`` in all."""
+    filled = (tf.pad(x, [[0, num_rows - tf.shape(x)[0]], [0, 0]]) for x in rows)
+    return Rows(*(tf.ensure_shape(x, [num_rows, y.shape[1]]) for x, y in zip(filled, rows, strict=True)))
+
+
+def translated(error: BaseException, files: Files, vocab_size: int) -> UserError | None:
+    """Why reading these files failed, in one line that names file, record and byte where the files are local; None
+    where ``error`` does not come from them."""
+    if not isinstance(error, tf.errors.OpError):
+        return None
+    named = [name for name in files.names if re.search(re.escape(name) + r"(?![\w.-])", error.message)]
+    if not named and not isinstance(error, tf.errors.DataLossError):
+        return None
+    for name in named or files.names:
+        if (problem := _problem_of(name, files.widths, vocab_size)) is not None:
+            return problem
+    return UserError(named[0] if named else files.patterns, f"cannot be read ({_plain(error)})", RESTORE)
+
+
+def _problem_of(name: str, widths: Widths, vocab_size: int) -> UserError | None:
+    """What is wrong with a file, found by reading it up to there."""
+    if os.path.exists(name):
+        try:
+            for _ in ExampleReader(Path(name), widths=widths, vocab_size=vocab_size):
+                pass
+        except UserError as problem:
+            return problem
+        return None
+    try:
+        for _ in tf.data.TFRecordDataset(name):
+            pass
+    except tf.errors.OpError as problem:
+        return UserError(name, f"cannot be read ({_plain(problem)})", RESTORE)
+    return None
+
+
+def _plain(error: Exception) -> str:
+    """TensorFlow's message without the names of its nodes."""
+    text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+    text = re.sub(r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:.*?\].*", "", text, flags=re.DOTALL)
+    return " ".join(text.split())

@@ -1,0 +1,35 @@
+"""Reads sequences back from the TensorFlow implementation's rows, token by token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mlbert.store.ragged import Ragged
+
+
+def sequences_of(rows: Any) -> Ragged:
+    """The sequences of a `tf2_bert.rows.Rows`, row by row, from what a model sees of them alone."""
+    rows = type(rows)(*map(np.asarray, rows))
+    found = []
+    for b in range(len(rows.input_ids)):
+        real = rows.masked_weights[b] > 0
+        for s in np.flatnonzero(rows.next_sentence_weights[b]).tolist():
+            columns = np.flatnonzero(rows.sequence_ids[b] == s + 1)
+            first = rows.first_positions[b, s]
+            assert columns.tolist() == list(range(first, first + len(columns)))
+            assert rows.position_ids[b, columns].tolist() == list(range(len(columns)))
+            mine = real & (rows.masked_positions[b] >= first) & (rows.masked_positions[b] < first + len(columns))
+            segments = rows.segment_ids[b, columns].tolist()
+            found.append(
+                (
+                    rows.input_ids[b, columns].tolist(),
+                    segments.count(0),
+                    bool(rows.next_sentence_labels[b, s]),
+                    (rows.masked_positions[b, mine] - first).tolist(),
+                    rows.masked_labels[b, mine].tolist(),
+                )
+            )
+        assert not rows.input_ids[b, rows.sequence_ids[b] == 0].any()
+    return Ragged.from_rows(found)

@@ -1,0 +1,100 @@
+"""Rows of static shape: every sequence can be read back from them, and nothing is lost without an error."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlbert.core.errors import UserError
+from mlbert.core.packing import pack_lengths
+from mlbert.store.ragged import Ragged
+from random_set import random_rows
+from sequences_of_rows import sequences_of
+from stored_sets import make_rows, names
+from tf2_bert.rows import Rows
+from tf2_bert.store_rows import RowShape, row_shape, rows_of, zero_rows
+
+LENGTH = 64
+
+
+def packed(ragged: Ragged, most: int) -> tuple[Ragged, np.ndarray]:
+    """The sequences pack by pack, and how many each has."""
+    packs = pack_lengths(ragged.lengths.astype(np.int32), LENGTH, most, 1)
+    return ragged.take(packs.order), np.diff(packs.offsets)
+
+
+@given(count=st.integers(0, 30), most=st.integers(1, 4), empty=st.integers(0, 3), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_rows_hold_every_sequence_as_it_was(count: int, most: int, empty: int, seed: int) -> None:
+    ragged, per_row = random_rows(count, seed), np.ones(count, np.int64)
+    if most > 1 and count:
+        ragged, per_row = packed(ragged, most)
+    shape = RowShape(LENGTH, 20, most)
+    rows = rows_of(ragged, per_row, len(per_row) + empty, shape)
+    assert names(sequences_of(rows)) == names(ragged)
+    assert rows.next_sentence_weights.sum(1).tolist() == per_row.tolist() + [0] * empty
+    assert rows.masked_weights.sum() == len(ragged.masked_labels)
+    for field, found in rows._asdict().items():
+        width = {"m": 20, "f": most, "n": most}.get(field[0], LENGTH)
+        assert found.shape == (len(per_row) + empty, width)
+        assert found.dtype == (np.float32 if field.endswith("weights") else np.int32)
+        assert not found[len(per_row) :].any()
+
+
+def test_a_packed_row_by_the_book() -> None:
+    ragged = Ragged.from_rows([([1, 2, 3, 4], 2, True, [1], [9]), ([5, 6, 7], 3, False, [1, 2], [8, 9])])
+    rows = rows_of(ragged, np.array([2]), 1, RowShape(8, 4, 3))
+    expected = Rows(
+        input_ids=[1, 2, 3, 4, 5, 6, 7, 0],
+        segment_ids=[0, 0, 1, 1, 0, 0, 0, 0],
+        sequence_ids=[1, 1, 1, 1, 2, 2, 2, 0],
+        position_ids=[0, 1, 2, 3, 0, 1, 2, 0],
+        masked_positions=[1, 5, 6, 0],
+        masked_labels=[9, 8, 9, 0],
+        masked_weights=[1, 1, 1, 0],
+        first_positions=[0, 4, 0],
+        next_sentence_labels=[1, 0, 0],
+        next_sentence_weights=[1, 1, 0],
+    )
+    assert {name: found[0].tolist() for name, found in rows._asdict().items()} == expected._asdict()
+
+
+@pytest.mark.parametrize(
+    ("shape", "variable"),
+    [
+        (RowShape(6, 4, 3), "MAX_SEQ_LENGTH"),
+        (RowShape(8, 2, 3), "MAX_PREDICTIONS_PER_SEQ"),
+        (RowShape(8, 4, 1), "MAX_SEQUENCES_PER_PACK"),
+    ],
+)
+def test_what_does_not_fit_is_refused(shape: RowShape, variable: str) -> None:
+    ragged = Ragged.from_rows([([1, 2, 3, 4], 2, True, [1], [9]), ([5, 6, 7], 3, False, [1, 2], [8, 9])])
+    with pytest.raises(UserError, match=f"^{variable}: a row of the data has"):
+        rows_of(ragged, np.array([2]), 1, shape)
+
+
+def test_predictions_of_a_row() -> None:
+    """As the published data has it, a row of 512 tokens and 3 sequences takes a third of what 3 full ones would."""
+    assert row_shape(512, 1, 512, 76) == RowShape(512, 76, 1)
+    assert row_shape(512, 3, 512, 76) == RowShape(512, 79, 3)
+    assert row_shape(512, 2, 128, 20) == RowShape(512, 40, 2)  # no sequence has more than 20
+    assert row_shape(512, 3, 512, 200) == RowShape(512, 203, 3)  # masked at a higher rate
+
+
+@given(st.lists(st.integers(5, 128), min_size=1, max_size=3).filter(lambda lengths: sum(lengths) <= 128))
+@settings(deadline=None)
+def test_the_benchmarks_rule_never_overflows(lengths: list[int]) -> None:
+    masked = [min(20, max(1, round(0.15 * length))) for length in lengths]
+    assert sum(masked) <= row_shape(128, 3, 128, 20).predictions
+
+
+def test_zero_rows_divide_nothing_by_zero() -> None:
+    rows = zero_rows(2, RowShape(8, 3, 2))
+    shapes = {name: (found.shape, found.dtype) for name, found in rows._asdict().items()}
+    real = rows_of(make_rows(np.array([5, 6])), np.array([1, 1]), 2, RowShape(8, 3, 2))
+    assert shapes == {name: (found.shape, found.dtype) for name, found in real._asdict().items()}
+    assert (rows.masked_weights.sum(1) > 0).all()
+    assert rows.next_sentence_weights.sum(1).tolist() == [1, 1]
+    assert (rows.sequence_ids == 1).all()
