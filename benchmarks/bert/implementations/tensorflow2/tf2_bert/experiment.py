@@ -38,6 +38,7 @@ from tf2_bert.loop import Callback, Run, train
 from tf2_bert.loss_scale import LossScale
 from tf2_bert.model import BertPretrainer
 from tf2_bert.step import TrainStep
+from tf2_bert.store_rows import zero_rows
 from tf2_bert.summaries import Summaries
 
 COMPUTE_DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
@@ -90,10 +91,10 @@ def run_experiment(
         schedule = schedules.make(config)
         with strategy.scope():
             model = BertPretrainer(inputs.model, COMPUTE_DTYPES[config.precision], seed)
-            optimizer = optimizers.make(config, model.parameters())
+            optimizer = optimizers.make_optimizer(config, model.parameters())
             loss_scale = LossScale.of(config)
         if config.init_checkpoint is not None:
-            values, notes = checkpoints.initial_values(config.init_checkpoint, inputs.model)
+            values, notes = checkpoints.initial_values(config.init_checkpoint, model)
             for note in notes:
                 say(note)
             model.assign(values)

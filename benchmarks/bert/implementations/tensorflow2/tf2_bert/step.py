@@ -45,7 +45,13 @@ class LoopResult(NamedTuple):
 
     losses: np.ndarray  # float32 [n], of the steps' whole batches
     grad_norms: np.ndarray  # float32 [n], of the summed gradient, before it is clipped there
-    skipped: int  # steps whose gradient was not finite
+    sequences: np.ndarray  # float32 [n], of the steps' whole batches
+    tokens: np.ndarray  # float32 [n], likewise
+
+    @property
+    def skipped(self) -> int:
+        """Steps whose gradient was not finite, and which changed nothing."""
+        return int(np.count_nonzero(~np.isfinite(self.grad_norms)))
 
 
 class TrainStep:
@@ -82,7 +88,7 @@ class TrainStep:
             self._forward_backward = tf.function(self._loss_and_gradients, jit_compile=True)
             self._forward = tf.function(self._sums, jit_compile=True)
         self._evaluate = self._evaluation if config.run_eagerly else tf.function(self._evaluation)
-        self._loops: dict[Any, Callable[..., tuple[tf.Tensor, tf.Tensor]]] = {}
+        self._loops: dict[Any, Callable[..., tf.Tensor]] = {}
 
     # What the host calls.
 
@@ -96,8 +102,8 @@ class TrainStep:
         """
         rates = tf.convert_to_tensor(np.asarray(learning_rates, np.float32))
         loop = self._loop if self._config.run_eagerly else self._traced_loop(iterator)
-        losses, norms = (values.numpy() for values in loop(iterator, rates, tf.constant(first_step, tf.int64)))
-        return LoopResult(losses, norms, int(np.count_nonzero(~np.isfinite(norms))))
+        told = loop(iterator, rates, tf.constant(first_step, tf.int64)).numpy()
+        return LoopResult(*told.T)
 
     def evaluate_batch(self, rows: Rows) -> Sums:
         """Sums over the rows of all replicas, which the strategy's iterator dealt out."""
@@ -121,7 +127,7 @@ class TrainStep:
 
     # All replicas together.
 
-    def _traced_loop(self, iterator: Any) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+    def _traced_loop(self, iterator: Any) -> Callable[..., tf.Tensor]:
         """The loop for iterators of this type, with n left open."""
         kind = tf.type_spec_from_value(iterator)
         if kind not in self._loops:
@@ -129,17 +135,16 @@ class TrainStep:
             self._loops[kind] = tf.function(self._loop, input_signature=signature)
         return self._loops[kind]
 
-    def _loop(self, iterator: Any, rates: tf.Tensor, first_step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Losses and gradient norms, float32 [n] each."""
+    def _loop(self, iterator: Any, rates: tf.Tensor, first_step: tf.Tensor) -> tf.Tensor:
+        """float32 [n, fields of `LoopResult`]."""
         count = tf.shape(rates)[0]
-        losses, norms = tf.TensorArray(tf.float32, count), tf.TensorArray(tf.float32, count)
+        told = tf.TensorArray(tf.float32, count)
         for index in tf.range(count):
             tf.autograph.experimental.set_loop_options(parallel_iterations=1)
             step = first_step + tf.cast(index, tf.int64)
-            loss, norm = self._strategy.run(self._replica_step, args=(next(iterator), rates[index], step))
-            losses = losses.write(index, self._strategy.reduce(MEAN, loss, axis=None))
-            norms = norms.write(index, self._strategy.reduce(MEAN, norm, axis=None))
-        return losses.stack(), norms.stack()
+            numbers = self._strategy.run(self._replica_step, args=(next(iterator), rates[index], step))
+            told = told.write(index, self._strategy.reduce(MEAN, numbers, axis=None))
+        return told.stack()
 
     def _evaluation(self, rows: Rows) -> Sums:
         sums = self._strategy.run(self._replica_sums, args=(rows,))
@@ -147,20 +152,22 @@ class TrainStep:
 
     # One replica.
 
-    def _replica_step(self, rows: Rows, lr: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """One step of one replica: its mean loss, and the norm of the gradient that was summed over all."""
-        loss, gradients = self._accumulated(rows, self._mean_counts(rows), step)
+    def _replica_step(self, rows: Rows, lr: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """One step of one replica: what `LoopResult` tells of it, whose mean over replicas is the step's."""
+        counts, tokens = self._mean_counts(rows)
+        loss, gradients = self._accumulated(rows, counts, step)
         gradients, norm = self._summed(gradients)
         finite = tf.math.is_finite(norm)  # the same bits everywhere, so the same decision
         self._optimizer.apply(gradients, lr, finite)
         if self._loss_scale:
             self._loss_scale.update(finite)
-        return loss, norm
+        return tf.stack([loss, norm, counts.sequences * self._accumulation * self._replicas, tokens])
 
-    def _mean_counts(self, rows: Rows) -> Counts:
-        """Of a micro-batch, on average over the step's micro-batches and replicas."""
-        total = tf.distribute.get_replica_context().all_reduce(SUM, objective.counts(rows))
-        return Counts(*(count / (self._accumulation * self._replicas) for count in total))
+    def _mean_counts(self, rows: Rows) -> tuple[Counts, tf.Tensor]:
+        """Of a micro-batch, on average over the step's micro-batches and replicas; and all tokens of the step."""
+        tokens = tf.reduce_sum(tf.cast(rows.sequence_ids > 0, tf.float32))
+        *counts, tokens = tf.distribute.get_replica_context().all_reduce(SUM, [*objective.counts(rows), tokens])
+        return Counts(*(count / (self._accumulation * self._replicas) for count in counts)), tokens
 
     def _accumulated(self, rows: Rows, counts: Counts, step: tf.Tensor) -> tuple[tf.Tensor, Gradients]:
         """Loss and gradient, both means over the micro-batches; the gradient as it is to be summed over replicas."""
