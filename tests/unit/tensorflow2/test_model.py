@@ -216,8 +216,9 @@ def test_each_place_has_a_mask_of_its_own(hidden: float, attention: float, masks
     shape = dataclasses.replace(SHAPE, hidden_dropout_prob=hidden, attention_probs_dropout_prob=attention)
     model, rows = BertPretrainer(shape), tensors(single_case()[2])
     traced = tf.function(lambda seed: model(rows, seed).masked).get_concrete_function(tf.TensorSpec([2], tf.int64))
-    operations = traced.graph.get_operations()
-    assert sum(operation.type.startswith("StatelessRandomUniformV") for operation in operations) == masks
+    draws = [o for o in traced.graph.get_operations() if o.type.startswith("StatelessRandomUniformV")]
+    assert len(draws) == masks
+    assert len({draw.inputs[1].op.inputs[0].name for draw in draws}) == masks  # the seeds behind their keys
     seeds = {tuple(seed.numpy().tolist()) for seed in model._seeds(tf.constant(SEED))}
     assert len(seeds) == 1 + 3 * shape.num_hidden_layers
 
