@@ -1,0 +1,81 @@
+"""Masked-LM and next-sentence loss of `Logits`, and the sums and metrics of an evaluation, all in float32.
+
+Places of a row that hold no prediction or no sequence have weight 0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf2_bert.model import Logits
+from tf2_bert.rows import Rows
+
+# The reference divides the summed masked-LM loss by (sum of weights + 1e-5).
+MLM_DIVISOR_EPS = 1e-5
+
+
+class Counts(NamedTuple):
+    """What a loss is divided by."""
+
+    masked: tf.Tensor  # float32 scalar, predictions
+    sequences: tf.Tensor  # float32 scalar
+
+
+class Sums(NamedTuple):
+    """Of an evaluation, float32 scalars: they add up over batches and replicas."""
+
+    masked_correct: tf.Tensor
+    masked: tf.Tensor
+    masked_loss: tf.Tensor
+    next_sentence_correct: tf.Tensor
+    sequences: tf.Tensor
+    next_sentence_loss: tf.Tensor
+
+
+def counts(rows: Rows) -> Counts:
+    """Predictions and sequences of the rows."""
+    return Counts(tf.reduce_sum(rows.masked_weights), tf.reduce_sum(rows.next_sentence_weights))
+
+
+def loss(logits: Logits, rows: Rows, counts: Counts) -> tf.Tensor:
+    """float32 scalar: sum(w CE) / (masked + 1e-5) + sum(w next-sentence CE) / sequences.
+
+    Args:
+        counts: of the rows; or the mean over a step's micro-batches and replicas, so that the step's mean loss does not
+            depend on how it is split. `sequences` is not 0.
+    """
+    masked, _ = _summed(logits.masked, rows.masked_labels, rows.masked_weights)
+    next_sentence, _ = _summed(logits.next_sentence, rows.next_sentence_labels, rows.next_sentence_weights)
+    return masked / (counts.masked + MLM_DIVISOR_EPS) + next_sentence / counts.sequences
+
+
+def sums(logits: Logits, rows: Rows) -> Sums:
+    """Of a batch."""
+    masked, sequences = counts(rows)
+    masked_loss, masked_correct = _summed(logits.masked, rows.masked_labels, rows.masked_weights)
+    nsp_loss, nsp_correct = _summed(logits.next_sentence, rows.next_sentence_labels, rows.next_sentence_weights)
+    return Sums(masked_correct, masked, masked_loss, nsp_correct, sequences, nsp_loss)
+
+
+def metrics(sums: Sums) -> dict[str, float]:
+    """Of a whole evaluation: "mlm_accuracy" and "loss" as the PyTorch implementation has them, each token once; and the
+    same of the next-sentence head."""
+    correct, masked, loss, nsp_correct, sequences, nsp_loss = (float(value) for value in sums)
+    assert masked, "the evaluation set holds no masked token"
+    assert sequences, "the evaluation set holds no sequence"
+    return {
+        "mlm_accuracy": correct / masked,
+        "loss": loss / masked,
+        "nsp_accuracy": nsp_correct / sequences,
+        "nsp_loss": nsp_loss / sequences,
+    }
+
+
+def _summed(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Weighted sums of cross-entropy and of right answers, float32 scalars."""
+    labels, weights = tf.reshape(labels, [-1]), tf.reshape(weights, [-1])
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    right = tf.argmax(logits, 1, output_type=labels.dtype) == labels
+    return tf.reduce_sum(weights * losses), tf.reduce_sum(tf.where(right, weights, 0.0))

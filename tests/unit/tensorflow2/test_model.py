@@ -1,0 +1,299 @@
+"""The TensorFlow model against PyTorch's on the same weights, in other precisions, compiled, packed, with dropout."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.checkpoint_names import is_tf2_bookkeeping, is_transposed, own_tf2_name, parameter_names
+from mlbert.core.errors import UserError
+from mlbert.models.bert import BertForPreTraining
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
+
+from host_batches import plain_batch  # noqa: E402
+from model_loss import loss_of  # noqa: E402
+from tf2_bert import objective  # noqa: E402
+from tf2_bert.model import BertPretrainer, Logits, _dropout  # noqa: E402
+from tf2_bert.rows import Rows  # noqa: E402
+from unit.tensorflow2.cases import NO_DROPOUT, SHAPE, packed_case, rows_of, sequences, single_case, tensors  # noqa: E402
+
+ASSETS = Path(__file__).parents[2] / "assets/huggingface"
+SEED = (7, 3)
+
+
+def peer_of(shape: BertConfig, seed: int = 0, spread: float = 0.1) -> BertForPreTraining:
+    """PyTorch's model, no parameter of which is at its initial 0 or 1."""
+    peer = BertForPreTraining(shape)
+    peer.initialize(seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in peer.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)
+    return peer
+
+
+def same_weights(peer: BertForPreTraining, dtype: tf.DType = tf.float32) -> BertPretrainer:
+    model = BertPretrainer(peer.config, dtype)
+    model.assign({name: parameter.detach().numpy() for name, parameter in peer.named_parameters()})
+    return model
+
+
+def taken(logits: Logits, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """The logits of real predictions and sequences, in the order of the stream."""
+    masked, next_sentence = (weights.reshape(-1) == 1 for weights in (rows.masked_weights, rows.next_sentence_weights))
+    return logits.masked.numpy()[masked], logits.next_sentence.numpy()[next_sentence]
+
+
+def loss_and_gradients(
+    model: BertPretrainer, rows: Rows, seed: tuple[int, int] | None = None
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    with tf.GradientTape() as tape:
+        loss = objective.loss(model(rows, None if seed is None else tf.constant(seed)), rows, objective.counts(rows))
+    parameters = model.parameters()
+    return loss, dict(zip(parameters, tape.gradient(loss, list(parameters.values())), strict=True))
+
+
+def assert_near(found: dict[str, tf.Tensor], wanted: dict[str, tf.Tensor], tolerance: float) -> None:
+    """Relative to the norms, or to 0.01: a key's bias has no gradient but rounding."""
+    for name, gradient in found.items():
+        error = tf.norm(gradient - wanted[name]) / tf.maximum(tf.norm(wanted[name]), 0.01)
+        assert float(error) < tolerance, name
+
+
+def in_torch_layout(name: str, gradient: tf.Tensor) -> np.ndarray:
+    kernel = gradient.shape.rank == 2 and not name.endswith("embeddings.weight")
+    return gradient.numpy().T if kernel else gradient.numpy()
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_erf"])
+@pytest.mark.parametrize("case", [single_case, packed_case])
+def test_equals_pytorch(case: Callable, activation: str) -> None:
+    ragged, packs, rows = case()
+    peer = peer_of(dataclasses.replace(NO_DROPOUT, hidden_act=activation))
+    model, batch = same_weights(peer), plain_batch(ragged, packs, list(range(len(packs))), rows.input_ids.shape[1])
+
+    wanted = peer(batch, None)
+    masked, next_sentence = taken(model(tensors(rows), None), rows)
+    vocabulary = wanted.masked.detach().numpy()[:, : SHAPE.vocab_size]
+    np.testing.assert_allclose(masked, vocabulary, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(next_sentence, wanted.next_sentence.detach().numpy(), atol=1e-5, rtol=0)
+
+    wanted_loss = loss_of(peer, batch)
+    wanted_loss.backward()
+    loss, gradients = loss_and_gradients(model, tensors(rows))
+    assert float(loss) == pytest.approx(wanted_loss.item(), abs=1e-5)
+    for name, parameter in peer.named_parameters():
+        found = in_torch_layout(name, gradients[name])
+        np.testing.assert_allclose(found, parameter.grad.numpy()[: len(found)], atol=1e-5, rtol=0, err_msg=name)
+
+
+def test_equals_hugging_face() -> None:
+    padded = dict(np.load(ASSETS / "pre_training_batch.npz"))
+    outputs = np.load(ASSETS / "pre_training_outputs.npz")
+    asked = padded["labels"] != -100
+    count, most = len(asked), int(asked.sum(1).max())
+    positions, labels, weights = (np.zeros((count, most), np.int32) for _ in range(3))
+    for row, mask in enumerate(asked):
+        where = np.flatnonzero(mask)
+        positions[row, : len(where)], weights[row, : len(where)] = where, 1
+        labels[row, : len(where)] = padded["labels"][row, where]
+    rows = Rows(
+        input_ids=padded["input_ids"].astype(np.int32),
+        segment_ids=padded["token_type_ids"].astype(np.int32),
+        sequence_ids=padded["attention_mask"].astype(np.int32),
+        position_ids=np.broadcast_to(np.arange(asked.shape[1], dtype=np.int32), asked.shape),
+        masked_positions=positions,
+        masked_labels=labels,
+        masked_weights=weights.astype(np.float32),
+        first_positions=np.zeros((count, 1), np.int32),
+        next_sentence_labels=padded["next_sentence_label"].astype(np.int32).reshape(count, 1),
+        next_sentence_weights=np.ones((count, 1), np.float32),
+    )
+    model = BertPretrainer(BertConfig(160, 32, 2, 4, 80, max_position_embeddings=48, hidden_act="gelu_erf"))
+    tied = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
+    weights_of = load_file(ASSETS / "pre_training_weights.safetensors")
+    model.assign({name: value for name, value in weights_of.items() if name not in tied})
+    masked, next_sentence = taken(model(tensors(rows), None), rows)
+    np.testing.assert_allclose(masked, outputs["masked_logits"], atol=1e-5, rtol=0)
+    np.testing.assert_allclose(next_sentence, outputs["next_sentence_logits"], atol=1e-5, rtol=0)
+
+    loss, gradients = loss_and_gradients(model, tensors(rows))
+    expected = json.loads((ASSETS / "expected.json").read_text())["pre_training"]
+    assert float(loss) == pytest.approx(expected["total_loss"], abs=1e-5)
+    for name, wanted in load_file(ASSETS / "pre_training_gradients.safetensors").items():
+        if name not in tied:
+            np.testing.assert_allclose(in_torch_layout(name, gradients[name]), wanted, atol=1e-5, rtol=0, err_msg=name)
+
+
+def test_packed_sequences_do_not_see_each_other() -> None:
+    ragged, _, packed = packed_case()
+    model = same_weights(peer_of(NO_DROPOUT))
+    alone = rows_of(ragged, [1] * len(ragged), columns=48, predictions=10, most=1)
+    for one, other in zip(
+        taken(model(tensors(packed), None), packed), taken(model(tensors(alone), None), alone), strict=True
+    ):
+        np.testing.assert_allclose(one, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_row_of_padding_only_changes_nothing(most: int) -> None:
+    ragged = sequences([20, 11], seed=4)
+    model = same_weights(peer_of(NO_DROPOUT))
+    found = []
+    for packs in ([1, 1], [1, 0, 1]):
+        rows = rows_of(ragged, packs, columns=24, predictions=4, most=most)
+        logits = model(tensors(rows), None)
+        assert all(np.isfinite(part.numpy()).all() for part in logits)
+        loss, gradients = loss_and_gradients(model, tensors(rows))
+        found.append((loss, list(gradients.values())))
+    np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-6)
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(tf.bfloat16, 0.05), (tf.float16, 0.006)])
+@pytest.mark.parametrize("case", [single_case, packed_case])
+def test_sixteen_bits_are_close(case: Callable, dtype: tf.DType, tolerance: float) -> None:
+    _, _, rows = case()
+    peer = peer_of(NO_DROPOUT)
+    wanted = taken(same_weights(peer)(tensors(rows), None), rows)
+    model = same_weights(peer, dtype)
+    logits = model(tensors(rows), None)
+    assert {part.dtype for part in logits} == {tf.float32}
+    for one, other in zip(taken(logits, rows), wanted, strict=True):
+        error = np.linalg.norm(one - other) / np.linalg.norm(other)
+        assert 0 < error < tolerance
+    _, gradients = loss_and_gradients(model, tensors(rows))
+    _, exact = loss_and_gradients(same_weights(peer), tensors(rows))
+    assert {gradient.dtype for gradient in gradients.values()} == {tf.float32}
+    assert_near(gradients, exact, 2 * tolerance)
+
+
+@pytest.mark.parametrize("seed", [None, SEED])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+def test_xla_gives_the_same(dtype: tf.DType, seed: tuple[int, int] | None) -> None:
+    _, _, rows = packed_case()
+    model = same_weights(peer_of(SHAPE), dtype)
+    compiled = tf.function(lambda *parts: loss_and_gradients(model, Rows(*parts), seed), jit_compile=True)
+    loss, gradients = compiled(*tensors(rows))
+    wanted_loss, wanted = loss_and_gradients(model, tensors(rows), seed)
+    tolerance = 1e-5 if dtype == tf.float32 else 0.05
+    assert float(loss) == pytest.approx(float(wanted_loss), rel=tolerance)
+    assert_near(gradients, wanted, tolerance)
+
+
+def test_gradients_are_dense() -> None:
+    _, gradients = loss_and_gradients(BertPretrainer(SHAPE), tensors(single_case()[2]))
+    assert not any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients.values())
+
+
+def test_dropout_is_named_by_its_seed() -> None:
+    rows = tensors(single_case()[2])
+    model = same_weights(peer_of(SHAPE))
+    one, again, other = (model(rows, tf.constant(seed)).masked.numpy() for seed in (SEED, SEED, (7, 4)))
+    np.testing.assert_array_equal(one, again)
+    assert np.abs(one - other).max() > 0.01
+    evaluated = model(rows, None).masked.numpy()
+    np.testing.assert_array_equal(evaluated, model(rows, None).masked.numpy())
+    without = same_weights(peer_of(NO_DROPOUT))
+    np.testing.assert_array_equal(evaluated, without(rows, None).masked.numpy())
+    np.testing.assert_array_equal(evaluated, without(rows, tf.constant(SEED)).masked.numpy())
+
+
+@pytest.mark.parametrize("place", ["hidden_dropout_prob", "attention_probs_dropout_prob"])
+def test_each_kind_of_dropout_is_there(place: str) -> None:
+    rows = tensors(single_case()[2])
+    model = same_weights(peer_of(dataclasses.replace(NO_DROPOUT, **{place: 0.1})))
+    evaluated = model(rows, None).masked.numpy()
+    assert np.abs(model(rows, tf.constant(SEED)).masked.numpy() - evaluated).max() > 0.01
+
+
+def test_dropout_preserves_the_expectation() -> None:
+    dropped = _dropout(tf.ones([1000, 1000]), 0.1, tf.constant(SEED)).numpy()
+    assert sorted(set(dropped.reshape(-1).tolist())) == pytest.approx([0.0, 1 / 0.9])
+    for axis in (0, 1):
+        assert np.abs(dropped.mean(axis) - 1).max() < 0.06  # six standard deviations of a mean of 1000
+    assert dropped.mean() == pytest.approx(1.0, abs=0.002)
+
+
+def test_weights_are_drawn_as_the_reference_does() -> None:
+    model, again, other = (BertPretrainer(SHAPE, seed=seed).values() for seed in (3, 3, 4))
+    for name, value in model.items():
+        np.testing.assert_array_equal(value, again[name])
+        if name.endswith("LayerNorm.weight"):
+            assert (value == 1).all()
+        elif name.endswith("bias"):
+            assert (value == 0).all()
+        else:
+            assert np.abs(value).max() <= 2 * SHAPE.initializer_range
+            assert not np.array_equal(value, other[name])
+    large = model["bert.embeddings.word_embeddings.weight"]
+    assert large.std() == pytest.approx(0.88 * SHAPE.initializer_range, rel=0.03)  # of the cut normal
+    query, key = (model[f"bert.encoder.layer.0.attention.self.{part}.weight"] for part in ("query", "key"))
+    assert not np.array_equal(query, key)
+
+
+def test_checkpoint_keys_are_our_names(tmp_path: Path) -> None:
+    model = BertPretrainer(SHAPE)
+    prefix = tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
+    keys = [key for key, _ in tf.train.list_variables(prefix) if not is_tf2_bookkeeping(key)]
+    assert sorted(own_tf2_name(key) for key in keys) == sorted(parameter_names(SHAPE.num_hidden_layers))
+    reader, values = tf.train.load_checkpoint(prefix), model.values()
+    for key in keys:
+        stored = reader.get_tensor(key)
+        np.testing.assert_array_equal(stored.T if is_transposed(key) else stored, values[own_tf2_name(key)])
+
+
+def test_values_come_back() -> None:
+    model, other = BertPretrainer(SHAPE, seed=1), BertPretrainer(SHAPE, seed=2)
+    assert list(model.parameters()) == list(model.values()) == parameter_names(SHAPE.num_hidden_layers)
+    assert len(model.trainable_variables) == len(model.parameters())
+    other.assign(model.values())
+    for name, value in other.values().items():
+        np.testing.assert_array_equal(value, model.values()[name])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bert.pooler.dense.bias": None}, "bert.pooler.dense.bias is missing"),
+        ({"classifier.weight": np.zeros((2, 48))}, "classifier.weight is no parameter of this model"),
+        (
+            {"bert.encoder.layer.1.output.dense.weight": np.zeros((96, 48))},
+            r"bert.encoder.layer.1.output.dense.weight is \[96, 48\], not \[48, 96\]",
+        ),
+        ({"bert.embeddings.word_embeddings.weight": np.zeros((169, 48))}, r"is \[169, 48\], not \[163, 48\]"),
+        ({"bert.embeddings.position_embeddings.weight": np.zeros((65, 48))}, r"is \[65, 48\], not \[64, 48\]"),
+    ],
+)
+def test_weights_amiss_are_refused_whole(change: dict[str, np.ndarray | None], message: str) -> None:
+    model = BertPretrainer(SHAPE, seed=1)
+    before = model.values()
+    values = {**BertPretrainer(SHAPE, seed=2).values(), **change}
+    with pytest.raises(UserError, match=message):
+        model.assign({name: value for name, value in values.items() if value is not None})
+    for name, value in model.values().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"position_embedding_type": "alibi"},
+        {"norm_position": "pre"},
+        {"gated_mlp": True},
+        {"tie_word_embeddings": False},
+    ],
+)
+def test_shapes_of_pytorch_only_are_refused(option: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=f"bert_config: {next(iter(option))} .* is not there in TensorFlow 2"):
+        BertPretrainer(dataclasses.replace(SHAPE, **option))

@@ -1,0 +1,95 @@
+"""Losses, sums and metrics on logits that can be worked out by hand, and in other splits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
+
+from host_batches import plain_batch  # noqa: E402
+from mlbert.models.bert import BertForPreTraining  # noqa: E402
+from mlbert.models.objectives import PreTraining  # noqa: E402
+from tf2_bert.model import BertPretrainer, Logits  # noqa: E402
+from tf2_bert.objective import Counts, Sums, counts, loss, metrics, sums  # noqa: E402
+from tf2_bert.rows import Rows  # noqa: E402
+from unit.tensorflow2.cases import NO_DROPOUT, packed_case, rows_of, sequences, single_case, tensors  # noqa: E402
+
+
+def rows_with(labels: list, weights: list, next_labels: list, next_weights: list) -> Rows:
+    values = [labels, weights, next_labels, next_weights]
+    types = [np.int32, np.float32, np.int32, np.float32]
+    of = [tf.constant(np.asarray(value, dtype)) for value, dtype in zip(values, types, strict=True)]
+    return Rows(None, None, None, None, None, of[0], of[1], None, of[2], of[3])
+
+
+HALF = np.log(2)
+# Two vocabulary entries. Predictions: sure and right (loss 0), even, without weight; the next sentence: sure and
+# wrong (loss 1000), even, without weight.
+LOGITS = Logits(
+    tf.constant([[1000.0, 0.0], [0.0, 0.0], [0.0, 1000.0], [7.0, 7.0]]),
+    tf.constant([[1000.0, 0.0], [0.0, 0.0], [0.0, 1000.0], [3.0, 3.0]]),
+)
+ROWS = rows_with([[0, 1], [0, 0]], [[1, 1], [0, 0]], [[1, 0], [0, 1]], [[1, 1], [0, 0]])
+
+
+def test_loss_by_hand() -> None:
+    assert [float(count) for count in counts(ROWS)] == [2.0, 2.0]
+    own = float(loss(LOGITS, ROWS, counts(ROWS)))
+    assert own == pytest.approx(HALF / (2 + 1e-5) + (1000 + HALF) / 2, rel=1e-6)
+    given = float(loss(LOGITS, ROWS, Counts(tf.constant(4.0), tf.constant(5.0))))
+    assert given == pytest.approx(HALF / (4 + 1e-5) + (1000 + HALF) / 5, rel=1e-6)
+
+
+def test_sums_and_metrics_by_hand() -> None:
+    found = sums(LOGITS, ROWS)
+    assert all(value.dtype == tf.float32 and value.shape == () for value in found)
+    # Of even logits the first counts as the answer.
+    np.testing.assert_allclose(found, Sums(1, 2, HALF, 1, 2, 1000 + HALF), rtol=1e-6)
+    wanted = {"mlm_accuracy": 0.5, "loss": HALF / 2, "nsp_accuracy": 0.5, "nsp_loss": (1000 + HALF) / 2}
+    assert metrics(found) == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("case", [single_case, packed_case])
+def test_metrics_are_those_of_pytorch(case: Callable) -> None:
+    ragged, packs, rows = case()
+    peer = BertForPreTraining(NO_DROPOUT)
+    peer.initialize(0)
+    for name, parameter in peer.named_parameters():
+        parameter.requires_grad_(False).mul_(5.0 if name.endswith("weight") else 1.0)
+    model = BertPretrainer(NO_DROPOUT)
+    model.assign({name: parameter.numpy() for name, parameter in peer.named_parameters()})
+    objective = PreTraining("step")
+    batch = plain_batch(ragged, packs, list(range(len(packs))), rows.input_ids.shape[1])
+    with torch.no_grad():
+        likeliest = peer(batch, None).masked[:, : NO_DROPOUT.vocab_size].argmax(1)
+    batch.masked_labels[::3] = likeliest[::3]  # so that some are right
+    rows.masked_labels[rows.masked_weights == 1] = batch.masked_labels.numpy()
+    wanted = objective.metrics(objective.sums(peer, batch).tolist(), None)
+    found = metrics(sums(model(tensors(rows), None), tensors(rows)))
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted, abs=1e-5)
+    assert 0 < found["mlm_accuracy"] < 1
+
+
+def test_a_step_may_be_split() -> None:
+    ragged = sequences([20, 8, 30, 13, 24, 6, 17, 9], seed=5)
+    whole = tensors(rows_of(ragged, [2, 2, 2, 2], columns=43, predictions=8, most=2))
+    model = BertPretrainer(NO_DROPOUT, seed=1)
+    parameters = list(model.parameters().values())
+
+    def gradients(parts: list[Rows]) -> list[tf.Tensor]:
+        """The mean over the parts, all divided by their mean counts."""
+        mean = Counts(*(tf.add_n(list(count)) / len(parts) for count in zip(*map(counts, parts), strict=True)))
+        found = []
+        for rows in parts:
+            with tf.GradientTape() as tape:
+                value = loss(model(rows, None), rows, mean)
+            found.append(tape.gradient(value, parameters))
+        return [tf.add_n(list(of_each)) / len(parts) for of_each in zip(*found, strict=True)]
+
+    split = [Rows(*(part[row : row + 1] for part in whole)) for row in range(4)]
+    for one, other in zip(gradients([whole]), gradients(split), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-6)
