@@ -1,0 +1,180 @@
+"""Pre-training as PerfZero runs it: `tf2_bert.bert_benchmark.BertClassifyBenchmarkReal.<method>`.
+
+Class and methods have their published names; the flags of each are those of Google's submission to MLPerf v0.7. The
+metric is `exp_per_second`, examples a second without the first loop of steps. Without PerfZero:
+``python -m tf2_bert.bert_benchmark --benchmark_filter=short_cpu``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import tensorflow as tf
+from absl import flags
+
+from tf2_bert.flags import define_flags
+from tf2_bert.main import run_bert_pretrain
+from tf2_bert.perfzero import (
+    BenchmarkTimerCallback,
+    PerfZeroBenchmark,
+    define_method_flags,
+    flags_as_text,
+    limit_gpu_memory,
+)
+
+FLAGS = flags.FLAGS
+SHAPES = Path(__file__).resolve().parents[2] / "pytorch" / "configs"
+SAMPLES_OF_LOOP = 500_000  # an evaluation follows each loop
+SAMPLES_BEFORE_EVAL = 3_000_000
+
+_COMMON: Mapping[str, object] = {
+    "max_seq_length": 512,
+    "max_predictions_per_seq": 76,
+    "num_train_epochs": 1,
+    "num_steps_per_epoch": 8103,
+    "optimizer_type": "lamb",
+    "learning_rate": 4e-4,
+    "warmup_steps": 0.0,
+    "beta_1": 0.9,
+    "beta_2": 0.999,
+    "epsilon": 1e-6,
+    "weight_decay_rate": 0.01,
+    "explicit_allreduce": False,
+    "allreduce_bytes_per_pack": 0,
+    "scale_loss": True,
+    "device_warmup": True,
+    "do_eval": True,
+    "num_eval_samples": 10_000,
+    "stop_threshold": 0.712,
+}
+
+
+def _loops_of(batch: int) -> dict[str, object]:
+    loop = math.ceil(SAMPLES_OF_LOOP / batch)
+    before = math.ceil(SAMPLES_BEFORE_EVAL / batch)
+    return {
+        "train_batch_size": batch,
+        "steps_per_loop": loop,
+        "steps_between_eval": loop,
+        "steps_before_eval_start": before,
+        "stop_steps": 8103,
+    }
+
+
+_8_GPU: Mapping[str, object] = {
+    **_COMMON,
+    **_loops_of(440),
+    "distribution_strategy": "mirrored",
+    "all_reduce_alg": "nccl",
+    "dtype": "fp16",
+    "loss_scale": "dynamic",
+    "num_gpus": 8,
+    "num_accumulation_steps": 11,
+    "eval_batch_size": 48,
+    "tf_gpu_thread_mode": "gpu_private",
+}
+_4X4_TPU: Mapping[str, object] = {
+    **_COMMON,
+    **_loops_of(448),
+    "distribution_strategy": "tpu",
+    "dtype": "bf16",
+    "eval_batch_size": 768,
+}
+
+
+def _short(whole: Mapping[str, object], steps_per_loop: int, loops: int = 2) -> dict[str, object]:
+    """A few loops of a run, without evaluations."""
+    steps = loops * steps_per_loop
+    lengths = {"steps_per_loop": steps_per_loop, "steps_between_eval": steps_per_loop, "num_steps_per_epoch": steps}
+    return {**whole, **lengths, "stop_steps": steps, "steps_before_eval_start": 0, "do_eval": False}
+
+
+class BertClassifyBenchmarkReal(PerfZeroBenchmark):
+    """Pre-training, whatever the name says; it is the published one."""
+
+    def __init__(
+        self,
+        output_dir: str | None = None,
+        default_flags: Mapping[str, object] | None = None,
+        root_data_dir: str | None = None,
+        flag_methods: Sequence[Callable[[], None]] | None = None,
+        tpu: str | None = None,
+        **kwargs: object,
+    ) -> None:
+        """As `PerfZeroBenchmark`'s. Below ``root_data_dir`` lie `bert_mlperf_data`, with bert_config.json and
+        model.ckpt-28252, and `tfrecords3_500_parts`."""
+        methods = (define_flags, *(flag_methods or ()))
+        super().__init__(output_dir, default_flags, root_data_dir, methods, tpu, **kwargs)
+
+    def benchmark_8_gpu(self) -> None:
+        """To the target on 8 GPUs."""
+        self._run_and_report_benchmark("benchmark_8_gpu", {**_8_GPU, **self._data(), **self._start()})
+
+    def benchmark_short_8_gpu(self) -> None:
+        """Two loops of 200 steps on 8 GPUs, from random weights."""
+        self._run_and_report_benchmark("benchmark_short_8_gpu", {**_short(_8_GPU, 200), **self._data()})
+
+    def benchmark_short_1_gpu(self) -> None:
+        """Ten loops of one step of 6 sequences on one GPU, with all of its memory."""
+        small = {"num_gpus": 1, "train_batch_size": 6, "num_accumulation_steps": 1, "eval_batch_size": 6}
+        values = {**_short(_8_GPU, 1, loops=10), **small, "device_warmup": False, **self._data()}
+        values |= {"all_reduce_alg": None, "tf_gpu_thread_mode": None}
+        self._run_and_report_benchmark("benchmark_short_1_gpu", values, force_gpu_memory_alloc=False)
+
+    def benchmark_4x4_tpu(self) -> None:
+        """To the target on a TPU v3-32."""
+        self._run_and_report_benchmark("benchmark_4x4_tpu", {**_4X4_TPU, **self._data(), **self._start()})
+
+    def benchmark_short_4x4_tpu(self) -> None:
+        """Two loops on a TPU v3-32, from random weights."""
+        loop = math.ceil(SAMPLES_OF_LOOP / 448)
+        self._run_and_report_benchmark("benchmark_short_4x4_tpu", {**_short(_4X4_TPU, loop), **self._data()})
+
+    def benchmark_short_cpu(self) -> None:
+        """Four loops of 5 steps of one small layer on one CPU, from invented data: proves the way, not a speed."""
+        values: dict[str, object] = {
+            **_short(_COMMON, 5, loops=4),
+            "bert_config_file": str(SHAPES / "demo.json"),
+            "synthetic_data": "1",
+            "distribution_strategy": "one_device",
+            "num_gpus": 0,
+            "max_seq_length": 64,
+            "max_predictions_per_seq": 10,
+            "train_batch_size": 32,
+            "eval_batch_size": 32,
+        }
+        self._run_and_report_benchmark("benchmark_short_cpu", values, force_gpu_memory_alloc=False)
+
+    def _data(self) -> dict[str, object]:
+        return {
+            "bert_config_file": f"{self.root_data_dir}/bert_mlperf_data/bert_config.json",
+            "input_files": f"{self.root_data_dir}/tfrecords3_500_parts/part-*",
+        }
+
+    def _start(self) -> dict[str, object]:
+        return {"init_checkpoint": f"{self.root_data_dir}/bert_mlperf_data/model.ckpt-28252"}
+
+    def _run_and_report_benchmark(
+        self, name: str, values: Mapping[str, object], force_gpu_memory_alloc: bool = True
+    ) -> None:
+        with self.flags_set({**values, "model_dir": self.model_dir(name)}):
+            if force_gpu_memory_alloc:
+                limit_gpu_memory()
+            timer, start = BenchmarkTimerCallback(), time.time()
+            run_bert_pretrain([timer])
+            speed = timer.get_examples_per_sec(FLAGS.train_batch_size * FLAGS.steps_per_loop)
+            self.report_benchmark(
+                iters=-1,
+                wall_time=time.time() - start,
+                metrics=[{"name": "exp_per_second", "value": speed}],
+                extras={"flags": flags_as_text()},
+            )
+
+
+if __name__ == "__main__":
+    define_flags()
+    define_method_flags()
+    tf.test.main()
