@@ -97,8 +97,15 @@ def test_steps_are_those_of_pytorch(tmp_path: Path, folder: Path, most: int, rep
     config = settings(tmp_path, folder, max_sequences_per_pack=most)
     data = opened_training(config)
     sources = [
-        PackedSource(folder, packs_per_step=BATCH, max_sequences_per_pack=most, seed=SEED, rank=rank,
-                     world_size=replicas, deal=contiguous)  # fmt: skip
+        PackedSource(
+            folder,
+            packs_per_step=BATCH,
+            max_sequences_per_pack=most,
+            seed=SEED,
+            rank=rank,
+            world_size=replicas,
+            deal=contiguous,
+        )  # fmt: skip
         for rank in range(replicas)
     ]
     for source in sources:
@@ -149,9 +156,7 @@ def test_a_run_resumes_at_the_step(tmp_path: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("most", PACKINGS)
 @pytest.mark.parametrize(("hosts", "replicas"), [(1, 1), (1, 3), (2, 4), (3, 3)])
-def test_evaluation_takes_every_sample_once(
-    tmp_path: Path, folder: Path, most: int, hosts: int, replicas: int
-) -> None:
+def test_evaluation_takes_every_sample_once(tmp_path: Path, folder: Path, most: int, hosts: int, replicas: int) -> None:
     data = opened_evaluation(settings(tmp_path, folder, max_sequences_per_pack=most))
     parts = [batches(data.pipeline(context(replicas, hosts, host))) for host in range(hosts)]
     assert [len(part) for part in parts] == [data.steps(replicas) * replicas // hosts] * hosts
@@ -161,7 +166,9 @@ def test_evaluation_takes_every_sample_once(
     assert same_sequences(joined(rows), open_store(folder).gather(np.arange(50)))
     expected = EvalSet(folder, 50, 4, max_sequences_per_pack=most)
     expected.open()
-    theirs = [piece for batch in expected for piece in np.split(batch.arrays()["ids"], batch.arrays()["cu_seqlens"][1:-1])]
+    theirs = [
+        piece for batch in expected for piece in np.split(batch.arrays()["ids"], batch.arrays()["cu_seqlens"][1:-1])
+    ]
     assert sorted(tokens(joined(rows))) == sorted(piece.astype(np.uint16).tobytes() for piece in theirs)
 
 

@@ -19,12 +19,12 @@ from mlbert.models.bert import BertForPreTraining
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from host_batches import plain_batch  # noqa: E402
-from model_loss import loss_of  # noqa: E402
-from tf2_bert import objective  # noqa: E402
-from tf2_bert.model import BertPretrainer, Logits, _dropout  # noqa: E402
-from tf2_bert.rows import Rows  # noqa: E402
-from unit.tensorflow2.cases import NO_DROPOUT, SHAPE, packed_case, rows_of, sequences, single_case, tensors  # noqa: E402
+from host_batches import plain_batch
+from model_loss import loss_of
+from tf2_bert import objective
+from tf2_bert.model import BertPretrainer, Logits, _dropout
+from tf2_bert.rows import Rows
+from unit.tensorflow2.cases import NO_DROPOUT, SHAPE, packed_case, rows_of, sequences, single_case, tensors
 
 ASSETS = Path(__file__).parents[2] / "assets/huggingface"
 SEED = (7, 3)
