@@ -310,56 +310,62 @@ def test_datasets_of_strategies_have_no_end_and_static_shapes(tmp_path: Path, fo
 
 
 PROGRAM = """
-import json, sys
+import sys
 import numpy as np
 import tensorflow as tf
-from pathlib import Path
-count = int(sys.argv[2])
 cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
 from mlbert.store.open import describe, open_store
 from tf2_bert.store_data import StoreEvaluation, StoreTraining
-from tf2_bert.store_rows import row_shape
+from tf2_bert.store_rows import RowShape
 
 info = describe(sys.argv[1])
-shape = row_shape(32, 3, 32, info.max_predictions)
 opened = lambda: open_store(info.folder)
-devices = [f"CPU:{i}" for i in range(count)]
-strategy = tf.distribute.MirroredStrategy(devices) if count > 1 else tf.distribute.get_strategy()
-training = StoreTraining(info, 8 // count, shape, seed=3, vocab_size=500, opened=opened)
-evaluation = StoreEvaluation(info, 4, shape, 50, vocab_size=500, opened=opened)
-training.open()
-evaluation.open()
 
-@tf.function
-def per_replica(iterator):
-    return strategy.run(lambda rows: tuple(rows), args=(next(iterator),))
+def read(strategy, dataset, steps):
+    @tf.function
+    def per_replica(iterator):
+        return strategy.run(lambda rows: tuple(rows), args=(next(iterator),))
 
-def read(dataset, steps):
     iterator, found = iter(dataset), []
     for _ in range(steps):
         fields = [strategy.experimental_local_results(field) for field in per_replica(iterator)]
-        assert all(len(field) == count for field in fields)
-        found += [[field[replica].numpy() for field in fields] for replica in range(count)]
+        found += [[part.numpy() for part in replica] for replica in zip(*fields, strict=True)]
     return [np.concatenate(field) for field in zip(*found)]
 
-first = read(training.dataset(strategy, 2), 3)
-second = read(evaluation.dataset(strategy), evaluation.steps(count))
-np.savez(sys.argv[3], *first, *second)
+arrays = {}
+for count in (1, 2, 4):
+    devices = [f"CPU:{i}" for i in range(count)]
+    strategy = tf.distribute.MirroredStrategy(devices) if count > 1 else tf.distribute.get_strategy()
+    assert strategy.num_replicas_in_sync == count
+
+    def training(shape):
+        data = StoreTraining(info, 8 // count, shape, seed=3, vocab_size=500, opened=opened)
+        data.open()
+        return data
+
+    shape = RowShape(32, 10, 3)
+    evaluation = StoreEvaluation(info, 4, shape, 50, vocab_size=500, opened=opened)
+    evaluation.open()
+    arrays[f"train{count}"] = read(strategy, training(shape).dataset(strategy, 2), 3)
+    arrays[f"eval{count}"] = read(strategy, evaluation.dataset(strategy), evaluation.steps(count))
+    data = training(RowShape(32, 1, 3))
+    try:
+        read(strategy, data.dataset(strategy), 3)
+    except tf.errors.OpError as error:
+        print(data.translated(error))
+np.savez(sys.argv[2], **{f"{name}_{i:02}": array for name, fields in arrays.items() for i, array in enumerate(fields)})
 """
 
 
 def test_real_replicas_take_the_rows_in_order(tmp_path: Path, folder: Path) -> None:
-    """One device without a strategy, and mirrored over 2 and 4 virtual ones."""
-    found = []
-    for count in (1, 2, 4):
-        file = tmp_path / f"{count}.npz"
-        words = [sys.executable, "-c", PROGRAM, str(folder), str(count), str(file)]
-        result = subprocess.run(words, capture_output=True, text=True, timeout=120)
-        assert result.returncode == 0, result.stderr[-2000:]
-        arrays = list(np.load(file).values())
-        found.append((sequences_of(Rows(*arrays[:10])), sequences_of(Rows(*arrays[10:]))))
-    for training, evaluation in found:
-        assert names(training) == names(found[0][0])
-        assert names(evaluation) == names(found[0][1])
-    assert same_sequences(found[0][1], open_store(folder).gather(np.arange(50)))
+    """One device without a strategy, and mirrored over 2 and 4 virtual ones; a failed reader tells all of them why."""
+    words = [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / "rows.npz")]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.count("MAX_PREDICTIONS_PER_SEQ: a row of the data has") == 3
+    arrays = dict(np.load(tmp_path / "rows.npz"))
+    for kind in ("train", "eval"):
+        found = [Rows(*(arrays[f"{kind}{count}_{i:02}"] for i in range(10))) for count in (1, 2, 4)]
+        assert len({tuple(names(sequences_of(rows))) for rows in found}) == 1
+    assert same_sequences(sequences_of(found[0]), open_store(folder).gather(np.arange(50)))
