@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,16 +13,15 @@ import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save_file  # noqa: E402
 
-from mlbert.convert.tensorflow_checkpoint import tf2_to_torch
-from mlbert.core.bert_config import BertConfig
-from mlbert.core.checkpoint_names import VOCABULARY, tf1_names
-from mlbert.core.checkpoint_state import parameter_shapes
-from mlbert.core.errors import UserError
-from mlbert.core.progress import TrainState
-from tf2_bert.checkpoints import CheckpointFolder, copy_weights, initial_values, write_weights
-from tf2_bert.model import BertPretrainer
+from mlbert.convert.tensorflow_checkpoint import tf2_to_torch  # noqa: E402
+from mlbert.core.bert_config import BertConfig  # noqa: E402
+from mlbert.core.checkpoint_names import VOCABULARY, tf1_names  # noqa: E402
+from mlbert.core.checkpoint_state import parameter_shapes  # noqa: E402
+from mlbert.core.errors import UserError  # noqa: E402
+from tf2_bert.checkpoints import copy_weights, initial_values, write_weights  # noqa: E402
+from tf2_bert.model import BertPretrainer  # noqa: E402
 
 # 197 is no multiple of 8: other programs pad the vocabulary.
 SHAPE = BertConfig(
@@ -267,209 +264,3 @@ def test_weights_that_cannot_be_written(tmp_path, model):
         write_weights(tmp_path / "run", model, {})
     with pytest.raises(UserError, match="cannot be written"):
         copy_weights(tmp_path / "nothing", tmp_path / "copy")
-
-
-class Slots(tf.Module):
-    """What an optimizer keeps: a moment of each parameter, and a counter."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.iterations = tf.Variable(0, dtype=tf.int64)
-        self.moments = [tf.Variable(tf.zeros_like(parameter)) for parameter in model.parameters().values()]
-
-    def update(self, model, number):
-        for index, (moment, parameter) in enumerate(zip(self.moments, model.parameters().values(), strict=True)):
-            moment.assign(tf.random.stateless_normal(moment.shape, [index, number]))
-            parameter.assign_add(moment)
-        self.iterations.assign(number)
-
-    def state(self):
-        return [int(self.iterations.numpy()), *(moment.numpy().tobytes() for moment in self.moments)]
-
-
-IDENTITY = {"model": SHAPE.to_json(), "optimizer": "lamb", "train_batch_size": 8, "train_data": "sha256:0"}
-
-
-def run_of(path, keep=2, seed=1, is_chief=True, **identity):
-    model = BertPretrainer(SHAPE, seed=seed)
-    slots = Slots(model)
-    scale = tf.Variable(1024.0)
-    objects = {"model": model, "optimizer": slots, "loss_scale": scale}
-    return (
-        model,
-        slots,
-        scale,
-        CheckpointFolder(path, objects, keep=keep, identity={**IDENTITY, **identity}, is_chief=is_chief),
-    )
-
-
-def saved(path, steps=(1, 2, 3), **options):
-    """A run that saved at these steps; and its weights and slots at each."""
-    model, slots, scale, folder = run_of(path, **options)
-    states = {}
-    for step in steps:
-        slots.update(model, step)
-        scale.assign(2.0**step)
-        folder.save(TrainState(step=step, samples=8 * step, accuracy=step / 7))
-        states[step] = model.values(), slots.state(), 2.0**step
-    return states
-
-
-def assert_restored(path, step, states, notes=0):
-    model, slots, scale, folder = run_of(path, seed=9)
-    state, said = TrainState(), []
-    assert folder.restore_newest(state, said.append)
-    assert state == TrainState(step=step, samples=8 * step, accuracy=step / 7)
-    values, kept, loss_scale = states[step]
-    assert_same(model.values(), values)
-    assert slots.state() == kept
-    assert float(scale.numpy()) == loss_scale
-    assert len(said) == notes
-
-
-def test_a_run_goes_on_bit_for_bit(tmp_path):
-    states = saved(tmp_path / "checkpoints")
-    assert_restored(tmp_path / "checkpoints", 3, states)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_00000002", "step_00000003"]
-
-
-def test_without_checkpoints_nothing_changes(tmp_path):
-    _, slots, _, folder = run_of(tmp_path / "checkpoints")
-    state = TrainState()
-    assert not folder.restore_newest(state, pytest.fail)
-    assert (state, int(slots.iterations.numpy())) == (TrainState(), 0)
-
-
-@pytest.mark.parametrize("name", ["variables.data-00000-of-00001", "variables.index", "state.json"])
-@pytest.mark.parametrize("damage", [Path.unlink, lambda file: cut(file, 200)])
-def test_a_damaged_one_is_passed_over(tmp_path, name, damage):
-    states = saved(tmp_path / "checkpoints")
-    damage(tmp_path / "checkpoints" / "step_00000003" / name)
-    assert_restored(tmp_path / "checkpoints", 2, states, notes=1)
-
-
-def test_all_damaged_is_an_error(tmp_path):
-    saved(tmp_path, steps=[1])
-    (tmp_path / "step_00000001" / "variables.index").unlink()
-    with pytest.raises(UserError, match="every checkpoint is damaged"):
-        run_of(tmp_path)[-1].restore_newest(TrainState(), str)
-
-
-@pytest.mark.parametrize(
-    "change", [{"model": "{}"}, {"optimizer": "adamw"}, {"train_batch_size": 16}, {"train_data": "sha256:1"}]
-)
-def test_another_run_is_refused(tmp_path, change):
-    saved(tmp_path, steps=[1])
-    with pytest.raises(UserError, match=f"belongs to another run: {next(iter(change))} is ") as told:
-        run_of(tmp_path, **change)[-1].restore_newest(TrainState(), str)
-    assert "\n" not in str(told.value)
-
-
-def test_variables_that_the_checkpoint_lacks_are_an_error(tmp_path):
-    saved(tmp_path, steps=[1])
-    objects = {"model": BertPretrainer(SHAPE), "optimizer": tf.Variable(0.0)}
-    folder = CheckpointFolder(tmp_path, objects, keep=1, identity=IDENTITY)
-    with pytest.raises(UserError, match="does not hold exactly what this run's model and optimizer keep"):
-        folder.restore_newest(TrainState(), str)
-
-
-def test_only_the_chiefs_files_stay(tmp_path):
-    saved(tmp_path / "checkpoints", is_chief=False)
-    assert not (tmp_path / "checkpoints").exists()
-
-
-def test_full_disk_leaves_the_older_one(tmp_path):
-    states = saved(tmp_path, steps=[1])
-    (tmp_path / ".partial_step_00000002").write_text("in the way")
-    with pytest.raises(UserError, match="step_00000002: could not be written"):
-        saved(tmp_path, steps=[2])
-    assert_restored(tmp_path, 1, states)
-
-
-KILLED = """
-import sys, time
-from pathlib import Path
-import test_checkpoints as t
-folder = Path(sys.argv[1])
-real = t.tf.train.Checkpoint.write
-def write(self, prefix, *rest):
-    real(self, prefix, *rest)
-    if "step_00000002" in prefix:
-        print("writing", flush=True)
-        time.sleep(100)
-t.tf.train.Checkpoint.write = write
-t.saved(folder, steps=[1, 2])
-"""
-
-
-def test_a_writer_that_is_killed_leaves_the_older_one(tmp_path):
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, tmp_path / "checkpoints"],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    assert process.stdout.readline() == b"writing\n"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    left = sorted(entry.name for entry in (tmp_path / "checkpoints").iterdir())
-    assert left == [".partial_step_00000002", "step_00000001"]
-    assert_restored(tmp_path / "checkpoints", 1, saved(tmp_path / "again", steps=[1]))
-    saved(tmp_path / "checkpoints", steps=[1, 2])
-    left = sorted(entry.name for entry in (tmp_path / "checkpoints").iterdir())
-    assert left == ["step_00000001", "step_00000002"]
-
-
-REPLICAS = """
-import sys
-from pathlib import Path
-import tensorflow as tf
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
-import test_checkpoints as t
-folder, form = map(Path, sys.argv[1:])
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-
-def replicas(model):
-    for name, variable in model.parameters().items():
-        first, second = (part.numpy() for part in strategy.experimental_local_results(variable))
-        t.np.testing.assert_array_equal(first, second, err_msg=name)
-
-with strategy.scope():
-    model, slots, scale, kept = t.run_of(folder)
-model.assign(t.initial_values(form, model)[0])
-replicas(model)
-start = model.values()
-slots.update(model, 1)
-assert any((start[name] != array).any() for name, array in model.values().items())
-kept.save(t.TrainState(step=1))
-wanted, slots_wanted = model.values(), slots.state()
-t.write_weights(folder, model, {})
-with strategy.scope():
-    other, slots, scale, kept = t.run_of(folder, seed=4)
-assert kept.restore_newest(t.TrainState(), print)
-replicas(other)
-for own, array in wanted.items():
-    t.np.testing.assert_array_equal(other.values()[own], array)
-assert slots.state() == slots_wanted
-alone, slots, _, kept = t.run_of(folder, seed=5)
-assert kept.restore_newest(t.TrainState(), print)
-for own, array in wanted.items():
-    t.np.testing.assert_array_equal(alone.values()[own], array)
-t.assert_same(t.initial_values(folder / "tf2/model.ckpt", alone)[0], wanted)
-print("done")
-"""
-
-
-def test_weights_and_checkpoints_reach_every_replica(tmp_path, written):
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", REPLICAS, tmp_path, written / "pretrainer/bert_model.ckpt"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    assert done.stdout.endswith("done\n"), done.stderr[-3000:]
