@@ -20,9 +20,9 @@ from mlbert.convert.common import Checkpoint, write_own
 from mlbert.convert.nvidia_pt import torch_to_nvidia
 from mlbert.core import schedules
 from mlbert.core.checkpoint_names import VOCABULARY
+from mlbert.core.checkpoint_state import Report
 from mlbert.core.config import resolve
 from mlbert.models import BertConfig, BertForPreTraining
-from mlbert.models.renaming import Report
 from mlbert.recipes import masked_lm
 from mlbert.submission import official
 from mlbert.submission.findings import Outcome

@@ -19,11 +19,11 @@ from mlbert.convert.common import Checkpoint, write_own
 from mlbert.convert.nvidia_pt import torch_to_nvidia
 from mlbert.core import schedules
 from mlbert.core.checkpoint_names import VOCABULARY, tf1_names
+from mlbert.core.checkpoint_state import Report
 from mlbert.core.config import resolve
 from mlbert.core.plan import make_plan, planned_world_size
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.models.load import load_weights
-from mlbert.models.renaming import Report
 from mlbert.prepare.bins_hdf5 import make_hdf5_bins
 from mlbert.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.recipes import ddp_adam

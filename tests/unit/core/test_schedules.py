@@ -17,6 +17,7 @@ from mlbert.core.settings import train_settings
 
 ASSETS = Path(__file__).parents[2] / "assets" / "schedules"
 BENCHMARK = json.loads((ASSETS / "benchmark.json").read_text())
+GOOGLE = json.loads((ASSETS / "google.json").read_text())["settings"]
 MULTIPLIERS = json.loads((ASSETS / "multipliers.json").read_text())
 FLOAT32_REFERENCE = 1e-9
 
@@ -32,6 +33,22 @@ def test_polynomial_is_the_benchmarks(name: str) -> None:
         max_steps=numbers["num_train_steps"],
         decay_end=numbers["num_train_steps"],
         power=numbers["poly_power"],
+    )
+    for step, lr in enumerate(wanted):
+        assert schedule(step) == pytest.approx(lr, abs=FLOAT32_REFERENCE), step
+
+
+@pytest.mark.parametrize("name", GOOGLE)
+def test_polynomial_is_googles(name: str) -> None:
+    wanted, numbers = GOOGLE[name]["lr_at_step_0_to_200"], GOOGLE[name]["settings"]
+    assert len(wanted) == 201
+    steps = numbers["num_train_steps"]
+    schedule = Polynomial(
+        base_lr=numbers["init_lr"],
+        warmup_steps=numbers["num_warmup_steps"],
+        max_steps=steps,
+        decay_end=steps,
+        power=1.0,
     )
     for step, lr in enumerate(wanted):
         assert schedule(step) == pytest.approx(lr, abs=FLOAT32_REFERENCE), step

@@ -18,7 +18,7 @@ from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import Batch
 from mlbert.models import BertForMaskedLM, BertForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, Regression
-from mlbert.models.renaming import load_state, own_state
+from mlbert.models.renaming import load_state, own_state, parameter_sizes
 from model_loss import loss_of
 from padded_batches import unpadded
 
@@ -52,7 +52,7 @@ def batch_of(smallest_label: int, labels: Tensor | None = None) -> Batch:
 
 def own_tensors(model: Any, name: str) -> dict[str, Tensor]:
     """A file of theirs under our names; every tensor of it is used."""
-    own, report = own_state(load_file(ASSETS / name), SHAPE, name, known=dict(model.named_parameters()))
+    own, report = own_state(load_file(ASSETS / name), SHAPE, name, known=parameter_sizes(model))
     assert report.missing == report.dropped == {}
     return own
 

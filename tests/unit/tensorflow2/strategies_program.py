@@ -1,9 +1,9 @@
-"""Trains a small model for some steps under one strategy and prints what came out as one line of JSON.
+"""Trains a small model for some steps under each of several strategies and prints what came out as a line of JSON.
 
-    python strategies_program.py '{"devices": 2, "config": {...}}'
+    python strategies_program.py '{"devices": 4, "cases": [{"devices": 2, "config": {...}}]}'
 
-Keys: `devices`, virtual CPUs; `config`, changes of the settings; `steps`, of each loop; `rows`, global rows of a step;
-`hosts` and `task`, of multi_worker_mirrored; `dropout`; `repeat`, every step has the first one's rows.
+Keys: `devices`, virtual CPUs, of the process and of a case; `config`, changes of the settings; `steps` of each loop;
+`hosts` and `task`, of multi_worker_mirrored. All see the same steps of ROWS rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -59,6 +58,8 @@ SETTINGS = {
     "max_grad_norm": "none",
 }
 LENGTH, PREDICTIONS, SEQUENCES = 16, 4, 2
+ROWS, STEPS = 16, 4
+RATES = [0.01, 0.008, 0.006, 0.004]
 DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
 
 
@@ -68,7 +69,7 @@ def settings(**changes: object) -> TrainConfig:
     return resolve(recipe.DEFAULTS, {}, values, (), ()).config
 
 
-def shape(dropout: float = 0.0) -> BertConfig:
+def small_shape(dropout: float = 0.0) -> BertConfig:
     """The model's."""
     return BertConfig(**SHAPE, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
 
@@ -102,10 +103,10 @@ def made_up_rows(count: int, seed: int) -> Rows:
 class Trained:
     """A model with what trains it, under a strategy."""
 
-    def __init__(self, config: TrainConfig, strategy: tf.distribute.Strategy, dropout: float = 0.0) -> None:
+    def __init__(self, config: TrainConfig, strategy: tf.distribute.Strategy, shape: BertConfig) -> None:
         self.config, self.strategy = config, strategy
         with strategy.scope():
-            self.model = BertPretrainer(shape(dropout), DTYPES[config.precision], seed=3)
+            self.model = BertPretrainer(shape, DTYPES[config.precision], seed=3)
             self.optimizer = make_optimizer(config, self.model.parameters())
             self.loss_scale = LossScale.of(config)
         self.step = TrainStep(strategy, self.model, self.optimizer, self.loss_scale, config, seed=5)
@@ -129,35 +130,33 @@ class Trained:
         return iter(self.strategy.distribute_datasets_from_function(dealt))
 
 
-def main(arguments: dict[str, Any]) -> None:
-    """See the module docstring."""
-    config = settings(**arguments.get("config", {}))
-    prepare_devices(config, arguments["devices"])
-    strategy, notes = make_strategy(config, arguments["devices"], arguments.get("hosts", ()), arguments.get("task", -1))
-    trained = Trained(config, strategy, arguments.get("dropout", 0.0))
-    rows = [made_up_rows(arguments.get("rows", 8), seed) for seed in range(4)]
-    iterator, losses, norms, first = trained.iterator(rows), [], [], 0
-    for steps in arguments.get("steps", [3, 1]):
-        rates = np.linspace(0.01, 0.005, steps)
-        result = trained.step.run_loop(iterator, rates, first)
+def train(case: dict[str, Any]) -> dict[str, Any]:
+    """What a case gives: losses, norms, sums of an evaluation, weights."""
+    config, devices = settings(**case.get("config", {})), case["devices"]
+    strategy, notes = make_strategy(config, devices, case.get("hosts", ()), case.get("task", -1))
+    trained = Trained(config, strategy, small_shape())
+    steps = [made_up_rows(ROWS, seed) for seed in range(STEPS)]
+    iterator, losses, norms, first = trained.iterator(steps), [], [], 0
+    for count in case.get("steps", [STEPS]):
+        result = trained.step.run_loop(iterator, RATES[first : first + count], first)
         losses += result.losses.tolist()
         norms += result.grad_norms.tolist()
-        first += steps
-    sums = trained.step.evaluate_batch(next(trained.iterator(rows)))
-    if weights := arguments.get("weights"):
-        np.savez(Path(weights), **trained.model.values())
-    print(
-        json.dumps(
-            {
-                "replicas": strategy.num_replicas_in_sync,
-                "notes": notes,
-                "losses": losses,
-                "norms": norms,
-                "sums": [float(value) for value in sums],
-                "iterations": int(trained.optimizer.iterations.numpy()),
-            }
-        )
-    )
+        first += count
+    return {
+        "replicas": strategy.num_replicas_in_sync,
+        "notes": notes,
+        "losses": losses,
+        "norms": norms,
+        "sums": [float(value) for value in trained.step.evaluate_batch(next(trained.iterator(steps)))],
+        "weights": np.concatenate([value.reshape(-1) for value in trained.model.values().values()]).tolist(),
+    }
+
+
+def main(arguments: dict[str, Any]) -> None:
+    """See the module docstring."""
+    cases = arguments["cases"]
+    prepare_devices(settings(**cases[0].get("config", {})), arguments["devices"])
+    print(json.dumps([train(case) for case in cases]))
 
 
 if __name__ == "__main__":

@@ -143,14 +143,22 @@ def _cluster(worker_hosts: Sequence[str], task_index: int, num_gpus: int) -> Res
         return tf.distribute.cluster_resolver.TFConfigClusterResolver()
     tasks = int(known.get("SLURM_NTASKS", "1"))
     if tasks > 1:
-        # It would deal GPUs out, which srun has done: one each, so that it gives every task a port.
-        slurm = tf.distribute.cluster_resolver.SlurmClusterResolver(
-            gpus_per_node=tasks, gpus_per_task=1, auto_set_gpu=False
-        )
-        spec = slurm.cluster_spec()
-        return _simple(spec, slurm.get_task_info()[1], gpus)
+        return _slurm(tasks, gpus)
     remedy = "Give --worker_hosts and --task_index, or TF_CONFIG, or start it by srun with several tasks"
     raise UserError("DISTRIBUTION_STRATEGY", "multi_worker_mirrored knows of no workers", remedy)
+
+
+def _slurm(tasks: int, gpus: int) -> Resolver:
+    try:
+        # It would deal GPUs out, which srun has done: one each, so that every task gets a port.
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+            gpus_per_node=tasks, gpus_per_task=1, auto_set_gpu=False
+        )
+        spec = resolver.cluster_spec()
+    except (RuntimeError, ValueError) as error:
+        reason = f"is {tasks}, but TensorFlow cannot read the step's nodes ({error})"
+        raise UserError("SLURM_NTASKS", reason, "Start it by srun, or give --worker_hosts and --task_index") from error
+    return _simple(spec, resolver.get_task_info()[1], gpus)
 
 
 def _simple(spec: tf.train.ClusterSpec, task_index: int, gpus: int) -> Resolver:

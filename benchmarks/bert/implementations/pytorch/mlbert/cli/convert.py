@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from mlbert.models.renaming import Report
+    from mlbert.core.checkpoint_state import Report
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 

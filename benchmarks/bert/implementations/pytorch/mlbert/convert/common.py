@@ -17,12 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mlbert.core.checkpoint_names import VOCABULARY
+from mlbert.core.checkpoint_state import Report, Shape, parameter_shapes
 from mlbert.core.errors import UserError
 from mlbert.core.files import fsync_path
 from mlbert.models import BertConfig
 from mlbert.models.bert import initialize_parameter
 from mlbert.models.files import check_target, new_path
-from mlbert.models.renaming import Report, empty_parameters, own_state
+from mlbert.models.renaming import own_state
 
 WEIGHTS = "model.safetensors"
 CONFIG = "bert_config.json"
@@ -64,7 +65,7 @@ def read_own(source: Path) -> Checkpoint:
     return with_heads(Checkpoint(shape, state, report, source))
 
 
-def write_own(checkpoint: Checkpoint, target: Path, known: Mapping[str, Tensor] | None = None) -> Report:
+def write_own(checkpoint: Checkpoint, target: Path, known: Mapping[str, Shape] | None = None) -> Report:
     """Writes our form; returns the checkpoint's report. ``known`` as of `with_heads`."""
     write_weights_folder(with_heads(checkpoint, known), target, CONFIG, checkpoint.shape.to_json())
     return checkpoint.report
@@ -86,16 +87,16 @@ def write_weights_folder(checkpoint: Checkpoint, target: Path, config_name: str,
             fsync_path(path)
 
 
-def with_heads(checkpoint: Checkpoint, known: Mapping[str, Tensor] | None = None) -> Checkpoint:
+def with_heads(checkpoint: Checkpoint, known: Mapping[str, Shape] | None = None) -> Checkpoint:
     """Adds the heads that the report calls missing, drawn as a new model's are, from seed 0.
 
-    ``known``: the parameters that are wanted; None: `BertForPreTraining`'s.
+    ``known``: the parameters that are wanted; None: `parameter_shapes`.
     """
     state, shape = dict(checkpoint.state), checkpoint.shape
     generator = torch.Generator().manual_seed(0)
-    for name, parameter in (known or empty_parameters(shape)).items():
+    for name, size in (known or parameter_shapes(shape)).items():
         if name not in state:
-            drawn = torch.empty(parameter.shape)
+            drawn = torch.empty(size)
             initialize_parameter(name, drawn, shape.initializer_range, generator)
             state[name] = drawn[: shape.vocab_size].clone() if name in VOCABULARY else drawn
     return replace(checkpoint, state=state)

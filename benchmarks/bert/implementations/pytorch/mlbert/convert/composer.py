@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlbert.convert.common import CONFIG, WEIGHTS, Checkpoint, find_shape, read_safetensors, with_heads, write_own
+from mlbert.core.checkpoint_state import Report
 from mlbert.models.bert import BertConfig
 from mlbert.models.files import check_target
 from mlbert.models.foreign import read_composer, write_composer
-from mlbert.models.renaming import Report, own_state, parameters_in
+from mlbert.models.renaming import own_state, parameters_in
 
 
 def composer_to_torch(source: Path, target: Path, config: Path | None = None) -> Report:

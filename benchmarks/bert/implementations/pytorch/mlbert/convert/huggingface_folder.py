@@ -7,10 +7,11 @@ from pathlib import Path
 
 from mlbert.convert import common
 from mlbert.convert.common import WEIGHTS, Checkpoint
+from mlbert.core.checkpoint_state import Report
 from mlbert.models.files import check_target
 from mlbert.models.foreign import PYTORCH_WEIGHTS, read_weights
 from mlbert.models.huggingface import huggingface_config, read_config
-from mlbert.models.renaming import Report, own_state
+from mlbert.models.renaming import own_state
 
 
 def huggingface_to_torch(source: Path, target: Path) -> Report:

@@ -11,11 +11,12 @@ from pathlib import Path
 from mlbert.convert.common import Checkpoint, find_shape, read_own, with_heads, write_own
 from mlbert.convert.tensorflow_checkpoint import read_tf1
 from mlbert.core.checkpoint_names import WORD_EMBEDDINGS, parameter_names
+from mlbert.core.checkpoint_state import Report
 from mlbert.core.errors import UserError
 from mlbert.models.files import check_target, write_pt
 from mlbert.models.foreign import read_nvidia_pt
 from mlbert.models.huggingface import obstacle
-from mlbert.models.renaming import Report, own_state, padded
+from mlbert.models.renaming import own_state, padded
 
 
 def nvidia_to_torch(source: Path, target: Path, config: Path | None = None) -> Report:

@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from mlbert.core.errors import UserError
-from mlbert.core.rules import UNVERIFIED
+from mlbert.core.model_card import model_card
 from mlbert.models.bert import AnyBert
 from mlbert.models.huggingface import model_config, obstacle, to_huggingface
 
@@ -33,7 +33,9 @@ def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], voca
             save_file(state, target / "model.safetensors", metadata={"format": "pt"})
             if vocabulary is not None:
                 shutil.copyfile(vocabulary, target / "vocab.txt")
-            (target / "README.md").write_text(_model_card(model, card), encoding="utf-8")
+            (target / "README.md").write_text(
+                model_card(model.architecture, card, hasattr(model, "cls")), encoding="utf-8"
+            )
         (own / "bert_config.json").write_text(model.config.to_json(), encoding="utf-8")
         if not why_not:
             tokenizer = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
@@ -41,24 +43,3 @@ def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], voca
                 (peer / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(folder, f"cannot be written ({error.strerror})", "Free space or change LOGDIR") from None
-
-
-def _model_card(model: AnyBert, card: Mapping[str, object]) -> str:
-    lines = [
-        "---",
-        "library_name: transformers",
-        f"tags: [bert{', masked-lm' if hasattr(model, 'cls') else ''}]",
-        "---",
-        "",
-        f"# {model.architecture} trained by this run",
-        "",
-        "| what | value |",
-        "|---|---|",
-        *(f"| {name} | {value} |" for name, value in card.items()),
-        "",
-        "Input: uncased WordPiece tokens of `vocab.txt`. The weights carry the biases of the text that trained them.",
-        "",
-        UNVERIFIED,
-        "",
-    ]
-    return "\n".join(lines)

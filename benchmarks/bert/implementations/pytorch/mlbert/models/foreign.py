@@ -21,10 +21,11 @@ from torch import Tensor
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import PREDICTION_BIAS, WORD_EMBEDDINGS, composer_name, own_torch_names
+from mlbert.core.checkpoint_state import ANOTHER
 from mlbert.core.errors import UserError
 from mlbert.models.files import read_pt, write_pt
 from mlbert.models.huggingface import config_from_huggingface, huggingface_config, obstacle
-from mlbert.models.renaming import ANOTHER, padded
+from mlbert.models.renaming import padded
 
 PYTORCH_WEIGHTS = "pytorch_model.bin"  # of older folders of Hugging Face's: a bare state dict
 _NVIDIA_REMEDY = "Give a .pt file of the form {'model': state_dict}"

@@ -15,15 +15,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mlbert.core.bert_config import BertConfig
+from mlbert.core.checkpoint_state import Report, check_unseen
 from mlbert.core.errors import UserError
 from mlbert.models.bert import AnyBert
 from mlbert.models.foreign import PYTORCH_WEIGHTS, Weights, read_weights
 from mlbert.models.huggingface import read_config
-from mlbert.models.renaming import Report, load_state
+from mlbert.models.renaming import load_state
 
 WEIGHTS = "model.safetensors"
-# What two models of equally large tensors may differ in.
-_UNSEEN = ("num_attention_heads", "hidden_act", "position_embedding_type", "norm_position")
 
 
 def load_weights(model: AnyBert, path: Path) -> Report:
@@ -47,7 +46,7 @@ def load_weights(model: AnyBert, path: Path) -> Report:
     if file.name in (WEIGHTS, PYTORCH_WEIGHTS):
         weights = replace(weights, shape=_shape_beside(file.parent))
     if weights.shape:
-        _check_unseen(weights.shape, model.config, str(file))
+        check_unseen(weights.shape, model.config, str(file))
     return load_state(model, weights.tensors, str(file))
 
 
@@ -66,11 +65,3 @@ def _shape_beside(folder: Path) -> BertConfig | None:
     if own.is_file():
         return BertConfig.from_json(own)
     return read_config(theirs) if theirs.is_file() else None
-
-
-def _check_unseen(found: BertConfig, shape: BertConfig, source: str) -> None:
-    for name in _UNSEEN:
-        theirs, ours = getattr(found, name), getattr(shape, name)
-        if theirs != ours:
-            remedy = f"Set MODEL_OPTIONS={name}={theirs}, or BERT_CONFIG to the checkpoint's"
-            raise UserError(source, f"is of a model with {name} {theirs}, BERT_CONFIG says {ours}", remedy)

@@ -65,9 +65,6 @@ def start_weights(
     model.initialize(seed)
     model.to(device)
     if config.init_checkpoint is not None:
-        report = load_weights(model, config.init_checkpoint)
-        for name in report.missing:
-            warn(f"warning: {config.init_checkpoint} has no {name}")
-        if unused := report.unused_heads():
-            warn(f"warning: of {config.init_checkpoint} is not used: {', '.join(unused)}")
+        for line in load_weights(model, config.init_checkpoint).warnings(config.init_checkpoint):
+            warn(line)
     return model

@@ -1,0 +1,128 @@
+"""Checkpoints on disk: one folder a step, written atomically, the newest N kept. Whose tensors they are is open.
+
+    checkpoints/step_00000120/state.json   numbers, what a run must agree on, sha256 of the other files
+
+A folder appears under its final name only when complete. A damaged newest one is passed over with a warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from mlbert.core.errors import UserError
+from mlbert.core.files import fsync_path
+
+FORMAT = "mlbert-checkpoint-1"
+_NAME = re.compile(r"step_(\d{8})")
+_STATE = "state.json"
+_BLOCK = 1 << 20  # bytes
+Loaded = TypeVar("Loaded")
+
+
+class StepFolders:
+    """The checkpoints of one run.
+
+    Args:
+        path: the folder; made at the first save.
+        keep: how many of the newest stay.
+        identity: what a checkpoint must agree on to be loaded here (model shape, data, batch); JSON-able.
+    """
+
+    def __init__(self, path: Path, keep: int, identity: dict) -> None:
+        self.path, self.keep, self.identity = path, keep, json.loads(json.dumps(identity))
+
+    def save(self, step: int, state: dict, write: Callable[[Path], None]) -> Path:
+        """Makes one checkpoint of the files that ``write`` puts into a folder, and the JSON-able ``state``. On failure,
+        an OSError of ``write`` too, nothing half-written is left and UserError is raised."""
+        final = self.path / f"step_{step:08d}"
+        partial = self.path / f".partial_step_{step:08d}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for stale in self.path.glob(".partial_step_*"):  # of a writer that was killed
+                shutil.rmtree(stale, ignore_errors=True)
+            partial.mkdir()
+            write(partial)
+            record = {
+                "format": FORMAT,
+                "step": step,
+                "identity": self.identity,
+                "tensors_sha256": _sha256(partial),
+                "state": state,
+            }
+            (partial / _STATE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            for written in (*partial.iterdir(), partial):
+                fsync_path(written)
+            shutil.rmtree(final, ignore_errors=True)
+            partial.rename(final)
+            fsync_path(self.path)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            reason = error.strerror or error
+            raise UserError(final, f"could not be written ({reason})", "Free space or change LOGDIR") from None
+        for old in self._complete()[: -max(self.keep, 1)]:
+            shutil.rmtree(old, ignore_errors=True)
+        return final
+
+    def load_newest(self, load: Callable[[Path, dict], Loaded]) -> tuple[Loaded | None, list[str]]:
+        """What ``load`` makes of the newest good folder and its state (None when there is none), and a warning for each
+        damaged one passed over.
+
+        Raises UserError when the newest good one belongs to another model, data set or batch.
+        """
+        warnings: list[str] = []
+        for folder in reversed(self._complete()):
+            try:
+                state = self._checked(folder)
+            except _DamagedError as damage:
+                warnings.append(f"{folder}: {damage}; falling back to the checkpoint before it")
+            else:
+                return load(folder, state), warnings
+        if warnings:
+            raise UserError(self.path, "every checkpoint is damaged", "Remove the folder to start anew")
+        return None, warnings
+
+    def _complete(self) -> list[Path]:
+        if not self.path.is_dir():
+            return []
+        return sorted(entry for entry in self.path.iterdir() if _NAME.fullmatch(entry.name))
+
+    def _checked(self, folder: Path) -> dict:
+        try:
+            record = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+            digest = _sha256(folder)
+        except (OSError, ValueError) as error:
+            raise _DamagedError(f"cannot be read ({error})") from None
+        if not isinstance(record, dict) or record.get("format") != FORMAT:
+            raise _DamagedError(f"{_STATE} is not of format {FORMAT}")
+        if digest != record.get("tensors_sha256"):
+            raise _DamagedError("its tensors differ from their checksum")
+        if record.get("identity") != self.identity:
+            raise UserError(folder, self._difference(record["identity"]), "Remove the folder or set another LOGDIR")
+        return record["state"]
+
+    def _difference(self, found: dict) -> str:
+        keys = sorted(k for k in {*found, *self.identity} if found.get(k) != self.identity.get(k))
+        return (
+            f"belongs to another run: {keys[0]} is {found.get(keys[0])!r}, this run has {self.identity.get(keys[0])!r}"
+        )
+
+
+class _DamagedError(Exception):
+    pass
+
+
+def _sha256(folder: Path) -> str:
+    """Of the contents, one after another by name, of all files but the state."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.name != _STATE:
+            with path.open("rb") as file:
+                while block := file.read(_BLOCK):
+                    digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,191 @@
+"""Weights in and out of a run: where it starts from, its checkpoints, what it leaves behind.
+
+INIT_CHECKPOINT names a checkpoint of TensorFlow 1 or an object-based one of TensorFlow 2 by its prefix, or by the
+folder whose ``checkpoint`` file tells the newest; or a ``model.safetensors``, or a folder that holds one (a run's too).
+
+checkpoints/step_00000120/variables.*   weights, optimizer state and loss scale
+checkpoints/step_00000120/state.json    progress, what a run must agree on, sha256 of the variables
+weights/                                float32 weights as `mlbert` reads them
+tf2/model.ckpt                          the same as an object-based checkpoint
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from safetensors import SafetensorError
+from safetensors import numpy as safetensors
+
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.checkpoint_state import Report, check_unseen, numpy_float32, own_state
+from mlbert.core.errors import UserError
+from mlbert.core.model_card import model_card
+from mlbert.core.progress import TrainState
+from mlbert.core.step_folders import StepFolders
+from mlbert.store.tensorflow_variables import REMEDY, read_variables, without_suffix
+from tf2_bert.model import BertPretrainer
+
+_WEIGHTS, _CONFIG = "model.safetensors", "bert_config.json"
+_TORCH = (".pt", ".pth", ".bin")
+_VARIABLES = "variables"
+_START = "Set INIT_CHECKPOINT to a TensorFlow checkpoint's prefix or a model.safetensors, or to none"
+
+
+def initial_values(path: Path | str, model: BertPretrainer) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The weights to start from, for `BertPretrainer.assign`, and a line for each thing worth telling.
+
+    Float32 by our names, matrices [out, in], vocabulary unpadded. Heads that the checkpoint lacks are as the model has
+    drawn them.
+
+    Raises:
+        UserError: the checkpoint is missing, damaged, of another shape, or of PyTorch.
+    """
+    found, report = _read(_address(path), model.config)
+    return {**model.values(), **found}, report.warnings(path)
+
+
+def _address(path: Path | str) -> str:
+    """The path as TensorFlow wants it: pathlib makes ``gs:/bucket`` of ``gs://bucket``."""
+    return re.sub(r"^(\w+):/(?!/)", r"\1://", str(path))
+
+
+def _read(address: str, shape: BertConfig) -> tuple[dict[str, np.ndarray], Report]:
+    if tf.io.gfile.isdir(address):
+        address = _in_folder(address)
+    if address.endswith(".safetensors"):
+        return _read_safetensors(address, shape)
+    if address.endswith(_TORCH):
+        commands = "nvidia-to-torch, composer-to-torch or hf-to-torch"
+        raise UserError(address, "is a file of PyTorch", f"Convert it first: mlbert convert {commands}")
+    prefix = without_suffix(address)
+    if not tf.io.gfile.exists(f"{prefix}.index"):
+        raise UserError(f"{prefix}.index", "does not exist", REMEDY)
+    return read_variables(tf.train.load_checkpoint, prefix, shape)
+
+
+def _in_folder(folder: str) -> str:
+    for name in (f"{folder}/weights/{_WEIGHTS}", f"{folder}/{_WEIGHTS}"):
+        if tf.io.gfile.exists(name):
+            return name
+    newest = tf.train.get_checkpoint_state(folder)
+    if newest is not None:
+        # Alone its last part: the rest is where the folder lay when it was written.
+        return f"{folder}/{PurePosixPath(newest.model_checkpoint_path).name}"
+    raise UserError(folder, f"holds no {_WEIGHTS}, and no checkpoint file that names a checkpoint", _START)
+
+
+def _read_safetensors(address: str, shape: BertConfig) -> tuple[dict[str, np.ndarray], Report]:
+    try:
+        with tf.io.gfile.GFile(address, "rb") as file:
+            arrays = safetensors.load(file.read())
+    except tf.errors.OpError as error:
+        raise UserError(address, f"cannot be read ({error.message})", _START) from None
+    except SafetensorError as error:
+        raise UserError(address, f"is damaged ({error})", _START) from None
+    except KeyError as error:
+        raise UserError(address, f"holds numbers of type {error}", "Save it in float32") from None
+    config = Path(address).parent / _CONFIG
+    if config.is_file():
+        check_unseen(BertConfig.from_json(config), shape, address)
+    return own_state(arrays, shape, address, numpy_float32)
+
+
+class CheckpointFolder:
+    """The checkpoints of one run.
+
+    Args:
+        path: the folder; made at the first save. All workers see it.
+        objects: what is saved, by name: the model, the optimizer, the loss scale. They have all their variables.
+        keep: how many of the newest stay.
+        identity: what a checkpoint must agree on to be continued here; JSON-able.
+        is_chief: whether this worker's files stay.
+    """
+
+    def __init__(
+        self, path: Path, objects: Mapping[str, Any], *, keep: int, identity: dict[str, object], is_chief: bool = True
+    ) -> None:
+        self._path, self._is_chief = path, is_chief
+        self._folders = StepFolders(path, keep, identity)
+        self._checkpoint = tf.train.Checkpoint(**objects)
+
+    def save(self, state: TrainState) -> None:
+        """Writes a checkpoint. All workers call it together, since TensorFlow may sum over them what it saves.
+
+        A writer that is killed leaves none that would be taken for one. Raises UserError for a full disk.
+        """
+        if self._is_chief:
+            self._folders.save(state.step, state.to_json(), self._write)
+            return
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                self._write(Path(folder))
+        except OSError as error:
+            raise UserError("TMPDIR", f"cannot be written ({error})", "Set it to a folder with space") from None
+
+    def restore_newest(self, state: TrainState, say: Callable[[str], None]) -> bool:
+        """Continues from the newest good checkpoint, if there is one; tells of damaged ones that it passed over.
+
+        Call it outside of replicas: variables of all replicas are set.
+
+        Raises:
+            UserError: all are damaged; the newest good one is of another model, optimizer, batch or data set.
+        """
+        numbers, warnings = self._folders.load_newest(self._load)
+        for warning in warnings:
+            say(warning)
+        if numbers is not None:
+            state.restore(numbers)
+        return numbers is not None
+
+    def _write(self, folder: Path) -> None:
+        try:
+            self._checkpoint.write(str(folder / _VARIABLES))
+        except tf.errors.OpError as error:
+            raise OSError(error.message) from None
+
+    def _load(self, folder: Path, state: dict) -> dict:
+        try:
+            self._checkpoint.read(str(folder / _VARIABLES)).assert_consumed()
+        except (AssertionError, ValueError, tf.errors.OpError):
+            reason = "does not hold exactly what this run's model and optimizer keep"
+            raise UserError(folder, reason, "Remove the folder or set another LOGDIR") from None
+        return state
+
+
+def write_weights(folder: Path, model: BertPretrainer, facts: Mapping[str, object]) -> None:
+    """Writes ``weights/`` (safetensors, bert_config.json, README.md with the facts) and ``tf2/`` into ``folder``.
+
+    Both hold the float32 weights, vocabulary unpadded, and `mlbert convert` reads either. Raises UserError when a file
+    cannot be written.
+    """
+    weights, tf2 = folder / "weights", folder / "tf2"
+    try:
+        for target in (weights, tf2):
+            target.mkdir(parents=True, exist_ok=True)
+            (target / _CONFIG).write_text(model.config.to_json(), encoding="utf-8")
+        values = {name: np.ascontiguousarray(value) for name, value in model.values().items()}
+        safetensors.save_file(values, weights / _WEIGHTS, metadata={"format": "pt"})
+        (weights / "README.md").write_text(model_card("BertForPreTraining", facts), encoding="utf-8")
+        tf.train.Checkpoint(model=model).write(str(tf2 / "model.ckpt"))
+    except (OSError, SafetensorError, tf.errors.OpError) as error:
+        reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
+        raise UserError(folder, f"cannot be written ({reason})", "Free space or change LOGDIR") from None
+
+
+def copy_weights(folder: Path, target: Path | str) -> None:
+    """Copies what `write_weights` left in ``folder`` to another place, which may be a bucket. Raises UserError."""
+    address = _address(target)
+    try:
+        for source in (path for name in ("weights", "tf2") for path in sorted((folder / name).iterdir())):
+            place = f"{address}/{source.parent.name}"
+            tf.io.gfile.makedirs(place)
+            tf.io.gfile.copy(str(source), f"{place}/{source.name}", overwrite=True)
+    except (OSError, tf.errors.OpError) as error:
+        reason = getattr(error, "message", None) or error
+        raise UserError(address, f"cannot be written ({reason})", "Name another --model_export_path") from None

@@ -1,0 +1,475 @@
+"""Weights into a TensorFlow 2 run from every form, its own checkpoints, and what it leaves for other programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
+
+from safetensors.numpy import load_file, save_file  # noqa: E402
+
+from mlbert.convert.tensorflow_checkpoint import tf2_to_torch  # noqa: E402
+from mlbert.core.bert_config import BertConfig  # noqa: E402
+from mlbert.core.checkpoint_names import VOCABULARY, tf1_names  # noqa: E402
+from mlbert.core.checkpoint_state import parameter_shapes  # noqa: E402
+from mlbert.core.errors import UserError  # noqa: E402
+from mlbert.core.progress import TrainState  # noqa: E402
+from tf2_bert.checkpoints import CheckpointFolder, copy_weights, initial_values, write_weights  # noqa: E402
+from tf2_bert.model import BertPretrainer  # noqa: E402
+
+# 197 is no multiple of 8: other programs pad the vocabulary.
+SHAPE = BertConfig(
+    vocab_size=197,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=48,
+    max_position_embeddings=40,
+)
+PROGRAM = Path(__file__).parents[1] / "convert" / "tensorflow_program.py"
+FORMS = ("tf1/model.ckpt-28252", "tf1", "pretrainer/bert_model.ckpt", "items/bert_model.ckpt.index", "folder", "padded")
+
+
+@pytest.fixture(scope="module")
+def values() -> dict[str, np.ndarray]:
+    """All weights by our names, vocabulary unpadded."""
+    random = np.random.default_rng(5)
+    drawn = {name: random.normal(size=size).astype(np.float32) for name, size in parameter_shapes(SHAPE).items()}
+    return {name: array[:197] if name in VOCABULARY else array for name, array in drawn.items()}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory, values) -> Path:
+    """The same weights in every form: what tensorflow_program.py writes, and safetensors."""
+    folder = tmp_path_factory.mktemp("forms")
+    names = tf1_names(SHAPE.num_hidden_layers)
+    np.savez(
+        folder / "weights.npz",
+        **{names[name]: array.T if names[name].endswith("kernel") else array for name, array in values.items()},
+    )
+    ones = np.ones((2, 8), np.int64)
+    inputs = {"input_ids": ones, "token_type_ids": ones * 0, "attention_mask": ones, "labels": ones}
+    np.savez(folder / "inputs.npz", **inputs)
+    (folder / "bert_config.json").write_text(SHAPE.to_json())
+    done = subprocess.run([sys.executable, PROGRAM, folder], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name, rows in (("folder", 197), ("padded", 200)):
+        (folder / name).mkdir()
+        (folder / name / "bert_config.json").write_text(SHAPE.to_json())
+        arrays = {
+            own: np.pad(array, [(0, rows - 197), *[(0, 0)] * (array.ndim - 1)]) if own in VOCABULARY else array
+            for own, array in values.items()
+        }
+        save_file(arrays, folder / name / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def model() -> BertPretrainer:
+    return BertPretrainer(SHAPE, tf.float32, seed=1)
+
+
+def assert_same(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert found[name].dtype == np.float32
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_weights(written, values, model, form):
+    found, notes = initial_values(written / form, model)
+    assert_same(found, values)
+    assert notes == []
+    model.assign(found)
+    assert_same(model.values(), values)
+
+
+def test_a_folder_that_was_moved(tmp_path, written, values, model):
+    shutil.copytree(written / "tf1", tmp_path / "here")
+    (tmp_path / "here/model.ckpt-28252.meta").unlink()
+    assert_same(initial_values(tmp_path / "here", model)[0], values)
+
+
+def test_heads_that_a_checkpoint_lacks_stay_as_drawn(written, values, model):
+    drawn = model.values()
+    found, notes = initial_values(written / "encoder_only" / "bert_model.ckpt", model)
+    head = "cls.predictions.transform.dense.weight"
+    np.testing.assert_array_equal(found[head], drawn[head])
+    assert found[head].std() > 0
+    query = "bert.encoder.layer.1.attention.self.query.weight"
+    np.testing.assert_array_equal(found[query], values[query])
+    assert any(note.startswith("warning: ") and note.endswith(f"has no {head}") for note in notes)
+    assert found.keys() == values.keys()
+
+
+def cut(file, size):
+    file.write_bytes(file.read_bytes()[:size])
+
+
+def truncated_data(folder):
+    cut(folder / "tf1/model.ckpt-28252.data-00000-of-00001", 20_000)
+    return folder / "tf1/model.ckpt-28252", "damaged"
+
+
+def flipped_bit(folder):
+    file = folder / "tf1/model.ckpt-28252.data-00000-of-00001"
+    content = bytearray(file.read_bytes())
+    content[5000] ^= 1
+    file.write_bytes(content)
+    return folder / "tf1/model.ckpt-28252", "damaged at"
+
+
+def no_data(folder):
+    (folder / "items/bert_model.ckpt.data-00000-of-00001").unlink()
+    return folder / "items/bert_model.ckpt", "damaged"
+
+
+def truncated_index(folder):
+    cut(folder / "items/bert_model.ckpt.index", 100)
+    return folder / "items/bert_model.ckpt", "damaged at its index"
+
+
+def no_index(folder):
+    (folder / "items/bert_model.ckpt.index").unlink()
+    return folder / "items/bert_model.ckpt", "bert_model.ckpt.index: does not exist"
+
+
+def no_checkpoint(folder):
+    (folder / "text.index").write_text("hello\n")
+    return folder / "text", "damaged at its index"
+
+
+def of_something_else(folder):
+    return folder / "foreign/model.ckpt", "holds no variable of a BERT"
+
+
+def part_missing(folder):
+    return folder / "incomplete/model.ckpt", "bert/encoder/layer_1/output/dense/kernel is missing"
+
+
+def empty_folder(folder):
+    (folder / "empty").mkdir()
+    return folder / "empty", "holds no model.safetensors"
+
+
+def stale_checkpoint_file(folder):
+    for file in (folder / "tf1").glob("model.ckpt*"):
+        file.unlink()
+    return folder / "tf1", "tf1/model.ckpt-28252.index: does not exist"
+
+
+def foreign_checkpoint_file(folder):
+    (folder / "tf1" / "checkpoint").write_text("hello\n")
+    return folder / "tf1", "holds no model.safetensors"
+
+
+def torch_file(folder):
+    (folder / "phase1.pt").write_bytes(b"PK")
+    return folder / "phase1.pt", "mlbert convert nvidia-to-torch, composer-to-torch or hf-to-torch"
+
+
+def truncated_safetensors(folder):
+    cut(folder / "folder/model.safetensors", 5000)
+    return folder / "folder", "model.safetensors: is damaged"
+
+
+def no_safetensors(folder):
+    return folder / "elsewhere.safetensors", "elsewhere.safetensors: cannot be read"
+
+
+def wrong_shape(folder):
+    file = folder / "folder/model.safetensors"
+    save_file({**load_file(file), "bert.pooler.dense.weight": np.zeros((32, 31), np.float32)}, file)
+    return folder / "folder", "bert.pooler.dense.weight has shape [32, 31], the model wants [32, 32]"
+
+
+def integers(folder):
+    file = folder / "folder/model.safetensors"
+    save_file({**load_file(file), "bert.pooler.dense.bias": np.zeros(32, np.int32)}, file)
+    return folder / "folder", "bert.pooler.dense.bias holds no floating-point numbers"
+
+
+def other_heads(folder):
+    config = folder / "folder/bert_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_attention_heads": 8}))
+    return folder / "folder", "is of a model with num_attention_heads 8"
+
+
+DAMAGES = [truncated_data, flipped_bit, no_data, truncated_index, no_index, no_checkpoint, of_something_else]
+DAMAGES += [part_missing, empty_folder, stale_checkpoint_file, foreign_checkpoint_file, torch_file]
+DAMAGES += [truncated_safetensors, no_safetensors, wrong_shape, integers, other_heads]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_damage_is_one_line(tmp_path, written, model, damage):
+    shutil.copytree(written, tmp_path / "copy")
+    path, words = damage(tmp_path / "copy")
+    with pytest.raises(UserError) as told:
+        initial_values(path, model)
+    assert words in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("form", ["tf1", "pretrainer/bert_model.ckpt", "folder/model.safetensors"])
+@pytest.mark.parametrize(
+    "changes", [{"num_hidden_layers": 1}, {"num_hidden_layers": 3}, {"intermediate_size": 64}, {"vocab_size": 190}]
+)
+def test_another_shape_is_refused(tmp_path, written, form, changes):
+    other = BertPretrainer(BertConfig(**{**json.loads(SHAPE.to_json()), **changes}))
+    with pytest.raises(UserError) as told:
+        initial_values(written / form, other)
+    assert "\n" not in str(told.value)
+
+
+def test_address_of_a_bucket_survives_pathlib(model, monkeypatch):
+    asked = []
+
+    def exists(address):
+        asked.append(address)
+        return False
+
+    monkeypatch.setattr(tf.io.gfile, "isdir", lambda address: False)
+    monkeypatch.setattr(tf.io.gfile, "exists", exists)
+    with pytest.raises(UserError, match=r"^gs://bucket/model\.ckpt-28252\.index: does not exist"):
+        initial_values(Path("gs://bucket/model.ckpt-28252"), model)
+    assert asked == ["gs://bucket/model.ckpt-28252.index"]
+
+
+def test_what_a_run_leaves_is_read_by_all(tmp_path, values, model):
+    model.assign(values)
+    write_weights(tmp_path / "run", model, {"accuracy": 0.5})
+    assert_same(load_file(tmp_path / "run/weights/model.safetensors"), values)
+    assert "| accuracy | 0.5 |" in (tmp_path / "run/weights/README.md").read_text()
+    report = tf2_to_torch(tmp_path / "run/tf2/model.ckpt", tmp_path / "torch")
+    assert (report.missing, len(report.taken)) == ({}, len(values))
+    assert_same(load_file(tmp_path / "torch/model.safetensors"), values)
+    assert BertConfig.from_json(tmp_path / "torch/bert_config.json") == SHAPE
+    reader = tf.train.load_checkpoint(str(tmp_path / "run/tf2/model.ckpt"))
+    assert len(reader.get_variable_to_shape_map()) == len(values) + 1
+    copy_weights(tmp_path / "run", tmp_path / "copy")
+    for place in ("run", "run/weights", "run/tf2/model.ckpt", "copy", "copy/tf2/model.ckpt"):
+        assert_same(initial_values(tmp_path / place, BertPretrainer(SHAPE, seed=2))[0], values)
+
+
+def test_weights_that_cannot_be_written(tmp_path, model):
+    (tmp_path / "run").write_text("in the way")
+    with pytest.raises(UserError, match="run: cannot be written"):
+        write_weights(tmp_path / "run", model, {})
+    with pytest.raises(UserError, match="cannot be written"):
+        copy_weights(tmp_path / "nothing", tmp_path / "copy")
+
+
+class Slots(tf.Module):
+    """What an optimizer keeps: a moment of each parameter, and a counter."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.iterations = tf.Variable(0, dtype=tf.int64)
+        self.moments = [tf.Variable(tf.zeros_like(parameter)) for parameter in model.parameters().values()]
+
+    def update(self, model, number):
+        for index, (moment, parameter) in enumerate(zip(self.moments, model.parameters().values(), strict=True)):
+            moment.assign(tf.random.stateless_normal(moment.shape, [index, number]))
+            parameter.assign_add(moment)
+        self.iterations.assign(number)
+
+    def state(self):
+        return [int(self.iterations.numpy()), *(moment.numpy().tobytes() for moment in self.moments)]
+
+
+IDENTITY = {"model": SHAPE.to_json(), "optimizer": "lamb", "train_batch_size": 8, "train_data": "sha256:0"}
+
+
+def run_of(path, keep=2, seed=1, is_chief=True, **identity):
+    model = BertPretrainer(SHAPE, seed=seed)
+    slots = Slots(model)
+    scale = tf.Variable(1024.0)
+    objects = {"model": model, "optimizer": slots, "loss_scale": scale}
+    return (
+        model,
+        slots,
+        scale,
+        CheckpointFolder(path, objects, keep=keep, identity={**IDENTITY, **identity}, is_chief=is_chief),
+    )
+
+
+def saved(path, steps=(1, 2, 3), **options):
+    """A run that saved at these steps; and its weights and slots at each."""
+    model, slots, scale, folder = run_of(path, **options)
+    states = {}
+    for step in steps:
+        slots.update(model, step)
+        scale.assign(2.0**step)
+        folder.save(TrainState(step=step, samples=8 * step, accuracy=step / 7))
+        states[step] = model.values(), slots.state(), 2.0**step
+    return states
+
+
+def assert_restored(path, step, states, notes=0):
+    model, slots, scale, folder = run_of(path, seed=9)
+    state, said = TrainState(), []
+    assert folder.restore_newest(state, said.append)
+    assert state == TrainState(step=step, samples=8 * step, accuracy=step / 7)
+    values, kept, loss_scale = states[step]
+    assert_same(model.values(), values)
+    assert slots.state() == kept
+    assert float(scale.numpy()) == loss_scale
+    assert len(said) == notes
+
+
+def test_a_run_goes_on_bit_for_bit(tmp_path):
+    states = saved(tmp_path / "checkpoints")
+    assert_restored(tmp_path / "checkpoints", 3, states)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_00000002", "step_00000003"]
+
+
+def test_without_checkpoints_nothing_changes(tmp_path):
+    _, slots, _, folder = run_of(tmp_path / "checkpoints")
+    state = TrainState()
+    assert not folder.restore_newest(state, pytest.fail)
+    assert (state, int(slots.iterations.numpy())) == (TrainState(), 0)
+
+
+@pytest.mark.parametrize("name", ["variables.data-00000-of-00001", "variables.index", "state.json"])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: cut(file, 200)])
+def test_a_damaged_one_is_passed_over(tmp_path, name, damage):
+    states = saved(tmp_path / "checkpoints")
+    damage(tmp_path / "checkpoints" / "step_00000003" / name)
+    assert_restored(tmp_path / "checkpoints", 2, states, notes=1)
+
+
+def test_all_damaged_is_an_error(tmp_path):
+    saved(tmp_path, steps=[1])
+    (tmp_path / "step_00000001" / "variables.index").unlink()
+    with pytest.raises(UserError, match="every checkpoint is damaged"):
+        run_of(tmp_path)[-1].restore_newest(TrainState(), str)
+
+
+@pytest.mark.parametrize(
+    "change", [{"model": "{}"}, {"optimizer": "adamw"}, {"train_batch_size": 16}, {"train_data": "sha256:1"}]
+)
+def test_another_run_is_refused(tmp_path, change):
+    saved(tmp_path, steps=[1])
+    with pytest.raises(UserError, match=f"belongs to another run: {next(iter(change))} is ") as told:
+        run_of(tmp_path, **change)[-1].restore_newest(TrainState(), str)
+    assert "\n" not in str(told.value)
+
+
+def test_variables_that_the_checkpoint_lacks_are_an_error(tmp_path):
+    saved(tmp_path, steps=[1])
+    objects = {"model": BertPretrainer(SHAPE), "optimizer": tf.Variable(0.0)}
+    folder = CheckpointFolder(tmp_path, objects, keep=1, identity=IDENTITY)
+    with pytest.raises(UserError, match="does not hold exactly what this run's model and optimizer keep"):
+        folder.restore_newest(TrainState(), str)
+
+
+def test_only_the_chiefs_files_stay(tmp_path):
+    saved(tmp_path / "checkpoints", is_chief=False)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_full_disk_leaves_the_older_one(tmp_path):
+    states = saved(tmp_path, steps=[1])
+    (tmp_path / ".partial_step_00000002").write_text("in the way")
+    with pytest.raises(UserError, match="step_00000002: could not be written"):
+        saved(tmp_path, steps=[2])
+    assert_restored(tmp_path, 1, states)
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+import test_checkpoints as t
+folder = Path(sys.argv[1])
+real = t.tf.train.Checkpoint.write
+def write(self, prefix, *rest):
+    real(self, prefix, *rest)
+    if "step_00000002" in prefix:
+        print("writing", flush=True)
+        time.sleep(100)
+t.tf.train.Checkpoint.write = write
+t.saved(folder, steps=[1, 2])
+"""
+
+
+def test_a_writer_that_is_killed_leaves_the_older_one(tmp_path):
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, tmp_path / "checkpoints"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert process.stdout.readline() == b"writing\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    left = sorted(entry.name for entry in (tmp_path / "checkpoints").iterdir())
+    assert left == [".partial_step_00000002", "step_00000001"]
+    assert_restored(tmp_path / "checkpoints", 1, saved(tmp_path / "again", steps=[1]))
+    saved(tmp_path / "checkpoints", steps=[1, 2])
+    left = sorted(entry.name for entry in (tmp_path / "checkpoints").iterdir())
+    assert left == ["step_00000001", "step_00000002"]
+
+
+REPLICAS = """
+import sys
+from pathlib import Path
+import tensorflow as tf
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+import test_checkpoints as t
+folder, form = map(Path, sys.argv[1:])
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+def replicas(model):
+    for name, variable in model.parameters().items():
+        first, second = (part.numpy() for part in strategy.experimental_local_results(variable))
+        t.np.testing.assert_array_equal(first, second, err_msg=name)
+
+with strategy.scope():
+    model, slots, scale, kept = t.run_of(folder)
+model.assign(t.initial_values(form, model)[0])
+replicas(model)
+start = model.values()
+slots.update(model, 1)
+assert any((start[name] != array).any() for name, array in model.values().items())
+kept.save(t.TrainState(step=1))
+wanted, slots_wanted = model.values(), slots.state()
+t.write_weights(folder, model, {})
+with strategy.scope():
+    other, slots, scale, kept = t.run_of(folder, seed=4)
+assert kept.restore_newest(t.TrainState(), print)
+replicas(other)
+for own, array in wanted.items():
+    t.np.testing.assert_array_equal(other.values()[own], array)
+assert slots.state() == slots_wanted
+alone, slots, _, kept = t.run_of(folder, seed=5)
+assert kept.restore_newest(t.TrainState(), print)
+for own, array in wanted.items():
+    t.np.testing.assert_array_equal(alone.values()[own], array)
+t.assert_same(t.initial_values(folder / "tf2/model.ckpt", alone)[0], wanted)
+print("done")
+"""
+
+
+def test_weights_and_checkpoints_reach_every_replica(tmp_path, written):
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", REPLICAS, tmp_path, written / "pretrainer/bert_model.ckpt"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.stdout.endswith("done\n"), done.stderr[-3000:]

@@ -1,0 +1,328 @@
+"""What TensorFlow trains and evaluates on: the steps of PyTorch, whatever the replicas, and every evaluation sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
+
+from mlbert.core.config import resolve
+from mlbert.core.errors import UserError
+from mlbert.core.settings import TrainConfig
+from mlbert.feed.evaluation import EvalSet
+from mlbert.feed.packed import PackedSource
+from mlbert.prepare.shuffle import Packing, shuffle_set
+from mlbert.store.deals import contiguous
+from mlbert.store.open import open_store
+from mlbert.store.ragged import Ragged
+from mlbert.store.tfrecord import write_examples
+from sequences_of_rows import sequences_of
+from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences, write_set
+from tf2_bert.data import EVALUATED_ON_TRAINING, evaluation_data, inspect, training_data
+from tf2_bert.recipe import DEFAULTS
+from tf2_bert.rows import Rows
+from training_settings import SETTINGS, SHAPE
+
+COUNT, BATCH, SEED = 300, 8, 3
+PACKINGS = [1, 3]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared set."""
+    return write_set(tmp_path_factory.mktemp("set") / "set", make_rows(random_lengths(COUNT)))
+
+
+def settings(tmp_path: Path, folder: Path, **changes: Any) -> TrainConfig:
+    """The settings of a run on a set, in which a step of each replica has 8 rows."""
+    shape = tmp_path / "bert_config.json"
+    shape.write_text(json.dumps({**SHAPE, "vocab_size": VOCAB_SIZE}))
+    values = {
+        **{name: value for name, value in SETTINGS.items() if name not in ("recipe", "synthetic_data")},
+        "bert_config_file": shape,
+        "output_dir": tmp_path,
+        "input_dir": folder,
+        "eval_dir": folder,
+        "train_batch_size": BATCH,
+        "eval_batch_size": 4,
+        "num_eval_examples": 50,
+        "average_packing_rate": 1.0,
+        "gradient_accumulation_steps": 1,
+        **changes,
+    }
+    return resolve(DEFAULTS, {}, {name: str(value) for name, value in values.items()}, [], []).config
+
+
+def context(replicas: int = 1, hosts: int = 1, host: int = 0) -> Any:
+    return tf.distribute.InputContext(hosts, host, replicas)
+
+
+def opened_training(config: TrainConfig, seed: int = SEED) -> Any:
+    data = training_data(config, inspect(config), seed)
+    data.open()
+    return data
+
+
+def opened_evaluation(config: TrainConfig) -> Any:
+    data = evaluation_data(config, inspect(config))
+    data.open()
+    return data
+
+
+def batches(dataset: Any, count: int | None = None) -> list[Rows]:
+    taken = dataset if count is None else dataset.take(count)
+    return list(taken.as_numpy_iterator())
+
+
+def joined(parts: list[Rows]) -> Ragged:
+    return Ragged.concatenate([sequences_of(part) for part in parts])
+
+
+def tokens(ragged: Ragged) -> list[bytes]:
+    return [ragged.slice(s, s + 1).tokens.tobytes() for s in range(len(ragged))]
+
+
+@pytest.mark.parametrize("most", PACKINGS)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_steps_are_those_of_pytorch(tmp_path: Path, folder: Path, most: int, replicas: int) -> None:
+    """Each replica's rows, sequence by sequence, over the end of an epoch."""
+    config = settings(tmp_path, folder, max_sequences_per_pack=most)
+    data = opened_training(config)
+    sources = [
+        PackedSource(folder, packs_per_step=BATCH, max_sequences_per_pack=most, seed=SEED, rank=rank,
+                     world_size=replicas, deal=contiguous)  # fmt: skip
+        for rank in range(replicas)
+    ]
+    for source in sources:
+        source.open()
+    steps = sources[0].steps_per_epoch + 2
+    found = batches(data.pipeline(context(replicas)), steps * replicas)
+    for step in range(steps):
+        for rank, source in enumerate(sources):
+            (batch,) = source.batches_of(step)
+            arrays = batch.arrays()
+            ids = np.split(arrays["ids"].astype(np.uint16), arrays["cu_seqlens"][1:-1])
+            ours = sequences_of(found[step * replicas + rank])
+            assert tokens(ours) == [piece.tobytes() for piece in ids]
+
+
+@pytest.mark.parametrize("most", PACKINGS)
+def test_replicas_and_hosts_share_one_order(tmp_path: Path, folder: Path, most: int) -> None:
+    expected = None
+    for hosts, replicas in ((1, 1), (1, 2), (1, 4), (2, 4), (4, 4)):
+        config = settings(tmp_path, folder, max_sequences_per_pack=most, train_batch_size=16 // replicas)
+        data, local = opened_training(config), replicas // hosts
+        parts = [batches(data.pipeline(context(replicas, hosts, host)), 3 * local) for host in range(hosts)]
+        in_order = [part for step in range(3) for host in parts for part in host[step * local : (step + 1) * local]]
+        found = names(joined(in_order))
+        assert expected in (None, found)
+        expected = found
+
+
+@pytest.mark.parametrize("most", PACKINGS)
+def test_an_epoch_takes_every_sequence_once(tmp_path: Path, folder: Path, most: int) -> None:
+    config = settings(tmp_path, folder, max_sequences_per_pack=most, train_batch_size=1)
+    data = opened_training(config)
+    count = COUNT if most == 1 else 1
+    if most > 1:
+        source = PackedSource(folder, packs_per_step=1, max_sequences_per_pack=most, seed=SEED, deal=contiguous)
+        source.open()
+        count = source.steps_per_epoch
+    assert same_sequences(joined(batches(data.pipeline(context()), count)), make_rows(random_lengths(COUNT)))
+
+
+def test_a_run_resumes_at_the_step(tmp_path: Path, folder: Path) -> None:
+    data = opened_training(settings(tmp_path, folder, max_sequences_per_pack=3))
+    whole = batches(data.pipeline(context(2)), 12)
+    resumed = batches(data.pipeline(context(2), 4), 4)
+    assert names(joined(whole[8:])) == names(joined(resumed))
+    assert data.resume_note is None
+
+
+@pytest.mark.parametrize("most", PACKINGS)
+@pytest.mark.parametrize(("hosts", "replicas"), [(1, 1), (1, 3), (2, 4), (3, 3)])
+def test_evaluation_takes_every_sample_once(
+    tmp_path: Path, folder: Path, most: int, hosts: int, replicas: int
+) -> None:
+    data = opened_evaluation(settings(tmp_path, folder, max_sequences_per_pack=most))
+    parts = [batches(data.pipeline(context(replicas, hosts, host))) for host in range(hosts)]
+    assert [len(part) for part in parts] == [data.steps(replicas) * replicas // hosts] * hosts
+    rows = [batch for part in parts for batch in part]
+    assert all(batch.input_ids.shape == (4, data.shape.tokens) for batch in rows)
+    assert sum(batch.next_sentence_weights.sum() for batch in rows) == data.num_examples == 50
+    assert same_sequences(joined(rows), open_store(folder).gather(np.arange(50)))
+    expected = EvalSet(folder, 50, 4, max_sequences_per_pack=most)
+    expected.open()
+    theirs = [piece for batch in expected for piece in np.split(batch.arrays()["ids"], batch.arrays()["cu_seqlens"][1:-1])]
+    assert sorted(tokens(joined(rows))) == sorted(piece.astype(np.uint16).tobytes() for piece in theirs)
+
+
+def test_evaluation_may_take_all_and_not_more(tmp_path: Path, folder: Path) -> None:
+    assert opened_evaluation(settings(tmp_path, folder, num_eval_examples="none")).num_examples == COUNT
+    config = settings(tmp_path, folder, num_eval_examples=COUNT + 1)
+    with pytest.raises(UserError, match=f"holds {COUNT} examples, {COUNT + 1} are asked for"):
+        evaluation_data(config, inspect(config))
+
+
+def test_stored_packs_are_taken_as_they_are(tmp_path: Path, folder: Path) -> None:
+    packs = tmp_path / "packed"
+    shuffle_set(folder, packs, shards=2, seed=1, packing=Packing(40, 3))
+    data = opened_training(settings(tmp_path, packs, max_sequences_per_pack=3))
+    assert data.shape.tokens == 40
+    whole = opened_training(settings(tmp_path, packs, max_sequences_per_pack=3, train_batch_size=1))
+    count = open_store(packs).num_packs
+    assert same_sequences(joined(batches(whole.pipeline(context()), count)), make_rows(random_lengths(COUNT)))
+    small = opened_training(settings(tmp_path, packs, max_sequences_per_pack=2))
+    dataset = small.pipeline(context())
+    with pytest.raises(tf.errors.OpError) as raised:
+        batches(dataset, 30)
+    assert str(small.translated(raised.value)).startswith("MAX_SEQUENCES_PER_PACK: a row of the data has 3 sequences")
+
+
+def test_synthetic_data(tmp_path: Path) -> None:
+    for most in PACKINGS:
+        config = settings(tmp_path, tmp_path / "none", synthetic_data="1", max_sequences_per_pack=most)
+        inputs = inspect(config)
+        assert inputs.train_data == inputs.eval_data == "synthetic"
+        (batch,) = batches(opened_training(config).pipeline(context()), 1)
+        assert batch.next_sentence_weights.sum() == BATCH * most
+        assert batch.input_ids.max() < VOCAB_SIZE
+        evaluation = opened_evaluation(config)
+        total = sum(part.next_sentence_weights.sum() for part in batches(evaluation.pipeline(context())))
+        assert total == evaluation.num_examples == 50
+
+
+def test_inspection_finds_what_does_not_fit(tmp_path: Path, folder: Path) -> None:
+    def refused(**changes: Any) -> str:
+        with pytest.raises(UserError) as raised:
+            inspect(settings(tmp_path, changes.pop("folder", folder), **changes))
+        assert "\n" not in str(raised.value)
+        return str(raised.value)
+
+    assert "sequences of up to 32 tokens" in refused(max_seq_length=64)
+    assert f"up to {MAX_PREDICTIONS} in a sequence" in refused(max_predictions_per_seq=4)
+    assert "no such folder" in refused(folder=tmp_path / "nothing").lower()
+    other = write_set(tmp_path / "other", make_rows(random_lengths(50)), vocabulary="w" * 64)
+    assert "another vocabulary" in refused(eval_dir=other)
+    long = write_set(tmp_path / "long", make_rows(random_lengths(50, 70)), longest=70)
+    assert "the model has 64 positions" in refused(folder=long)
+    (tmp_path / "small.json").write_text(json.dumps(SHAPE))
+    assert "has a vocabulary of 500" in refused(bert_config_file=tmp_path / "small.json")
+    assert inspect(settings(tmp_path, folder, max_seq_length=32)).train_data.startswith("sha256:")
+
+
+def test_wider_predictions_make_wider_rows(tmp_path: Path, folder: Path) -> None:
+    data = opened_training(settings(tmp_path, folder, max_predictions_per_seq=9))
+    assert data.shape == (32, 9, 1)
+
+
+def test_a_set_too_small_for_a_step_is_refused(tmp_path: Path, folder: Path) -> None:
+    data = opened_training(settings(tmp_path, folder, train_batch_size=200))
+    with pytest.raises(UserError, match="its 300 packs are fewer than one step's 400"):
+        data.pipeline(context(2))
+
+
+def test_a_reader_that_fails_tells_why(tmp_path: Path) -> None:
+    """TFRecords do not know their vocabulary, and damage after they were opened shows when it is read."""
+    rows = make_rows(random_lengths(40))
+    records = tmp_path / "records"
+    records.mkdir()
+    write_examples(records / "part-0", rows, 32, MAX_PREDICTIONS)
+    (tmp_path / "small.json").write_text(json.dumps(SHAPE))
+    data = opened_training(settings(tmp_path, records, bert_config_file=tmp_path / "small.json"))
+    with pytest.raises(tf.errors.OpError) as raised:
+        batches(data.pipeline(context()), 5)
+    assert isinstance(data.failure, UserError)
+    assert "the model's vocabulary has 300 entries" in str(data.translated(raised.value))
+    assert data.translated(ValueError()) is None
+
+    data = opened_training(settings(tmp_path, records))
+    flip(records / "part-0")
+    with pytest.raises(tf.errors.OpError) as raised:
+        batches(data.pipeline(context()), 10)
+    assert "part-0: record" in str(data.translated(raised.value))
+
+
+def test_a_store_of_tfrecords_can_be_packed(tmp_path: Path) -> None:
+    rows = make_rows(random_lengths(60))
+    (records := tmp_path / "records").mkdir()
+    write_examples(records / "part-0", rows, 32, MAX_PREDICTIONS)
+    data = opened_evaluation(settings(tmp_path, records, max_sequences_per_pack=3, num_eval_examples=60))
+    assert same_sequences(joined(batches(data.pipeline(context(2)))), rows)
+
+
+def test_training_files_serve_as_evaluation(tmp_path: Path, folder: Path) -> None:
+    write_examples(tmp_path / "part-0", make_rows(random_lengths(60)), 32, MAX_PREDICTIONS)
+    config = settings(tmp_path, folder, input_files=tmp_path / "part-*")
+    inputs = inspect(config)
+    assert inputs.notes == (EVALUATED_ON_TRAINING,)
+    assert inputs.train_data == inputs.eval_data
+    write_examples(tmp_path / "eval", make_rows(random_lengths(50), 1), 32, MAX_PREDICTIONS)
+    inputs = inspect(dataclasses.replace(config, eval_files=str(tmp_path / "eval")))
+    assert not inputs.notes
+    assert inputs.train_data != inputs.eval_data
+    with pytest.raises(UserError, match="Give DATADIR_PHASE2 instead of INPUT_FILES"):
+        inspect(dataclasses.replace(config, max_sequences_per_pack=3))
+
+
+PROGRAM = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+from pathlib import Path
+count = int(sys.argv[2])
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+from mlbert.store.open import describe, open_store
+from tf2_bert.store_data import StoreEvaluation, StoreTraining
+from tf2_bert.store_rows import row_shape
+
+info = describe(sys.argv[1])
+shape = row_shape(32, 3, 32, info.max_predictions)
+opened = lambda: open_store(info.folder)
+strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(count)]) if count > 1 else tf.distribute.get_strategy()
+training = StoreTraining(info, 8 // count, shape, seed=3, vocab_size=500, opened=opened)
+evaluation = StoreEvaluation(info, 4, shape, 50, vocab_size=500, opened=opened)
+training.open()
+evaluation.open()
+
+@tf.function
+def per_replica(iterator):
+    return strategy.run(lambda rows: tuple(rows), args=(next(iterator),))
+
+def read(dataset, steps):
+    iterator, found = iter(dataset), []
+    for _ in range(steps):
+        fields = [strategy.experimental_local_results(field) for field in per_replica(iterator)]
+        assert all(len(field) == count for field in fields)
+        found += [[field[replica].numpy() for field in fields] for replica in range(count)]
+    return [np.concatenate(field) for field in zip(*found)]
+
+first = read(training.dataset(strategy, 2), 3)
+second = read(evaluation.dataset(strategy), evaluation.steps(count))
+np.savez(sys.argv[3], *first, *second)
+"""
+
+
+def test_real_replicas_take_the_rows_in_order(tmp_path: Path, folder: Path) -> None:
+    """One device without a strategy, and mirrored over 2 and 4 virtual ones."""
+    found = []
+    for count in (1, 2, 4):
+        file = tmp_path / f"{count}.npz"
+        words = [sys.executable, "-c", PROGRAM, str(folder), str(count), str(file)]
+        result = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        assert result.returncode == 0, result.stderr[-2000:]
+        arrays = list(np.load(file).values())
+        found.append((sequences_of(Rows(*arrays[:10])), sequences_of(Rows(*arrays[10:]))))
+    for training, evaluation in found:
+        assert names(training) == names(found[0][0])
+        assert names(evaluation) == names(found[0][1])
+    assert same_sequences(found[0][1], open_store(folder).gather(np.arange(50)))

@@ -1,0 +1,75 @@
+"""The loss scale of the TensorFlow 2 implementation: PyTorch's rule, bounds, state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mlbert.optim import loss_scale as pytorchs
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
+
+from tf2_bert.loss_scale import LARGEST, LossScale  # noqa: E402
+from unit.tensorflow2.strategies_program import settings  # noqa: E402
+
+
+def after(scale: LossScale, finite: list[bool]) -> list[float]:
+    found = []
+    for good in finite:
+        scale.update(tf.constant(good))
+        found.append(float(scale.value))
+    return found
+
+
+def test_it_halves_at_once_and_doubles_after_the_window() -> None:
+    scale = LossScale(8.0, 3, fixed=False)
+    assert after(scale, [True, True, False, True, True, True, True]) == [8, 8, 4, 4, 4, 8, 8]
+
+
+def test_it_goes_as_pytorchs() -> None:
+    finite = (np.random.default_rng(0).random(200) > 0.2).tolist()
+    twin, wanted = pytorchs.LossScale(2.0**20, 3, torch.device("cpu")), []
+    for good in finite:
+        twin.update(torch.tensor(1.0 if good else float("inf"), dtype=torch.float64))
+        wanted.append(float(twin.value))
+    assert min(wanted) > 1
+    assert after(LossScale(2.0**20, 3, fixed=False), finite) == wanted
+
+
+def test_it_stays_within_bounds() -> None:
+    assert after(LossScale(LARGEST / 2, 1, fixed=False), [True] * 3) == [LARGEST] * 3
+    assert after(LossScale(2.0, 1, fixed=False), [False] * 3) == [1, 1, 1]
+    assert LARGEST == pytorchs.LARGEST
+
+
+def test_a_fixed_one_stays() -> None:
+    assert after(LossScale(8.0, 1, fixed=True), [True, False, True]) == [8, 8, 8]
+
+
+def test_gradients_are_unscaled_in_float32() -> None:
+    scale = LossScale(1024.0, 1, fixed=False)
+    (gradient,) = scale.unscale([tf.constant([2.0**-14], tf.float16)])
+    assert gradient.dtype == tf.float32
+    assert float(gradient[0]) == 2.0**-24
+    assert float(scale.scale(tf.constant(0.5))) == 512
+
+
+def test_its_state_goes_on(tmp_path: Path) -> None:
+    first, second = LossScale(8.0, 3, fixed=False), LossScale(2.0, 3, fixed=False)
+    after(first, [False, True])
+    path = tf.train.Checkpoint(loss_scale=first).write(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(loss_scale=second).read(path).assert_consumed()
+    finite = [True, True, True, False]
+    assert after(second, finite) == after(first, finite) == [4, 8, 8, 4]
+
+
+def test_settings_ask_for_it() -> None:
+    assert LossScale.of(settings(precision="fp32")) is None
+    assert LossScale.of(settings(precision="bf16")) is None
+    fixed = LossScale.of(settings(precision="fp16", loss_scale=64, loss_scale_fixed=1))
+    assert after(fixed, [False]) == [64]
+    dynamic = LossScale.of(settings(precision="fp16", loss_scale=64, loss_scale_window=1, loss_scale_fixed=0))
+    assert after(dynamic, [False, True, True]) == [32, 64, 128]

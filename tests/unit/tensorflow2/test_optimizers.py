@@ -1,0 +1,168 @@
+"""LAMB and AdamW of the TensorFlow 2 implementation against the published ones, PyTorch's and Keras'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mlbert.core.errors import UserError
+from mlbert.optim import adamw, lamb
+from mlbert.optim.flat import FlatParameters
+from unsharded import unsharded
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
+
+from tf2_bert.optimizers import AdamWeightDecay, Lamb, Optimizer, make_optimizer  # noqa: E402
+from unit.tensorflow2.strategies_program import settings  # noqa: E402
+
+ASSETS = Path(__file__).parents[2] / "assets/lamb"
+INPUTS = np.load(ASSETS / "trajectories.npz")
+NAMES = [key.removeprefix("w0/") for key in INPUTS if key.startswith("w0/")]
+NUMBERS = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-6, "weight_decay_rate": 0.01}
+YES, NO = tf.constant(True), tf.constant(False)
+SHAPES = {
+    "odd.weight": (7, 11),
+    "odd.bias": (5,),
+    "layer.LayerNorm.weight": (16,),
+    "layer.LayerNorm.bias": (16,),
+    "zero.weight": (3,),
+    "cls.predictions.bias": (9,),
+}
+
+
+def variables(values: Mapping[str, np.ndarray]) -> dict[str, tf.Variable]:
+    return {name: tf.Variable(value) for name, value in values.items()}
+
+
+def published_start() -> dict[str, tf.Variable]:
+    return variables({name: INPUTS[f"w0/{name}"] for name in NAMES})
+
+
+def published_gradients(update: int) -> list[tf.Tensor]:
+    return [tf.constant(INPUTS[f"grad/{name}"][update]) for name in NAMES]
+
+
+def random_weights() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    scales = {name: 0.0 if name.startswith("zero") else 0.05 for name in SHAPES}
+    return {name: rng.normal(0, scales[name], shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def random_gradients(update: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(100 + update)
+    return [rng.normal(0, 10.0 ** rng.integers(-4, 1), shape).astype(np.float32) for shape in SHAPES.values()]
+
+
+def apply(optimizer: Optimizer, gradients: Sequence[Any], lr: float, finite: tf.Tensor = YES) -> None:
+    optimizer.apply([tf.convert_to_tensor(gradient) for gradient in gradients], tf.constant(lr), finite)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("config", "lr", "numbers"),
+    [
+        ("lamb_default", 0.002, {}),
+        ("lamb_mlperf8k", 0.00288293, {"beta_1": 0.88, "beta_2": 0.88, "weight_decay_rate": 0.0166629}),
+    ],
+)
+def test_lamb_follows_googles(config: str, lr: float, numbers: dict[str, float], compiled: bool) -> None:
+    wanted, parameters = np.load(ASSETS / "tf2_trajectories.npz"), published_start()
+    optimizer = Lamb(parameters, **{**NUMBERS, **numbers}, compiled=compiled)
+    for update in range(10):
+        apply(optimizer, published_gradients(update), lr)
+        for name, weight in parameters.items():
+            np.testing.assert_allclose(weight.numpy(), wanted[f"{config}/w/{name}"][update], rtol=0, atol=1e-6)
+    assert int(optimizer.iterations) == 10
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "epsilon"),
+    [(Lamb, lamb.Lamb, 1e-6), (AdamWeightDecay, adamw.AdamW, 1e-12)],
+)
+def test_ten_updates_are_pytorchs(ours: type[Optimizer], theirs: type, epsilon: float) -> None:
+    """PyTorch's AdamW adds epsilon elsewhere, which makes no difference where it is tiny."""
+    parameters = variables(random_weights())
+    flat = FlatParameters((name, torch.nn.Parameter(torch.tensor(w))) for name, w in random_weights().items())
+    common = {"betas": (0.9, 0.999), "eps": epsilon, "weight_decay": 0.01, "max_grad_norm": None}
+    twin = unsharded(theirs, flat, implementation="plain", **common)
+    optimizer = ours(parameters, **{**NUMBERS, "epsilon": epsilon})
+    for update in range(10):
+        gradients, lr = random_gradients(update), 0.01 * (1 - update / 20)
+        for view, gradient in zip(flat.views(flat.grad).values(), gradients, strict=True):
+            view.copy_(torch.from_numpy(gradient))
+        twin.step(lr)
+        apply(optimizer, gradients, lr)
+    for name, weight in flat.views(flat.data).items():
+        np.testing.assert_allclose(parameters[name].numpy(), weight.numpy(), rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_adamw_is_keras_adamw() -> None:
+    """Epsilon large enough that its place shows."""
+    numbers = {"beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-3}
+    parameters = variables(random_weights())
+    twins = [tf.Variable(value, name=name.replace(".", "_")) for name, value in random_weights().items()]
+    keras = tf.keras.optimizers.AdamW(learning_rate=0.01, weight_decay=0.1, **numbers)
+    keras.exclude_from_weight_decay(var_names=["LayerNorm", "bias"])
+    optimizer = AdamWeightDecay(parameters, **numbers, weight_decay_rate=0.1)
+    for update in range(10):
+        gradients = [tf.constant(gradient) for gradient in random_gradients(update)]
+        keras.apply_gradients(zip(gradients, twins, strict=True))
+        apply(optimizer, gradients, 0.01)
+    for (name, weight), twin in zip(parameters.items(), twins, strict=True):
+        np.testing.assert_allclose(weight.numpy(), twin.numpy(), rtol=0, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("cls", [Lamb, AdamWeightDecay])
+def test_a_gradient_that_is_not_finite_changes_nothing(cls: type[Optimizer]) -> None:
+    parameters = variables(random_weights())
+    optimizer = cls(parameters, **NUMBERS)
+    apply(optimizer, random_gradients(0), 0.01)
+    everything = [*parameters.values(), *optimizer.variables]
+    before = [variable.numpy() for variable in everything]
+    apply(optimizer, [np.full(shape, np.nan, np.float32) for shape in SHAPES.values()], 0.01, NO)
+    for variable, value in zip(everything, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    assert int(optimizer.iterations) == 1
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(Lamb, lamb.Lamb), (AdamWeightDecay, adamw.AdamW)])
+def test_the_log_has_the_keys_of_pytorchs(ours: type[Optimizer], theirs: type) -> None:
+    flat = FlatParameters([("w.weight", torch.nn.Parameter(torch.zeros(2)))])
+    twin = unsharded(
+        theirs, flat, implementation="plain", betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, max_grad_norm=1.0
+    )
+    found: list[tuple[str, object]] = []
+    wanted: list[tuple[str, object]] = []
+    ours(variables(random_weights()), **NUMBERS, max_grad_norm=1.0).hyperparameters(lambda *pair: found.append(pair))
+    twin.hyperparameters(lambda *pair: wanted.append(pair))
+    assert found == wanted
+
+
+def test_a_checkpoint_has_the_state_and_no_weights(tmp_path: Path) -> None:
+    parameters = variables(random_weights())
+    optimizer = Lamb(parameters, **NUMBERS)
+    for update in range(2):
+        apply(optimizer, random_gradients(update), 0.01)
+    path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "checkpoint"))
+    keys = [key.split("/")[1] for key, _ in tf.train.list_variables(path) if key.startswith("optimizer/")]
+    assert sorted(keys) == sorted(["iterations", *["m", "v"] * len(SHAPES)])
+    other = Lamb(variables({name: weight.numpy() for name, weight in parameters.items()}), **NUMBERS)
+    tf.train.Checkpoint(optimizer=other).read(path).assert_consumed()
+    for one in (optimizer, other):
+        apply(one, random_gradients(2), 0.01)
+    for name, value in other.m.items():
+        np.testing.assert_array_equal(value.numpy(), optimizer.m[name].numpy())
+
+
+def test_settings_choose_it() -> None:
+    made = make_optimizer(settings(optimizer="lamb", max_grad_norm=0.5), variables(random_weights()))
+    assert type(made) is Lamb
+    assert (tuple(made.betas), made.eps, made.weight_decay, made.max_grad_norm) == ((0.9, 0.999), 1e-6, 0.01, 0.5)
+    assert type(make_optimizer(settings(optimizer="adamw"), {})) is AdamWeightDecay
+    with pytest.raises(UserError, match=r"OPTIMIZER: madgrad is not there in TensorFlow 2\. Choose lamb or adamw"):
+        make_optimizer(settings(optimizer="madgrad"), {})

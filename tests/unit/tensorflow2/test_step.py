@@ -1,0 +1,263 @@
+"""The training step of the TensorFlow 2 implementation: any split of a batch, PyTorch's weights, loops, clipping."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mlbert.core.bert_config import BertConfig
+from mlbert.dist.reduce import GradientReducer, cut_buckets
+from mlbert.dist.world import World
+from mlbert.feed.host_batch import HostBatch
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.objectives import PreTraining
+from mlbert.optim import lamb
+from mlbert.optim.flat import FlatParameters
+from mlbert.train.step import Step
+from unsharded import unsharded
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
+
+from tf2_bert.rows import Rows  # noqa: E402
+from unit.tensorflow2 import strategies_program  # noqa: E402
+from unit.tensorflow2.cases import NO_DROPOUT, packed_case  # noqa: E402
+from unit.tensorflow2.strategies_program import RATES, Trained, made_up_rows, settings, small_shape  # noqa: E402
+
+MIRRORED = {
+    "one": {"devices": 1},
+    "two": {"devices": 2},
+    "four": {"devices": 4},
+    "two, accumulated": {"devices": 2, "config": {"gradient_accumulation_steps": 2}},
+    "two, summed first": {"devices": 2, "config": {"explicit_allreduce": 1, "allreduce_bytes_per_pack": 4096}},
+    "two, compiled": {"devices": 2, "config": {"enable_xla": 1}},
+    "two, eager": {"devices": 2, "config": {"run_eagerly": 1}},
+    "one_device": {"devices": 1, "config": {"distribution_strategy": "one_device"}},
+    "off": {"devices": 1, "config": {"distribution_strategy": "off"}},
+}
+REPLICAS = {name: case["devices"] for name, case in MIRRORED.items()}
+
+
+def start(devices: int, cases: list[dict[str, Any]]) -> subprocess.Popen[str]:
+    arguments = json.dumps({"devices": devices, "cases": cases})
+    command = [sys.executable, strategies_program.__file__, arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    try:
+        out, errors = process.communicate(timeout=200)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    return json.loads(out.splitlines()[-1])
+
+
+def assert_same_training(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for key in ("losses", "norms", "weights"):
+        np.testing.assert_allclose(found[key], wanted[key], rtol=0, atol=1e-5, err_msg=key)
+    np.testing.assert_allclose(found["sums"], wanted["sums"], rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def mirrored() -> dict[str, dict[str, Any]]:
+    """What every case of one process with four virtual devices gives."""
+    return dict(zip(MIRRORED, ended(start(4, list(MIRRORED.values()))), strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in MIRRORED if name != "one"])
+def test_any_split_of_the_batch_gives_the_same(mirrored: dict[str, dict[str, Any]], name: str) -> None:
+    """Over replicas and micro-batches with different numbers of predictions and sequences."""
+    assert mirrored[name]["replicas"] == REPLICAS[name]
+    assert_same_training(mirrored[name], mirrored["one"])
+    assert len(set(mirrored[name]["losses"])) == len(RATES)
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def test_two_processes_are_one(mirrored: dict[str, dict[str, Any]]) -> None:
+    hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    case = {"devices": 0, "hosts": hosts, "config": {"distribution_strategy": "multi_worker_mirrored"}}
+    processes = [start(0, [case | {"task": task}]) for task in range(2)]
+    for process in processes:
+        (found,) = ended(process)
+        assert found["replicas"] == 2
+        assert_same_training(found, mirrored["one"])
+
+
+# In this process, without a strategy, and eager where tracing is not the point.
+
+WEIGHTS = "bert.encoder.layer.0.output.dense.weight"
+
+
+def trained(dropout: float = 0.0, shape: BertConfig | None = None, **changes: object) -> Trained:
+    config = settings(**{"distribution_strategy": "off", "run_eagerly": 1} | changes)
+    return Trained(config, tf.distribute.get_strategy(), shape or small_shape(dropout))
+
+
+def run(one: Trained, steps: list[Rows], rates: list[float] = RATES, first: int = 0) -> Any:
+    return one.step.run_loop(one.iterator(steps), rates[: len(steps)], first)
+
+
+def some_steps(count: int = 2, rows: int = 8) -> list[Rows]:
+    return [made_up_rows(rows, seed) for seed in range(count)]
+
+
+def distance(one: Trained, other: Trained) -> float:
+    pairs = zip(one.model.values().values(), other.model.values().values(), strict=True)
+    return max(float(np.abs(a - b).max()) for a, b in pairs)
+
+
+def test_ten_steps_are_pytorchs() -> None:
+    """LAMB with the whole step's gradient clipped: the same weights, the same batch."""
+    ragged, packs, rows = packed_case()
+    model = BertForPreTraining(NO_DROPOUT)
+    model.initialize(3)
+    objective, flat = PreTraining(scope="step"), FlatParameters(model.ordered_parameters())
+    optimizer = unsharded(
+        lamb.Lamb,
+        flat,
+        implementation="plain",
+        betas=(0.9, 0.999),
+        eps=1e-6,
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+    )
+    buckets = cut_buckets(flat.offsets, flat.numel, flat.numel)
+    sync = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), buckets, None)
+    step = Step(model, objective, flat, sync, optimizer, over_ranks=lambda amax: amax, say=print)
+    batch = HostBatch.of(ragged, np.array(packs), np.arange(len(packs)), rows.input_ids.shape[1])
+    rates = np.linspace(0.01, 0.001, 10).tolist()
+
+    twin = trained(max_grad_norm=1.0, gradient_clipping="after", run_eagerly=0, shape=NO_DROPOUT)
+    twin.model.assign({name: parameter.detach().numpy() for name, parameter in model.named_parameters()})
+    found = run(twin, [rows] * 10, rates)
+
+    for number, lr in enumerate(rates):
+        result = step([batch], 0, number, objective.divisors(objective.counts(batch)), lr)
+        assert found.losses[number] == pytest.approx(float(result.loss_sum), abs=1e-5)
+        assert found.grad_norms[number] == pytest.approx(float(result.grad_norm), rel=1e-4)
+    values = twin.model.values()
+    for name, parameter in model.named_parameters():
+        wanted = parameter.detach().numpy()[: len(values[name])]
+        np.testing.assert_allclose(values[name], wanted, rtol=0, atol=1e-5, err_msg=name)
+    assert found.losses[-1] < found.losses[0] - 0.1
+
+
+def test_accumulation_changes_nothing_without_clipping() -> None:
+    whole, parts = trained(), trained(gradient_accumulation_steps=4)
+    losses = [run(one, some_steps()).losses for one in (whole, parts)]
+    np.testing.assert_allclose(*losses, atol=1e-5)
+    assert distance(whole, parts) < 1e-5
+
+
+def test_a_loop_is_traced_once_for_any_number_of_steps() -> None:
+    one, other = trained(run_eagerly=0), trained(run_eagerly=0)
+    traces, step = [], one.step._replica_step
+    one.step._replica_step = lambda *arguments: (traces.append(1), step(*arguments))[1]
+    steps = some_steps(4)
+    one.step.warm_up(steps[0])
+    losses = run(one, steps).losses
+    iterator = other.iterator(steps)
+    parts = [other.step.run_loop(iterator, RATES[a:b], a).losses for a, b in ((0, 3), (3, 4))]
+    parts_of_one = one.step.run_loop(one.iterator(steps), RATES[:3], 4)
+    assert (len(parts_of_one.losses), len(traces)) == (3, 1)
+    np.testing.assert_array_equal(losses, np.concatenate(parts))
+
+
+def test_dropout_depends_on_step_and_micro_batch_alone() -> None:
+    rows = made_up_rows(4, 0)
+    twice = Rows(*(np.concatenate([x, x]) for x in rows))
+    run_of = lambda first, seed=5: run(trained(0.1, seed=seed), [rows], first=first).losses[0]  # noqa: E731
+    assert run_of(0) == run_of(0)
+    assert abs(run_of(0) - run_of(1)) > 1e-4
+    one = trained(0.1, gradient_accumulation_steps=2)
+    assert abs(run(one, [twice]).losses[0] - run_of(0)) > 1e-5
+
+
+def gradient_steps(**changes: object) -> tuple[np.ndarray, np.ndarray]:
+    """A weight's change by one update of AdamW at its first step with a huge epsilon, which is the gradient's, and the
+    gradient norm."""
+    one = trained(optimizer="adamw", opt_epsilon=1e6, weight_decay_rate=0, **changes)
+    before = one.model.values()[WEIGHTS]
+    norms = run(one, [made_up_rows(8, 0)], [1e6]).grad_norms
+    return before - one.model.values()[WEIGHTS], norms
+
+
+@pytest.mark.parametrize("how", [{"gradient_clipping": "after"}, {"explicit_allreduce": 1}])
+def test_clipping_after_scales_the_whole_gradient(how: dict[str, object]) -> None:
+    exact, (norm,) = gradient_steps(gradient_accumulation_steps=2)
+    clipped, (same_norm,) = gradient_steps(gradient_accumulation_steps=2, max_grad_norm=0.01, **how)
+    assert same_norm == pytest.approx(norm, rel=1e-6)
+    np.testing.assert_allclose(clipped, exact * (0.01 / norm), rtol=1e-2, atol=1e-8)
+
+
+def test_clipping_before_scales_each_micro_batch() -> None:
+    """Both parts are brought to the same norm, so the sum is not the whole gradient made smaller."""
+    exact, (norm,) = gradient_steps(gradient_accumulation_steps=2)
+    clipped, (clipped_norm,) = gradient_steps(gradient_accumulation_steps=2, max_grad_norm=0.01)
+    assert clipped_norm <= 0.01 + 1e-7
+    ratio = np.abs(clipped).sum() / np.abs(exact).sum()
+    assert np.abs(clipped - ratio * exact).max() > 0.01 * np.abs(clipped).max()
+    loose, (loose_norm,) = gradient_steps(gradient_accumulation_steps=2, max_grad_norm=1e3)
+    assert loose_norm == norm
+    np.testing.assert_array_equal(loose, exact)
+
+
+@pytest.mark.parametrize("explicit", [0, 1])
+def test_float16_skips_an_overflow_and_halves(explicit: int) -> None:
+    changes = {"precision": "fp16", "loss_scale": 2.0**24, "explicit_allreduce": explicit}
+    one = trained(**changes)
+    before = one.model.values()
+    result = run(one, some_steps(1))
+    assert (result.skipped, float(one.loss_scale.value)) == (1, 2.0**23)
+    assert int(one.optimizer.iterations) == 0
+    for name, value in one.model.values().items():
+        np.testing.assert_array_equal(value, before[name])
+    for _ in range(20):
+        result = run(one, some_steps(1))
+    assert (result.skipped, np.isfinite(result.losses).all()) == (0, True)
+    assert int(one.optimizer.iterations) > 0
+
+
+@pytest.mark.parametrize(("precision", "explicit"), [("fp16", 0), ("fp16", 1), ("bf16", 0)])
+def test_sixteen_bits_train_nearly_alike(precision: str, explicit: int) -> None:
+    one, exact = trained(precision=precision, loss_scale=1024, explicit_allreduce=explicit), trained()
+    steps = some_steps(4)
+    found, wanted = run(one, steps), run(exact, steps)
+    np.testing.assert_allclose(found.losses, wanted.losses, rtol=5e-3)
+    np.testing.assert_allclose(found.grad_norms, wanted.grad_norms, rtol=5e-2)
+    assert found.skipped == 0
+
+
+def test_a_step_without_predictions_or_sequences_is_skipped() -> None:
+    rows = made_up_rows(8, 0)
+    empty = rows._replace(next_sentence_weights=np.zeros_like(rows.next_sentence_weights))
+    one = trained()
+    before = one.variables()
+    assert run(one, [empty]).skipped == 1
+    for found, wanted in zip(one.variables(), before, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("changes", [{"precision": "fp16"}, {"enable_xla": 1, "gradient_accumulation_steps": 2}])
+def test_warming_up_leaves_no_trace(changes: dict[str, object]) -> None:
+    one, other = trained(0.1, run_eagerly=0, **changes), trained(0.1, run_eagerly=0, **changes)
+    before, steps = one.variables(), some_steps()
+    one.step.warm_up(made_up_rows(8, 9))
+    for found, wanted in zip(one.variables(), before, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(run(one, steps).losses, run(other, steps).losses)

@@ -1,0 +1,147 @@
+"""Which strategy the settings give, and what is said where it cannot be had."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlbert.core.errors import UserError
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
+
+from tf2_bert import strategies  # noqa: E402
+from tf2_bert.strategies import make_strategy  # noqa: E402
+from unit.tensorflow2.strategies_program import settings  # noqa: E402
+
+no_gpu = pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="has a GPU")
+VARIABLES = ("TF_CONFIG", "SLURM_NTASKS")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def refusal(num_gpus: int = 1, **changes: object) -> str:
+    with pytest.raises(UserError) as caught:
+        make_strategy(settings(**changes), num_gpus)
+    return str(caught.value)
+
+
+def test_one_device_and_none() -> None:
+    off, _ = make_strategy(settings(distribution_strategy="off"), 1)
+    assert off is tf.distribute.get_strategy()
+    for count in (0, 1):
+        one, notes = make_strategy(settings(distribution_strategy="one_device"), count)
+        assert isinstance(one, tf.distribute.OneDeviceStrategy)
+        mirrored, _ = make_strategy(settings(distribution_strategy="mirrored"), count)
+        assert isinstance(mirrored, tf.distribute.MirroredStrategy)
+        assert (mirrored.num_replicas_in_sync, notes) == (1, [])
+
+
+@pytest.mark.parametrize("name", ["off", "one_device"])
+def test_one_device_is_not_several(name: str) -> None:
+    wanted = f"num_gpus: is 2 while DISTRIBUTION_STRATEGY={name}. Set 1, or use mirrored."
+    assert refusal(2, distribution_strategy=name) == wanted
+
+
+@no_gpu
+def test_devices_that_are_not_there_are_counted() -> None:
+    there = len(tf.config.list_logical_devices("CPU"))
+    wanted = f"num_gpus: is 64, and this machine has {there} CPU devices and no GPU. Set at most {there}."
+    assert refusal(64, distribution_strategy="mirrored") == wanted
+
+
+def test_parameter_server_is_refused_with_its_reason() -> None:
+    assert "asynchronously" in refusal(distribution_strategy="parameter_server")
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "choice"),
+    [
+        ("mirrored", "ring", "nccl or hierarchical_copy"),
+        ("multi_worker_mirrored", "hierarchical_copy", "nccl or ring"),
+        ("one_device", "nccl", "Leave it out"),
+    ],
+)
+def test_an_all_reduce_of_another_strategy_is_refused(name: str, algorithm: str, choice: str) -> None:
+    text = refusal(distribution_strategy=name, all_reduce_alg=algorithm)
+    assert text.startswith(f"ALL_REDUCE_ALG: {algorithm} does not go with DISTRIBUTION_STRATEGY={name}.")
+    assert choice in text
+
+
+@no_gpu
+def test_nccl_without_gpus_is_told() -> None:
+    strategy, (note,) = make_strategy(settings(distribution_strategy="mirrored", all_reduce_alg="nccl"), 1)
+    assert isinstance(strategy, tf.distribute.MirroredStrategy)
+    assert note.startswith("ALL_REDUCE_ALG: nccl needs GPUs")
+
+
+def test_workers_that_nobody_names() -> None:
+    assert "knows of no workers" in refusal(distribution_strategy="multi_worker_mirrored")
+    with pytest.raises(UserError, match="task_index: is 2, and there are 2 worker_hosts"):
+        make_strategy(settings(distribution_strategy="multi_worker_mirrored"), 1, ["a:1", "b:1"], 2)
+
+
+def test_workers_of_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = {"worker": ["a:1", "b:1"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}))
+    resolver = strategies._cluster((), -1, 1)
+    assert (resolver.cluster_spec().as_dict(), resolver.task_type, resolver.task_id) == (cluster, "worker", 1)
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    assert refusal(distribution_strategy="multi_worker_mirrored").startswith("TF_CONFIG: names no workers")
+
+
+def test_workers_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes with two tasks each; the third task."""
+    for name, value in {
+        "NTASKS": "4",
+        "PROCID": "2",
+        "STEP_NUM_TASKS": "4",
+        "STEP_NODELIST": "node[01-02]",
+        "STEP_TASKS_PER_NODE": "2(x2)",
+    }.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    resolver = strategies._cluster((), -1, 0)
+    hosts = ["node01:8888", "node01:8889", "node02:8888", "node02:8889"]
+    assert resolver.cluster_spec().as_dict() == {"worker": hosts}
+    assert (resolver.task_type, resolver.task_id, resolver.num_accelerators()["GPU"]) == ("worker", 2, 0)
+    monkeypatch.delenv("SLURM_STEP_NODELIST")
+    assert refusal(distribution_strategy="multi_worker_mirrored").startswith("SLURM_NTASKS: is 4, but ")
+
+
+PREPARE = """
+import json, sys
+import tensorflow as tf
+from tf2_bert.strategies import make_strategy, prepare_devices
+from unit.tensorflow2.strategies_program import settings
+from mlbert.core.errors import UserError
+
+config = settings(distribution_strategy="mirrored", cpu_threads=3, all_reduce_alg="hierarchical_copy")
+prepare_devices(config, 2)
+strategy, _ = make_strategy(config, 2)
+try:
+    make_strategy(settings(distribution_strategy="tpu", tpu="no-such-tpu"), 0)
+except UserError as error:
+    refused = str(error)
+threads = tf.config.threading
+found = threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads()
+print(json.dumps([strategy.num_replicas_in_sync, found, refused]))
+"""
+
+
+@no_gpu
+def test_devices_are_made_ready_and_a_tpu_that_is_not_there_is_one_line() -> None:
+    tests = str(Path(__file__).parents[2])
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {tests!r})\n{PREPARE}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    replicas, threads, refused = json.loads(done.stdout.splitlines()[-1])
+    assert (replicas, threads) == (2, [3, 3])
+    assert refused.startswith("TPU: no-such-tpu cannot be used (")
+    assert "\n" not in refused

@@ -1,0 +1,124 @@
+"""Time of one training step in TensorFlow 2, as published and in our forms, against PyTorch's plain twin, in one run.
+
+    python tools/bench_tensorflow2.py --config small --sequences 16 --pairs 7 --json FILE
+
+All sides train on the same sequences, whose lengths have Wikipedia's distribution, with LAMB in float32; their steps
+take turns, so that a machine whose speed drifts slows all. TensorFlow's sides:
+
+    padded       one sequence a row, each padded to the model's longest: the published form, and the default
+    packed       several sequences a row, a block-diagonal mask between them (MAX_SEQUENCES_PER_PACK=3)
+    + xla        the same with ENABLE_XLA=1
+
+PyTorch's is the flat token stream without padding, each op in its plain form (OPS=plain).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import tensorflow as tf
+import torch
+
+from mlbert import ops
+from mlbert.bench.step import LAMB, LEARNING_RATE, Side, alternate, our_side
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.packing import pack_lengths
+from mlbert.feed.host_batch import HostBatch
+from mlbert.feed.synthetic import lengths_at, sequences
+from mlbert.models.bert import BertForPreTraining
+from mlbert.store.ragged import Ragged
+from tf2_bert.model import BertPretrainer
+from tf2_bert.optimizers import Lamb
+from tf2_bert.step import TrainStep
+from tf2_bert.store_rows import row_shape, rows_of
+
+CONFIGS = Path(__file__).resolve().parents[1] / "benchmarks/bert/implementations/pytorch/configs"
+MAX_SEQUENCES_PER_PACK = 3
+
+
+def tensorflow_side(name: str, config: BertConfig, ragged: Ragged, most: int, xla: bool, start: dict) -> Side:
+    """A step over rows of at most ``most`` sequences each; ``start``: weights by our names."""
+    tokens = config.max_position_embeddings
+    packs = pack_lengths(ragged.lengths, tokens, most, seed=0)
+    order, per_row = packs.order, np.diff(packs.offsets)
+    predictions = int(np.diff(ragged.masked_offsets).max())
+    rows = rows_of(ragged.take(order), per_row, len(per_row), row_shape(tokens, most, tokens, predictions))
+    strategy = tf.distribute.get_strategy()
+    model = BertPretrainer(config)
+    model.assign(start)
+    numbers = {"beta_1": LAMB["betas"][0], "beta_2": LAMB["betas"][1], "epsilon": LAMB["eps"]}
+    optimizer = Lamb(
+        model.parameters(),
+        **numbers,
+        weight_decay_rate=LAMB["weight_decay"],
+        max_grad_norm=LAMB["max_grad_norm"],
+        compiled=xla,
+    )
+    settings = SimpleNamespace(
+        gradient_accumulation_steps=1,
+        explicit_allreduce=False,
+        gradient_clipping="before",
+        allreduce_bytes_per_pack=0,
+        max_grad_norm=LAMB["max_grad_norm"],
+        enable_xla=xla,
+        run_eagerly=False,
+        scale_loss=True,
+    )
+    step = TrainStep(strategy, model, optimizer, None, settings, seed=1)  # type: ignore[arg-type]
+    batches = iter(tf.data.Dataset.from_tensors(rows).repeat())
+    return Side(f"{name}: {len(per_row)} rows", lambda: float(step.run_loop(batches, [LEARNING_RATE], 0).losses[0]))
+
+
+def main() -> None:
+    """Measures, prints the medians and the ratios of each turn, and writes the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="small", help="name of a shape in pytorch/configs")
+    parser.add_argument("--sequences", type=int, default=16)
+    parser.add_argument("--pairs", type=int, default=7, help="counted steps of each side")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="record to write")
+    words = parser.parse_args()
+    config = BertConfig.from_json(CONFIGS / f"{words.config}.json")
+    lengths = lengths_at((np.arange(words.sequences) + 0.5) / words.sequences, config.max_position_embeddings)
+    ragged = sequences(lengths, config.vocab_size, np.random.default_rng(words.seed))
+    ops.select("plain", torch.device("cpu"))
+    peer = BertForPreTraining(config)
+    peer.initialize(words.seed)
+    start = {name: parameter.detach().numpy().copy() for name, parameter in peer.named_parameters()}
+    batch = HostBatch.of_sequences(ragged, np.arange(words.sequences), config.max_position_embeddings)
+    sides = [
+        tensorflow_side("tensorflow padded", config, ragged, 1, False, start),
+        tensorflow_side("tensorflow padded + xla", config, ragged, 1, True, start),
+        tensorflow_side("tensorflow packed", config, ragged, MAX_SEQUENCES_PER_PACK, False, start),
+        tensorflow_side("tensorflow packed + xla", config, ragged, MAX_SEQUENCES_PER_PACK, True, start),
+        our_side(batch, peer, words.seed),
+    ]
+    sides[-1] = Side("pytorch, OPS=plain", sides[-1].step)
+    seconds = alternate(sides, words.pairs)
+    first = sides[0].name
+    ratios = {name: [a / b for a, b in zip(seconds[first], times, strict=True)] for name, times in seconds.items()}
+    record = {
+        "config": words.config,
+        "sequences": words.sequences,
+        "tokens": int(lengths.sum()),
+        "padded_tokens": words.sequences * config.max_position_embeddings,
+        "tensorflow": tf.__version__,
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "seconds": seconds,
+        "times_as_fast_as_padded": ratios,
+    }
+    for name, times in seconds.items():
+        print(f"{name:36} {statistics.median(times):8.4f} s   {statistics.median(ratios[name]):5.2f} x", flush=True)
+    if words.json:
+        words.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
