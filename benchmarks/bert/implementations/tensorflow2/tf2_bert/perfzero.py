@@ -110,7 +110,8 @@ def define_method_flags() -> None:
 
 def flags_as_text() -> str:
     """Every flag whose value is not its default, as on a command line."""
-    changed = (FLAGS[name] for name in sorted(FLAGS) if FLAGS[name].value != FLAGS[name].default)
+    flags_by_name = {FLAGS[name].name: FLAGS[name] for name in sorted(FLAGS)}  # short names lead to the same flag
+    changed = (flag for flag in flags_by_name.values() if flag.value != flag.default)
     return " ".join(flag.serialize().replace("\n", " ") for flag in changed)
 
 
