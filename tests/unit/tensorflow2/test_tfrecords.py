@@ -11,15 +11,15 @@ import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from mlbert.core.errors import UserError  # noqa: E402
-from mlbert.store.open import describe, open_store  # noqa: E402
-from mlbert.store.ragged import Ragged  # noqa: E402
-from mlbert.store.tfrecord import write_examples  # noqa: E402
-from sequences_of_rows import sequences_of  # noqa: E402
-from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences  # noqa: E402
-from tf2_bert.rows import Rows  # noqa: E402
-from tf2_bert.tfrecords import Files, TFRecordEvaluation, TFRecordTraining, match_files  # noqa: E402
-from tfrecord_examples import example, frame, odd_examples, simple_lists  # noqa: E402
+from mlbert.core.errors import UserError
+from mlbert.store.open import describe, open_store
+from mlbert.store.ragged import Ragged
+from mlbert.store.tfrecord import write_examples
+from sequences_of_rows import sequences_of
+from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences
+from tf2_bert.rows import Rows
+from tf2_bert.tfrecords import Files, TFRecordEvaluation, TFRecordTraining, match_files
+from tfrecord_examples import example, frame, odd_examples, simple_lists
 
 COUNT, LONGEST = 230, 32
 
