@@ -156,10 +156,13 @@ def test_damage_is_told_with_file_and_record(folder: Path, tmp_path: Path) -> No
         "a flipped bit": lambda path: flip(path, 0.51),
         "cut off": lambda path: path.write_bytes(path.read_bytes()[:-9]),
         "no records": lambda path: path.write_text("plain text, no records"),
+        "gone": lambda path: path.unlink(),
     }.items():
         files = matched(copied(folder, tmp_path / name) / "part-*")
         damage(tmp_path / name / "part-00002-of-00005")
         assert f"{tmp_path / name}/part-00002-of-00005: " in refused(files)
+        with pytest.raises(UserError, match="/part-00002-of-00005: "):
+            TFRecordEvaluation(files, 4, None, vocab_size=VOCAB_SIZE).open()
 
 
 def test_records_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
