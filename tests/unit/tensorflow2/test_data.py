@@ -14,24 +14,24 @@ import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from host_batches import tokens_of  # noqa: E402
-from mlbert.core.config import resolve  # noqa: E402
-from mlbert.core.errors import UserError  # noqa: E402
-from mlbert.core.settings import TrainConfig  # noqa: E402
-from mlbert.feed.evaluation import EvalSet  # noqa: E402
-from mlbert.feed.packed import PackedSource  # noqa: E402
-from mlbert.prepare.shuffle import Packing, shuffle_set  # noqa: E402
-from mlbert.prepare.split_bins import make_bins  # noqa: E402
-from mlbert.store.deals import contiguous  # noqa: E402
-from mlbert.store.open import open_store  # noqa: E402
-from mlbert.store.ragged import Ragged  # noqa: E402
-from mlbert.store.tfrecord import write_examples  # noqa: E402
-from sequences_of_rows import sequences_of  # noqa: E402
-from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences, write_set  # noqa: E402
-from tf2_bert.data import EVALUATED_ON_TRAINING, Data, evaluation_data, inspect, training_data  # noqa: E402
-from tf2_bert.recipe import DEFAULTS  # noqa: E402
-from tf2_bert.rows import Rows  # noqa: E402
-from training_settings import SETTINGS, SHAPE  # noqa: E402
+from host_batches import tokens_of
+from mlbert.core.config import resolve
+from mlbert.core.errors import UserError
+from mlbert.core.settings import TrainConfig
+from mlbert.feed.evaluation import EvalSet
+from mlbert.feed.packed import PackedSource
+from mlbert.prepare.shuffle import Packing, shuffle_set
+from mlbert.prepare.split_bins import make_bins
+from mlbert.store.deals import contiguous
+from mlbert.store.open import open_store
+from mlbert.store.ragged import Ragged
+from mlbert.store.tfrecord import write_examples
+from sequences_of_rows import sequences_of
+from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences, write_set
+from tf2_bert.data import EVALUATED_ON_TRAINING, Data, evaluation_data, inspect, training_data
+from tf2_bert.recipe import DEFAULTS
+from tf2_bert.rows import Rows
+from training_settings import SETTINGS, SHAPE
 
 COUNT, BATCH, SEED = 300, 8, 3
 PACKINGS = [1, 3]

@@ -32,13 +32,12 @@ from mlbert.core.provenance import tree_root
 from mlbert.core.run_folder import RunFolder, choose_seed, write_curve
 from mlbert.core.settings import TrainConfig
 from tf2_bert import checkpoints, optimizers
-from tf2_bert.data import Inputs, evaluation_data, inspect, training_data
+from tf2_bert.data import Data, Inputs, inspect
 from tf2_bert.endings import guard
 from tf2_bert.loop import Callback, Run, train
 from tf2_bert.loss_scale import LossScale
 from tf2_bert.model import BertPretrainer
 from tf2_bert.step import TrainStep
-from tf2_bert.store_rows import zero_rows
 from tf2_bert.summaries import Summaries
 
 COMPUTE_DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
@@ -90,7 +89,7 @@ def run_experiment(
         log.event("seed", seed)
         schedule = schedules.make(config)
         with strategy.scope():
-            model = BertPretrainer(inputs.model, COMPUTE_DTYPES[config.precision], seed)
+            model = BertPretrainer(inputs.shape, COMPUTE_DTYPES[config.precision], seed)
             optimizer = optimizers.make_optimizer(config, model.parameters())
             loss_scale = LossScale.of(config)
         if config.init_checkpoint is not None:
@@ -103,7 +102,7 @@ def run_experiment(
         record = {**json.loads(resolved.as_json()), "seed": seed, "provenance": asdict(identity)}
         if worker.is_chief:
             (paths.folder / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        training, evaluation = training_data(config, inputs, seed), evaluation_data(config, inputs)
+        data = Data(config, inputs, strategy, seed)
         for note in inputs.notes:
             say(note)
         state = TrainState(next_eval_samples=config.eval_iter_start_samples)
@@ -116,10 +115,10 @@ def run_experiment(
         )
         if config.resume and folder.restore_newest(state, say):
             log.event("resumed_from_step", state.step)
-            note = f"; {training.resume_note}" if training.resume_note else ""
+            note = f"; {data.resume_note}" if data.resume_note else ""
             say(f"resumed at step {state.step}, {state.samples} samples{note}")
         if config.device_warmup:
-            step.warm_up(zero_rows(config.train_batch_size, training.shape))
+            step.warm_up(data.warm_up_rows())
         monitor = Monitor(
             paths.folder / "metrics.jsonl" if worker.is_chief else None,
             Limits.of(config),
@@ -127,7 +126,7 @@ def run_experiment(
             console,
             append=config.resume,
         )
-        listeners: list[Events] = [MLPerfEvents(log, lambda: evaluation.num_examples), monitor]
+        listeners: list[Events] = [MLPerfEvents(log, lambda: data.num_eval_samples), monitor]
         if config.tensorboard_dir is not None and worker.is_chief:
             listeners.append(Summaries(config.tensorboard_dir))
         monitor.open(state)
@@ -136,10 +135,8 @@ def run_experiment(
             outcome = train(
                 Run(
                     config=config,
-                    strategy=strategy,
                     step=step,
-                    training=training,
-                    evaluation=evaluation,
+                    data=data,
                     schedule=schedule,
                     checkpoints=folder,
                     events=Several(listeners),
@@ -152,6 +149,7 @@ def run_experiment(
                 )
             )
         finally:
+            data.close()
             monitor.close()
     if worker.is_chief:
         leave_behind(paths, model, outcome, config, seed, strategy)
@@ -193,7 +191,7 @@ def log_run(
 def agreed(config: TrainConfig, inputs: Inputs, strategy: tf.distribute.Strategy) -> dict[str, object]:
     """What a checkpoint must agree on to be continued here."""
     return {
-        "model": inputs.model.to_json(),
+        "model": inputs.shape.to_json(),
         "optimizer": config.optimizer,
         "train_batch_size": config.train_batch_size,
         "replicas": strategy.num_replicas_in_sync,

@@ -64,6 +64,7 @@ _COUNTED: Mapping[str, tuple[Any, Any, str]] = {
     "loss_scale": (str, None, "What fp16 multiplies the loss by: dynamic, or a number that stays."),
     "enable_checkpoint_and_summary": (bool, False, "Save a checkpoint after each loop, and write TensorBoard's files."),
 }
+_WIDTHS = ("max_seq_length", "max_predictions_per_seq")
 _SHORT = {"loss_scale": "ls"}
 # Published flags of the process rather than of the run; and those of parts that this implementation has not.
 _PROCESS: Mapping[str, tuple[Any, Any, str]] = {
@@ -156,6 +157,8 @@ def _same() -> dict[str, tuple[object, str]]:
     """Published flags that are a field of the table."""
     values: dict[str, tuple[object, str]] = {}
     for name, (field, *_) in _SAME.items():
+        if name in _WIDTHS and not (given(name) or given("input_files")):
+            continue  # a prepared set knows its own
         value = FLAGS[name].value
         if given(name) or not (exported() or train_settings()[field].env in environment() or value is None):
             whole = isinstance(value, float) and train_settings()[field].kind is int and value == int(value)
@@ -163,6 +166,8 @@ def _same() -> dict[str, tuple[object, str]]:
     if "input_files" in values:
         folder = str(values["input_files"][0]).split(",", maxsplit=1)[0].rpartition("/")[0] or "."
         values |= {field: (folder, _origin("input_files")) for field in ("input_dir", "eval_dir")}
+    if given("synthetic_data"):
+        values |= {field: ("synthetic", _origin("synthetic_data")) for field in ("input_dir", "eval_dir")}
     return values
 
 

@@ -1,7 +1,7 @@
 """The training loop: loops of steps on the device, and between them evaluations, checkpoints and the end.
 
 events.start                         the clock runs: run_start in MLPerf's log
-training.open, evaluation.open      first touch of the data
+data.open                            first touch of the data
 |-- callbacks.on_batch_begin
 |   step.run_loop                    up to STEPS_PER_LOOP optimizer steps in one graph
 |   callbacks.on_batch_end
@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -31,7 +31,7 @@ from mlbert.core.schedules import Schedule
 from mlbert.core.settings import TrainConfig
 from tf2_bert import objective
 from tf2_bert.checkpoints import CheckpointFolder
-from tf2_bert.data import EvaluationData, TrainingData
+from tf2_bert.data import Data
 from tf2_bert.endings import Warned
 from tf2_bert.step import TrainStep
 
@@ -51,10 +51,8 @@ class Run:
     """The objects of one run; `global_batch_size` is nominal, sequences of a step over all replicas."""
 
     config: TrainConfig
-    strategy: tf.distribute.Strategy
     step: TrainStep
-    training: TrainingData
-    evaluation: EvaluationData
+    data: Data
     schedule: Schedule
     checkpoints: CheckpointFolder
     events: Events
@@ -72,17 +70,14 @@ def train(run: Run) -> Outcome:
     config, state = run.config, run.state
     run.events.start(state)
     clock = Clock(state.elapsed_seconds)
-    run.training.open()
-    if config.do_eval:
-        run.evaluation.open()
-    batches = iter(run.training.dataset(run.strategy, state.step))
+    run.data.open(state.step)
     run.events.opened(state)
     status, reason, loops, evaluated_at = constants.ABORTED, None, 0, -1
     while reason is None:
         steps = steps_of_loop(run)
         for callback in run.callbacks:
             callback.on_batch_begin(loops)
-        run_steps(run, batches, steps)
+        run_steps(run, steps)
         for callback in run.callbacks:
             callback.on_batch_end(loops)
         loops += 1
@@ -119,12 +114,12 @@ def steps_of_loop(run: Run) -> int:
     return max(min(steps), 1)
 
 
-def run_steps(run: Run, batches: Any, steps: int) -> None:
+def run_steps(run: Run, steps: int) -> None:
     """One loop. Within it the rate counts on: an update that is left out shifts it from the next loop on."""
     state, started = run.state, time.monotonic()
     rates = [run.schedule(state.updates + i) for i in range(steps)]
-    with explained(run.training):
-        told = run.step.run_loop(batches, np.array(rates, np.float32), state.step)
+    with explained(run.data):
+        told = run.step.run_loop(run.data.batches, np.array(rates, np.float32), state.step)
     state.train_seconds += time.monotonic() - started
     for i, rate in enumerate(rates):
         state.step += 1
@@ -140,11 +135,10 @@ def evaluate(run: Run, clock: Clock) -> None:
     """Every sample of the evaluation once, summed over all replicas."""
     state = run.state
     run.events.evaluation_start(state)
-    batches = iter(run.evaluation.dataset(run.strategy))
     totals = np.zeros(len(objective.Sums._fields))
-    with explained(run.evaluation):
-        for _ in range(run.evaluation.steps(run.strategy.num_replicas_in_sync)):
-            totals += [float(value) for value in run.step.evaluate_batch(next(batches))]
+    with explained(run.data):
+        for rows in run.data.evaluation():
+            totals += [float(value) for value in run.step.evaluate_batch(rows)]
     metrics = objective.metrics(objective.Sums(*totals))
     state.accuracy = metrics["mlm_accuracy"]
     while state.next_eval_samples <= state.samples:
@@ -153,7 +147,7 @@ def evaluate(run: Run, clock: Clock) -> None:
 
 
 @contextmanager
-def explained(data: TrainingData | EvaluationData) -> Iterator[None]:
+def explained(data: Data) -> Iterator[None]:
     """What TensorFlow raises over data that cannot be read, as the error of whoever read it."""
     try:
         yield

@@ -14,7 +14,9 @@ class TensorFlow2Settings:
     input_files: str | None = row(
         "INPUT_FILES", "TFRecords for tf.data, globs with commas between; none: DATADIR_PHASE2 through mlbert.store."
     )
-    eval_files: str | None = row("EVAL_FILES", "Likewise for the evaluation; none: EVALDIR.")
+    eval_files: str | None = row(
+        "EVAL_FILES", "Likewise for the evaluation; none: the training files, or EVALDIR where there are none."
+    )
     deterministic: bool | None = row("DETERMINISTIC", "tf.data gives the same order each time, at some cost in speed.")
     max_predictions_per_seq: int | None = row(
         "MAX_PREDICTIONS_PER_SEQ", "Most masked tokens of a sequence.", "tokens", at_least=1, at_most=65_535
