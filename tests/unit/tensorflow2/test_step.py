@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.dist.reduce import GradientReducer, cut_buckets
@@ -31,18 +30,21 @@ from unit.tensorflow2 import strategies_program  # noqa: E402
 from unit.tensorflow2.cases import NO_DROPOUT, packed_case  # noqa: E402
 from unit.tensorflow2.strategies_program import RATES, Trained, made_up_rows, settings, small_shape  # noqa: E402
 
-MIRRORED = {
+# In two processes, see the program.
+ONE_OR_FOUR = {
     "one": {"devices": 1},
-    "two": {"devices": 2},
     "four": {"devices": 4},
+    "one_device": {"devices": 1, "config": {"distribution_strategy": "one_device"}},
+    "off": {"devices": 1, "config": {"distribution_strategy": "off"}},
+}
+TWO = {
+    "two": {"devices": 2},
     "two, accumulated": {"devices": 2, "config": {"gradient_accumulation_steps": 2}},
     "two, summed first": {"devices": 2, "config": {"explicit_allreduce": 1, "allreduce_bytes_per_pack": 4096}},
     "two, compiled": {"devices": 2, "config": {"enable_xla": 1}},
     "two, eager": {"devices": 2, "config": {"run_eagerly": 1}},
-    "one_device": {"devices": 1, "config": {"distribution_strategy": "one_device"}},
-    "off": {"devices": 1, "config": {"distribution_strategy": "off"}},
 }
-REPLICAS = {name: case["devices"] for name, case in MIRRORED.items()}
+REPLICAS = {name: case["devices"] for name, case in {**ONE_OR_FOUR, **TWO}.items()}
 
 
 def start(devices: int, cases: list[dict[str, Any]]) -> subprocess.Popen[str]:
@@ -68,11 +70,12 @@ def assert_same_training(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def mirrored() -> dict[str, dict[str, Any]]:
-    """What every case of one process with four virtual devices gives."""
-    return dict(zip(MIRRORED, ended(start(4, list(MIRRORED.values()))), strict=True))
+    """What each case gives."""
+    processes = [(start(devices, list(cases.values())), cases) for devices, cases in ((4, ONE_OR_FOUR), (2, TWO))]
+    return {name: case for process, cases in processes for name, case in zip(cases, ended(process), strict=True)}
 
 
-@pytest.mark.parametrize("name", [name for name in MIRRORED if name != "one"])
+@pytest.mark.parametrize("name", [name for name in REPLICAS if name != "one"])
 def test_any_split_of_the_batch_gives_the_same(mirrored: dict[str, dict[str, Any]], name: str) -> None:
     """Over replicas and micro-batches with different numbers of predictions and sequences."""
     assert mirrored[name]["replicas"] == REPLICAS[name]
