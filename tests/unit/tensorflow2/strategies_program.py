@@ -3,7 +3,8 @@
     python strategies_program.py '{"devices": 4, "cases": [{"devices": 2, "config": {...}}]}'
 
 Keys: `devices`, virtual CPUs, of the process and of a case; `config`, changes of the settings; `steps` of each loop;
-`hosts` and `task`, of multi_worker_mirrored. All see the same steps of ROWS rows. Cases with several devices have the
+`hosts` and `task`, of multi_worker_mirrored; `alike`, a dropout at which every replica has the same rows. Without it all
+see the same steps of ROWS rows. Cases with several devices have the
 same number of them: TensorFlow's collectives do not tell one strategy of a process from another.
 """
 
@@ -138,8 +139,10 @@ def train(case: dict[str, Any], strategies: dict[Any, tf.distribute.Strategy]) -
     if key not in strategies:
         strategies[key], _ = make_strategy(config, devices, case.get("hosts", ()), case.get("task", -1))
     strategy = strategies[key]
-    trained = Trained(config, strategy, small_shape())
+    trained = Trained(config, strategy, small_shape(case.get("alike", 0.0)))
     steps = [made_up_rows(ROWS, seed) for seed in range(STEPS)]
+    if "alike" in case:
+        steps = [Rows(*(np.concatenate([x] * devices) for x in rows)) for rows in steps]
     iterator, losses, norms, first = trained.iterator(steps), [], [], 0
     for count in case.get("steps", [STEPS]):
         result = trained.step.run_loop(iterator, RATES[first : first + count], first)
