@@ -1,9 +1,11 @@
-"""Trains a small model for some steps under each of several strategies and prints what came out as a line of JSON.
+"""Trains a small model for some steps, once for each of several cases, and prints what came out as a line of JSON.
 
     python strategies_program.py '{"devices": 4, "cases": [{"devices": 2, "config": {...}}]}'
 
 Keys: `devices`, virtual CPUs, of the process and of a case; `config`, changes of the settings; `steps` of each loop;
-`hosts` and `task`, of multi_worker_mirrored. All see the same steps of ROWS rows.
+`hosts` and `task`, of multi_worker_mirrored; `alike`, a dropout at which every replica has the same rows. Without it all
+see the same steps of ROWS rows. Cases with several devices have the
+same number of them: TensorFlow's collectives do not tell one strategy of a process from another.
 """
 
 from __future__ import annotations
@@ -130,12 +132,17 @@ class Trained:
         return iter(self.strategy.distribute_datasets_from_function(dealt))
 
 
-def train(case: dict[str, Any]) -> dict[str, Any]:
+def train(case: dict[str, Any], strategies: dict[Any, tf.distribute.Strategy]) -> dict[str, Any]:
     """What a case gives: losses, norms, sums of an evaluation, weights."""
     config, devices = settings(**case.get("config", {})), case["devices"]
-    strategy, notes = make_strategy(config, devices, case.get("hosts", ()), case.get("task", -1))
-    trained = Trained(config, strategy, small_shape())
+    key = config.distribution_strategy, devices
+    if key not in strategies:
+        strategies[key], _ = make_strategy(config, devices, case.get("hosts", ()), case.get("task", -1))
+    strategy = strategies[key]
+    trained = Trained(config, strategy, small_shape(case.get("alike", 0.0)))
     steps = [made_up_rows(ROWS, seed) for seed in range(STEPS)]
+    if "alike" in case:
+        steps = [Rows(*(np.concatenate([x] * devices) for x in rows)) for rows in steps]
     iterator, losses, norms, first = trained.iterator(steps), [], [], 0
     for count in case.get("steps", [STEPS]):
         result = trained.step.run_loop(iterator, RATES[first : first + count], first)
@@ -144,7 +151,6 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
         first += count
     return {
         "replicas": strategy.num_replicas_in_sync,
-        "notes": notes,
         "losses": losses,
         "norms": norms,
         "sums": [float(value) for value in trained.step.evaluate_batch(next(trained.iterator(steps)))],
@@ -156,7 +162,8 @@ def main(arguments: dict[str, Any]) -> None:
     """See the module docstring."""
     cases = arguments["cases"]
     prepare_devices(settings(**cases[0].get("config", {})), arguments["devices"])
-    print(json.dumps([train(case) for case in cases]))
+    strategies: dict[Any, tf.distribute.Strategy] = {}
+    print(json.dumps([train(case, strategies) for case in cases]))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
-"""The training step of the TensorFlow 2 implementation: any split of a batch, PyTorch's weights, loops, clipping."""
+"""The training step of the TensorFlow 2 implementation on one device: PyTorch's weights, loops, clipping, precisions.
+
+Most run eagerly; several replicas are in test_replicas.py.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import socket
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -25,79 +23,9 @@ from unsharded import unsharded
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from tf2_bert.rows import Rows
-from unit.tensorflow2 import strategies_program
-from unit.tensorflow2.cases import NO_DROPOUT, packed_case
-from unit.tensorflow2.strategies_program import RATES, Trained, made_up_rows, settings, small_shape
-
-MIRRORED = {
-    "one": {"devices": 1},
-    "two": {"devices": 2},
-    "four": {"devices": 4},
-    "two, accumulated": {"devices": 2, "config": {"gradient_accumulation_steps": 2}},
-    "two, summed first": {"devices": 2, "config": {"explicit_allreduce": 1, "allreduce_bytes_per_pack": 4096}},
-    "two, compiled": {"devices": 2, "config": {"enable_xla": 1}},
-    "two, eager": {"devices": 2, "config": {"run_eagerly": 1}},
-    "one_device": {"devices": 1, "config": {"distribution_strategy": "one_device"}},
-    "off": {"devices": 1, "config": {"distribution_strategy": "off"}},
-}
-REPLICAS = {name: case["devices"] for name, case in MIRRORED.items()}
-
-
-def start(devices: int, cases: list[dict[str, Any]]) -> subprocess.Popen[str]:
-    arguments = json.dumps({"devices": devices, "cases": cases})
-    command = [sys.executable, strategies_program.__file__, arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def ended(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    try:
-        out, errors = process.communicate(timeout=200)
-    finally:
-        process.kill()
-    assert process.returncode == 0, errors
-    return json.loads(out.splitlines()[-1])
-
-
-def assert_same_training(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    for key in ("losses", "norms", "weights"):
-        np.testing.assert_allclose(found[key], wanted[key], rtol=0, atol=1e-5, err_msg=key)
-    np.testing.assert_allclose(found["sums"], wanted["sums"], rtol=1e-5)
-
-
-@pytest.fixture(scope="module")
-def mirrored() -> dict[str, dict[str, Any]]:
-    """What every case of one process with four virtual devices gives."""
-    return dict(zip(MIRRORED, ended(start(4, list(MIRRORED.values()))), strict=True))
-
-
-@pytest.mark.parametrize("name", [name for name in MIRRORED if name != "one"])
-def test_any_split_of_the_batch_gives_the_same(mirrored: dict[str, dict[str, Any]], name: str) -> None:
-    """Over replicas and micro-batches with different numbers of predictions and sequences."""
-    assert mirrored[name]["replicas"] == REPLICAS[name]
-    assert_same_training(mirrored[name], mirrored["one"])
-    assert len(set(mirrored[name]["losses"])) == len(RATES)
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
-def test_two_processes_are_one(mirrored: dict[str, dict[str, Any]]) -> None:
-    hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    case = {"devices": 0, "hosts": hosts, "config": {"distribution_strategy": "multi_worker_mirrored"}}
-    processes = [start(0, [case | {"task": task}]) for task in range(2)]
-    for process in processes:
-        (found,) = ended(process)
-        assert found["replicas"] == 2
-        assert_same_training(found, mirrored["one"])
-
-
-# In this process, without a strategy, and eager where tracing is not the point.
+from tf2_bert.rows import Rows  # noqa: E402
+from unit.tensorflow2.cases import NO_DROPOUT, packed_case  # noqa: E402
+from unit.tensorflow2.strategies_program import RATES, Trained, made_up_rows, settings, small_shape  # noqa: E402
 
 WEIGHTS = "bert.encoder.layer.0.output.dense.weight"
 
@@ -252,7 +180,7 @@ def test_a_step_without_predictions_or_sequences_is_skipped() -> None:
         np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("changes", [{"precision": "fp16"}, {"enable_xla": 1, "gradient_accumulation_steps": 2}])
+@pytest.mark.parametrize("changes", [{"precision": "fp16"}, {"gradient_accumulation_steps": 2}])
 def test_warming_up_leaves_no_trace(changes: dict[str, object]) -> None:
     one, other = trained(0.1, run_eagerly=0, **changes), trained(0.1, run_eagerly=0, **changes)
     before, steps = one.variables(), some_steps()

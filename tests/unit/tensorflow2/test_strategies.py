@@ -18,7 +18,7 @@ from tf2_bert.strategies import make_strategy
 from unit.tensorflow2.strategies_program import settings
 
 no_gpu = pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="has a GPU")
-VARIABLES = ("TF_CONFIG", "SLURM_NTASKS")
+VARIABLES = ("TF_CONFIG", "SLURM_NTASKS", "SLURMD_NODENAME")
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +111,8 @@ def test_workers_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = ["node01:8888", "node01:8889", "node02:8888", "node02:8889"]
     assert resolver.cluster_spec().as_dict() == {"worker": hosts}
     assert (resolver.task_type, resolver.task_id, resolver.num_accelerators()["GPU"]) == ("worker", 2, 0)
+    monkeypatch.setenv("SLURMD_NODENAME", "node2")
+    assert "expects task 2 on node02, and it runs on node2." in refusal(distribution_strategy="multi_worker_mirrored")
     monkeypatch.delenv("SLURM_STEP_NODELIST")
     assert refusal(distribution_strategy="multi_worker_mirrored").startswith("SLURM_NTASKS: is 4, but ")
 

@@ -81,10 +81,16 @@ class Optimizer(tf.Module):
         self.iterations.assign_add(tf.cast(finite, tf.int64))
 
     def update(
-        self, weight: tf.Tensor, grad: tf.Tensor, m: tf.Tensor, v: tf.Tensor, lr: tf.Tensor, step: tf.Tensor, name: str
+        self,
+        weight: tf.Tensor,
+        grad: tf.Tensor,
+        m: tf.Tensor,
+        v: tf.Tensor,
+        lr: tf.Tensor,
+        step: tf.Tensor,
+        decayed: bool,
     ) -> Updated:
         """New weight and moments of one parameter; `step` is t, a float32 scalar."""
-        decayed = _UNDECAYED.search(name) is None
         beta_1, beta_2 = self.betas
         m = beta_1 * m + (1.0 - beta_1) * grad
         v = beta_2 * v + (1.0 - beta_2) * tf.square(grad)
@@ -120,9 +126,10 @@ class Optimizer(tf.Module):
         """In cross-replica context: each device updates its own copy of each parameter."""
         for (name, weight), gradient in zip(self._parameters.items(), gradients, strict=True):
             slots = self.m[name], self.v[name]
-            strategy.extended.update(weight, self._update_one(name), args=(gradient, *slots, lr, step, finite))
+            update = self._update_of(decayed=_UNDECAYED.search(name) is None)
+            strategy.extended.update(weight, update, args=(gradient, *slots, lr, step, finite))
 
-    def _update_one(self, name: str) -> Callable[..., None]:
+    def _update_of(self, decayed: bool) -> Callable[..., None]:
         def update(
             weight: tf.Variable,
             grad: tf.Tensor,
@@ -133,7 +140,7 @@ class Optimizer(tf.Module):
             finite: tf.Tensor,
         ) -> None:
             old = tuple(tf.convert_to_tensor(variable) for variable in (weight, m, v))
-            new = self._update(old[0], grad, old[1], old[2], lr, step, name)
+            new = self._update(old[0], grad, old[1], old[2], lr, step, decayed)
             for variable, before, after in zip((weight, m, v), old, new, strict=True):
                 variable.assign(tf.where(finite, after, before))
 

@@ -182,7 +182,7 @@ class TrainStep:
             if self._clip_before:
                 part_gradients = self._clipped(part_gradients, tf.linalg.global_norm(part_gradients))
             loss += part_loss / self._accumulation
-            gradients = [old + new / self._accumulation for old, new in zip(gradients, part_gradients)]  # noqa: B905
+            gradients = [old + new / self._accumulation for old, new in zip(gradients, part_gradients, strict=True)]
         return loss, gradients
 
     def _loss_and_gradients(self, rows: Rows, counts: Counts, seed: tf.Tensor) -> tuple[tf.Tensor, Gradients]:

@@ -84,6 +84,8 @@ def make_strategy(
         notes.append("ALL_REDUCE_ALG: nccl needs GPUs and there is none; gradients are summed the default way.")
         algorithm = None
     if name == "multi_worker_mirrored":
+        if num_gpus > 1 and not _gpus_in_use(num_gpus):
+            notes.append(f"num_gpus: is {num_gpus} and there is no GPU; this process trains on its CPU, as one device.")
         return _multi_worker(algorithm, num_gpus, _cluster(worker_hosts, task_index, num_gpus)), notes
     if name == "off":
         return tf.distribute.get_strategy(), notes
@@ -158,7 +160,12 @@ def _slurm(tasks: int, gpus: int) -> Resolver:
     except (RuntimeError, ValueError) as error:
         reason = f"is {tasks}, but TensorFlow cannot read the step's nodes ({error})"
         raise UserError("SLURM_NTASKS", reason, "Start it by srun, or give --worker_hosts and --task_index") from error
-    return _simple(spec, resolver.get_task_info()[1], gpus)
+    _, index = resolver.get_task_info()
+    here, there = environment().get("SLURMD_NODENAME"), spec.task_address("worker", index).rpartition(":")[0]
+    if here not in (None, there):  # it sorts nodes by name, and Slurm has node10 after node9
+        reason = f"TensorFlow expects task {index} on {there}, and it runs on {here}"
+        raise UserError("SLURM_STEP_NODELIST", reason, "Give --worker_hosts and --task_index")
+    return _simple(spec, index, gpus)
 
 
 def _simple(spec: tf.train.ClusterSpec, task_index: int, gpus: int) -> Resolver:
@@ -175,4 +182,5 @@ def _tpu(address: str | None) -> Strategy:
         return tf.distribute.TPUStrategy(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError("TPU", f"{address or 'the local one'} cannot be used ({lines[0]})", "Give its name") from error
+        remedy = "Give the name or address of one that this machine reaches"
+        raise UserError("TPU", f"{address or 'the local one'} cannot be used ({lines[0]})", remedy) from error

@@ -1,0 +1,99 @@
+"""The training step of the TensorFlow 2 implementation on several replicas: any split of a batch gives the same."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
+
+from unit.tensorflow2 import strategies_program
+from unit.tensorflow2.strategies_program import RATES
+
+# In two processes, see the program.
+ONE_OR_FOUR = {
+    "one": {"devices": 1},
+    "four": {"devices": 4},
+    "one_device": {"devices": 1, "config": {"distribution_strategy": "one_device"}},
+    "off": {"devices": 1, "config": {"distribution_strategy": "off"}},
+}
+TWO = {
+    "two": {"devices": 2},
+    "two, accumulated": {"devices": 2, "config": {"gradient_accumulation_steps": 2}},
+    "two, summed first": {"devices": 2, "config": {"explicit_allreduce": 1, "allreduce_bytes_per_pack": 4096}},
+    "two, compiled": {"devices": 2, "config": {"enable_xla": 1}},
+    "two, eager": {"devices": 2, "config": {"run_eagerly": 1}},
+}
+ALIKE = {
+    f"{count}, alike": {"devices": count, "alike": 0.1, "steps": [1], "config": {"run_eagerly": 1}} for count in (1, 2)
+}
+REPLICAS = {name: case["devices"] for name, case in {**ONE_OR_FOUR, **TWO}.items()}
+
+
+def start(devices: int, cases: list[dict[str, Any]]) -> subprocess.Popen[str]:
+    arguments = json.dumps({"devices": devices, "cases": cases})
+    command = [sys.executable, strategies_program.__file__, arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    try:
+        out, errors = process.communicate(timeout=200)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    return json.loads(out.splitlines()[-1])
+
+
+def assert_same_training(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for key in ("losses", "norms", "weights"):
+        np.testing.assert_allclose(found[key], wanted[key], rtol=0, atol=1e-5, err_msg=key)
+    np.testing.assert_allclose(found["sums"], wanted["sums"], rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def mirrored() -> dict[str, dict[str, Any]]:
+    """What each case gives."""
+    processes = [
+        (start(devices, list(cases.values())), cases) for devices, cases in ((4, ONE_OR_FOUR), (2, TWO | ALIKE))
+    ]
+    return {name: case for process, cases in processes for name, case in zip(cases, ended(process), strict=True)}
+
+
+@pytest.mark.parametrize("name", [name for name in REPLICAS if name != "one"])
+def test_any_split_of_the_batch_gives_the_same(mirrored: dict[str, dict[str, Any]], name: str) -> None:
+    """Over replicas and micro-batches with different numbers of predictions and sequences."""
+    assert mirrored[name]["replicas"] == REPLICAS[name]
+    assert_same_training(mirrored[name], mirrored["one"])
+    assert len(set(mirrored[name]["losses"])) == len(RATES)
+
+
+def test_replicas_draw_dropout_of_their_own(mirrored: dict[str, dict[str, Any]]) -> None:
+    """On the same rows: one replica's loss is not the mean of two."""
+    ((one,), (two,)) = (mirrored[name]["losses"] for name in ALIKE)
+    assert abs(one - two) > 1e-4
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def test_two_processes_are_one(mirrored: dict[str, dict[str, Any]]) -> None:
+    hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    case = {"devices": 0, "hosts": hosts, "config": {"distribution_strategy": "multi_worker_mirrored"}}
+    processes = [start(0, [case | {"task": task}]) for task in range(2)]
+    for process in processes:
+        (found,) = ended(process)
+        assert found["replicas"] == 2
+        assert_same_training(found, mirrored["one"])
