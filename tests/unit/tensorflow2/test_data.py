@@ -14,22 +14,22 @@ import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from mlbert.core.config import resolve
-from mlbert.core.errors import UserError
-from mlbert.core.settings import TrainConfig
-from mlbert.feed.evaluation import EvalSet
-from mlbert.feed.packed import PackedSource
-from mlbert.prepare.shuffle import Packing, shuffle_set
-from mlbert.store.deals import contiguous
-from mlbert.store.open import open_store
-from mlbert.store.ragged import Ragged
-from mlbert.store.tfrecord import write_examples
-from sequences_of_rows import sequences_of
-from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences, write_set
-from tf2_bert.data import EVALUATED_ON_TRAINING, evaluation_data, inspect, training_data
-from tf2_bert.recipe import DEFAULTS
-from tf2_bert.rows import Rows
-from training_settings import SETTINGS, SHAPE
+from mlbert.core.config import resolve  # noqa: E402
+from mlbert.core.errors import UserError  # noqa: E402
+from mlbert.core.settings import TrainConfig  # noqa: E402
+from mlbert.feed.evaluation import EvalSet  # noqa: E402
+from mlbert.feed.packed import PackedSource  # noqa: E402
+from mlbert.prepare.shuffle import Packing, shuffle_set  # noqa: E402
+from mlbert.store.deals import contiguous  # noqa: E402
+from mlbert.store.open import open_store  # noqa: E402
+from mlbert.store.ragged import Ragged  # noqa: E402
+from mlbert.store.tfrecord import write_examples  # noqa: E402
+from sequences_of_rows import sequences_of  # noqa: E402
+from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences, write_set  # noqa: E402
+from tf2_bert.data import EVALUATED_ON_TRAINING, Data, evaluation_data, inspect, training_data  # noqa: E402
+from tf2_bert.recipe import DEFAULTS  # noqa: E402
+from tf2_bert.rows import Rows  # noqa: E402
+from training_settings import SETTINGS, SHAPE  # noqa: E402
 
 COUNT, BATCH, SEED = 300, 8, 3
 PACKINGS = [1, 3]
@@ -97,8 +97,15 @@ def test_steps_are_those_of_pytorch(tmp_path: Path, folder: Path, most: int, rep
     config = settings(tmp_path, folder, max_sequences_per_pack=most)
     data = opened_training(config)
     sources = [
-        PackedSource(folder, packs_per_step=BATCH, max_sequences_per_pack=most, seed=SEED, rank=rank,
-                     world_size=replicas, deal=contiguous)  # fmt: skip
+        PackedSource(
+            folder,
+            packs_per_step=BATCH,
+            max_sequences_per_pack=most,
+            seed=SEED,
+            rank=rank,
+            world_size=replicas,
+            deal=contiguous,
+        )
         for rank in range(replicas)
     ]
     for source in sources:
@@ -149,9 +156,7 @@ def test_a_run_resumes_at_the_step(tmp_path: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("most", PACKINGS)
 @pytest.mark.parametrize(("hosts", "replicas"), [(1, 1), (1, 3), (2, 4), (3, 3)])
-def test_evaluation_takes_every_sample_once(
-    tmp_path: Path, folder: Path, most: int, hosts: int, replicas: int
-) -> None:
+def test_evaluation_takes_every_sample_once(tmp_path: Path, folder: Path, most: int, hosts: int, replicas: int) -> None:
     data = opened_evaluation(settings(tmp_path, folder, max_sequences_per_pack=most))
     parts = [batches(data.pipeline(context(replicas, hosts, host))) for host in range(hosts)]
     assert [len(part) for part in parts] == [data.steps(replicas) * replicas // hosts] * hosts
@@ -161,7 +166,9 @@ def test_evaluation_takes_every_sample_once(
     assert same_sequences(joined(rows), open_store(folder).gather(np.arange(50)))
     expected = EvalSet(folder, 50, 4, max_sequences_per_pack=most)
     expected.open()
-    theirs = [piece for batch in expected for piece in np.split(batch.arrays()["ids"], batch.arrays()["cu_seqlens"][1:-1])]
+    theirs = [
+        piece for batch in expected for piece in np.split(batch.arrays()["ids"], batch.arrays()["cu_seqlens"][1:-1])
+    ]
     assert sorted(tokens(joined(rows))) == sorted(piece.astype(np.uint16).tobytes() for piece in theirs)
 
 
@@ -174,7 +181,7 @@ def test_evaluation_may_take_all_and_not_more(tmp_path: Path, folder: Path) -> N
 
 def test_stored_packs_are_taken_as_they_are(tmp_path: Path, folder: Path) -> None:
     packs = tmp_path / "packed"
-    shuffle_set(folder, packs, shards=2, seed=1, packing=Packing(40, 3))
+    shuffle_set(folder, packs, seed=1, packing=Packing(40, 3))
     data = opened_training(settings(tmp_path, packs, max_sequences_per_pack=3))
     assert data.shape.tokens == 40
     whole = opened_training(settings(tmp_path, packs, max_sequences_per_pack=3, train_batch_size=1))
@@ -273,56 +280,92 @@ def test_training_files_serve_as_evaluation(tmp_path: Path, folder: Path) -> Non
         inspect(dataclasses.replace(config, max_sequences_per_pack=3))
 
 
+def test_the_data_of_a_run(tmp_path: Path, folder: Path) -> None:
+    """What the loop uses: nothing is touched before `open`, steps follow each other, evaluations repeat."""
+    config = settings(tmp_path, folder, max_sequences_per_pack=3)
+    data = Data(config, inspect(config), tf.distribute.get_strategy(), SEED)
+    assert data.batches is None
+    warm_up = data.warm_up_rows()
+    data.open(5)
+    rows = next(data.batches)
+    assert [array.shape for array in warm_up] == [tensor.shape for tensor in rows]
+    (expected,) = batches(opened_training(config).pipeline(context(), 5), 1)
+    assert names(sequences_of(rows)) == names(sequences_of(expected))
+    first, second = ([names(sequences_of(batch)) for batch in data.evaluation()] for _ in range(2))
+    assert first == second
+    assert sum(map(len, first)) == data.num_eval_samples == 50
+    assert data.translated(tf.errors.UnknownError(None, None, "another")) is None
+    data.close()
+    without = settings(tmp_path, folder, do_eval="0")
+    assert Data(without, inspect(without), tf.distribute.get_strategy(), SEED).num_eval_samples == 0
+
+
+def test_datasets_of_strategies_have_no_end_and_static_shapes(tmp_path: Path, folder: Path) -> None:
+    """Else workers ask each other at every step whether there is more."""
+    config, strategy = settings(tmp_path, folder), tf.distribute.get_strategy()
+    for data in (opened_training(config), opened_evaluation(config)):
+        dataset = data.dataset(strategy)
+        assert dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+        assert all(spec.shape.is_fully_defined() for spec in dataset.element_spec)
+
+
 PROGRAM = """
-import json, sys
+import sys
 import numpy as np
 import tensorflow as tf
-from pathlib import Path
-count = int(sys.argv[2])
 cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
 from mlbert.store.open import describe, open_store
 from tf2_bert.store_data import StoreEvaluation, StoreTraining
-from tf2_bert.store_rows import row_shape
+from tf2_bert.store_rows import RowShape
 
 info = describe(sys.argv[1])
-shape = row_shape(32, 3, 32, info.max_predictions)
 opened = lambda: open_store(info.folder)
-strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(count)]) if count > 1 else tf.distribute.get_strategy()
-training = StoreTraining(info, 8 // count, shape, seed=3, vocab_size=500, opened=opened)
-evaluation = StoreEvaluation(info, 4, shape, 50, vocab_size=500, opened=opened)
-training.open()
-evaluation.open()
 
-@tf.function
-def per_replica(iterator):
-    return strategy.run(lambda rows: tuple(rows), args=(next(iterator),))
+def read(strategy, dataset, steps):
+    @tf.function
+    def per_replica(iterator):
+        return strategy.run(lambda rows: tuple(rows), args=(next(iterator),))
 
-def read(dataset, steps):
     iterator, found = iter(dataset), []
     for _ in range(steps):
         fields = [strategy.experimental_local_results(field) for field in per_replica(iterator)]
-        assert all(len(field) == count for field in fields)
-        found += [[field[replica].numpy() for field in fields] for replica in range(count)]
+        found += [[part.numpy() for part in replica] for replica in zip(*fields, strict=True)]
     return [np.concatenate(field) for field in zip(*found)]
 
-first = read(training.dataset(strategy, 2), 3)
-second = read(evaluation.dataset(strategy), evaluation.steps(count))
-np.savez(sys.argv[3], *first, *second)
+arrays = {}
+for count in (1, 2, 4):
+    devices = [f"CPU:{i}" for i in range(count)]
+    strategy = tf.distribute.MirroredStrategy(devices) if count > 1 else tf.distribute.get_strategy()
+    assert strategy.num_replicas_in_sync == count
+
+    def training(shape):
+        data = StoreTraining(info, 8 // count, shape, seed=3, vocab_size=500, opened=opened)
+        data.open()
+        return data
+
+    shape = RowShape(32, 10, 3)
+    evaluation = StoreEvaluation(info, 4, shape, 50, vocab_size=500, opened=opened)
+    evaluation.open()
+    arrays[f"train{count}"] = read(strategy, training(shape).dataset(strategy, 2), 3)
+    arrays[f"eval{count}"] = read(strategy, evaluation.dataset(strategy), evaluation.steps(count))
+    data = training(RowShape(32, 1, 3))
+    try:
+        read(strategy, data.dataset(strategy), 3)
+    except tf.errors.OpError as error:
+        print(data.translated(error))
+np.savez(sys.argv[2], **{f"{name}_{i:02}": array for name, fields in arrays.items() for i, array in enumerate(fields)})
 """
 
 
 def test_real_replicas_take_the_rows_in_order(tmp_path: Path, folder: Path) -> None:
-    """One device without a strategy, and mirrored over 2 and 4 virtual ones."""
-    found = []
-    for count in (1, 2, 4):
-        file = tmp_path / f"{count}.npz"
-        words = [sys.executable, "-c", PROGRAM, str(folder), str(count), str(file)]
-        result = subprocess.run(words, capture_output=True, text=True, timeout=120)
-        assert result.returncode == 0, result.stderr[-2000:]
-        arrays = list(np.load(file).values())
-        found.append((sequences_of(Rows(*arrays[:10])), sequences_of(Rows(*arrays[10:]))))
-    for training, evaluation in found:
-        assert names(training) == names(found[0][0])
-        assert names(evaluation) == names(found[0][1])
-    assert same_sequences(found[0][1], open_store(folder).gather(np.arange(50)))
+    """One device without a strategy, and mirrored over 2 and 4 virtual ones; a failed reader tells all of them why."""
+    words = [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / "rows.npz")]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.count("MAX_PREDICTIONS_PER_SEQ: a row of the data has") == 3
+    arrays = dict(np.load(tmp_path / "rows.npz"))
+    for kind in ("train", "eval"):
+        found = [Rows(*(arrays[f"{kind}{count}_{i:02}"] for i in range(10))) for count in (1, 2, 4)]
+        assert len({tuple(names(sequences_of(rows))) for rows in found}) == 1
+    assert same_sequences(sequences_of(found[0]), open_store(folder).gather(np.arange(50)))

@@ -12,8 +12,8 @@ from mlbert.optim import loss_scale as pytorchs
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from tf2_bert.loss_scale import LARGEST, LossScale  # noqa: E402
-from unit.tensorflow2.strategies_program import settings  # noqa: E402
+from tf2_bert.loss_scale import LARGEST, LossScale
+from unit.tensorflow2.strategies_program import settings
 
 
 def after(scale: LossScale, finite: list[bool]) -> list[float]:

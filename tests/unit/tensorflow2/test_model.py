@@ -19,12 +19,12 @@ from mlbert.models.bert import BertForPreTraining
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from host_batches import plain_batch  # noqa: E402
-from model_loss import loss_of  # noqa: E402
-from tf2_bert import objective  # noqa: E402
-from tf2_bert.model import BertPretrainer, Logits, _dropout  # noqa: E402
-from tf2_bert.rows import Rows  # noqa: E402
-from unit.tensorflow2.cases import NO_DROPOUT, SHAPE, packed_case, rows_of, sequences, single_case, tensors  # noqa: E402
+from host_batches import plain_batch
+from model_loss import loss_of
+from tf2_bert import objective
+from tf2_bert.model import BertPretrainer, Logits, _dropout
+from tf2_bert.rows import Rows
+from unit.tensorflow2.cases import NO_DROPOUT, SHAPE, packed_case, rows_of, sequences, single_case, tensors
 
 ASSETS = Path(__file__).parents[2] / "assets/huggingface"
 SEED = (7, 3)
@@ -54,10 +54,10 @@ def taken(logits: Logits, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
 
 
 def loss_and_gradients(
-    model: BertPretrainer, rows: Rows, seed: tuple[int, int] | None = None
+    model: BertPretrainer, rows: Rows, seed: tf.Tensor | None = None
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     with tf.GradientTape() as tape:
-        loss = objective.loss(model(rows, None if seed is None else tf.constant(seed)), rows, objective.counts(rows))
+        loss = objective.loss(model(rows, seed), rows, objective.counts(rows))
     parameters = model.parameters()
     return loss, dict(zip(parameters, tape.gradient(loss, list(parameters.values())), strict=True))
 
@@ -178,17 +178,25 @@ def test_sixteen_bits_are_close(case: Callable, dtype: tf.DType, tolerance: floa
     assert_near(gradients, exact, 2 * tolerance)
 
 
-@pytest.mark.parametrize("seed", [None, SEED])
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-def test_xla_gives_the_same(dtype: tf.DType, seed: tuple[int, int] | None) -> None:
-    _, _, rows = packed_case()
-    model = same_weights(peer_of(SHAPE), dtype)
-    compiled = tf.function(lambda *parts: loss_and_gradients(model, Rows(*parts), seed), jit_compile=True)
-    loss, gradients = compiled(*tensors(rows))
-    wanted_loss, wanted = loss_and_gradients(model, tensors(rows), seed)
-    tolerance = 1e-5 if dtype == tf.float32 else 0.05
+@pytest.mark.parametrize(("dtype", "tolerance"), [(tf.float32, 1e-5), (tf.bfloat16, 0.05)])
+def test_xla_gives_the_same(dtype: tf.DType, tolerance: float) -> None:
+    rows = tensors(packed_case()[2])
+    model = same_weights(peer_of(NO_DROPOUT), dtype)
+    compiled = tf.function(lambda *parts: loss_and_gradients(model, Rows(*parts)), jit_compile=True)
+    loss, gradients = compiled(*rows)
+    wanted_loss, wanted = loss_and_gradients(model, rows)
     assert float(loss) == pytest.approx(float(wanted_loss), rel=tolerance)
     assert_near(gradients, wanted, tolerance)
+
+
+def test_xla_drops() -> None:
+    rows = tensors(single_case()[2])
+    model = same_weights(peer_of(SHAPE))
+    compiled = tf.function(lambda seed, *parts: loss_and_gradients(model, Rows(*parts), seed), jit_compile=True)
+    (loss, gradients), (again, same), (other, _) = (compiled(tf.constant(seed), *rows) for seed in (SEED, SEED, (7, 4)))
+    evaluated, _ = loss_and_gradients(model, rows)
+    assert len({float(loss), float(again), float(other), float(evaluated)}) == 3
+    assert_near(gradients, same, 1e-5)
 
 
 def test_gradients_are_dense() -> None:

@@ -10,13 +10,13 @@ import torch
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from host_batches import plain_batch  # noqa: E402
-from mlbert.models.bert import BertForPreTraining  # noqa: E402
-from mlbert.models.objectives import PreTraining  # noqa: E402
-from tf2_bert.model import BertPretrainer, Logits  # noqa: E402
-from tf2_bert.objective import Counts, Sums, counts, loss, metrics, sums  # noqa: E402
-from tf2_bert.rows import Rows  # noqa: E402
-from unit.tensorflow2.cases import NO_DROPOUT, packed_case, rows_of, sequences, single_case, tensors  # noqa: E402
+from host_batches import plain_batch
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.objectives import PreTraining
+from tf2_bert.model import BertPretrainer, Logits
+from tf2_bert.objective import Counts, Sums, counts, loss, metrics, sums
+from tf2_bert.rows import Rows
+from unit.tensorflow2.cases import NO_DROPOUT, packed_case, rows_of, sequences, single_case, tensors
 
 
 def rows_with(labels: list, weights: list, next_labels: list, next_weights: list) -> Rows:

@@ -17,8 +17,8 @@ from unsharded import unsharded
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from tf2_bert.optimizers import AdamWeightDecay, Lamb, Optimizer, make_optimizer  # noqa: E402
-from unit.tensorflow2.strategies_program import settings  # noqa: E402
+from tf2_bert.optimizers import AdamWeightDecay, Lamb, Optimizer, make_optimizer
+from unit.tensorflow2.strategies_program import settings
 
 ASSETS = Path(__file__).parents[2] / "assets/lamb"
 INPUTS = np.load(ASSETS / "trajectories.npz")

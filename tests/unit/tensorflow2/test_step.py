@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.dist.reduce import GradientReducer, cut_buckets
@@ -26,10 +25,10 @@ from unsharded import unsharded
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from tf2_bert.rows import Rows  # noqa: E402
-from unit.tensorflow2 import strategies_program  # noqa: E402
-from unit.tensorflow2.cases import NO_DROPOUT, packed_case  # noqa: E402
-from unit.tensorflow2.strategies_program import RATES, Trained, made_up_rows, settings, small_shape  # noqa: E402
+from tf2_bert.rows import Rows
+from unit.tensorflow2 import strategies_program
+from unit.tensorflow2.cases import NO_DROPOUT, packed_case
+from unit.tensorflow2.strategies_program import RATES, Trained, made_up_rows, settings, small_shape
 
 MIRRORED = {
     "one": {"devices": 1},

@@ -13,9 +13,9 @@ from mlbert.core.errors import UserError
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from tf2_bert import strategies  # noqa: E402
-from tf2_bert.strategies import make_strategy  # noqa: E402
-from unit.tensorflow2.strategies_program import settings  # noqa: E402
+from tf2_bert import strategies
+from tf2_bert.strategies import make_strategy
+from unit.tensorflow2.strategies_program import settings
 
 no_gpu = pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="has a GPU")
 VARIABLES = ("TF_CONFIG", "SLURM_NTASKS")

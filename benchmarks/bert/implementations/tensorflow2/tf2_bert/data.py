@@ -1,9 +1,9 @@
 """What a run reads: looked at before it starts, opened after it has, cut into rows for every replica.
 
     inputs = inspect(config)
-    training = training_data(config, inputs, seed)
-    training.open()
-    iterator = iter(training.dataset(strategy, first_step))
+    data = Data(config, inputs, strategy, seed)
+    data.open(first_step)
+    rows = next(data.batches)
 
 A data set is one that `mlbert.store` opens, or TFRecords for tf.data (`tf2_bert.tfrecords`). From a store, a step holds
 the same sequences as in the PyTorch implementation with the same seed, global batch and packing, whatever the number of
@@ -14,7 +14,7 @@ Legend: B rows of one replica's batch, L tokens of a row, P predictions of a row
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,8 +24,9 @@ from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.open import check_same_vocabulary, check_vocabulary, describe, open_store
+from tf2_bert.rows import Rows
 from tf2_bert.store_data import StoreEvaluation, StoreTraining
-from tf2_bert.store_rows import RowShape, row_shape
+from tf2_bert.store_rows import RowShape, row_shape, zero_rows
 from tf2_bert.synthetic import SyntheticStore
 from tf2_bert.tfrecords import Files, TFRecordEvaluation, TFRecordTraining, match_files
 
@@ -38,7 +39,7 @@ Source = StoreInfo | Files
 class Inputs:
     """Inputs that fit each other."""
 
-    model: BertConfig  # shape of the model
+    shape: BertConfig  # of the model
     train: Source
     evaluation: Source
     vocabulary: Path | None  # the file that `mlbert prepare` leaves beside the training set; None where there is none
@@ -53,6 +54,58 @@ class Inputs:
     def eval_data(self) -> str:
         """Likewise of the evaluation set."""
         return _identity(self.evaluation)
+
+
+class Data:
+    """The data of a run, cut for the replicas of a strategy.
+
+    Attributes:
+        batches: endless iterator of the strategy's `Rows`, B for each replica and step; there after `open`.
+        resume_note: what to tell when a run resumes; None: it takes up the exact step.
+
+    Raises UserError: the sets are smaller than asked for, or have not the bins that BIN_COUNTS asks for.
+    """
+
+    def __init__(self, config: TrainConfig, inputs: Inputs, strategy: Any, seed: int) -> None:
+        self._strategy, self._rows = strategy, config.train_batch_size
+        self._training = training_data(config, inputs, seed)
+        self._evaluation = evaluation_data(config, inputs) if config.do_eval else None
+        self.batches: Any = None
+        self.resume_note = self._training.resume_note
+
+    @property
+    def num_eval_samples(self) -> int:
+        """Sequences of an evaluation; known after `open`, 0 where there is none."""
+        return self._evaluation.num_examples if self._evaluation else 0
+
+    def warm_up_rows(self) -> Rows:
+        """Zeros in the form of one replica's training rows; needs no `open`."""
+        return zero_rows(self._rows, self._training.shape)
+
+    def open(self, first_step: int = 0) -> None:
+        """First touch of the data; `batches` begin with optimizer step ``first_step``. Raises UserError: a file is
+        missing or damaged, or a set is too small."""
+        self._training.open()
+        if self._evaluation:
+            self._evaluation.open()
+        self.batches = iter(self._training.dataset(self._strategy, first_step))
+
+    def evaluation(self) -> Iterator[Any]:
+        """The strategy's `Rows` of one evaluation: every sample once over all replicas, as many batches everywhere."""
+        assert self._evaluation is not None, "DO_EVAL is off"
+        rows = iter(self._evaluation.dataset(self._strategy))
+        for _ in range(self._evaluation.steps(self._strategy.num_replicas_in_sync)):
+            yield next(rows)
+
+    def translated(self, error: BaseException) -> Exception | None:
+        """Why reading failed, where ``error``, which came out of a step or an evaluation, comes from that; else None.
+        Mostly a UserError."""
+        found = self._training.translated(error)
+        return found or (self._evaluation.translated(error) if self._evaluation else None)
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self.batches = None
 
 
 class TrainingData(Protocol):
@@ -85,8 +138,8 @@ class EvaluationData(Protocol):
         """Batches of every replica; known after `open`."""
 
     def dataset(self, strategy: Any) -> Any:
-        """Finite tf.distribute.DistributedDataset of `Rows`, B for each replica and step; what has no sequence, in the
-        last steps, has weights 0. The same at each call."""
+        """tf.distribute.DistributedDataset of `Rows`, B for each replica and step; what has no sequence, in the last
+        steps, has weights 0. The same at each call; it begins anew after `steps`."""
 
     def translated(self, error: BaseException) -> Exception | None:
         """As `TrainingData.translated`."""
@@ -95,10 +148,10 @@ class EvaluationData(Protocol):
 def inspect(config: TrainConfig) -> Inputs:
     """Looks at the model's shape and at the data that the settings name; reads no sample. Raises UserError: something
     is missing, or model, data and vocabulary do not fit each other."""
-    model = BertConfig.from_json(config.bert_config_file).with_options(config.model_options)
+    shape = BertConfig.from_json(config.bert_config_file).with_options(config.model_options)
     if config.synthetic_data:
-        made_up = _synthetic(config, model).info
-        return Inputs(model, made_up, made_up, None, ())
+        made_up = _synthetic(config, shape).info
+        return Inputs(shape, made_up, made_up, None, ())
     if config.input_files and config.max_sequences_per_pack > 1:
         reason = f"packs of {config.max_sequences_per_pack} sequences are not made of what tf.data reads"
         raise UserError("MAX_SEQUENCES_PER_PACK", reason, "Give DATADIR_PHASE2 instead of INPUT_FILES")
@@ -125,8 +178,8 @@ def inspect(config: TrainConfig) -> Inputs:
             check_vocabulary(train, vocabulary := beside)
         _check_widths(train, *widths)
     for source in (train, evaluation):
-        _check_model(source, model, config.bert_config_file)
-    return Inputs(model, train, evaluation, vocabulary, notes)
+        _check_model(source, shape, config.bert_config_file)
+    return Inputs(shape, train, evaluation, vocabulary, notes)
 
 
 def _check_widths(info: StoreInfo, max_seq_length: int | None, max_predictions: int | None) -> None:
@@ -162,7 +215,7 @@ def training_data(config: TrainConfig, inputs: Inputs, seed: int) -> TrainingDat
         return TFRecordTraining(
             inputs.train,
             config.train_batch_size,
-            vocab_size=inputs.model.vocab_size,
+            vocab_size=inputs.shape.vocab_size,
             deterministic=bool(config.deterministic),
             seed=seed,
         )
@@ -171,7 +224,7 @@ def training_data(config: TrainConfig, inputs: Inputs, seed: int) -> TrainingDat
         config.train_batch_size,
         shape_of(config, inputs.train),
         seed=seed,
-        vocab_size=inputs.model.vocab_size,
+        vocab_size=inputs.shape.vocab_size,
         bin_counts=config.counts_of_bins,
         opened=_opener(config, inputs, inputs.train),
     )
@@ -179,7 +232,7 @@ def training_data(config: TrainConfig, inputs: Inputs, seed: int) -> TrainingDat
 
 def evaluation_data(config: TrainConfig, inputs: Inputs) -> EvaluationData:
     """The evaluation set of a run; nothing of it is read before `open`. Raises UserError: it is too small."""
-    source, vocab_size = inputs.evaluation, inputs.model.vocab_size
+    source, vocab_size = inputs.evaluation, inputs.shape.vocab_size
     if isinstance(source, Files):
         return TFRecordEvaluation(source, config.eval_batch_size, config.num_eval_examples, vocab_size=vocab_size)
     return StoreEvaluation(
@@ -211,5 +264,5 @@ def _synthetic(config: TrainConfig, model: BertConfig) -> SyntheticStore:
 
 def _opener(config: TrainConfig, inputs: Inputs, info: StoreInfo) -> Callable[[], Store]:
     if config.synthetic_data:
-        return lambda: _synthetic(config, inputs.model)
+        return lambda: _synthetic(config, inputs.shape)
     return lambda: open_store(info.folder)

@@ -19,6 +19,7 @@ from mlbert.store.deals import contiguous
 from mlbert.store.open import in_memory
 from mlbert.store.order import StepReader, StepShare, Units, make_units
 from mlbert.store.ragged import Ragged
+from tf2_bert.distributed import distributed
 from tf2_bert.rows import Rows
 from tf2_bert.store_rows import RowShape, rows_of
 
@@ -111,7 +112,7 @@ class StoreTraining(_StoreData):
 
     def dataset(self, strategy: Any, first_step: int = 0) -> Any:
         """See `tf2_bert.data.TrainingData.dataset`. Raises UserError: the set is too small for one step."""
-        return strategy.distribute_datasets_from_function(lambda context: self.pipeline(context, first_step))
+        return distributed(strategy, lambda context: self.pipeline(context, first_step))
 
     def pipeline(self, context: Any, first_step: int = 0) -> Any:
         """One host's part of `dataset`: its replicas' batches of a step, one after the other; ``context``: a
@@ -185,7 +186,7 @@ class StoreEvaluation(_StoreData):
 
     def dataset(self, strategy: Any) -> Any:
         """See `tf2_bert.data.EvaluationData.dataset`."""
-        return strategy.distribute_datasets_from_function(self.pipeline)
+        return distributed(strategy, self.pipeline)
 
     def pipeline(self, context: Any) -> Any:
         """One host's part of `dataset`; ``context``: a tf.distribute.InputContext."""

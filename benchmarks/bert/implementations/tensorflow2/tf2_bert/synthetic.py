@@ -33,15 +33,17 @@ class SyntheticStore:
         length = tokens // sequences
         if vocab_size <= FIRST_WORD or length < FIRST_WORD:
             raise UserError("SYNTH_DATA", f"a vocabulary of {vocab_size} or sequences of {length} tokens are too small")
-        masked = max(1, min(round(MASKED_SHARE * length), max_predictions or MAX_PREDICTIONS))
+        most = max_predictions or min(MAX_PREDICTIONS, max(1, round(MASKED_SHARE * tokens)))
+        masked = max(1, min(round(MASKED_SHARE * length), most))
         self.num_packs = NUM_SEQUENCES if sequences > 1 else 0
-        self._sequences, self._pool = sequences, _random_sequences(length, masked, vocab_size)
+        self._length, self._sequences = length, sequences
+        self._pool = _random_sequences(length, masked, vocab_size)
         self.info = StoreInfo(
             folder=Path("SYNTH_DATA"),
             kind="synthetic",
             identity="",
-            max_seq_length=length,
-            max_predictions=masked,
+            max_seq_length=tokens,
+            max_predictions=most,
             num_sequences=NUM_SEQUENCES,
             vocab_size=vocab_size,
             vocabulary_sha256=None,
@@ -54,11 +56,11 @@ class SyntheticStore:
     @property
     def lengths(self) -> np.ndarray:
         """int32 [N], tokens of every sequence."""
-        return np.full(NUM_SEQUENCES, self.info.max_seq_length, np.int32)
+        return np.full(NUM_SEQUENCES, self._length, np.int32)
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
         """int64, tokens of the sequences ``indices`` (int64)."""
-        return np.full(len(indices), self.info.max_seq_length, np.int64)
+        return np.full(len(indices), self._length, np.int64)
 
     def gather(self, indices: np.ndarray) -> Ragged:
         """The sequences ``indices`` (int64), in that order."""

@@ -21,7 +21,8 @@ import tensorflow as tf
 
 from mlbert.core.errors import UserError
 from mlbert.store.tfrecord import RESTORE, ExampleReader, read_widths
-from mlbert.store.tfrecord_plain import BadExample, Widths, parse_example
+from mlbert.store.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, BadExample, Widths, parse_example
+from tf2_bert.distributed import distributed
 from tf2_bert.rows import Rows
 from tf2_bert.store_rows import RowShape
 
@@ -70,8 +71,8 @@ def match_files(patterns: str, variable: str, max_seq_length: int | None, max_pr
     for name in names:
         if _asked(name, tf.io.gfile.isdir):
             raise UserError(name, "is a folder", f"Give {variable} globs of files, such as {name}/part-*")
-        if (size := _asked(name, tf.io.gfile.stat).length) == 0:
-            raise UserError(name, "is empty", RESTORE)
+        if (size := _asked(name, tf.io.gfile.stat).length) < HEADER_BYTES + FOOTER_BYTES:
+            raise UserError(name, "holds no record", RESTORE)
         sized.append((os.path.basename(name), size))
     own = _first_widths(names[0])
     wanted = Widths(max_seq_length or own.max_seq_length, max_predictions or own.max_predictions)
@@ -145,7 +146,7 @@ class TFRecordTraining(_TFRecordData):
     def dataset(self, strategy: Any, first_step: int = 0) -> Any:
         """Batches of B rows for each replica and step, as a tf.distribute.DistributedDataset. With another
         ``first_step`` the order is another one. Raises UserError: fewer files than hosts."""
-        return strategy.distribute_datasets_from_function(lambda context: self.pipeline(context, first_step))
+        return distributed(strategy, lambda context: self.pipeline(context, first_step))
 
     def pipeline(self, context: Any, first_step: int = 0) -> Any:
         """One host's part of `dataset`; ``context``: a tf.distribute.InputContext."""
@@ -196,9 +197,8 @@ class TFRecordEvaluation(_TFRecordData):
         return -(-self.num_examples // (self._rows * num_replicas))
 
     def dataset(self, strategy: Any) -> Any:
-        """`steps` batches of B rows for each replica, the last ones filled up with empty rows, as a
-        tf.distribute.DistributedDataset."""
-        return strategy.distribute_datasets_from_function(self.pipeline)
+        """See `tf2_bert.data.EvaluationData.dataset`."""
+        return distributed(strategy, self.pipeline)
 
     def pipeline(self, context: Any) -> Any:
         """One host's part of `dataset`; ``context``: a tf.distribute.InputContext."""
@@ -211,7 +211,7 @@ class TFRecordEvaluation(_TFRecordData):
         missing = self.steps(context.num_replicas_in_sync) * hosts - -(-self.num_examples // block)
         empty = Rows(*(tf.zeros(spec.shape, spec.dtype) for spec in dataset.element_spec))
         dataset = dataset.concatenate(tf.data.Dataset.from_tensors(empty).repeat(missing)).shard(hosts, host)
-        dataset = dataset.map(lambda *rows: Rows(*(tf.reshape(x, [replicas, self._rows, x.shape[1]]) for x in rows)))
+        dataset = dataset.map(lambda rows: Rows(*(tf.reshape(x, [replicas, self._rows, x.shape[1]]) for x in rows)))
         return self._finish(dataset.unbatch())
 
 
@@ -275,7 +275,7 @@ def translated(error: BaseException, files: Files, vocab_size: int) -> UserError
     where ``error`` does not come from them."""
     if not isinstance(error, tf.errors.OpError):
         return None
-    named = [name for name in files.names if re.search(re.escape(name) + r"(?![\w.-])", error.message)]
+    named = [name for name in files.names if re.search(re.escape(name) + r"(?![\w-]|\.\w)", error.message)]
     if not named and not isinstance(error, tf.errors.DataLossError):
         return None
     for name in named or files.names:

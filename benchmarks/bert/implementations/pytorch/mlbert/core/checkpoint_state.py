@@ -128,8 +128,7 @@ def own_state(
 
     Args:
         tensors: by their names; of two for one parameter the first is taken.
-        shape: of our model.
-        source: what messages name.
+        shape, source: of our model; what messages name.
         float32: a tensor in that precision; None for one that holds no floating-point numbers.
         own_names: our names of one of theirs.
         spelling: our names as the checkpoint spells them, for what is missing.

@@ -1,0 +1,181 @@
+"""Whole runs of `run_pretraining.py` in processes of their own: what they leave, how they end, how they go on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlbert.store.tfrecord import write_examples
+from random_set import random_rows
+
+if importlib.util.find_spec("tensorflow") is None:
+    pytest.skip("TensorFlow is not installed (the tf extra)", allow_module_level=True)
+
+PROGRAM = "benchmarks/bert/implementations/tensorflow2/run_pretraining.py"
+SHAPE = {
+    "vocab_size": 200,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 32,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+STEPS = "--train_batch_size=8 --eval_batch_size=8 --num_steps_per_epoch=12 --num_train_epochs=1 --steps_per_loop=4"
+NUMBERS = f"{STEPS} --optimizer_type=lamb --learning_rate=0.01 --warmup_steps=2 --seed=3 --log_freq=1 --cpu_threads=1"
+Start = Callable[..., subprocess.Popen]
+Run = Callable[..., subprocess.CompletedProcess]
+
+
+@pytest.fixture
+def start(tmp_path: Path, tree_root: Path) -> Start:
+    """Starts the program with these words, below a folder of its own."""
+    shape = tmp_path / "bert_config.json"
+    shape.write_text(json.dumps(SHAPE))
+    environment = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+
+    def of(words: str, **exports: str) -> subprocess.Popen:
+        command = [sys.executable, str(tree_root / PROGRAM), f"--bert_config_file={shape}", *words.split()]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**environment, **exports}
+        )
+
+    return of
+
+
+@pytest.fixture
+def run(start: Start) -> Run:
+    """The same, waited for."""
+
+    def of(words: str, **exports: str) -> subprocess.CompletedProcess:
+        process = start(words, **exports)
+        out, errors = process.communicate(timeout=240)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+
+    return of
+
+
+def events(log: Path) -> list[tuple[str, object, dict]]:
+    """Key, value and metadata of each line."""
+    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]
+    return [(line["key"], line["value"], line["metadata"]) for line in lines]
+
+
+def test_a_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
+    words = f"{NUMBERS} {data} --max_seq_length=32 --max_predictions_per_seq=5 --do_eval --num_eval_samples=50"
+    words += f" --steps_between_eval=4 --device_warmup --stop_threshold=0.99 --model_dir={out}"
+    done = run(f"{words} --model_export_path={tmp_path}/export --enable_checkpoint_and_summary")
+    assert done.returncode == 1, done.stderr  # random weights after 12 steps
+    told = events(out / "result_0.txt")
+    keys = [key for key, *_ in told]
+    assert [key for key in keys if key.startswith(("run_", "eval_st", "eval_acc"))] == [
+        "run_start",
+        *["eval_start", "eval_stop", "eval_accuracy"] * 3,
+        "run_stop",
+    ]
+    values = {key: value for key, value, _ in told}
+    assert (values["global_batch_size"], values["train_samples"], values["eval_samples"]) == (8, 96, 50)
+    assert (values["recipe"], values["opt_name"], values["ranks"]) == ("tensorflow2", "lamb", 1)
+    assert told[-1][2]["status"] == "aborted"
+    assert {path.name for path in (out / "run_0").iterdir()} == {
+        *("config.json", "metrics.jsonl", "curve.png", "weights", "tf2", "summary.json", "checkpoints"),
+    }
+    assert json.loads((out / "training_summary.txt").read_text())["total_training_steps"] == 12
+    assert list((out / "summaries").iterdir())
+    assert (tmp_path / "export/weights/model.safetensors").is_file()
+    check = [sys.executable, "-m", "mlbert.cli.main", "submission", "check", str(out / "result_0.txt")]
+    assert subprocess.run(check, capture_output=True, check=False).returncode == 0
+    trace = [sys.executable, "-m", "mlbert.cli.main", "submission", "trace", str(out / "result_0.txt")]
+    traced = subprocess.run(trace, capture_output=True, text=True, check=False)
+    assert "BROKEN" not in traced.stdout
+    again = run(f"{words}")
+    assert again.returncode == 2
+    assert "finished run" in again.stderr
+
+
+def test_tfrecords_as_published_and_weights_to_start_from(run: Run, tmp_path: Path) -> None:
+    files = tmp_path / "parts"
+    files.mkdir()
+    for part in range(2):
+        with (files / f"part-0000{part}-of-00002").open("wb") as file:
+            write_examples(file, random_rows(40, seed=part, max_tokens=32, vocab_size=200), 32, 5)
+    words = f"{NUMBERS} --input_files={files}/part-* --max_seq_length=32 --max_predictions_per_seq=5"
+    first = run(f"{words} --model_dir={tmp_path}/first")
+    assert first.returncode == 0, first.stderr  # nothing is evaluated: the limit is all that was asked for
+    second = run(
+        f"{words} --model_dir={tmp_path}/second --do_eval --num_eval_samples=30 --steps_between_eval=12"
+        f" --init_checkpoint={tmp_path}/first/run_0/tf2/model.ckpt --dtype=bf16"
+    )
+    assert second.returncode == 1, second.stderr
+    assert "first samples of the training files" in second.stdout
+    losses = [json.loads((tmp_path / name / "training_summary.txt").read_text())["train_loss"] for name in ("first", "second")]
+    assert losses[1] < losses[0]
+
+
+def test_an_interrupted_run_goes_on_as_if_nothing_had_been(run: Run, start: Start, prepared_data: Path, tmp_path: Path) -> None:
+    data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
+    words = f"{NUMBERS} {data} --num_train_epochs=40 --save_checkpoint_steps=4 --keep_checkpoints=3"
+    whole = run(f"{words} --stop_steps=480 --model_dir={tmp_path}/whole")
+    assert whole.returncode == 0, whole.stderr
+    process = start(f"{words} --model_dir={tmp_path}/parts")
+    checkpoints = tmp_path / "parts/run_0/checkpoints"
+    give_up = time.monotonic() + 120
+    while not list(checkpoints.glob("step_*")) and time.monotonic() < give_up:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGUSR1)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGUSR1, errors
+    assert events(tmp_path / "parts/result_0.txt")[-1][2] == {
+        **events(tmp_path / "parts/result_0.txt")[-1][2],
+        "status": "aborted",
+        "reason": "SIGUSR1",
+    }
+    resumed = run(f"{words} --stop_steps=480 --model_dir={tmp_path}/parts --resume=1")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed at step" in resumed.stdout
+    weights = [(tmp_path / name / "run_0/weights/model.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert weights[0] == weights[1]
+
+
+def test_a_signal_closes_the_log(start: Start, prepared_data: Path, tmp_path: Path) -> None:
+    data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
+    process = start(f"{NUMBERS} {data} --num_train_epochs=100000 --model_dir={tmp_path}/out")
+    log, give_up = tmp_path / "out/result_0.txt", time.monotonic() + 120
+    while not (log.exists() and "epoch_start" in log.read_text()) and time.monotonic() < give_up:
+        time.sleep(0.02)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    key, _, metadata = events(log)[-1]
+    assert (key, metadata["status"], metadata["reason"]) == ("run_stop", "aborted", "SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--input_files=/nowhere/part-*", "/nowhere/part-*"),
+        ("--input_dir=/nowhere --eval_dir=/nowhere", "/nowhere"),
+        ("--synthetic_data=1 --distribution_strategy=parameter_server", "DISTRIBUTION_STRATEGY"),
+        ("--synthetic_data=1 --distribution_strategy=tpu --tpu=local", "TPU"),
+        ("--synthetic_data=1 --init_checkpoint=/nowhere/model.ckpt", "/nowhere/model.ckpt"),
+        ("--synthetic_data=1 --dtype=fp8", "PRECISION"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(run: Run, tmp_path: Path, words: str, told: str) -> None:
+    done = run(f"{STEPS} {words} --model_dir={tmp_path}/out")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("mlbert: error:")]
+    assert (done.returncode, len(lines)) == (2, 1), done.stderr
+    assert told in lines[0]
+    assert not (tmp_path / "out/result_0.txt").exists() or "run_start" not in (tmp_path / "out/result_0.txt").read_text()

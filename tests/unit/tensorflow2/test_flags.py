@@ -1,0 +1,144 @@
+"""The published flags: both lines of the published README, what they stand for here, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from absl import app as _  # noqa: F401 - defines --verbosity
+from absl import flags as absl_flags
+from absl.testing import flagsaver
+
+from mlbert.core.config import Resolved
+from mlbert.core.errors import UserError
+from tf2_bert import flags
+
+GPU = """--all_reduce_alg=nccl --bert_config_file=/data/bert_config.json --beta_1=0.91063 --beta_2=0.96497
+--device_warmup --do_eval --dtype=fp16 --eval_batch_size=48 --init_checkpoint=/data/model.ckpt-28252
+--input_files=/data/parts/part-* --learning_rate=0.00035221 --loss_scale=dynamic --max_predictions_per_seq=76
+--max_seq_length=512 --model_dir=/output/benchmark_8_gpu --num_accumulation_steps=19 --num_gpus=8
+--num_steps_per_epoch=8000 --num_train_epochs=1 --optimizer_type=lamb --scale_loss --steps_before_eval_start=3948
+--steps_between_eval=658 --steps_per_loop=658 --stop_steps=8000 --train_batch_size=760 --verbosity=0
+--warmup_steps=420"""
+TPU = """--bert_config_file=/data/bert_config.json --beta_1=0.9 --beta_2=0.93721 --device_warmup
+--distribution_strategy=tpu --do_eval --dtype=bf16 --eval_batch_size=768 --init_checkpoint=/data/model.ckpt-28252
+--input_files=/data/parts/part-* --learning_rate=0.00047430 --max_predictions_per_seq=76 --max_seq_length=512
+--model_dir=/output/benchmark_4x4_tpu --num_steps_per_epoch=5210 --num_train_epochs=1 --optimizer_type=lamb
+--scale_loss --steps_before_eval_start=3907 --steps_between_eval=652 --steps_per_loop=652 --stop_steps=5210
+--tpu=perfzero-tpu --train_batch_size=768 --verbosity=0 --weight_decay_rate=0.0049573 --warmup_steps=108"""
+LEAST = "--bert_config_file=/data/bert_config.json --input_files=/data/part-* --model_dir=/output"
+Resolve = Callable[..., Resolved]
+
+
+@pytest.fixture
+def resolved(monkeypatch: pytest.MonkeyPatch) -> Resolve:
+    """Settings of a command line on so many replicas, under these exports only."""
+    flags.define_flags()
+
+    def of(line: str, replicas: int = 1, **exports: str) -> Resolved:
+        for name in ("CONFIG_FILE", "LOGDIR", "DGXNGPU"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in exports.items():
+            monkeypatch.setenv(name, value)
+        with flagsaver.flagsaver():
+            absl_flags.FLAGS.unparse_flags()
+            absl_flags.FLAGS(["run_pretraining.py", *line.split()])
+            return flags.resolve_flags(replicas)
+
+    return of
+
+
+def test_the_published_line_for_gpus(resolved: Resolve) -> None:
+    config = resolved(GPU, replicas=8).config
+    assert (config.train_batch_size, config.gradient_accumulation_steps, config.eval_batch_size) == (95, 19, 6)
+    assert (config.max_steps, config.lr_decay_end, config.warmup_steps) == (8000, 8000, 420)
+    # The first evaluation is at the first multiple of 658 that is not before 3948: step 3948 itself.
+    assert (config.eval_iter_start_samples, config.eval_iter_samples) == (3948 * 760, 658 * 760)
+    assert (config.optimizer, config.precision, config.loss_scale_fixed) == ("lamb", "fp16", False)
+    assert (config.opt_lamb_beta_1, config.opt_lamb_beta_2) == (0.91063, 0.96497)  # not mixed up
+    assert (config.input_files, str(config.input_dir)) == ("/data/parts/part-*", "/data/parts")
+    assert config.target_mlm_accuracy == 0.712
+
+
+def test_the_published_line_for_tpus(resolved: Resolve) -> None:
+    config = resolved(TPU, replicas=32).config
+    assert (config.train_batch_size, config.eval_batch_size, config.tpu) == (24, 24, "perfzero-tpu")
+    # Step 3907 is no multiple of 652.
+    assert (config.eval_iter_start_samples, config.eval_iter_samples) == (6 * 652 * 768, 652 * 768)
+    assert (config.weight_decay_rate, config.precision, config.distribution_strategy) == (0.0049573, "bf16", "tpu")
+
+
+def test_published_defaults(resolved: Resolve) -> None:
+    found = resolved(LEAST)
+    config = found.config
+    assert (config.train_batch_size, config.learning_rate, config.warmup_steps) == (32, 5e-5, 10_000)
+    assert (config.max_steps, config.optimizer, config.opt_epsilon, config.max_seq_length) == (3000, "adamw", 1e-6, 128)
+    assert config.do_eval is False
+    assert config.target_mlm_accuracy is None  # nothing is evaluated, so the limit is a success
+    assert found.origin["learning_rate"] == "default of --learning_rate"
+
+
+def test_a_sourced_config_stands_in_place_of_the_defaults_and_flags_win(resolved: Resolve) -> None:
+    found = resolved(
+        f"{LEAST} --train_batch_size=64",
+        replicas=4,
+        CONFIG_FILE="/system/config_x.sh",
+        BATCHSIZE="8",
+        LR="0.5",
+        MAX_STEPS="77",
+        MAX_SAMPLES_TERMINATION="1000",
+        EVAL_ITER_START_SAMPLES="100",
+        EVAL_ITER_SAMPLES="50",
+    )
+    assert (found.config.train_batch_size, found.config.learning_rate, found.config.max_steps) == (16, 0.5, 77)
+    assert found.origin["train_batch_size"] == "flag --train_batch_size"
+    assert (found.config.optimizer, found.config.target_mlm_accuracy) == ("adamw", 0.712)
+
+
+def test_the_grid_of_the_rules(resolved: Resolve) -> None:
+    config = resolved(f"{GPU} --eval_schedule=mlperf".replace("760", "440").replace("=19", "=11"), replicas=8).config
+    assert (config.eval_iter_start_samples, config.eval_iter_samples) == (150_000, 150_000)
+
+
+@pytest.mark.parametrize(("scale", "value", "fixed"), [("dynamic", 32768.0, False), ("128", 128.0, True)])
+def test_loss_scale_is_honoured(resolved: Resolve, scale: str, value: float, fixed: bool) -> None:
+    config = resolved(f"{LEAST} --dtype=fp16 --loss_scale={scale}").config
+    assert (config.loss_scale, config.loss_scale_fixed) == (value, fixed)
+
+
+def test_checkpoints_and_summaries_only_on_demand(resolved: Resolve) -> None:
+    config = resolved(LEAST).config
+    assert (config.save_checkpoint_steps, config.tensorboard_dir) == (0, None)
+    config = resolved(f"{LEAST} --enable_checkpoint_and_summary --steps_per_loop=50").config
+    assert (config.save_checkpoint_steps, config.tensorboard_dir) == (50, Path("/output/summaries"))
+
+
+@pytest.mark.parametrize(
+    ("words", "subject"),
+    [
+        ("--train_batch_size=33", "--train_batch_size"),  # over 2 replicas
+        ("--train_batch_size=0", "--train_batch_size"),
+        ("--num_accumulation_steps=3", "GRADIENT_STEPS"),
+        ("--use_keras_compile_fit", "--use_keras_compile_fit"),
+        ("--model_type=albert", "--model_type"),
+        ("--stop_steps=4000", "--stop_steps"),
+        ("--steps_between_eval=0", "--steps_between_eval"),
+        ("--learning_rate=-1", "LR"),
+        ("--beta_1=1.5", "OPT_LAMB_BETA_1"),
+        ("--dtype=fp64", "PRECISION"),
+        ("--distribution_strategy=collective", "DISTRIBUTION_STRATEGY"),
+        ("--loss_scale=big", "LOSS_SCALE"),
+        ("--warmup_steps=0.5", "WARMUP_STEPS"),
+        ("--max_seq_length=100000", "MAX_SEQ_LENGTH"),
+    ],
+)
+def test_what_cannot_be_is_one_line(resolved: Resolve, words: str, subject: str) -> None:
+    with pytest.raises(UserError, match=subject) as caught:
+        resolved(f"{LEAST} {words}", replicas=2)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_setting_of_the_other_framework_is_refused(resolved: Resolve) -> None:
+    with pytest.raises(UserError, match="SHARDED_OPTIMIZER.*TensorFlow"):
+        resolved(LEAST, SHARDED_OPTIMIZER="node")

@@ -1,0 +1,211 @@
+"""TFRecords by tf.data: the same sequences as a store reads, shared out over hosts, and damage told in one line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
+
+from mlbert.core.errors import UserError  # noqa: E402
+from mlbert.store.open import describe, open_store  # noqa: E402
+from mlbert.store.ragged import Ragged  # noqa: E402
+from mlbert.store.tfrecord import write_examples  # noqa: E402
+from sequences_of_rows import sequences_of  # noqa: E402
+from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences  # noqa: E402
+from tf2_bert.rows import Rows  # noqa: E402
+from tf2_bert.tfrecords import Files, TFRecordEvaluation, TFRecordTraining, match_files  # noqa: E402
+from tfrecord_examples import example, frame, odd_examples, simple_lists  # noqa: E402
+
+COUNT, LONGEST = 230, 32
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """230 sequences in five files of different sizes."""
+    folder = tmp_path_factory.mktemp("records")
+    rows = make_rows(random_lengths(COUNT))
+    for index, chosen in enumerate(np.split(np.arange(COUNT), [20, 75, 120, 160])):
+        write_examples(folder / f"part-0000{index}-of-00005", rows.take(chosen), LONGEST, MAX_PREDICTIONS)
+    return folder
+
+
+def matched(patterns: Any, tokens: int | None = None, predictions: int | None = None) -> Files:
+    return match_files(str(patterns), "INPUT_FILES", tokens, predictions)
+
+
+def training(files: Files, rows: int = 8, seed: int = 3, **options: Any) -> TFRecordTraining:
+    return TFRecordTraining(files, rows, **{"seed": seed, "deterministic": True, "vocab_size": VOCAB_SIZE, **options})
+
+
+def context(replicas: int = 1, hosts: int = 1, host: int = 0) -> Any:
+    return tf.distribute.InputContext(hosts, host, replicas)
+
+
+def batches(dataset: Any, count: int | None = None) -> list[Rows]:
+    return list((dataset if count is None else dataset.take(count)).as_numpy_iterator())
+
+
+def joined(parts: list[Rows]) -> Ragged:
+    return Ragged.concatenate([sequences_of(part) for part in parts])
+
+
+def test_files_are_named_as_the_store_names_them(folder: Path, tmp_path: Path) -> None:
+    files, info = matched(folder / "part-*"), describe(folder)
+    assert files.identity == info.identity
+    assert files.shape == (info.max_seq_length, info.max_predictions, 1)
+    parts = f"{folder}/part-0000[34]*, {folder}/part-0000[0-3]*"
+    assert matched(parts).identity == info.identity
+    assert matched(folder / "part-00000*").identity != info.identity
+
+
+@pytest.mark.parametrize("replicas", [(1, 3), (2, 4)])
+@pytest.mark.parametrize("count", [50, None])
+def test_evaluation_takes_the_first_samples_once(folder: Path, replicas: tuple[int, int], count: int | None) -> None:
+    hosts, all_replicas = replicas
+    data = TFRecordEvaluation(matched(folder / "part-*"), 4, count, vocab_size=VOCAB_SIZE)
+    data.open()
+    parts = [batches(data.pipeline(context(all_replicas, hosts, host))) for host in range(hosts)]
+    assert [len(part) for part in parts] == [data.steps(all_replicas) * all_replicas // hosts] * hosts
+    rows = [batch for part in parts for batch in part]
+    assert {batch.input_ids.shape for batch in rows} == {(4, LONGEST)}
+    assert sum(batch.next_sentence_weights.sum() for batch in rows) == data.num_examples == (count or COUNT)
+    assert same_sequences(joined(rows), open_store(folder).gather(np.arange(count or COUNT)))
+
+
+def test_evaluation_of_too_few(folder: Path) -> None:
+    with pytest.raises(UserError, match="holds 230 examples, 231 are asked for"):
+        TFRecordEvaluation(matched(folder / "part-*"), 4, COUNT + 1, vocab_size=VOCAB_SIZE).open()
+
+
+def test_training_takes_all_sequences_equally_often(folder: Path, tmp_path: Path) -> None:
+    """The stream mixes epochs, as the published one does; its 1500 places bound by how much."""
+    data = training(matched(folder / "part-*"), rows=COUNT)
+    found = Counter(names(joined(batches(data.pipeline(context()), 40))))
+    assert set(found) == set(names(open_store(folder).gather(np.arange(COUNT))))
+    assert batches(data.pipeline(context()), 1)[0].input_ids.shape == (COUNT, LONGEST)
+
+
+def test_hosts_share_the_files(folder: Path) -> None:
+    data = training(matched(folder / "part-*"))
+    parts = [set(names(joined(batches(data.pipeline(context(2, 2, host)), 150)))) for host in range(2)]
+    assert not parts[0] & parts[1]
+    assert parts[0] | parts[1] == set(names(open_store(folder).gather(np.arange(COUNT))))
+    with pytest.raises(UserError, match="5 files cannot be shared out over 6 hosts"):
+        data.pipeline(context(6, 6, 0))
+
+
+def test_the_order_follows_from_the_seed(folder: Path) -> None:
+    def order(first_step: int = 0, **options: Any) -> list[str]:
+        data = training(matched(folder / "part-*"), **options)
+        return names(joined(batches(data.pipeline(context(), first_step), 10)))
+
+    assert order() == order()
+    assert order() != order(seed=4)
+    assert order() != order(first_step=1)
+    assert order(first_step=1) == order(first_step=1)
+    assert len(order(deterministic=False)) == 80
+    assert training(matched(folder / "part-*")).resume_note
+
+
+def test_datasets_of_strategies_have_no_end_and_static_shapes(folder: Path) -> None:
+    """Else workers ask each other at every step whether there is more."""
+    strategy = tf.distribute.get_strategy()
+    evaluation = TFRecordEvaluation(matched(folder / "part-*"), 4, 10, vocab_size=VOCAB_SIZE)
+    evaluation.open()
+    for dataset in (training(matched(folder / "part-*")).dataset(strategy), evaluation.dataset(strategy)):
+        assert dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+        assert all(spec.shape.is_fully_defined() for spec in dataset.element_spec)
+
+
+def test_padding_is_no_matter(tmp_path: Path) -> None:
+    """What is not a token or not a prediction counts for nothing, as in the store."""
+    odd = odd_examples()
+    (one := tmp_path / "one").mkdir()
+    chosen = ("weights in other places", "padding that is not zero", "other order", "an unknown feature")
+    (one / "part-0").write_bytes(frame(*(odd[name] for name in chosen)))
+    data = TFRecordEvaluation(matched(one / "part-0"), 4, None, vocab_size=65_536)
+    data.open()
+    assert same_sequences(joined(batches(data.pipeline(context()))), open_store(one).gather(np.arange(4)))
+
+
+def refused(files: Files, vocab_size: int = VOCAB_SIZE) -> str:
+    """What training on damaged files says."""
+    data = training(files, vocab_size=vocab_size)
+    with pytest.raises(tf.errors.OpError) as raised:
+        batches(data.pipeline(context()), 50)
+    problem = data.translated(raised.value)
+    assert isinstance(problem, UserError)
+    assert "\n" not in str(problem)
+    return str(problem)
+
+
+def copied(folder: Path, target: Path) -> Path:
+    target.mkdir()
+    for file in folder.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+def test_damage_is_told_with_file_and_record(folder: Path, tmp_path: Path) -> None:
+    for name, damage in {
+        "a flipped bit": lambda path: flip(path, 0.51),
+        "cut off": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+        "no records": lambda path: path.write_text("plain text, no records"),
+    }.items():
+        files = matched(copied(folder, tmp_path / name) / "part-*")
+        damage(tmp_path / name / "part-00002-of-00005")
+        assert f"{tmp_path / name}/part-00002-of-00005: " in refused(files)
+
+
+def test_records_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
+    lists = simple_lists()
+    cases = {
+        "other widths": (lists, VOCAB_SIZE, "has 8 values in input_ids, 32 expected"),
+        "no feature": ({k: v for k, v in lists.items() if k != "masked_lm_ids"}, 99, "has no feature masked_lm_ids"),
+    }
+    for name, (content, vocab_size, reason) in cases.items():
+        files = matched(copied(folder, tmp_path / name) / "part-*")
+        (tmp_path / name / "part-00002-of-00005").write_bytes(frame(example(content)))
+        message = refused(files, max(vocab_size, VOCAB_SIZE))
+        assert f"part-00002-of-00005: record 0 (byte 0) {reason}" in message
+    assert "outside the vocabulary of 100 entries" in refused(matched(folder / "part-*"), 100)
+
+
+def test_bad_values_are_refused(tmp_path: Path) -> None:
+    for name, values, reason in (
+        ("masked_lm_positions", [1, 8, 0], "has 8 in masked_lm_positions"),
+        ("masked_lm_weights", [1.0, 0.5, 0.0], "has 0.5 in masked_lm_weights"),
+        ("next_sentence_labels", [2], "has 2 in next_sentence_labels"),
+    ):
+        good, bad = example(simple_lists()), example({**simple_lists(), name: values})
+        (tmp_path / name).write_bytes(frame(good, bad))
+        assert f"{name}: record 1 (byte {len(frame(good))}) {reason}" in refused(matched(tmp_path / name), 65_536)
+
+
+def test_what_cannot_be_files_is_refused(folder: Path, tmp_path: Path) -> None:
+    def message(*arguments: Any) -> str:
+        with pytest.raises(UserError) as raised:
+            matched(*arguments)
+        return str(raised.value)
+
+    assert "no file matches" in message(f"{folder}/part-*, {tmp_path}/none-*")
+    assert "is a folder" in message(folder)
+    assert "names no files" in message(" , ")
+    (tmp_path / "empty").write_bytes(b"short")
+    assert "empty: holds no record" in message(tmp_path / "empty")
+    (tmp_path / "text").write_text("plain text, no records")
+    assert "is text, not TFRecords" in message(tmp_path / "text")
+    assert "have 32 tokens and 5 predictions, 512 and 5 are asked for" in message(folder / "part-*", 512)
+    assert "nowhere://bucket/x: cannot be read" in message("nowhere://bucket/x")
+
+
+def test_errors_of_others_are_left_alone(folder: Path) -> None:
+    data = training(matched(folder / "part-*"))
+    assert data.translated(ValueError("x")) is None
+    assert data.translated(tf.errors.InvalidArgumentError(None, None, "shapes do not match")) is None
+    assert data.translated(tf.errors.ResourceExhaustedError(None, None, "out of memory")) is None
