@@ -15,11 +15,11 @@ import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from mlbert.core.bert_config import BertConfig  # noqa: E402
-from mlbert.core.errors import UserError  # noqa: E402
-from mlbert.core.progress import TrainState  # noqa: E402
-from tf2_bert.checkpoints import CheckpointFolder, initial_values  # noqa: E402
-from tf2_bert.model import BertPretrainer  # noqa: E402
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.errors import UserError
+from mlbert.core.progress import TrainState
+from tf2_bert.checkpoints import CheckpointFolder, initial_values
+from tf2_bert.model import BertPretrainer
 
 SHAPE = BertConfig(
     vocab_size=197,

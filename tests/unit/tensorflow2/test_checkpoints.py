@@ -13,15 +13,15 @@ import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from safetensors.numpy import load_file, save_file  # noqa: E402
+from safetensors.numpy import load_file, save_file
 
-from mlbert.convert.tensorflow_checkpoint import tf2_to_torch  # noqa: E402
-from mlbert.core.bert_config import BertConfig  # noqa: E402
-from mlbert.core.checkpoint_names import VOCABULARY, tf1_names  # noqa: E402
-from mlbert.core.checkpoint_state import parameter_shapes  # noqa: E402
-from mlbert.core.errors import UserError  # noqa: E402
-from tf2_bert.checkpoints import copy_weights, initial_values, write_weights  # noqa: E402
-from tf2_bert.model import BertPretrainer  # noqa: E402
+from mlbert.convert.tensorflow_checkpoint import tf2_to_torch
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.checkpoint_names import VOCABULARY, tf1_names
+from mlbert.core.checkpoint_state import parameter_shapes
+from mlbert.core.errors import UserError
+from tf2_bert.checkpoints import copy_weights, initial_values, write_weights
+from tf2_bert.model import BertPretrainer
 
 # 197 is no multiple of 8: other programs pad the vocabulary.
 SHAPE = BertConfig(

@@ -14,12 +14,14 @@ import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
+from host_batches import tokens_of  # noqa: E402
 from mlbert.core.config import resolve  # noqa: E402
 from mlbert.core.errors import UserError  # noqa: E402
 from mlbert.core.settings import TrainConfig  # noqa: E402
 from mlbert.feed.evaluation import EvalSet  # noqa: E402
 from mlbert.feed.packed import PackedSource  # noqa: E402
 from mlbert.prepare.shuffle import Packing, shuffle_set  # noqa: E402
+from mlbert.prepare.split_bins import make_bins  # noqa: E402
 from mlbert.store.deals import contiguous  # noqa: E402
 from mlbert.store.open import open_store  # noqa: E402
 from mlbert.store.ragged import Ragged  # noqa: E402
@@ -87,27 +89,15 @@ def joined(parts: list[Rows]) -> Ragged:
 
 
 def tokens(ragged: Ragged) -> list[bytes]:
-    return [ragged.slice(s, s + 1).tokens.tobytes() for s in range(len(ragged))]
+    return [ragged.slice(s, s + 1).tokens.astype(np.uint16).tobytes() for s in range(len(ragged))]
 
 
-@pytest.mark.parametrize("most", PACKINGS)
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_steps_are_those_of_pytorch(tmp_path: Path, folder: Path, most: int, replicas: int) -> None:
+def assert_steps_of_pytorch(config: TrainConfig, replicas: int) -> None:
     """Each replica's rows, sequence by sequence, over the end of an epoch."""
-    config = settings(tmp_path, folder, max_sequences_per_pack=most)
     data = opened_training(config)
-    sources = [
-        PackedSource(
-            folder,
-            packs_per_step=BATCH,
-            max_sequences_per_pack=most,
-            seed=SEED,
-            rank=rank,
-            world_size=replicas,
-            deal=contiguous,
-        )
-        for rank in range(replicas)
-    ]
+    options = {"max_sequences_per_pack": config.max_sequences_per_pack, "bin_counts": config.counts_of_bins}
+    ranks = [{"rank": rank, "world_size": replicas, "seed": SEED, "deal": contiguous} for rank in range(replicas)]
+    sources = [PackedSource(config.input_dir, packs_per_step=BATCH, **rank, **options) for rank in ranks]
     for source in sources:
         source.open()
     steps = sources[0].steps_per_epoch + 2
@@ -115,10 +105,20 @@ def test_steps_are_those_of_pytorch(tmp_path: Path, folder: Path, most: int, rep
     for step in range(steps):
         for rank, source in enumerate(sources):
             (batch,) = source.batches_of(step)
-            arrays = batch.arrays()
-            ids = np.split(arrays["ids"].astype(np.uint16), arrays["cu_seqlens"][1:-1])
-            ours = sequences_of(found[step * replicas + rank])
-            assert tokens(ours) == [piece.tobytes() for piece in ids]
+            assert tokens(sequences_of(found[step * replicas + rank])) == tokens_of(batch)
+
+
+@pytest.mark.parametrize("most", PACKINGS)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_steps_are_those_of_pytorch(tmp_path: Path, folder: Path, most: int, replicas: int) -> None:
+    assert_steps_of_pytorch(settings(tmp_path, folder, max_sequences_per_pack=most), replicas)
+
+
+@pytest.mark.parametrize("counts", ["none", "5 3"])
+def test_steps_of_bins_are_those_of_pytorch(tmp_path: Path, folder: Path, counts: str) -> None:
+    bins = tmp_path / "bins"
+    make_bins(folder, bins, edges=(16, 32))
+    assert_steps_of_pytorch(settings(tmp_path, bins, bin_counts=counts), 2)
 
 
 @pytest.mark.parametrize("most", PACKINGS)
@@ -166,10 +166,7 @@ def test_evaluation_takes_every_sample_once(tmp_path: Path, folder: Path, most: 
     assert same_sequences(joined(rows), open_store(folder).gather(np.arange(50)))
     expected = EvalSet(folder, 50, 4, max_sequences_per_pack=most)
     expected.open()
-    theirs = [
-        piece for batch in expected for piece in np.split(batch.arrays()["ids"], batch.arrays()["cu_seqlens"][1:-1])
-    ]
-    assert sorted(tokens(joined(rows))) == sorted(piece.astype(np.uint16).tobytes() for piece in theirs)
+    assert sorted(tokens(joined(rows))) == sorted(piece for batch in expected for piece in tokens_of(batch))
 
 
 def test_evaluation_may_take_all_and_not_more(tmp_path: Path, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from mlbert.store.open import describe
 from mlbert.store.tfrecord import write_examples
-from random_set import random_rows
+from random_set import VOCAB_SIZE, random_rows
 
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("TensorFlow is not installed (the tf extra)", allow_module_level=True)
 
 PROGRAM = "benchmarks/bert/implementations/tensorflow2/run_pretraining.py"
 SHAPE = {
-    "vocab_size": 200,
     "hidden_size": 16,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
@@ -41,10 +42,12 @@ Run = Callable[..., subprocess.CompletedProcess]
 def start(tmp_path: Path, tree_root: Path) -> Start:
     """Starts the program with these words, below a folder of its own."""
     shape = tmp_path / "bert_config.json"
-    shape.write_text(json.dumps(SHAPE))
     environment = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
 
     def of(words: str, **exports: str) -> subprocess.Popen:
+        prepared = re.search(r"--input_dir=(\S+)", words)
+        vocabulary = describe(prepared[1]).vocab_size if prepared and Path(prepared[1]).exists() else VOCAB_SIZE
+        shape.write_text(json.dumps({**SHAPE, "vocab_size": vocabulary}))
         command = [sys.executable, str(tree_root / PROGRAM), f"--bert_config_file={shape}", *words.split()]
         return subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**environment, **exports}
@@ -109,8 +112,7 @@ def test_tfrecords_as_published_and_weights_to_start_from(run: Run, tmp_path: Pa
     files = tmp_path / "parts"
     files.mkdir()
     for part in range(2):
-        with (files / f"part-0000{part}-of-00002").open("wb") as file:
-            write_examples(file, random_rows(40, seed=part, max_tokens=32, vocab_size=200), 32, 5)
+        write_examples(files / f"part-0000{part}-of-00002", random_rows(40, part, max_length=32), 32, 5)
     words = f"{NUMBERS} --input_files={files}/part-* --max_seq_length=32 --max_predictions_per_seq=5"
     first = run(f"{words} --model_dir={tmp_path}/first")
     assert first.returncode == 0, first.stderr  # nothing is evaluated: the limit is all that was asked for
@@ -120,11 +122,15 @@ def test_tfrecords_as_published_and_weights_to_start_from(run: Run, tmp_path: Pa
     )
     assert second.returncode == 1, second.stderr
     assert "first samples of the training files" in second.stdout
-    losses = [json.loads((tmp_path / name / "training_summary.txt").read_text())["train_loss"] for name in ("first", "second")]
+    losses = [
+        json.loads((tmp_path / name / "training_summary.txt").read_text())["train_loss"] for name in ("first", "second")
+    ]
     assert losses[1] < losses[0]
 
 
-def test_an_interrupted_run_goes_on_as_if_nothing_had_been(run: Run, start: Start, prepared_data: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
+    run: Run, start: Start, prepared_data: Path, tmp_path: Path
+) -> None:
     data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
     words = f"{NUMBERS} {data} --num_train_epochs=40 --save_checkpoint_steps=4 --keep_checkpoints=3"
     whole = run(f"{words} --stop_steps=480 --model_dir={tmp_path}/whole")
@@ -178,4 +184,6 @@ def test_a_mistake_is_one_line_and_status_2(run: Run, tmp_path: Path, words: str
     lines = [line for line in done.stderr.splitlines() if line.startswith("mlbert: error:")]
     assert (done.returncode, len(lines)) == (2, 1), done.stderr
     assert told in lines[0]
-    assert not (tmp_path / "out/result_0.txt").exists() or "run_start" not in (tmp_path / "out/result_0.txt").read_text()
+    assert (
+        not (tmp_path / "out/result_0.txt").exists() or "run_start" not in (tmp_path / "out/result_0.txt").read_text()
+    )

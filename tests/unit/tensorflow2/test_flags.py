@@ -140,5 +140,5 @@ def test_what_cannot_be_is_one_line(resolved: Resolve, words: str, subject: str)
 
 
 def test_a_setting_of_the_other_framework_is_refused(resolved: Resolve) -> None:
-    with pytest.raises(UserError, match="SHARDED_OPTIMIZER.*TensorFlow"):
+    with pytest.raises(UserError, match=r"SHARDED_OPTIMIZER.*TensorFlow"):
         resolved(LEAST, SHARDED_OPTIMIZER="node")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,15 @@ import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from mlbert.core.errors import UserError  # noqa: E402
-from mlbert.store.open import describe, open_store  # noqa: E402
-from mlbert.store.ragged import Ragged  # noqa: E402
-from mlbert.store.tfrecord import write_examples  # noqa: E402
-from sequences_of_rows import sequences_of  # noqa: E402
-from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences  # noqa: E402
-from tf2_bert.rows import Rows  # noqa: E402
-from tf2_bert.tfrecords import Files, TFRecordEvaluation, TFRecordTraining, match_files  # noqa: E402
-from tfrecord_examples import example, frame, odd_examples, simple_lists  # noqa: E402
+from mlbert.core.errors import UserError
+from mlbert.store.open import describe, open_store
+from mlbert.store.ragged import Ragged
+from mlbert.store.tfrecord import write_examples
+from sequences_of_rows import sequences_of
+from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences
+from tf2_bert.rows import Rows
+from tf2_bert.tfrecords import Files, TFRecordEvaluation, TFRecordTraining, match_files
+from tfrecord_examples import example, frame, odd_examples, simple_lists
 
 COUNT, LONGEST = 230, 32
 
@@ -54,7 +53,7 @@ def joined(parts: list[Rows]) -> Ragged:
     return Ragged.concatenate([sequences_of(part) for part in parts])
 
 
-def test_files_are_named_as_the_store_names_them(folder: Path, tmp_path: Path) -> None:
+def test_files_are_named_as_the_store_names_them(folder: Path) -> None:
     files, info = matched(folder / "part-*"), describe(folder)
     assert files.identity == info.identity
     assert files.shape == (info.max_seq_length, info.max_predictions, 1)
@@ -82,11 +81,12 @@ def test_evaluation_of_too_few(folder: Path) -> None:
         TFRecordEvaluation(matched(folder / "part-*"), 4, COUNT + 1, vocab_size=VOCAB_SIZE).open()
 
 
-def test_training_takes_all_sequences_equally_often(folder: Path, tmp_path: Path) -> None:
-    """The stream mixes epochs, as the published one does; its 1500 places bound by how much."""
+def test_training_takes_all_sequences(folder: Path) -> None:
+    """Even where a batch is the whole set: files are repeated before they are read."""
     data = training(matched(folder / "part-*"), rows=COUNT)
-    found = Counter(names(joined(batches(data.pipeline(context()), 40))))
-    assert set(found) == set(names(open_store(folder).gather(np.arange(COUNT))))
+    assert set(names(joined(batches(data.pipeline(context()), 40)))) == set(
+        names(open_store(folder).gather(np.arange(COUNT)))
+    )
     assert batches(data.pipeline(context()), 1)[0].input_ids.shape == (COUNT, LONGEST)
 
 
@@ -156,10 +156,13 @@ def test_damage_is_told_with_file_and_record(folder: Path, tmp_path: Path) -> No
         "a flipped bit": lambda path: flip(path, 0.51),
         "cut off": lambda path: path.write_bytes(path.read_bytes()[:-9]),
         "no records": lambda path: path.write_text("plain text, no records"),
+        "gone": lambda path: path.unlink(),
     }.items():
         files = matched(copied(folder, tmp_path / name) / "part-*")
         damage(tmp_path / name / "part-00002-of-00005")
         assert f"{tmp_path / name}/part-00002-of-00005: " in refused(files)
+        with pytest.raises(UserError, match="/part-00002-of-00005: "):
+            TFRecordEvaluation(files, 4, None, vocab_size=VOCAB_SIZE).open()
 
 
 def test_records_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
