@@ -1,0 +1,215 @@
+"""The benchmark class, called as PerfZero calls it, and the flags that each of its methods sets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
+
+from tf2_bert.perfzero import BenchmarkTimerCallback, PerfZeroBenchmark  # noqa: E402
+
+HOME = Path(__file__).resolve().parents[3] / "benchmarks/bert/implementations"
+METHODS = {
+    "benchmark_8_gpu",
+    "benchmark_short_8_gpu",
+    "benchmark_short_1_gpu",
+    "benchmark_4x4_tpu",
+    "benchmark_short_4x4_tpu",
+    "benchmark_short_cpu",
+}
+# As PerfZero: the class by its path, the methods by a filter, each in a process of its own, the result from a file.
+HARNESS = """
+    import importlib, json, multiprocessing, os, sys
+    from pathlib import Path
+
+    def call(class_, name, output):
+        os.environ["TEST_REPORT_FILE_PREFIX"] = f"{output}/proto_"
+        getattr(class_(output_dir=output, root_data_dir="/data", tpu=None), name)()
+
+    module, name = "tf2_bert.bert_benchmark.BertClassifyBenchmarkReal".rsplit(".", 1)
+    class_ = getattr(importlib.import_module(module), name)
+    methods = [each for each in dir(class_(output_dir="/dev/null", root_data_dir="", tpu=None)) if "benchmark_" in each]
+    process = multiprocessing.get_context("fork").Process(target=call, args=(class_, sys.argv[2], sys.argv[1]))
+    process.start()
+    process.join()
+
+    from google.protobuf import json_format
+    from tensorflow.core.util import test_log_pb2
+    entries = test_log_pb2.BenchmarkEntries()
+    entries.ParseFromString(Path(sys.argv[1], f"proto_BertClassifyBenchmarkReal.{sys.argv[2]}").read_bytes())
+    (result,) = json_format.MessageToDict(entries, preserving_proto_field_name=True)["entry"]
+    print(json.dumps({"methods": methods, "exit": process.exitcode, "result": result}))
+"""
+# What a method's flags come to, without the run.
+FLAGS_OF_METHODS = """
+    import json, sys
+    from absl import flags
+    from tf2_bert.bert_benchmark import BertClassifyBenchmarkReal
+    from tf2_bert.flags import resolve_flags
+    from tf2_bert.perfzero import flags_as_text
+
+    told = {}
+
+    class Told(BertClassifyBenchmarkReal):
+        def _run_and_report_benchmark(self, name, values, force_gpu_memory_alloc=True):
+            with self.flags_set({**values, "model_dir": self.model_dir(name)}):
+                resolved = resolve_flags(int(sys.argv[1]))
+                settings = {field: value for field, value, *_ in resolved.as_table()}
+                told[name] = {"flags": flags_as_text(), "memory": force_gpu_memory_alloc, "settings": settings}
+
+    benchmark = Told(output_dir="/out", root_data_dir="/data", tpu="a_tpu", **json.loads(sys.argv[3]))
+    for name in sys.argv[2].split(","):
+        getattr(benchmark, name)()
+    left = [name for name in flags.FLAGS if flags.FLAGS[name].value != flags.FLAGS[name].default]
+    print(json.dumps({"told": told, "left": left}))
+"""
+
+
+def run(program: str, *words: str, **environment: str) -> dict[str, Any]:
+    """What a program prints last, as JSON."""
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR")}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *words],
+        env={**kept, "PYTHONPATH": f"{HOME / 'tensorflow2'}{os.pathsep}{HOME / 'pytorch'}", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def settings(replicas: int, *methods: str, **arguments: object) -> Mapping[str, Any]:
+    """Of each method: its flags, whether it limits the GPUs' memory, and the settings on so many replicas."""
+    told = run(FLAGS_OF_METHODS, str(replicas), ",".join(methods), json.dumps(arguments))
+    assert told["left"] == []
+    return dict(told["told"])
+
+
+def test_the_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> None:
+    told = run(HARNESS, str(tmp_path), "benchmark_short_cpu")
+    assert set(told["methods"]) == METHODS
+    assert told["exit"] == 0
+    result = told["result"]
+    assert result["name"] == "BertClassifyBenchmarkReal.benchmark_short_cpu"
+    assert result["iters"] == "-1"
+    (metric,) = result["metrics"]
+    assert metric["name"] == "exp_per_second"
+    assert metric["value"] > 0.0
+    assert result["wall_time"] > 0.0
+    words = result["extras"]["flags"]["string_value"].split()
+    assert {"--steps_per_loop=5", "--optimizer_type=lamb", "--device_warmup", "--num_train_epochs=1"} <= set(words)
+    assert len(words) == len({word.partition("=")[0] for word in words})
+    summary = json.loads((tmp_path / "benchmark_short_cpu/run_0/summary.json").read_text())
+    assert summary["steps"] == 20
+
+
+def test_the_whole_runs_have_the_published_flags() -> None:
+    gpu = settings(8, "benchmark_8_gpu")["benchmark_8_gpu"]
+    assert gpu["memory"]
+    flags = set(gpu["flags"].split())
+    assert {
+        "--bert_config_file=/data/bert_mlperf_data/bert_config.json",
+        "--init_checkpoint=/data/bert_mlperf_data/model.ckpt-28252",
+        "--input_files=/data/tfrecords3_500_parts/part-*",
+        "--model_dir=/out/benchmark_8_gpu",
+        "--all_reduce_alg=nccl",
+        "--dtype=fp16",
+        "--loss_scale=dynamic",
+        "--num_gpus=8",
+        "--train_batch_size=440",
+        "--num_accumulation_steps=11",
+        "--eval_batch_size=48",
+        "--steps_per_loop=1137",
+        "--steps_between_eval=1137",
+        "--steps_before_eval_start=6819",
+        "--num_steps_per_epoch=8103",
+        "--stop_steps=8103",
+        "--warmup_steps=0.0",
+        "--scale_loss",
+        "--device_warmup",
+        "--do_eval",
+        "--tf_gpu_thread_mode=gpu_private",
+    } <= flags
+    expected = {"train_batch_size": "55", "eval_batch_size": "6", "max_steps": "8103", "target_mlm_accuracy": "0.712"}
+    assert expected.items() <= gpu["settings"].items()
+    assert gpu["settings"]["eval_iter_start_samples"] == str(6822 * 440)
+
+
+def test_the_runs_on_a_tpu_have_the_published_flags() -> None:
+    told = settings(32, "benchmark_4x4_tpu", "benchmark_short_4x4_tpu")
+    whole, short = told["benchmark_4x4_tpu"]["flags"].split(), told["benchmark_short_4x4_tpu"]["flags"].split()
+    assert {"--tpu=a_tpu", "--distribution_strategy=tpu", "--dtype=bf16", "--eval_batch_size=768"} <= set(whole)
+    assert {"--train_batch_size=448", "--steps_per_loop=1117", "--steps_before_eval_start=6697"} <= set(whole)
+    assert {"--num_steps_per_epoch=2234", "--steps_per_loop=1117"} <= set(short)
+    assert not [word for word in short if word.startswith(("--do_eval", "--init_checkpoint"))]
+
+
+def test_the_short_runs_leave_out_what_takes_long() -> None:
+    told = settings(1, "benchmark_8_gpu", "benchmark_short_8_gpu", "benchmark_short_1_gpu")
+    eight, one = told["benchmark_short_8_gpu"], told["benchmark_short_1_gpu"]
+    assert {"steps_per_loop": "200", "max_steps": "400"}.items() <= eight["settings"].items()
+    assert eight["memory"]
+    assert not one["memory"]
+    assert {"max_steps": "10", "train_batch_size": "6", "steps_per_loop": "1"}.items() <= one["settings"].items()
+    for each in (eight, one):
+        assert each["settings"]["do_eval"] == "no"
+        assert each["settings"]["init_checkpoint"] == "none"
+    # nothing of the first method is left in the others
+    assert "tf_gpu_thread_mode" not in one["flags"]
+    assert "device_warmup" not in one["flags"]
+
+
+def test_flags_given_to_the_class_and_to_its_methods() -> None:
+    default = {"seed": "7", "dtype": "fp32", "benchmark_method_flags": ["eval_batch_size=96", "scale_loss=false"]}
+    told = settings(8, "benchmark_8_gpu", default_flags=default)["benchmark_8_gpu"]["settings"]
+    assert told["seed"] == "7"
+    assert told["precision"] == "fp16"  # the method's own wins over a default
+    assert told["eval_batch_size"] == "12"
+    assert told["scale_loss"] == "no"
+
+
+def test_the_environment_wins_over_what_the_harness_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCHMARK_OUTPUT_DIR", "/elsewhere")
+    monkeypatch.setenv("BENCHMARK_TPU", "other")
+    benchmark = PerfZeroBenchmark(output_dir="/out", tpu="mine", further=1)
+    assert benchmark.model_dir("method") == "/elsewhere/method"
+    assert benchmark.tpu == "other"
+
+
+def test_a_bucket_is_refused() -> None:
+    with pytest.raises(Exception, match="gs://bucket/1 is no folder of this machine"):
+        PerfZeroBenchmark(output_dir="gs://bucket/1").model_dir("method")
+
+
+def test_the_timer_leaves_out_the_first_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([100.0, 110.0, 110.0, 112.0, 112.0, 116.0])
+    monkeypatch.setattr("tf2_bert.perfzero.time.time", lambda: next(times))
+    timer = BenchmarkTimerCallback()
+    assert timer.get_examples_per_sec(60) == 0.0
+    for loop in range(2):
+        timer.on_batch_begin(loop)
+        timer.on_batch_end(loop)
+    timer.on_batch_begin(2)
+    timer.on_batch_end(5)  # not seen to begin: since the latest start
+    assert timer.get_examples_per_sec(60) == pytest.approx(60 / 3.0)
+    assert timer.get_examples_per_sec(60, num_batches_to_skip=2) == pytest.approx(60 / 4.0)
+    assert timer.get_startup_time(90.0) == 10.0
+
+
+def test_a_timer_of_one_loop_knows_no_speed() -> None:
+    timer = BenchmarkTimerCallback()
+    timer.on_batch_end(0)
+    timer.on_batch_begin(0)
+    timer.on_batch_end(0)
+    assert timer.get_examples_per_sec(60) == 0.0
