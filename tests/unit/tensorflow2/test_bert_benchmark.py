@@ -15,7 +15,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from tf2_bert.perfzero import BenchmarkTimerCallback, PerfZeroBenchmark  # noqa: E402
+from tf2_bert.perfzero import BenchmarkTimerCallback, PerfZeroBenchmark
 
 HOME = Path(__file__).resolve().parents[3] / "benchmarks/bert/implementations"
 METHODS = {

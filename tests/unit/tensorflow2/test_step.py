@@ -23,9 +23,9 @@ from unsharded import unsharded
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from tf2_bert.rows import Rows  # noqa: E402
-from unit.tensorflow2.cases import NO_DROPOUT, packed_case  # noqa: E402
-from unit.tensorflow2.strategies_program import RATES, Trained, made_up_rows, settings, small_shape  # noqa: E402
+from tf2_bert.rows import Rows
+from unit.tensorflow2.cases import NO_DROPOUT, packed_case
+from unit.tensorflow2.strategies_program import RATES, Trained, made_up_rows, settings, small_shape
 
 WEIGHTS = "bert.encoder.layer.0.output.dense.weight"
 
