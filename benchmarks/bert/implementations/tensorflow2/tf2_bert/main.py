@@ -36,7 +36,8 @@ def run_bert_pretrain(callbacks: Sequence[object] = ()) -> Outcome:
     prepare_process()
     try:
         from tf2_bert import checkpoints, strategies
-        from tf2_bert.experiment import Worker, run_experiment
+        from tf2_bert.experiment import run_experiment
+        from tf2_bert.workers import Workers
     except ModuleNotFoundError as error:
         if error.name != "tensorflow":
             raise
@@ -47,12 +48,13 @@ def run_bert_pretrain(callbacks: Sequence[object] = ()) -> Outcome:
     strategies.prepare_devices(first, gpus)
     strategy, notes = strategies.make_strategy(first, gpus, hosts, FLAGS.task_index)
     resolved = flags.resolve_flags(strategy.num_replicas_in_sync)
-    console = Console(quiet=not Worker.of(strategy).is_chief)
+    is_chief = Workers(strategy).is_chief
+    console = Console(quiet=not is_chief)
     rows = [f"{env}={value}  ({name}, {origin})" for name, value, env, origin in resolved.as_table()]
     for line in ("configuration:", *rows, *(f"warning: {warning}" for warning in resolved.warnings), *notes):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     outcome = run_experiment(resolved, strategy, console, callbacks)  # type: ignore[arg-type]
-    if FLAGS.model_export_path and Worker.of(strategy).is_chief:
+    if FLAGS.model_export_path and is_chief:
         checkpoints.copy_weights(
             resolved.config.output_dir / f"run_{resolved.config.experiment}", Path(FLAGS.model_export_path)
         )
