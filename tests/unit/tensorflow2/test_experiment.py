@@ -180,7 +180,7 @@ def test_two_workers_train_as_one_process_with_two_devices(
     # Only the chief tells that the target was missed: a launcher takes the first failure for a lost process.
     assert [process.returncode for process in processes] == [1, 0], told
     found = [
-        [(key, value) for key, value, _ in events(tmp_path / name / "result_0.txt") if key in ("eval_accuracy", "seed")]
+        [value for key, value, _ in events(tmp_path / name / "result_0.txt") if key in ("eval_accuracy", "seed")]
         for name in ("alone", "workers")
     ]
     assert found[0] == pytest.approx(found[1])
