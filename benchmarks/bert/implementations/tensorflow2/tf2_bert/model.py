@@ -30,7 +30,6 @@ Parameters = Iterator[tuple[str, tf.Variable]]
 # Added to the score of a key that a token does not see: large enough that its probability is exactly 0, finite so that
 # a token which sees none has no NaN.
 UNSEEN = -1e9
-GENERATOR = "philox"  # of random numbers: by itself XLA takes another than TensorFlow without it
 DROPOUT_PLACES_OF_LAYER = 3  # attention probabilities, attention output, output
 _HAS = {"position_embedding_type": "absolute", "norm_position": "post", "gated_mlp": False, "tie_word_embeddings": True}
 
@@ -51,8 +50,7 @@ class _Draw:
     def __call__(self, rows: int, columns: int) -> tf.Variable:
         key = tf.constant([self._seed, self._count], tf.int64)
         self._count += 1
-        shape, deviation = [rows, columns], self._deviation
-        return tf.Variable(tf.random.stateless_truncated_normal(shape, key, stddev=deviation, alg=GENERATOR))
+        return tf.Variable(tf.random.stateless_truncated_normal([rows, columns], key, stddev=self._deviation))
 
 
 class _Dense(tf.Module):
@@ -265,6 +263,7 @@ class BertPretrainer(tf.Module):
         Args:
             rows: their L and S are static.
             dropout_seed: int32 or int64 [2], of all masks; another for each micro-batch and replica. None: evaluation.
+                Compiled by XLA, the same seed names other masks: it has a generator of its own.
         """
         size = self.config.hidden_size
         hidden_TD = self.encoder(rows, self.compute_dtype, self._seeds(dropout_seed))
@@ -324,8 +323,7 @@ class BertPretrainer(tf.Module):
         places = 1 + DROPOUT_PLACES_OF_LAYER * self.config.num_hidden_layers
         if dropout_seed is None:
             return [None] * places
-        fold_in = tf.random.experimental.stateless_fold_in
-        return [fold_in(dropout_seed, place, alg=GENERATOR) for place in range(places)]
+        return tf.unstack(tf.random.experimental.stateless_split(dropout_seed, places))
 
 
 def _attention_bias(rows: Rows) -> tf.Tensor:
@@ -341,7 +339,7 @@ def _dropout(x: tf.Tensor, probability: float, seed: tf.Tensor | None) -> tf.Ten
     """float32 x with this share of its elements zero and the others scaled: in 16 bits the scale would be off."""
     if seed is None or probability == 0.0:
         return x
-    kept = tf.random.stateless_uniform(tf.shape(x), seed, alg=GENERATOR) >= probability
+    kept = tf.random.stateless_uniform(tf.shape(x), seed) >= probability
     return tf.where(kept, x / (1.0 - probability), 0.0)
 
 
