@@ -28,7 +28,6 @@ TWO = {
     "two": {"devices": 2},
     "two, accumulated and compiled": {"devices": 2, "config": {"gradient_accumulation_steps": 2, "enable_xla": 1}},
     "two, summed first": {"devices": 2, "config": {"explicit_allreduce": 1, "allreduce_bytes_per_pack": 4096}},
-    "two, eager": {"devices": 2, "config": {"run_eagerly": 1}},
 }
 ALIKE = {
     f"{count}, alike": {"devices": count, "alike": 0.1, "steps": [1], "config": {"run_eagerly": 1}} for count in (1, 2)
