@@ -3,9 +3,9 @@
     python strategies_program.py '{"devices": 4, "cases": [{"devices": 2, "config": {...}}]}'
 
 Keys: `devices`, virtual CPUs, of the process and of a case; `config`, changes of the settings; `steps` of each loop;
-`hosts` and `task`, of multi_worker_mirrored; `alike`, a dropout at which every replica has the same rows. Without it all
-see the same steps of ROWS rows. Cases with several devices have the
-same number of them: TensorFlow's collectives do not tell one strategy of a process from another.
+`hosts` and `task`, of multi_worker_mirrored; `alike`, a dropout at which every replica has the same rows. Without it
+all see the same steps of ROWS rows. Cases with several devices have the same number of them: TensorFlow's collectives
+do not tell one strategy of a process from another.
 """
 
 from __future__ import annotations

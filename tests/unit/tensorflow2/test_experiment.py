@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -154,6 +155,38 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
     assert "resumed at step" in resumed.stdout
     weights = [(tmp_path / name / "run_0/weights/model.safetensors").read_bytes() for name in ("whole", "parts")]
     assert weights[0] == weights[1]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
+    return ports
+
+
+def test_two_workers_train_as_one_process_with_two_devices(
+    run: Run, start: Start, prepared_data: Path, tmp_path: Path
+) -> None:
+    data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval --do_eval --num_eval_samples=50"
+    words = f"{NUMBERS} {data} --steps_between_eval=4 --stop_threshold=0.9 --scale_loss --save_checkpoint_steps=6"
+    alone = run(f"{words} --num_gpus=2 --model_dir={tmp_path}/alone")
+    assert alone.returncode == 1, alone.stderr
+    hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    words += f" --distribution_strategy=multi_worker_mirrored --worker_hosts={hosts} --model_dir={tmp_path}/workers"
+    processes = [start(f"{words} --task_index={task}") for task in range(2)]
+    told = [process.communicate(timeout=200) for process in processes]
+    # Only the chief tells that the target was missed: a launcher takes the first failure for a lost process.
+    assert [process.returncode for process in processes] == [1, 0], told
+    found = [
+        [value for key, value, _ in events(tmp_path / name / "result_0.txt") if key in ("eval_accuracy", "seed")]
+        for name in ("alone", "workers")
+    ]
+    assert found[0] == pytest.approx(found[1])
+    assert len(found[0]) == 4
+    checkpoints = tmp_path / "workers/run_0/checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step_00000006", "step_00000012"]
 
 
 def test_a_signal_closes_the_log(start: Start, prepared_data: Path, tmp_path: Path) -> None:

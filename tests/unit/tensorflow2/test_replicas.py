@@ -21,14 +21,13 @@ from unit.tensorflow2.strategies_program import RATES
 ONE_OR_FOUR = {
     "one": {"devices": 1},
     "four": {"devices": 4},
-    "one_device": {"devices": 1, "config": {"distribution_strategy": "one_device"}},
-    "off": {"devices": 1, "config": {"distribution_strategy": "off"}},
+    "one_device": {"devices": 1, "config": {"distribution_strategy": "one_device", "run_eagerly": 1}},
+    "off": {"devices": 1, "config": {"distribution_strategy": "off", "run_eagerly": 1}},
 }
 TWO = {
     "two": {"devices": 2},
-    "two, accumulated": {"devices": 2, "config": {"gradient_accumulation_steps": 2}},
+    "two, accumulated and compiled": {"devices": 2, "config": {"gradient_accumulation_steps": 2, "enable_xla": 1}},
     "two, summed first": {"devices": 2, "config": {"explicit_allreduce": 1, "allreduce_bytes_per_pack": 4096}},
-    "two, compiled": {"devices": 2, "config": {"enable_xla": 1}},
     "two, eager": {"devices": 2, "config": {"run_eagerly": 1}},
 }
 ALIKE = {

@@ -12,6 +12,7 @@ export RECIPE=tensorflow2
 export DISTRIBUTION_STRATEGY=one_device
 export STEPS_PER_LOOP=50
 export DEVICE_WARMUP=1
+export ENABLE_XLA=1
 export BERT_CONFIG="${pytorch_dir}/configs/demo.json"
 export BATCHSIZE=32
 export GRADIENT_STEPS=1

@@ -14,8 +14,9 @@ LOGDIR/run_<i>/checkpoints/        while SAVE_CHECKPOINT_STEPS is not 0
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import NamedTuple
 
 import tensorflow as tf
 from rich.console import Console
@@ -39,45 +40,32 @@ from tf2_bert.loss_scale import LossScale
 from tf2_bert.model import BertPretrainer
 from tf2_bert.step import TrainStep
 from tf2_bert.summaries import Summaries
+from tf2_bert.workers import Workers
 
 COMPUTE_DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
 
 
-@dataclass(frozen=True)
-class Worker:
-    """This process's place among those of a multi-worker strategy."""
+class Trained(NamedTuple):
+    """What a step changes, and the step."""
 
-    task: int
-    count: int
-
-    @classmethod
-    def of(cls, strategy: tf.distribute.Strategy) -> Worker:
-        """As the strategy's cluster resolver says; alone without one."""
-        resolver = strategy.cluster_resolver
-        cluster = resolver.cluster_spec() if resolver is not None and resolver.task_type == "worker" else None
-        return cls(resolver.task_id, cluster.num_tasks("worker")) if cluster else cls(0, 1)
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether it writes the log."""
-        return self.task == 0
+    model: BertPretrainer
+    optimizer: optimizers.Optimizer
+    loss_scale: LossScale | None
+    step: TrainStep
 
 
 def run_experiment(
     resolved: Resolved, strategy: tf.distribute.Strategy, console: Console, callbacks: Sequence[Callback] = ()
 ) -> Outcome:
     """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
-    config, paths, worker = resolved.config, RunFolder.of(resolved.config), Worker.of(strategy)
-    if config.precision not in COMPUTE_DTYPES:
-        known = ", ".join(COMPUTE_DTYPES)
-        raise UserError("PRECISION", f"{config.precision} is nothing that TensorFlow 2 has here", f"Use {known}")
+    config, paths, workers = resolved.config, RunFolder.of(resolved.config), Workers(strategy)
     inputs = inspect(config)
-    if worker.is_chief:
+    if workers.is_chief:
         paths.prepare(config.resume)
         if config.resume:
             paths.set_log_aside()
-    seed = same_everywhere(strategy, choose_seed(config, paths), worker)
-    log = MLPerfLogger(paths.log if worker.is_chief else None, rank=worker.task, root=tree_root())
+    seed = workers.of_chief(choose_seed(config, paths))
+    log = MLPerfLogger(paths.log if workers.is_chief else None, rank=workers.task, root=tree_root())
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -87,73 +75,96 @@ def run_experiment(
         log.start("init_start")
         log_submission(log.event, config)
         log.event("seed", seed)
-        schedule = schedules.make(config)
-        with strategy.scope():
-            model = BertPretrainer(inputs.shape, COMPUTE_DTYPES[config.precision], seed)
-            optimizer = optimizers.make_optimizer(config, model.parameters())
-            loss_scale = LossScale.of(config)
-        if config.init_checkpoint is not None:
-            values, notes = checkpoints.initial_values(config.init_checkpoint, model)
-            for note in notes:
-                say(note)
-            model.assign(values)
-        step = TrainStep(strategy, model, optimizer, loss_scale, config, seed)
-        identity = log_run(log, resolved, inputs, strategy, optimizer, schedule)
-        record = {**json.loads(resolved.as_json()), "seed": seed, "provenance": asdict(identity)}
-        if worker.is_chief:
+        trained, schedule = make_trained(config, inputs, strategy, seed, say), schedules.make(config)
+        identity = log_run(log, resolved, inputs, strategy, trained.optimizer, schedule)
+        if workers.is_chief:
+            record = {**json.loads(resolved.as_json()), "seed": seed, "provenance": asdict(identity)}
             (paths.folder / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         data = Data(config, inputs, strategy, seed)
-        for note in inputs.notes:
-            say(note)
         state = TrainState(next_eval_samples=config.eval_iter_start_samples)
-        folder = checkpoints.CheckpointFolder(
-            paths.folder / "checkpoints",
-            {"model": model, "optimizer": optimizer, **({"loss_scale": loss_scale} if loss_scale else {})},
-            keep=config.keep_checkpoints,
-            identity=agreed(config, inputs, strategy),
-            is_chief=worker.is_chief,
-        )
+        folder = checkpoint_folder(paths, trained, config, inputs, workers)
         if config.resume and folder.restore_newest(state, say):
             log.event("resumed_from_step", state.step)
-            note = f"; {data.resume_note}" if data.resume_note else ""
-            say(f"resumed at step {state.step}, {state.samples} samples{note}")
+            say(
+                "; ".join([f"resumed at step {state.step}, {state.samples} samples", *filter(None, [data.resume_note])])
+            )
         if config.device_warmup:
-            step.warm_up(data.warm_up_rows())
-        monitor = Monitor(
-            paths.folder / "metrics.jsonl" if worker.is_chief else None,
-            Limits.of(config),
-            config.log_freq,
-            console,
-            append=config.resume,
-        )
+            trained.step.warm_up(data.warm_up_rows())
+        metrics = paths.folder / "metrics.jsonl" if workers.is_chief else None
+        monitor = Monitor(metrics, Limits.of(config), config.log_freq, console, append=config.resume)
         listeners: list[Events] = [MLPerfEvents(log, lambda: data.num_eval_samples), monitor]
-        if config.tensorboard_dir is not None and worker.is_chief:
+        if config.tensorboard_dir is not None and workers.is_chief:
             listeners.append(Summaries(config.tensorboard_dir))
         monitor.open(state)
         log.end("init_stop")
+        run = Run(
+            config=config,
+            step=trained.step,
+            data=data,
+            workers=workers,
+            schedule=schedule,
+            checkpoints=folder,
+            events=Several(listeners),
+            log=log,
+            limits=Limits.of(config),
+            warned=warned,
+            state=state,
+            global_batch_size=sequences_of_step(config, strategy),
+            callbacks=callbacks,
+        )
         try:
-            outcome = train(
-                Run(
-                    config=config,
-                    step=step,
-                    data=data,
-                    schedule=schedule,
-                    checkpoints=folder,
-                    events=Several(listeners),
-                    log=log,
-                    limits=Limits.of(config),
-                    warned=warned,
-                    state=state,
-                    global_batch_size=sequences_of_step(config, strategy),
-                    callbacks=callbacks,
-                )
-            )
+            outcome = train(run)
         finally:
             data.close()
             monitor.close()
-    if worker.is_chief:
-        leave_behind(paths, model, outcome, config, seed, strategy)
+    if workers.is_chief:
+        leave_behind(paths, trained.model, outcome, config, seed, strategy)
+    workers.sum([0])  # whoever leaves first would end the others
     return outcome
+
+
+def make_trained(
+    config: TrainConfig, inputs: Inputs, strategy: tf.distribute.Strategy, seed: int, say: Callable[[str], None]
+) -> Trained:
+    """Model, with the weights that the run starts from, optimizer, loss scale and step; ``say`` gets what is worth
+    telling. Raises UserError: a precision or an optimizer that is not here, or weights that do not fit."""
+    if config.precision not in COMPUTE_DTYPES:
+        known = ", ".join(COMPUTE_DTYPES)
+        raise UserError("PRECISION", f"{config.precision} is nothing that TensorFlow 2 has here", f"Use {known}")
+    for note in inputs.notes:
+        say(note)
+    with strategy.scope():
+        model = BertPretrainer(inputs.shape, COMPUTE_DTYPES[config.precision], seed)
+        optimizer = optimizers.make_optimizer(config, model.parameters())
+        loss_scale = LossScale.of(config)
+    if config.init_checkpoint is not None:
+        values, notes = checkpoints.initial_values(config.init_checkpoint, model)
+        for note in notes:
+            say(note)
+        model.assign(values)
+    return Trained(model, optimizer, loss_scale, TrainStep(strategy, model, optimizer, loss_scale, config, seed))
+
+
+def checkpoint_folder(
+    paths: RunFolder, trained: Trained, config: TrainConfig, inputs: Inputs, workers: Workers
+) -> checkpoints.CheckpointFolder:
+    """Where the run is saved, and what a checkpoint must agree on to be continued here."""
+    objects = {"model": trained.model, "optimizer": trained.optimizer, "loss_scale": trained.loss_scale}
+    identity = {
+        "model": inputs.shape.to_json(),
+        "optimizer": config.optimizer,
+        "train_batch_size": config.train_batch_size,
+        "replicas": workers.replicas,
+        "train_data": inputs.train_data,
+        "eval_data": inputs.eval_data,
+    }
+    return checkpoints.CheckpointFolder(
+        paths.folder / "checkpoints",
+        {name: item for name, item in objects.items() if item is not None},
+        keep=config.keep_checkpoints,
+        identity=identity,
+        is_chief=workers.is_chief,
+    )
 
 
 def sequences_of_step(config: TrainConfig, strategy: tf.distribute.Strategy) -> int:
@@ -186,33 +197,6 @@ def log_run(
     optimizer.hyperparameters(log.event)
     schedule.hyperparameters(log.event)
     return identity
-
-
-def agreed(config: TrainConfig, inputs: Inputs, strategy: tf.distribute.Strategy) -> dict[str, object]:
-    """What a checkpoint must agree on to be continued here."""
-    return {
-        "model": inputs.shape.to_json(),
-        "optimizer": config.optimizer,
-        "train_batch_size": config.train_batch_size,
-        "replicas": strategy.num_replicas_in_sync,
-        "train_data": inputs.train_data,
-        "eval_data": inputs.eval_data,
-    }
-
-
-def same_everywhere(strategy: tf.distribute.Strategy, number: int, worker: Worker) -> int:
-    """The chief's number on every worker; below 2**31."""
-    if worker.count == 1:
-        return number
-
-    @tf.function
-    def told() -> tf.Tensor:
-        mine = tf.constant(number if worker.is_chief else 0, tf.int32)
-        context = tf.distribute.get_replica_context()
-        is_first = tf.cast(tf.equal(context.replica_id_in_sync_group, 0), tf.int32)
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, mine * is_first)
-
-    return int(strategy.experimental_local_results(strategy.run(told))[0])
 
 
 def leave_behind(

@@ -34,6 +34,7 @@ from tf2_bert.checkpoints import CheckpointFolder
 from tf2_bert.data import Data
 from tf2_bert.endings import Warned
 from tf2_bert.step import TrainStep
+from tf2_bert.workers import Workers
 
 
 class Callback(Protocol):
@@ -53,6 +54,7 @@ class Run:
     config: TrainConfig
     step: TrainStep
     data: Data
+    workers: Workers
     schedule: Schedule
     checkpoints: CheckpointFolder
     events: Events
@@ -81,18 +83,20 @@ def train(run: Run) -> Outcome:
         for callback in run.callbacks:
             callback.on_batch_end(loops)
         loops += 1
-        reason = run.limits.reached(state, clock.seconds())
+        warnings, seconds = run.workers.sum([run.warned.is_set, clock.seconds() if run.workers.is_chief else 0])
+        reason = run.limits.reached(state, seconds)
         due = state.samples >= state.next_eval_samples or (reason is not None and evaluated_at != state.samples)
         if config.do_eval and due:
             evaluated_at = state.samples
             evaluate(run, clock)
             if run.limits.met(state):
                 status, reason = constants.SUCCESS, f"target accuracy {run.limits.target_accuracy} reached"
-        leaving = run.warned.is_set and reason is None
+        leaving = warnings > 0 and reason is None
         if leaving or (config.save_checkpoint_steps and state.step % config.save_checkpoint_steps == 0):
             state.elapsed_seconds = clock.seconds()
             run.checkpoints.save(state)
         if leaving:
+            run.workers.sum([0])  # whoever leaves first would end the others
             run.warned.leave()
     if run.limits.succeeds(state):
         status = constants.SUCCESS

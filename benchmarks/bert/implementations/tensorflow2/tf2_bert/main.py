@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from absl import app
 from rich.console import Console
@@ -13,7 +12,7 @@ from rich.console import Console
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
 from mlbert.core.mllog import constants
-from mlbert.core.progress import Outcome
+from mlbert.core.run_folder import RunFolder
 from tf2_bert import flags
 
 FLAGS = flags.FLAGS
@@ -27,8 +26,9 @@ def prepare_process() -> None:
             os.putenv(name, str(value))
 
 
-def run_bert_pretrain(callbacks: Sequence[object] = ()) -> Outcome:
-    """One run, as the flags, which are parsed, say.
+def run_bert_pretrain(callbacks: Sequence[object] = ()) -> int:
+    """One run, as the flags, which are parsed, say; returns the exit status: 1 for a missed target, which of several
+    workers only the chief tells.
 
     ``callbacks`` hear of each loop of steps: ``on_batch_begin(number)`` and ``on_batch_end(number)``. Raises UserError
     for people's mistakes.
@@ -36,7 +36,8 @@ def run_bert_pretrain(callbacks: Sequence[object] = ()) -> Outcome:
     prepare_process()
     try:
         from tf2_bert import checkpoints, strategies
-        from tf2_bert.experiment import Worker, run_experiment
+        from tf2_bert.experiment import run_experiment
+        from tf2_bert.workers import Workers
     except ModuleNotFoundError as error:
         if error.name != "tensorflow":
             raise
@@ -47,19 +48,18 @@ def run_bert_pretrain(callbacks: Sequence[object] = ()) -> Outcome:
     strategies.prepare_devices(first, gpus)
     strategy, notes = strategies.make_strategy(first, gpus, hosts, FLAGS.task_index)
     resolved = flags.resolve_flags(strategy.num_replicas_in_sync)
-    console = Console(quiet=not Worker.of(strategy).is_chief)
+    is_chief = Workers(strategy).is_chief
+    console = Console(quiet=not is_chief)
     rows = [f"{env}={value}  ({name}, {origin})" for name, value, env, origin in resolved.as_table()]
     for line in ("configuration:", *rows, *(f"warning: {warning}" for warning in resolved.warnings), *notes):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     outcome = run_experiment(resolved, strategy, console, callbacks)  # type: ignore[arg-type]
-    if FLAGS.model_export_path and Worker.of(strategy).is_chief:
-        checkpoints.copy_weights(
-            resolved.config.output_dir / f"run_{resolved.config.experiment}", Path(FLAGS.model_export_path)
-        )
+    if FLAGS.model_export_path and is_chief:
+        checkpoints.copy_weights(RunFolder.of(resolved.config).folder, FLAGS.model_export_path)
     state = outcome.state
     words = f"accuracy {state.accuracy:.4f} after {state.samples} samples, {outcome.seconds:.1f} s"
     console.print(f"{outcome.status}: {outcome.reason}; {words}", markup=False, highlight=False, soft_wrap=True)
-    return outcome
+    return 0 if outcome.status == constants.SUCCESS or not is_chief else 1
 
 
 def told(work: Callable[[], int]) -> int:
@@ -75,7 +75,7 @@ def _main(arguments: Sequence[str]) -> None:
     def work() -> int:
         if len(arguments) > 1:
             raise UserError(arguments[1], "is neither a flag nor its value", "See run_pretraining.py --help")
-        return 0 if run_bert_pretrain().status == constants.SUCCESS else 1
+        return run_bert_pretrain()
 
     sys.exit(told(work))
 
