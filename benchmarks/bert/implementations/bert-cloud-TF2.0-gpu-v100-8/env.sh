@@ -6,12 +6,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/../pytorch/launch/begin_system.sh"
 export CONT=/data/images/mlbert_tensorflow.sqsh
 export SRUN_ARGS=--gres=gpu:8
 
-data_dir=/data/bert_mlperf_data
+data_dir=/data
 export INPUT_FILES="${data_dir}/tfrecords3_500_parts/part-*"
 export EVAL_FILES="${data_dir}/eval_10k"
 export DATADIR_PHASE2="${data_dir}/tfrecords3_500_parts"
-export EVALDIR="${data_dir}"
-export INIT_CHECKPOINT="${data_dir}/model.ckpt-28252"
+export EVALDIR="${data_dir}/tfrecords3_500_parts"
+export INIT_CHECKPOINT="${data_dir}/bert_mlperf_data/model.ckpt-28252"
 
 export LOGDIR="${tree_dir}/runs/${DGXSYSTEM}"
 export TIMED=1 # a submission: an interrupted run is recorded as aborted, never continued

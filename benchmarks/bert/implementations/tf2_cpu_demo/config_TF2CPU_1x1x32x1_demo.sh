@@ -20,6 +20,7 @@ export PACKING_FACTOR=1.05
 export MAX_SEQUENCES_PER_PACK=3
 
 export LR=5e-3
+export OPTIMIZER=lamb
 export MAX_STEPS=4300
 export WARMUP_STEPS=100
 export START_WARMUP_STEP=0

@@ -137,7 +137,6 @@ class BertClassifyBenchmarkReal(PerfZeroBenchmark):
         """Four loops of 5 steps of one small layer on one CPU, from invented data: proves the way, not a speed."""
         values: dict[str, object] = {
             **_short(_COMMON, 5, loops=4),
-            "steps_between_eval": 20,  # none; four whole loops
             "bert_config_file": str(SHAPES / "demo.json"),
             "synthetic_data": "1",
             **dict.fromkeys(("input_dir", "eval_dir"), "synthetic"),  # nobody looks there

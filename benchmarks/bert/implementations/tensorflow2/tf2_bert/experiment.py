@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -66,10 +68,7 @@ def run_experiment(
             paths.set_log_aside()
     seed = workers.of_chief(choose_seed(config, paths))
     log = MLPerfLogger(paths.log if workers.is_chief else None, rank=workers.task, root=tree_root())
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     with guard(log) as warned:
         log.event("cache_clear", config.caches_cleared)
         log.start("init_start")
@@ -85,9 +84,8 @@ def run_experiment(
         folder = checkpoint_folder(paths, trained, config, inputs, workers)
         if config.resume and folder.restore_newest(state, say):
             log.event("resumed_from_step", state.step)
-            say(
-                "; ".join([f"resumed at step {state.step}, {state.samples} samples", *filter(None, [data.resume_note])])
-            )
+            note = f"; {data.resume_note}" if data.resume_note else ""
+            say(f"resumed at step {state.step}, {state.samples} samples{note}")
         if config.device_warmup:
             trained.step.warm_up(data.warm_up_rows())
         metrics = paths.folder / "metrics.jsonl" if workers.is_chief else None
@@ -112,11 +110,8 @@ def run_experiment(
             global_batch_size=sequences_of_step(config, strategy),
             callbacks=callbacks,
         )
-        try:
+        with closing(data), closing(monitor):
             outcome = train(run)
-        finally:
-            data.close()
-            monitor.close()
     if workers.is_chief:
         leave_behind(paths, trained.model, outcome, config, seed, strategy)
     workers.sum([0])  # whoever leaves first would end the others
@@ -128,6 +123,8 @@ def make_trained(
 ) -> Trained:
     """Model, with the weights that the run starts from, optimizer, loss scale and step; ``say`` gets what is worth
     telling. Raises UserError: a precision or an optimizer that is not here, or weights that do not fit."""
+    if config.gradient_clipping == "buckets":
+        raise UserError("GRADIENT_CLIPPING", "buckets is not there in TensorFlow 2", "Use before or after")
     if config.precision not in COMPUTE_DTYPES:
         known = ", ".join(COMPUTE_DTYPES)
         raise UserError("PRECISION", f"{config.precision} is nothing that TensorFlow 2 has here", f"Use {known}")

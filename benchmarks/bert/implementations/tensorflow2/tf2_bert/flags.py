@@ -74,13 +74,13 @@ _PROCESS: Mapping[str, tuple[Any, Any, str]] = {
     "model_export_path": (str, None, "Folder that gets the final weights once more."),
     "tf_gpu_thread_mode": (str, None, "TF_GPU_THREAD_MODE of the process: gpu_private, gpu_shared or global."),
     "per_gpu_thread_count": (int, 0, "TF_GPU_THREAD_COUNT of the process; 0: TensorFlow's own."),
-    "datasets_num_private_threads": (int, None, "Threads of tf.data; none: TensorFlow's own."),
 }
 _ABSENT: Mapping[str, tuple[Any, Any, str]] = {
     "use_keras_compile_fit": (bool, False, "there is no Keras here"),
     "model_type": (str, "bert", "ALBERT is not here"),
     "hub_module_url": (str, None, "weights come from --init_checkpoint"),
     "hub_module_trainable": (bool, True, "weights come from --init_checkpoint"),
+    "datasets_num_private_threads": (int, None, "tf.data uses TensorFlow's own threads"),
     "fp16_implementation": (str, "keras", "there is one: float16 products, float32 weights, --loss_scale"),
 }
 _DEFINE: Mapping[Any, Callable[..., Any]] = {

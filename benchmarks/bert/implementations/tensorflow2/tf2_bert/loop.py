@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -43,8 +43,8 @@ class Callback(Protocol):
     def on_batch_begin(self, batch: int, logs: object = None) -> None:
         """The loop of this number, from 0, begins."""
 
-    def on_batch_end(self, batch: int, logs: object = None) -> None:
-        """It has ended."""
+    def on_batch_end(self, batch: int, logs: Mapping[str, int] | None = None) -> None:
+        """It has ended; ``logs["steps"]``: how many steps it had."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def train(run: Run) -> Outcome:
             callback.on_batch_begin(loops)
         run_steps(run, steps)
         for callback in run.callbacks:
-            callback.on_batch_end(loops)
+            callback.on_batch_end(loops, {"steps": steps})
         loops += 1
         warnings, seconds = run.workers.sum([run.warned.is_set, clock.seconds() if run.workers.is_chief else 0])
         reason = run.limits.reached(state, seconds)
@@ -111,7 +111,8 @@ def steps_of_loop(run: Run) -> int:
     """Steps until the host has to look: STEPS_PER_LOOP, or fewer where an evaluation, a checkpoint or the end is
     nearer. Packed steps hold about `global_batch_size` sequences, so an evaluation can come a step late."""
     config, state = run.config, run.state
-    samples = min(state.next_eval_samples, config.max_samples_termination) - state.samples
+    end = config.max_samples_termination
+    samples = (min(state.next_eval_samples, end) if config.do_eval else end) - state.samples
     steps = [config.steps_per_loop or 1, config.max_steps - state.step, math.ceil(samples / run.global_batch_size)]
     if config.save_checkpoint_steps:
         steps.append(config.save_checkpoint_steps - state.step % config.save_checkpoint_steps)

@@ -27,20 +27,24 @@ class BenchmarkTimerCallback:
     def __init__(self) -> None:
         self._starts: dict[int, float] = {}
         self._seconds: dict[int, float] = {}
+        self._steps: dict[int, int] = {}
 
     def on_batch_begin(self, batch: int, logs: object = None) -> None:
         """A loop begins."""
         self._starts[batch] = time.time()
 
-    def on_batch_end(self, batch: int, logs: object = None) -> None:
-        """It has ended; one that was not seen to begin began when the latest did."""
+    def on_batch_end(self, batch: int, logs: Mapping[str, int] | None = None) -> None:
+        """It has ended, ``logs["steps"]`` steps long; one that was not seen to begin began when the latest did."""
+        self._steps[batch] = (logs or {}).get("steps", 1)
         if self._starts:
             self._seconds[batch] = time.time() - self._starts.get(batch, max(self._starts.values()))
 
     def get_examples_per_sec(self, batch_size: int, num_batches_to_skip: int = 1) -> float:
-        """``batch_size`` examples of a loop over the loops' mean seconds; 0.0 where no loop is left to count."""
-        seconds = [spent for batch, spent in self._seconds.items() if batch >= num_batches_to_skip]
-        return batch_size * len(seconds) / sum(seconds) if seconds else 0.0
+        """``batch_size`` examples of the longest loop, and as many in proportion of shorter ones, over the seconds of
+        all; 0.0 where no loop is left to count."""
+        counted = {batch: spent for batch, spent in self._seconds.items() if batch >= num_batches_to_skip}
+        loops = sum(self._steps[batch] for batch in counted) / max(self._steps.values(), default=1)
+        return batch_size * loops / sum(counted.values()) if counted else 0.0
 
     def get_startup_time(self, program_start_time: float) -> float:
         """Seconds from ``program_start_time``, of time.time(), to the first loop; 0.0 before it."""
