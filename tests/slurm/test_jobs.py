@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -136,3 +137,20 @@ def test_an_array_is_one_run_a_task_and_jobs_side_by_side_do_not_meet(site: Site
     assert logs[0]["seed"] != logs[1]["seed"]
     for folder in ("out/run_0", "out/run_1", "other/run_0"):
         assert json.loads((site.runs / folder / "summary.json").read_text())["steps"] == 12
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (the tf extra)")
+def test_tensorflow_takes_a_node_in_one_process(site: Site, prepared_data: Path, tree_root: Path) -> None:
+    ours = tree_root / "benchmarks/bert/implementations"
+    (site.config.parents[1] / "tensorflow2").symlink_to(ours / "tensorflow2")
+    stub = "run_pretraining.py"
+    (site.config.parent / stub).write_bytes((ours / "tf2_cpu_demo" / stub).read_bytes())
+    exports = {"RECIPE": "tensorflow2", "OPTIMIZER": "lamb", "MAX_SEQUENCES_PER_PACK": 3, "DGXNGPU": 2}
+    state, output = site.run(
+        nodes=1, **{**text_exports(site, prepared_data), **exports}, LR="0.02", CHECK_COMPLIANCE=1, STEPS_PER_LOOP=5
+    )
+    assert state == "COMPLETED", output
+    assert "nothing FAILED" in output
+    log = read_log(site.runs / "out/result_0.txt")
+    assert (log["recipe"], log["ranks"], log["global_batch_size"]) == (["tensorflow2"], [2], [12])
+    assert log["run_stop"] == ["success"]

@@ -139,7 +139,6 @@ class BertClassifyBenchmarkReal(PerfZeroBenchmark):
             **_short(_COMMON, 5, loops=4),
             "bert_config_file": str(SHAPES / "demo.json"),
             "synthetic_data": "1",
-            **dict.fromkeys(("input_dir", "eval_dir"), "synthetic"),  # nobody looks there
             "distribution_strategy": "one_device",
             "num_gpus": 0,
             "max_seq_length": 64,
