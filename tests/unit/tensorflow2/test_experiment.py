@@ -20,8 +20,9 @@ from mlbert.store.open import describe
 from mlbert.store.tfrecord import write_examples
 from random_set import VOCAB_SIZE, random_rows
 
-if importlib.util.find_spec("tensorflow") is None:
-    pytest.skip("TensorFlow is not installed (the tf extra)", allow_module_level=True)
+needs_tensorflow = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (the tf extra)"
+)
 
 PROGRAM = "benchmarks/bert/implementations/tensorflow2/run_pretraining.py"
 SHAPE = {
@@ -75,6 +76,7 @@ def events(log: Path) -> list[tuple[str, object, dict]]:
     return [(line["key"], line["value"], line["metadata"]) for line in lines]
 
 
+@needs_tensorflow
 def test_a_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
@@ -110,6 +112,7 @@ def test_a_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_
     assert "finished run" in again.stderr
 
 
+@needs_tensorflow
 def test_tfrecords_as_published_and_weights_to_start_from(run: Run, tmp_path: Path) -> None:
     files = tmp_path / "parts"
     files.mkdir()
@@ -130,6 +133,7 @@ def test_tfrecords_as_published_and_weights_to_start_from(run: Run, tmp_path: Pa
     assert losses[1] < losses[0]
 
 
+@needs_tensorflow
 def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
     run: Run, start: Start, prepared_data: Path, tmp_path: Path
 ) -> None:
@@ -166,6 +170,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+@needs_tensorflow
 def test_two_workers_train_as_one_process_with_two_devices(
     run: Run, start: Start, prepared_data: Path, tmp_path: Path
 ) -> None:
@@ -189,6 +194,7 @@ def test_two_workers_train_as_one_process_with_two_devices(
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step_00000006", "step_00000012"]
 
 
+@needs_tensorflow
 def test_a_signal_closes_the_log(start: Start, prepared_data: Path, tmp_path: Path) -> None:
     data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
     process = start(f"{NUMBERS} {data} --num_train_epochs=100000 --model_dir={tmp_path}/out")
@@ -202,6 +208,7 @@ def test_a_signal_closes_the_log(start: Start, prepared_data: Path, tmp_path: Pa
     assert (key, metadata["status"], metadata["reason"]) == ("run_stop", "aborted", "SIGTERM")
 
 
+@needs_tensorflow
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -221,3 +228,10 @@ def test_a_mistake_is_one_line_and_status_2(run: Run, tmp_path: Path, words: str
     assert (
         not (tmp_path / "out/result_0.txt").exists() or "run_start" not in (tmp_path / "out/result_0.txt").read_text()
     )
+
+
+def test_without_tensorflow_one_line_says_so(tree_root: Path) -> None:
+    bare = [sys.executable, "-I", "-S", str(tree_root / PROGRAM)]  # a Python without any installed package
+    done = subprocess.run(bare, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "mlbert: error: tensorflow: is not installed. Run: pip install 'mlbert[tf]'.\n"

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("absl", reason="TensorFlow is not installed (the tf extra)")
+
 from absl import app as _  # noqa: F401 - defines --verbosity
 from absl import flags as absl_flags
 from absl.testing import flagsaver

@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / name) for name in ("tensorflow2", "pytorch")]
 
-from tf2_bert.main import main  # noqa: E402
+from tf2_bert.start import main  # noqa: E402
 
 if __name__ == "__main__":
     main()

@@ -34,14 +34,10 @@ def run_bert_pretrain(callbacks: Sequence[object] = ()) -> int:
     for people's mistakes.
     """
     prepare_process()
-    try:
-        from tf2_bert import checkpoints, strategies
-        from tf2_bert.experiment import run_experiment
-        from tf2_bert.workers import Workers
-    except ModuleNotFoundError as error:
-        if error.name != "tensorflow":
-            raise
-        raise UserError("tensorflow", "is not installed", "Run: pip install 'mlbert[tf]'") from None
+    from tf2_bert import checkpoints, strategies
+    from tf2_bert.experiment import run_experiment
+    from tf2_bert.workers import Workers
+
     gpus = flags.number_of_gpus()
     first = flags.resolve_flags(replicas=1).config
     hosts = [host for host in (FLAGS.worker_hosts or "").split(",") if host]
@@ -81,10 +77,6 @@ def _main(arguments: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Entry point; never returns."""
+    """Runs what the command line says; never returns."""
     flags.define_flags()
     app.run(_main)
-
-
-if __name__ == "__main__":
-    main()
