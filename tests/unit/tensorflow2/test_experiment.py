@@ -138,8 +138,8 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
     run: Run, start: Start, prepared_data: Path, tmp_path: Path
 ) -> None:
     data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
-    words = f"{NUMBERS} {data} --num_train_epochs=40 --save_checkpoint_steps=4 --keep_checkpoints=3"
-    whole = run(f"{words} --stop_steps=480 --model_dir={tmp_path}/whole")
+    words = f"{NUMBERS} {data} --num_train_epochs=20 --save_checkpoint_steps=20 --keep_checkpoints=3"
+    whole = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/whole")
     assert whole.returncode == 0, whole.stderr
     process = start(f"{words} --model_dir={tmp_path}/parts")
     checkpoints = tmp_path / "parts/run_0/checkpoints"
@@ -154,7 +154,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
         "status": "aborted",
         "reason": "SIGUSR1",
     }
-    resumed = run(f"{words} --stop_steps=480 --model_dir={tmp_path}/parts --resume=1")
+    resumed = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/parts --resume=1")
     assert resumed.returncode == 0, resumed.stderr
     assert "resumed at step" in resumed.stdout
     weights = [(tmp_path / name / "run_0/weights/model.safetensors").read_bytes() for name in ("whole", "parts")]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -18,20 +18,7 @@ from types import FrameType
 from mlbert.core.mllog import MLPerfLogger, constants
 
 BY_SIGNAL = 128
-UNWIND_SECONDS = 20.0  # for a loop of steps to return after a signal; less than Slurm's KillWait of 30
-WARNING = signal.SIGUSR1
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-class Terminated(SystemExit):
-    """A signal asked the process to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(BY_SIGNAL + number)
-        self.number = number
-
-    def __str__(self) -> str:
-        return signal.Signals(self.number).name
 
 
 class Warned:
@@ -42,39 +29,46 @@ class Warned:
 
     def leave(self) -> None:
         """Ends the process behind a checkpoint."""
-        raise Terminated(WARNING)
+        raise _Left(signal.SIGUSR1)
+
+
+class _Left(SystemExit):
+    def __init__(self, number: int) -> None:
+        super().__init__(BY_SIGNAL + number)
+        self.number = number
+
+    def __str__(self) -> str:
+        return signal.Signals(self.number).name
 
 
 @contextmanager
 def guard(log: MLPerfLogger) -> Iterator[Warned]:
-    """Within it a signal that ends the process closes the log at once, as aborted, and the process leaves when
-    TensorFlow's loop of steps returns, or after `UNWIND_SECONDS`; an exception closes it, too, with its name."""
+    """Within it a signal that ends the process closes the log as aborted, and the process is gone at once: the main
+    thread may be in a loop of steps for minutes. An exception closes the log, too, with its name."""
     warned = Warned()
     received, notice = os.pipe()
     os.set_blocking(notice, False)
 
-    def end(number: int, frame: FrameType | None) -> None:
-        raise Terminated(number)
+    def note(number: int, frame: FrameType | None) -> None:
+        warned.is_set |= number == signal.SIGUSR1
 
-    def warn(number: int, frame: FrameType | None) -> None:
-        warned.is_set = True
-
-    def listen() -> None:  # the handlers wait for the main thread, which may be in a loop of steps
+    def listen() -> None:  # Python's handlers wait for the main thread
         while number := next(iter(os.read(received, 1)), 0):
             if number in _ENDING:
-                log.run_stop(constants.ABORTED, {"reason": str(Terminated(number))})
-                time.sleep(UNWIND_SECONDS)
+                name = signal.Signals(number).name
+                log.run_stop(constants.ABORTED, {"reason": name})
+                print(f"mlbert: error: {name}", file=sys.stderr, flush=True)
+                sys.stdout.flush()
                 os._exit(BY_SIGNAL + number)
 
-    handlers = {**dict.fromkeys(_ENDING, end), WARNING: warn}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before = {number: signal.signal(number, note) for number in (*_ENDING, signal.SIGUSR1)}
     wakeup = signal.set_wakeup_fd(notice, warn_on_full_buffer=False)
     threading.Thread(target=listen, daemon=True).start()
     try:
         yield warned
     except BaseException as error:
         words = str(error).splitlines()[0][:300] if str(error) else ""
-        reason = words if isinstance(error, Terminated) else f"{type(error).__name__}: {words}"
+        reason = words if isinstance(error, _Left) else f"{type(error).__name__}: {words}"
         log.run_stop(constants.ABORTED, {"reason": reason})
         raise
     finally:
