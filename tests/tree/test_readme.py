@@ -66,7 +66,7 @@ def stage(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPat
         target = root / path.relative_to(tree_root)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
-    for config in root.glob("benchmarks/bert/implementations/cpu_demo/config_*.sh"):
+    for config in root.glob("benchmarks/bert/implementations/*cpu_demo/config_*.sh"):
         text = config.read_text()
         for name, value in SHORT.items():
             text, times = re.subn(rf"^export {name}=.*$", f"export {name}={value}", text, flags=re.MULTILINE)
