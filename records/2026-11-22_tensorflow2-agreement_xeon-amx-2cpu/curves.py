@@ -54,6 +54,8 @@ def draw(ours: Path, theirs: Path, target: Path) -> None:
     ]
     found = [[p["eval_accuracy"] for p in run] for run in evaluations]
     lines += [f"evaluation {i + 1:2}: accuracy {a:.4f} {b:.4f}" for i, (a, b) in enumerate(zip(*found, strict=True))]
+    rows = [f"{p['step']},{p['samples']},{a},{b}" for p, a, b in zip(steps[0], *losses, strict=True)]
+    (target / "losses.csv").write_text("\n".join(["step,samples,pytorch,tensorflow2", *rows]) + "\n")
     (target / "output.txt").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
