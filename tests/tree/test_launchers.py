@@ -116,8 +116,32 @@ def test_job_starts_every_run_on_all_ranks_with_a_seed_of_its_own(bench: Bench) 
         ]
         assert run["exports"]["MASTER_ADDR"] == "10.0.0.1"
         assert run["exports"]["MASTER_PORT"] == str(15000 + 7 * 31)
-        assert run["exports"]["PYTHONPATH"] == str(bench.launch.parent)
+        implementations = bench.launch.parents[1]
+        assert run["exports"]["PYTHONPATH"] == f"{implementations}/pytorch:{implementations}/tensorflow2"
     assert all("--gres=gpu:4" in call["words"] for call in bench.calls("srun") if "--mpi=list" not in call["words"])
+
+
+def test_tensorflow_has_one_task_a_node_and_its_files_in_the_container(bench: Bench) -> None:
+    image, weights = bench.logs.with_name("bert.sqsh"), bench.logs.with_name("weights")
+    image.touch()
+    weights.mkdir()
+    (weights / "model.ckpt-28252.index").touch()
+    bench.job(
+        CONT=image,
+        RECIPE="tensorflow2",
+        SLURM_CPUS=32,
+        DATADIR_PHASE2="/data/parts",
+        EVALDIR="/data/parts",
+        INPUT_FILES="/data/parts/part-*,/more/part-*",
+        EVAL_FILES="gs://bucket/eval_10k",
+        INIT_CHECKPOINT=weights / "model.ckpt-28252",
+    )
+    (run,) = bench.calls("srun", "run_and_time.sh")
+    assert {"--cpus-per-task=32", "--ntasks=2", "--ntasks-per-node=1"} <= set(run["words"])
+    (mounts,) = [word for word in run["words"] if word.startswith("--container-mounts=")]
+    tree = bench.system.parents[3]
+    folders = [str(tree), "/data/parts", str(weights), str(bench.logs), "/more"]
+    assert mounts == f"--container-mounts={','.join(f'{folder}:{folder}' for folder in folders)}"
 
 
 def test_container_is_pulled_once_a_node_and_found_by_name(bench: Bench) -> None:

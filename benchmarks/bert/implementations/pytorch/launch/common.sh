@@ -69,10 +69,15 @@ choose_python() {
 
 # Sets `mounts`: the tree, the data and LOGDIR, each under its own path, and what env.sh adds.
 choose_mounts() {
-    local path more
+    local path more globs
     mounts=("${tree_dir}:${tree_dir}")
-    for path in "${DATADIR_PHASE2:-}" "${EVALDIR:-}" "${INIT_CHECKPOINT:-}" "${LOGDIR}"; do
-        if [[ "${path}" == /* && "${path}/" != "${tree_dir}/"* ]]; then
+    IFS=, read -r -a globs <<<"${INPUT_FILES:-},${EVAL_FILES:-}"
+    for path in "${DATADIR_PHASE2:-}" "${EVALDIR:-}" "${INIT_CHECKPOINT:-}" "${LOGDIR}" "${globs[@]%/*}"; do
+        # A TensorFlow checkpoint is named by what its files have in common.
+        if [[ ! -e "${path}" && -e "${path}.index" ]]; then
+            path="${path%/*}"
+        fi
+        if [[ "${path}" == /* && "${path}/" != "${tree_dir}/"* && " ${mounts[*]} " != *" ${path}:${path} "* ]]; then
             [[ "${path}" != *[,:]* ]] || fail "${path} holds a comma or a colon, which a mount cannot."
             mounts+=("${path}:${path}")
         fi
