@@ -99,6 +99,28 @@ def test_a_sourced_config_stands_in_place_of_the_defaults_and_flags_win(resolved
     assert (found.config.optimizer, found.config.target_mlm_accuracy) == ("adamw", 0.712)
 
 
+def test_steps_of_packs_are_counted_in_their_sequences(resolved: Resolve) -> None:
+    line = f"{LEAST} --max_sequences_per_pack=3 --average_packing_rate=2 --train_batch_size=16 --stop_steps=20"
+    config = resolved(f"{line} --steps_between_eval=4", replicas=2).config
+    assert (config.eval_iter_start_samples, config.eval_iter_samples) == (4 * 32, 4 * 32)
+    assert config.max_samples_termination == 2 * 20 * 32  # packs fuller than their nominal rate do not end it
+
+
+def test_a_setting_of_our_table_wins_over_published_defaults(resolved: Resolve) -> None:
+    found = resolved(f"{LEAST} --max_steps=7", EVAL_ITER_SAMPLES="50", MAX_SAMPLES_TERMINATION="99", BATCHSIZE="6")
+    config = found.config
+    assert (config.max_steps, config.eval_iter_samples, config.max_samples_termination) == (7, 50, 99)
+    assert (config.train_batch_size, config.lr_decay_end) == (6, 3000)
+    found = resolved(f"{LEAST} --num_train_epochs=2", MAX_STEPS="7")
+    assert (found.config.max_steps, found.origin["max_steps"]) == (2000, "flag --num_train_epochs")
+
+
+def test_an_export_that_is_no_number_is_one_line(resolved: Resolve) -> None:
+    for name in ("BATCHSIZE", "STEPS_PER_LOOP"):
+        with pytest.raises(UserError, match=name):
+            resolved(f"{LEAST} --enable_checkpoint_and_summary", CONFIG_FILE="/c.sh", **{name: "many"})
+
+
 def test_the_grid_of_the_rules(resolved: Resolve) -> None:
     config = resolved(f"{GPU} --eval_schedule=mlperf".replace("760", "440").replace("=19", "=11"), replicas=8).config
     assert (config.eval_iter_start_samples, config.eval_iter_samples) == (150_000, 150_000)
@@ -122,6 +144,7 @@ def test_checkpoints_and_summaries_only_on_demand(resolved: Resolve) -> None:
     [
         ("--train_batch_size=33", "--train_batch_size"),  # over 2 replicas
         ("--train_batch_size=0", "--train_batch_size"),
+        ("--train_batch_size=1000000000000", "--train_batch_size"),
         ("--num_accumulation_steps=3", "GRADIENT_STEPS"),
         ("--use_keras_compile_fit", "--use_keras_compile_fit"),
         ("--model_type=albert", "--model_type"),
@@ -133,6 +156,10 @@ def test_checkpoints_and_summaries_only_on_demand(resolved: Resolve) -> None:
         ("--distribution_strategy=collective", "DISTRIBUTION_STRATEGY"),
         ("--loss_scale=big", "LOSS_SCALE"),
         ("--warmup_steps=0.5", "WARMUP_STEPS"),
+        ("--warmup_steps=inf", "WARMUP_STEPS"),
+        ("--warmup_steps=nan", "WARMUP_STEPS"),
+        ("--num_steps_per_epoch=-1", "--num_steps_per_epoch"),
+        ("--steps_before_eval_start=-5", "--steps_before_eval_start"),
         ("--max_seq_length=100000", "MAX_SEQ_LENGTH"),
     ],
 )

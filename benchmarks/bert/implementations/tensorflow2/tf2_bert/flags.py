@@ -7,7 +7,6 @@ setting that this implementation reads is a flag, too, under its name in the tab
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -64,6 +63,8 @@ _COUNTED: Mapping[str, tuple[Any, Any, str]] = {
     "loss_scale": (str, None, "What fp16 multiplies the loss by: dynamic, or a number that stays."),
     "enable_checkpoint_and_summary": (bool, False, "Save a checkpoint after each loop, and write TensorBoard's files."),
 }
+MOST_ROWS = 1_000_000  # TensorFlow's own errors of larger ones are no use to anybody
+_BETWEEN = ("steps_between_eval", "steps_before_eval_start")
 _WIDTHS = ("max_seq_length", "max_predictions_per_seq")
 _SHORT = {"loss_scale": "ls"}
 # Published flags of the process rather than of the run; and those of parts that this implementation has not.
@@ -126,10 +127,13 @@ def resolve_flags(replicas: int) -> Resolved:
     for name, (_, default, reason) in _ABSENT.items():
         if given(name) and FLAGS[name].value != default:
             raise UserError(f"--{name}={FLAGS[name].value}", reason, "Leave it out")
-    values = {**_same(), **_further(), **_counted(replicas)}
+    values = {**_same(), **_counted(replicas), **_further()}
     resolved = resolve(DEFAULTS, None, {}, [], [], given=values)
-    if resolved.config.eval_schedule == "mlperf":
-        config = resolved.config
+    config = resolved.config
+    if config.average_packing_rate != 1:
+        values |= {**_counted(replicas, config.average_packing_rate), **_further()}
+        resolved = resolve(DEFAULTS, None, {}, [], [], given=values)
+    if config.eval_schedule == "mlperf":
         batch = rules.global_batch_size(config.train_batch_size, replicas, config.average_packing_rate)
         grid = (rules.eval_interval(batch), "EVAL_SCHEDULE=mlperf")
         values |= {"eval_iter_start_samples": grid, "eval_iter_samples": grid}
@@ -161,7 +165,7 @@ def _same() -> dict[str, tuple[object, str]]:
             continue  # a prepared set knows its own
         value = FLAGS[name].value
         if given(name) or not (exported() or train_settings()[field].env in environment() or value is None):
-            whole = isinstance(value, float) and train_settings()[field].kind is int and value == int(value)
+            whole = isinstance(value, float) and train_settings()[field].kind is int and value.is_integer()
             values[field] = (round(float(str(value))) if whole else value, _origin(name))
     if "input_files" in values:
         folder = str(values["input_files"][0]).split(",", maxsplit=1)[0].rpartition("/")[0] or "."
@@ -178,43 +182,56 @@ def _further() -> dict[str, tuple[object, str]]:
     return {field: (FLAGS[field].value, _origin(field)) for field in ours if given(field)}
 
 
-def _counted(replicas: int) -> dict[str, tuple[object, str]]:
-    """Settings that published flags count otherwise."""
+def _counted(replicas: int, packing_rate: float = 1.0) -> dict[str, tuple[object, str]]:
+    """Settings that published flags count otherwise. ``packing_rate``: nominal sequences of a row."""
     values: dict[str, tuple[object, str]] = {}
 
-    def wanted(*names: str) -> bool:
-        return not exported() or any(given(name) for name in names)
+    def wanted(field: str, *names: str) -> bool:
+        known = exported() or train_settings()[field].env in environment()
+        return not known or any(given(name) for name in names)
+
+    def put(field: str, value: int, *names: str) -> None:
+        if wanted(field, *names):
+            values[field] = (value, _origin(next(filter(given, names), names[0])))
 
     for name in ("train_batch_size", "eval_batch_size"):
-        if wanted(name):
+        if wanted(name, name):
             values[name] = (_per_replica(name, replicas), _origin(name))
     rows = values["train_batch_size"][0] if "train_batch_size" in values else peek("train_batch_size")
-    batch = int(str(rows or 1)) * replicas
-    if wanted("num_steps_per_epoch", "num_train_epochs", "stop_steps"):
-        schedule = FLAGS.num_steps_per_epoch * FLAGS.num_train_epochs
-        steps = FLAGS.stop_steps if given("stop_steps") and FLAGS.stop_steps is not None else schedule
-        if not 1 <= steps <= schedule:
-            raise UserError("--stop_steps", f"{steps} is not from 1 to the schedule's {schedule} steps", "Set fewer")
-        values["max_steps"] = (steps, _origin("stop_steps" if steps != schedule else "num_steps_per_epoch"))
-        values["lr_decay_end"] = (schedule, _origin("num_steps_per_epoch"))
-        values["max_samples_termination"] = (2 * steps * batch, _origin("num_steps_per_epoch"))
-    if wanted("steps_between_eval", "steps_before_eval_start"):
-        between = FLAGS.steps_between_eval
-        if between < 1:
-            raise UserError("--steps_between_eval", f"{between} is not at least 1", "Give a number of steps")
-        first = max(math.ceil(FLAGS.steps_before_eval_start / between), 1) * between
-        values["eval_iter_start_samples"] = (first * batch, _origin("steps_before_eval_start"))
-        values["eval_iter_samples"] = (between * batch, _origin("steps_between_eval"))
+    batch = rules.global_batch_size(_whole(rows), replicas, packing_rate)
+    length = ("num_steps_per_epoch", "num_train_epochs")
+    schedule = FLAGS.num_steps_per_epoch * FLAGS.num_train_epochs
+    steps = schedule if FLAGS.stop_steps is None else FLAGS.stop_steps
+    for name in length:
+        if int(FLAGS[name].value or 0) < 1:
+            raise UserError(f"--{name}", f"{FLAGS[name].value} is not at least 1", "Give a number of them")
+    if not 1 <= steps <= schedule:
+        raise UserError("--stop_steps", f"{steps} is not from 1 to the schedule's {schedule} steps", "Set fewer")
+    put("max_steps", steps, "stop_steps", *length)
+    put("lr_decay_end", schedule, *length, "stop_steps")
+    put("max_samples_termination", 2 * steps * batch, *length, "stop_steps")
+    between, before = FLAGS.steps_between_eval, FLAGS.steps_before_eval_start
+    if between < 1:
+        raise UserError("--steps_between_eval", f"{between} is not at least 1", "Give a number of steps")
+    if before < 0:
+        raise UserError("--steps_before_eval_start", f"{before} is negative", "Give a number of steps")
+    put("eval_iter_start_samples", max(-(-before // between), 1) * between * batch, *_BETWEEN)
+    put("eval_iter_samples", between * batch, *_BETWEEN)
     if given("loss_scale") and FLAGS.loss_scale != "dynamic":
         values["loss_scale"] = (FLAGS.loss_scale, _origin("loss_scale"))
         values["loss_scale_fixed"] = (True, _origin("loss_scale"))
     if FLAGS.enable_checkpoint_and_summary:
         name = "enable_checkpoint_and_summary"
         folder = FLAGS.model_dir if given("model_dir") else peek("output_dir") or FLAGS.model_dir
-        loop = FLAGS.steps_per_loop if given("steps_per_loop") else int(peek("steps_per_loop") or FLAGS.steps_per_loop)
+        loop = FLAGS.steps_per_loop if given("steps_per_loop") else _whole(peek("steps_per_loop"), FLAGS.steps_per_loop)
         values["save_checkpoint_steps"] = (loop, _origin(name))
         values["tensorboard_dir"] = (f"{folder}/summaries", _origin(name))
     return values
+
+
+def _whole(value: object, otherwise: int = 1) -> int:
+    """A count that `resolve` has not checked yet; ``otherwise`` where it is none, which `resolve` tells of."""
+    return int(str(value)) if str(value).isdecimal() else otherwise
 
 
 def _per_replica(name: str, replicas: int) -> int:
@@ -223,4 +240,6 @@ def _per_replica(name: str, replicas: int) -> int:
         raise UserError(
             f"--{name}", f"{total} does not split over {replicas} replicas", f"Give a multiple of {replicas}"
         )
+    if total // replicas > MOST_ROWS:
+        raise UserError(f"--{name}", f"{total} is over {MOST_ROWS} rows for a replica", "Set fewer")
     return total // replicas
