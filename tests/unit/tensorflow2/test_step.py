@@ -91,6 +91,15 @@ def test_accumulation_changes_nothing_without_clipping() -> None:
     assert distance(whole, parts) < 1e-5
 
 
+def test_the_sequences_of_a_step_are_counted_exactly() -> None:
+    """31 / 7 * 7 is below 31 in float32."""
+    rows = made_up_rows(21, 0)
+    weights = np.zeros_like(rows.next_sentence_weights)
+    weights[:, 0], weights[:10, 1] = 1, 1
+    one = trained(gradient_accumulation_steps=7, train_batch_size=21)
+    assert run(one, [rows._replace(next_sentence_weights=weights)]).sequences.tolist() == [31]
+
+
 def test_a_loop_is_traced_once_for_any_number_of_steps() -> None:
     one, other = trained(run_eagerly=0), trained(run_eagerly=0)
     traces, step = [], one.step._replica_step

@@ -154,20 +154,21 @@ class TrainStep:
 
     def _replica_step(self, rows: Rows, lr: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """One step of one replica: what `LoopResult` tells of it, whose mean over replicas is the step's."""
-        counts, tokens = self._mean_counts(rows)
+        counts, sequences, tokens = self._step_counts(rows)
         loss, gradients = self._accumulated(rows, counts, step)
         gradients, norm = self._summed(gradients)
         finite = tf.math.is_finite(norm)  # the same bits everywhere, so the same decision
         self._optimizer.apply(gradients, lr, finite)
         if self._loss_scale:
             self._loss_scale.update(finite)
-        return tf.stack([loss, norm, counts.sequences * self._accumulation * self._replicas, tokens])
+        return tf.stack([loss, norm, sequences, tokens])
 
-    def _mean_counts(self, rows: Rows) -> tuple[Counts, tf.Tensor]:
-        """Of a micro-batch, on average over the step's micro-batches and replicas; and all tokens of the step."""
+    def _step_counts(self, rows: Rows) -> tuple[Counts, tf.Tensor, tf.Tensor]:
+        """Of a micro-batch, on average over the step's micro-batches and replicas; sequences and tokens of the step."""
         tokens = tf.reduce_sum(tf.cast(rows.sequence_ids > 0, tf.float32))
         *counts, tokens = tf.distribute.get_replica_context().all_reduce(SUM, [*objective.counts(rows), tokens])
-        return Counts(*(count / (self._accumulation * self._replicas) for count in counts)), tokens
+        whole = Counts(*counts)
+        return Counts(*(count / (self._accumulation * self._replicas) for count in whole)), whole.sequences, tokens
 
     def _accumulated(self, rows: Rows, counts: Counts, step: tf.Tensor) -> tuple[tf.Tensor, Gradients]:
         """Loss and gradient, both means over the micro-batches; the gradient as it is to be summed over replicas."""
