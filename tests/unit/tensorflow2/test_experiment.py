@@ -157,6 +157,12 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
     resumed = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/parts --resume=1")
     assert resumed.returncode == 0, resumed.stderr
     assert "resumed at step" in resumed.stdout
+    (tmp_path / "parts/run_0/summary.json").unlink()  # as if it had been killed behind its last checkpoint
+    ended = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/parts --resume=1")
+    assert ended.returncode == 0, ended.stderr
+    assert "resumed at step 240" in ended.stdout
+    told = json.loads((tmp_path / "parts/training_summary.txt").read_text())
+    assert (told["total_training_steps"], told["last_train_metrics"]) == (240, None)
     weights = [(tmp_path / name / "run_0/weights/model.safetensors").read_bytes() for name in ("whole", "parts")]
     assert weights[0] == weights[1]
 
@@ -218,6 +224,8 @@ def test_a_signal_closes_the_log(start: Start, prepared_data: Path, tmp_path: Pa
         ("--synthetic_data=1 --distribution_strategy=tpu --tpu=local", "TPU"),
         ("--synthetic_data=1 --init_checkpoint=/nowhere/model.ckpt", "/nowhere/model.ckpt"),
         ("--synthetic_data=1 --dtype=fp8", "PRECISION"),
+        ("--synthetic_data=1 -ds=multi_worker_mirrored --worker_hosts=no,port --task_index=1", "worker_hosts"),
+        ("--no_such_flag=1", "no_such_flag"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(run: Run, tmp_path: Path, words: str, told: str) -> None:

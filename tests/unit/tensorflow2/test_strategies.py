@@ -14,7 +14,7 @@ from mlbert.core.errors import UserError
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
 from tf2_bert import strategies
-from tf2_bert.strategies import make_strategy
+from tf2_bert.strategies import make_strategy, prepare_devices
 from unit.tensorflow2.strategies_program import settings
 
 no_gpu = pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="has a GPU")
@@ -55,6 +55,13 @@ def test_devices_that_are_not_there_are_counted() -> None:
     there = len(tf.config.list_logical_devices("CPU"))
     wanted = f"num_gpus: is 64, and this machine has {there} CPU devices and no GPU. Set at most {there}."
     assert refusal(64, distribution_strategy="mirrored") == wanted
+
+
+@no_gpu
+def test_a_cpu_is_not_cut_into_any_number_of_devices() -> None:
+    for count, reason in ((-3, "is -3"), (100_000, "Set at most 64")):
+        with pytest.raises(UserError, match=f"num_gpus: .*{reason}"):
+            prepare_devices(settings(distribution_strategy="mirrored"), count)
 
 
 def test_parameter_server_is_refused_with_its_reason() -> None:

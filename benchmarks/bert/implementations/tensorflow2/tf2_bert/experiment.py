@@ -228,7 +228,7 @@ def leave_behind(
     told = {
         "total_training_steps": state.step,
         "train_loss": losses[-1] if losses else None,
-        "last_train_metrics": state.accuracy,
+        "last_train_metrics": state.accuracy if config.do_eval else None,
     }
     (config.output_dir / "training_summary.txt").write_text(json.dumps(told) + "\n", encoding="utf-8")
     (paths.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

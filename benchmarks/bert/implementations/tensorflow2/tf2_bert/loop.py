@@ -74,7 +74,10 @@ def train(run: Run) -> Outcome:
     clock = Clock(state.elapsed_seconds)
     run.data.open(state.step)
     run.events.opened(state)
-    status, reason, loops, evaluated_at = constants.ABORTED, None, 0, -1
+    status, loops, evaluated_at = constants.ABORTED, 0, -1
+    reason = run.limits.reached(state, state.elapsed_seconds)  # of a resumed run, whose last checkpoint is its end
+    if run.limits.met(state):
+        status, reason = constants.SUCCESS, met(run)
     while reason is None:
         steps = steps_of_loop(run)
         for callback in run.callbacks:
@@ -90,7 +93,7 @@ def train(run: Run) -> Outcome:
             evaluated_at = state.samples
             evaluate(run, clock)
             if run.limits.met(state):
-                status, reason = constants.SUCCESS, f"target accuracy {run.limits.target_accuracy} reached"
+                status, reason = constants.SUCCESS, met(run)
         leaving = warnings > 0 and reason is None
         if leaving or (config.save_checkpoint_steps and state.step % config.save_checkpoint_steps == 0):
             state.elapsed_seconds = clock.seconds()
@@ -105,6 +108,11 @@ def train(run: Run) -> Outcome:
     run.events.stop(outcome)
     run.log.run_stop(status)
     return outcome
+
+
+def met(run: Run) -> str:
+    """The target as the reason of an end."""
+    return f"target accuracy {run.limits.target_accuracy} reached"
 
 
 def steps_of_loop(run: Run) -> int:
@@ -128,7 +136,7 @@ def run_steps(run: Run, steps: int) -> None:
     state.train_seconds += time.monotonic() - started
     for i, rate in enumerate(rates):
         state.step += 1
-        state.add(Counts(int(told.sequences[i]), int(told.tokens[i]), 0))
+        state.add(Counts(round(float(told.sequences[i])), round(float(told.tokens[i])), 0))
         if not math.isfinite(told.grad_norms[i]):
             state.skipped_steps += 1
             run.events.skipped(state)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from absl import app
+from absl import flags as absl_flags
 from rich.console import Console
 
 from mlbert.core.config import environment
@@ -53,7 +54,8 @@ def run_bert_pretrain(callbacks: Sequence[object] = ()) -> int:
     if FLAGS.model_export_path and is_chief:
         checkpoints.copy_weights(RunFolder.of(resolved.config).folder, FLAGS.model_export_path)
     state = outcome.state
-    words = f"accuracy {state.accuracy:.4f} after {state.samples} samples, {outcome.seconds:.1f} s"
+    accuracy = f"accuracy {state.accuracy:.4f} after " if resolved.config.do_eval else ""
+    words = f"{accuracy}{state.samples} samples, {outcome.seconds:.1f} s"
     console.print(f"{outcome.status}: {outcome.reason}; {words}", markup=False, highlight=False, soft_wrap=True)
     return 0 if outcome.status == constants.SUCCESS or not is_chief else 1
 
@@ -63,20 +65,34 @@ def told(work: Callable[[], int]) -> int:
     try:
         return work()
     except UserError as error:
-        print(f"mlbert: error: {error}", file=sys.stderr)
-        return 2
+        return told_of(error)
+
+
+def told_of(mistake: UserError) -> int:
+    """Status 2, behind the line."""
+    print(f"mlbert: error: {mistake}", file=sys.stderr)
+    return 2
 
 
 def _main(arguments: Sequence[str]) -> None:
     def work() -> int:
         if len(arguments) > 1:
-            raise UserError(arguments[1], "is neither a flag nor its value", "See run_pretraining.py --help")
+            raise UserError(arguments[1], "is neither a flag nor its value", "See run_pretraining.py --helpfull")
         return run_bert_pretrain()
 
     sys.exit(told(work))
 
 
+def _parsed(words: Sequence[str]) -> list[str]:
+    """What the flags leave over. Ends the process where they are not right."""
+    try:
+        return FLAGS(words)
+    except absl_flags.Error as error:
+        reason = str(error).splitlines()[0]
+        sys.exit(told_of(UserError("the command line", reason, "See run_pretraining.py --helpfull")))
+
+
 def main() -> None:
     """Runs what the command line says; never returns."""
     flags.define_flags()
-    app.run(_main)
+    app.run(_main, flags_parser=_parsed)

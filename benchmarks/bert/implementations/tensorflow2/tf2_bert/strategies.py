@@ -17,6 +17,7 @@ Resolver: TypeAlias = tf.distribute.cluster_resolver.ClusterResolver
 
 # Strategy -> what it may sum gradients by.
 _ALL_REDUCE = {"mirrored": ("nccl", "hierarchical_copy"), "multi_worker_mirrored": ("nccl", "ring")}
+MOST_VIRTUAL_CPUS = 64  # each has threads and a copy of the weights
 
 
 def prepare_devices(config: TrainConfig, num_gpus: int) -> None:
@@ -25,9 +26,11 @@ def prepare_devices(config: TrainConfig, num_gpus: int) -> None:
     Before anything else is asked of TensorFlow.
 
     Raises:
-        UserError: not so many GPUs.
+        UserError: not so many GPUs, or more devices than a CPU is worth cutting into.
         RuntimeError: TensorFlow's devices have been started with others.
     """
+    if num_gpus < 0:
+        raise UserError("num_gpus", f"is {num_gpus}", "Set the number of GPUs, or 0 for the CPU")
     if config.cpu_threads is not None:
         tf.config.threading.set_intra_op_parallelism_threads(config.cpu_threads)
         tf.config.threading.set_inter_op_parallelism_threads(config.cpu_threads)
@@ -38,6 +41,11 @@ def prepare_devices(config: TrainConfig, num_gpus: int) -> None:
         _check_number(num_gpus, len(gpus), "GPUs")
         tf.config.set_visible_devices(gpus[:num_gpus], "GPU")
     elif num_gpus > 1 and config.distribution_strategy == "mirrored":
+        if num_gpus > MOST_VIRTUAL_CPUS:
+            reason = (
+                f"is {num_gpus}, and this machine has no GPU and cuts its CPU into {MOST_VIRTUAL_CPUS} devices at most"
+            )
+            raise UserError("num_gpus", reason, f"Set at most {MOST_VIRTUAL_CPUS}")
         set_virtual_cpus(num_gpus)
 
 
@@ -124,7 +132,12 @@ def _multi_worker(algorithm: str | None, num_gpus: int, cluster: Resolver) -> St
     if algorithm == "ring" or not _gpus_in_use(num_gpus):
         kind = kinds.RING
     options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
-    return tf.distribute.MultiWorkerMirroredStrategy(cluster, options)
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy(cluster, options)
+    except tf.errors.OpError as error:
+        spec = cluster.cluster_spec().as_dict().get("worker", [])
+        reason = f"cannot start task {cluster.task_id} of {', '.join(spec)} ({error.message.splitlines()[0]})"
+        raise UserError("worker_hosts", reason, "Give host:port of each, the port of this one free") from None
 
 
 def _cluster(worker_hosts: Sequence[str], task_index: int, num_gpus: int) -> Resolver:
