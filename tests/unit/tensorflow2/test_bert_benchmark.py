@@ -216,6 +216,16 @@ def test_the_timer_leaves_out_the_first_loop(monkeypatch: pytest.MonkeyPatch) ->
     assert timer.get_startup_time(90.0) == 10.0
 
 
+def test_loops_that_evaluations_cut_count_the_steps_that_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 9.0, 10.0, 14.0, 14.0, 16.0])
+    monkeypatch.setattr("tf2_bert.perfzero.time.time", lambda: next(times))
+    timer = BenchmarkTimerCallback()
+    for loop, steps in enumerate((20, 20, 10)):  # of --steps_per_loop=50
+        timer.on_batch_begin(loop)
+        timer.on_batch_end(loop, {"steps": steps})
+    assert timer.get_examples_per_sec(8 * timer.get_longest_loop()) == pytest.approx(8 * 30 / 6.0)
+
+
 def test_a_timer_of_one_loop_knows_no_speed() -> None:
     timer = BenchmarkTimerCallback()
     timer.on_batch_end(0)

@@ -43,8 +43,12 @@ class BenchmarkTimerCallback:
         """``batch_size`` examples of the longest loop, and as many in proportion of shorter ones, over the seconds of
         all; 0.0 where no loop is left to count."""
         counted = {batch: spent for batch, spent in self._seconds.items() if batch >= num_batches_to_skip}
-        loops = sum(self._steps[batch] for batch in counted) / max(self._steps.values(), default=1)
+        loops = sum(self._steps[batch] for batch in counted) / max(self.get_longest_loop(), 1)
         return batch_size * loops / sum(counted.values()) if counted else 0.0
+
+    def get_longest_loop(self) -> int:
+        """Steps of the longest loop, which an evaluation or the end may have cut short of --steps_per_loop."""
+        return max(self._steps.values(), default=0)
 
     def get_startup_time(self, program_start_time: float) -> float:
         """Seconds from ``program_start_time``, of time.time(), to the first loop; 0.0 before it."""
