@@ -225,6 +225,7 @@ def test_a_signal_closes_the_log(start: Start, prepared_data: Path, tmp_path: Pa
         ("--synthetic_data=1 --init_checkpoint=/nowhere/model.ckpt", "/nowhere/model.ckpt"),
         ("--synthetic_data=1 --dtype=fp8", "PRECISION"),
         ("--synthetic_data=1 -ds=multi_worker_mirrored --worker_hosts=no,port --task_index=1", "worker_hosts"),
+        ("--synthetic_data=1 --model_export_path=/dev/null/x", "/dev/null/x"),
         ("--no_such_flag=1", "no_such_flag"),
     ],
 )

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -178,14 +179,25 @@ def write_weights(folder: Path, model: BertPretrainer, facts: Mapping[str, objec
         raise UserError(folder, f"cannot be written ({reason})", "Free space or change LOGDIR") from None
 
 
+def make_folder(target: Path | str) -> None:
+    """Makes the place that `copy_weights` will copy to, which may be a bucket. Raises UserError."""
+    with _writable(_address(target)) as address:
+        tf.io.gfile.makedirs(address)
+
+
 def copy_weights(folder: Path, target: Path | str) -> None:
     """Copies what `write_weights` left in ``folder`` to another place, which may be a bucket. Raises UserError."""
-    address = _address(target)
-    try:
+    with _writable(_address(target)) as address:
         for source in (path for name in ("weights", "tf2") for path in sorted((folder / name).iterdir())):
             place = f"{address}/{source.parent.name}"
             tf.io.gfile.makedirs(place)
             tf.io.gfile.copy(str(source), f"{place}/{source.name}", overwrite=True)
+
+
+@contextmanager
+def _writable(address: str) -> Iterator[str]:
+    try:
+        yield address
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "message", None) or error
         raise UserError(address, f"cannot be written ({reason})", "Name another --model_export_path") from None

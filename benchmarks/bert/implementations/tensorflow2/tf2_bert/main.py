@@ -50,6 +50,8 @@ def run_bert_pretrain(callbacks: Sequence[object] = ()) -> int:
     rows = [f"{env}={value}  ({name}, {origin})" for name, value, env, origin in resolved.as_table()]
     for line in ("configuration:", *rows, *(f"warning: {warning}" for warning in resolved.warnings), *notes):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if FLAGS.model_export_path and is_chief:
+        checkpoints.make_folder(FLAGS.model_export_path)  # hours before it is needed
     outcome = run_experiment(resolved, strategy, console, callbacks)  # type: ignore[arg-type]
     if FLAGS.model_export_path and is_chief:
         checkpoints.copy_weights(RunFolder.of(resolved.config).folder, FLAGS.model_export_path)
