@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from absl.testing import flagsaver
 from mlbert.core.config import Resolved
 from mlbert.core.errors import UserError
 from tf2_bert import flags
+from tf2_bert.main import told
 
 GPU = """--all_reduce_alg=nccl --bert_config_file=/data/bert_config.json --beta_1=0.91063 --beta_2=0.96497
 --device_warmup --do_eval --dtype=fp16 --eval_batch_size=48 --init_checkpoint=/data/model.ckpt-28252
@@ -167,6 +169,17 @@ def test_what_cannot_be_is_one_line(resolved: Resolve, words: str, subject: str)
     with pytest.raises(UserError, match=subject) as caught:
         resolved(f"{LEAST} {words}", replicas=2)
     assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture) -> None:
+    def work() -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", "/results/curve.png")
+
+    assert told(work) == 2
+    line = (
+        "mlbert: error: /results/curve.png: cannot be written (No space left on device). Free space or change LOGDIR.\n"
+    )
+    assert capsys.readouterr().err == line
 
 
 def test_a_setting_of_the_other_framework_is_refused(resolved: Resolve) -> None:

@@ -30,6 +30,7 @@ from mlbert.core.model_card import model_card
 from mlbert.core.progress import TrainState
 from mlbert.core.step_folders import StepFolders
 from mlbert.store.tensorflow_variables import REMEDY, read_variables, without_suffix
+from tf2_bert.messages import plain
 from tf2_bert.model import BertPretrainer
 
 _WEIGHTS, _CONFIG = "model.safetensors", "bert_config.json"
@@ -148,7 +149,7 @@ class CheckpointFolder:
         try:
             self._checkpoint.write(str(folder / _VARIABLES))
         except tf.errors.OpError as error:
-            raise OSError(error.message) from None
+            raise OSError(plain(error)) from None
 
     def _load(self, folder: Path, state: dict) -> dict:
         try:
@@ -175,7 +176,7 @@ def write_weights(folder: Path, model: BertPretrainer, facts: Mapping[str, objec
         (weights / "README.md").write_text(model_card("BertForPreTraining", facts), encoding="utf-8")
         tf.train.Checkpoint(model=model).write(str(tf2 / "model.ckpt"))
     except (OSError, SafetensorError, tf.errors.OpError) as error:
-        reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
+        reason = getattr(error, "strerror", None) or plain(error)
         raise UserError(folder, f"cannot be written ({reason})", "Free space or change LOGDIR") from None
 
 
@@ -199,5 +200,5 @@ def _writable(address: str) -> Iterator[str]:
     try:
         yield address
     except (OSError, tf.errors.OpError) as error:
-        reason = getattr(error, "message", None) or error
+        reason = plain(error)
         raise UserError(address, f"cannot be written ({reason})", "Name another --model_export_path") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from mlbert.core.run_folder import RunFolder
 from tf2_bert import flags
 
 FLAGS = flags.FLAGS
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 
 
 def prepare_process() -> None:
@@ -68,6 +70,11 @@ def told(work: Callable[[], int]) -> int:
         return work()
     except UserError as error:
         return told_of(error)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        reason = f"cannot be written ({error.strerror})"
+        return told_of(UserError(error.filename or "a file", reason, "Free space or change LOGDIR"))
 
 
 def told_of(mistake: UserError) -> int:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
+from tf2_bert.messages import plain
 
 Strategy: TypeAlias = tf.distribute.Strategy
 Resolver: TypeAlias = tf.distribute.cluster_resolver.ClusterResolver
@@ -136,7 +137,7 @@ def _multi_worker(algorithm: str | None, num_gpus: int, cluster: Resolver) -> St
         return tf.distribute.MultiWorkerMirroredStrategy(cluster, options)
     except tf.errors.OpError as error:
         spec = cluster.cluster_spec().as_dict().get("worker", [])
-        reason = f"cannot start task {cluster.task_id} of {', '.join(spec)} ({error.message.splitlines()[0]})"
+        reason = f"cannot start task {cluster.task_id} of {', '.join(spec)} ({plain(error)})"
         raise UserError("worker_hosts", reason, "Give host:port of each, the port of this one free") from None
 
 

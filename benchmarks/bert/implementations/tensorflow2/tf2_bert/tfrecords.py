@@ -24,6 +24,7 @@ from mlbert.core.errors import UserError
 from mlbert.store.tfrecord import RESTORE, ExampleReader, read_widths
 from mlbert.store.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, BadExample, Widths, parse_example
 from tf2_bert.distributed import distributed
+from tf2_bert.messages import plain
 from tf2_bert.rows import Rows
 from tf2_bert.store_rows import RowShape
 
@@ -89,7 +90,7 @@ def _asked(name: str, question: Any) -> Any:
     try:
         return question(name)
     except tf.errors.OpError as error:
-        raise UserError(name, f"cannot be read ({_plain(error)})", "Check the path and the access to it") from error
+        raise UserError(name, f"cannot be read ({plain(error)})", "Check the path and the access to it") from error
 
 
 def _first_widths(name: str) -> Widths:
@@ -99,7 +100,7 @@ def _first_widths(name: str) -> Widths:
         for record in tf.data.TFRecordDataset(name).take(1).as_numpy_iterator():
             return parse_example(record, None)[1]
     except (tf.errors.OpError, BadExample) as error:
-        raise UserError(name, f"its first record is damaged ({_plain(error)})", RESTORE) from error
+        raise UserError(name, f"its first record is damaged ({plain(error)})", RESTORE) from error
     raise UserError(name, "holds no records", RESTORE)
 
 
@@ -282,7 +283,7 @@ def translated(error: BaseException, files: Files, vocab_size: int) -> UserError
     for name in named or files.names:
         if (problem := _problem_of(name, files.widths, vocab_size)) is not None:
             return problem
-    return UserError(named[0] if named else files.patterns, f"cannot be read ({_plain(error)})", RESTORE)
+    return UserError(named[0] if named else files.patterns, f"cannot be read ({plain(error)})", RESTORE)
 
 
 def _problem_of(name: str, widths: Widths, vocab_size: int) -> UserError | None:
@@ -299,12 +300,5 @@ def _problem_of(name: str, widths: Widths, vocab_size: int) -> UserError | None:
         for _ in tf.data.TFRecordDataset(name):
             pass
     except tf.errors.OpError as problem:
-        return UserError(name, f"cannot be read ({_plain(problem)})", RESTORE)
+        return UserError(name, f"cannot be read ({plain(problem)})", RESTORE)
     return None
-
-
-def _plain(error: Exception) -> str:
-    """TensorFlow's message without the names of its nodes."""
-    text = error.message if isinstance(error, tf.errors.OpError) else str(error)
-    text = re.sub(r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:.*?\].*", "", text, flags=re.DOTALL)
-    return " ".join(text.split())
