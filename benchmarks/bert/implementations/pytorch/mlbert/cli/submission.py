@@ -24,7 +24,7 @@ from mlbert.submission.trace import Tracer
 
 app = typer.Typer(help="Check, describe, extend, export a submission tree.", no_args_is_help=True, add_completion=False)
 
-_COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.FAIL: "bold red"}
+_COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.ERROR: "bold red"}
 
 
 class Division(StrEnum):
@@ -43,10 +43,12 @@ class Framework(StrEnum):
 
 @app.command("check")
 def check_command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A tree, a folder of result_*.txt, or one log.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A tree, a system's results, a folder of result_*.txt, or one log.")
+    ],
     division: Annotated[Division | None, typer.Option(help="Division that everything has to name.")] = None,
 ) -> None:
-    """Run the official tools (ruleset 5.0.0) and our own checks on a copy; exit with 0 when nothing fails, else 1."""
+    """Run the official tools (ruleset 5.0.0) and our own checks on a copy; exit with 1 where there is an ERROR."""
     console = wide_console()
     with console.status("checking") as status:
         findings = check(directory, division.value if division else None, lambda step: status.update(step))
@@ -139,7 +141,7 @@ def export_command(
 
 
 def _as_table(findings: list[Finding], subject: str) -> Table:
-    num_failed = sum(finding.outcome is Outcome.FAIL for finding in findings)
+    num_failed = sum(finding.outcome is Outcome.ERROR for finding in findings)
     verdict = f"{num_failed} of {len(findings)} checks FAILED" if num_failed else "nothing FAILED"
     table = Table(title=f"{escape(subject)}: {verdict}", title_justify="left")
     for column in ("check", "subject", "result", "words"):
