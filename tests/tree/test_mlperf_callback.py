@@ -46,7 +46,7 @@ def keys_after_run_start(log: Log) -> list[str]:
 
 
 def passes(findings: list[Finding]) -> bool:
-    return not [finding for finding in findings if finding.outcome is not Outcome.PASS]
+    return not [finding for finding in findings if finding.outcome not in (Outcome.PASS, Outcome.NOTE)]
 
 
 def run_program(tree_root: Path, text_or_path: str | Path, *words: object) -> subprocess.CompletedProcess[str]:

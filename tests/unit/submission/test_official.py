@@ -49,7 +49,7 @@ def test_the_open_division_allows_an_accuracy_below_the_target(
     good = official.check_compliance(new_log(tmp_path / "open.txt", division="open", **below), "x", scratch)
     bad = official.check_compliance(new_log(tmp_path / "closed.txt", division="closed", **below), "x", scratch)
     assert good.outcome is Outcome.PASS
-    assert bad.outcome is Outcome.FAIL
+    assert bad.outcome is Outcome.ERROR
     assert "Failed checks for eval_accuracy" in bad.words
 
 
@@ -57,7 +57,7 @@ def test_missing_lines_are_told_in_the_tools_words(log: Path, scratch: Path) -> 
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(line for line in lines if '"init_stop"' not in line))
     finding = official.check_compliance(log, "x", scratch)
-    assert finding.outcome is Outcome.FAIL
+    assert finding.outcome is Outcome.ERROR
     assert "Required EXACTLY_ONE occurrence of 'init_stop' but found 0" in finding.words
 
 
@@ -67,7 +67,7 @@ def test_a_crash_of_a_tool_is_a_failure(log: Path, scratch: Path) -> None:
     lines[0] = lines[0].partition(', "metadata"')[0] + "}\n"
     log.write_text("".join(lines))
     finding = official.check_compliance(log, "x", scratch)
-    assert finding.outcome is Outcome.FAIL
+    assert finding.outcome is Outcome.ERROR
     assert "metadata" in finding.words
 
 
@@ -133,7 +133,7 @@ def test_system_description(tmp_path: Path, scratch: Path) -> None:
     ):
         path.write_text(json.dumps(facts | change))
         bad = official.check_system(path, "x", scratch)
-        assert bad.outcome is Outcome.FAIL
+        assert bad.outcome is Outcome.ERROR
         assert words in bad.words
     del facts["cooling"]
     path.write_text(json.dumps(facts))
@@ -147,5 +147,5 @@ def test_repository_names(tmp_path: Path, scratch: Path) -> None:
     assert official.check_repository(tree, scratch).outcome is Outcome.PASS
     (tree / ".hidden").write_text("")
     bad = official.check_repository(tree, scratch)
-    assert bad.outcome is Outcome.FAIL
+    assert bad.outcome is Outcome.ERROR
     assert "git-unfriendly" in bad.words

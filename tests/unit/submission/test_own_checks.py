@@ -44,15 +44,25 @@ def _edit(path: Path, key: str, pattern: str, replacement: str) -> None:
     path.write_text("".join(lines))
 
 
+def _claim(paths: list[Path]) -> None:
+    """Makes logs this code's own: they name a recipe."""
+    for path in paths:
+        _edit(path, "cache_clear", '"cache_clear"', '"recipe"')
+
+
 def test_good_logs_pass_and_say_what_was_made_sure_of(three_logs: list[Path], tree_root: Path) -> None:
     outcomes = _outcomes(three_logs, system=SYSTEM, tree=tree_root)
     assert list(outcomes) == [*CHECKS, *TREE_CHECKS]
+    assert outcomes.pop("program") == (
+        Outcome.NOTE,
+        "another program wrote the logs, so they are judged by the rules only",
+    )
     for name, (outcome, words) in outcomes.items():
         assert outcome is Outcome.PASS, (name, words)
         assert words.endswith(".")
 
 
-@pytest.mark.parametrize(("system", "outcome"), [(None, Outcome.WARN), (SYSTEM, Outcome.FAIL)])
+@pytest.mark.parametrize(("system", "outcome"), [(None, Outcome.WARN), (SYSTEM, Outcome.ERROR)])
 def test_a_continued_run_is_no_result(three_logs, tree_root, system, outcome) -> None:
     _edit(three_logs[1], "cache_clear", '"cache_clear"', '"resumed_from_step"')
     told = _complaining(three_logs, system=system, tree=tree_root if system else None)["time stamps"]
@@ -64,7 +74,7 @@ def test_a_continued_run_is_no_result(three_logs, tree_root, system, outcome) ->
 MUTATIONS = {
     "truncated line": ("eval_samples", r"\}\}$", "", "lines", "line "),
     "no metadata": ("train_samples", r', "metadata".*\}$', "}", "lines", "train_samples has no metadata"),
-    "misread text": ("cache_clear", r'"lineno"', '"eval_accuracy": 1, "lineno"', "lines", "contains the text"),
+    "misread text": ("init_stop", r'"lineno"', '"eval_accuracy": 1, "lineno"', "lines", "contains the text"),
     "other division": ("submission_division", '"closed"', '"open"', "division", "says 'open', not 'closed'"),
     "aborted": ("run_stop", '"success"', '"aborted"', "status", "status is 'aborted'"),
     "no status": ("run_stop", '"status"', '"state"', "status", "status is None"),
@@ -92,13 +102,14 @@ MUTATIONS = {
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS.keys())
 def test_a_mutation_is_found_and_named(mutation: tuple[str, ...], three_logs: list[Path]) -> None:
     key, pattern, replacement, check, words = mutation
+    _claim(three_logs)
     before = three_logs[1].read_text()
     _edit(three_logs[1], key, pattern, replacement)
     assert three_logs[1].read_text() != before
     complaining = _complaining(three_logs, division="closed")
     assert check in complaining
     outcome, told = complaining[check]
-    assert outcome is Outcome.FAIL
+    assert outcome is Outcome.ERROR
     assert words in told
     assert "result_1.txt" in told
 
@@ -109,6 +120,27 @@ def test_a_schedule_with_gaps_is_off_the_grid(tmp_path: Path, new_log: Callable[
     third = [n for n, line in enumerate(lines) if '"eval_accuracy"' in line][2]
     path.write_text("".join(lines[:third] + lines[third + 1 :]))
     assert "evaluation 3 is at 600000" in _complaining([path])["evaluations"][1]
+
+
+def test_another_programs_logs_are_judged_by_the_rules_only(three_logs: list[Path], tree_root: Path) -> None:
+    for path in three_logs:
+        _edit(path, "opt_lamb_beta_1", r"0\.9", '"0.9"')
+        _edit(path, "seed", r"(.*\n)", r"\1\1")
+        _edit(path, "init_stop", r'"time_ms": \d+', '"time_ms": 5')
+        _edit(path, "cache_clear", r'"file": "[^"]*"', '"file": "/elsewhere/run.py"')
+    told = _complaining(three_logs, system=SYSTEM | {"submitter": "SOMEORG"}, tree=tree_root)
+    assert {name: outcome for name, (outcome, _) in told.items()} == {
+        "program": Outcome.NOTE,
+        "plain numbers": Outcome.WARN,
+        "time stamps": Outcome.NOTE,
+        "seeds": Outcome.ERROR,  # the same line and number twice, which package_checker refuses too
+    }
+    _claim(three_logs[1:])
+    assert _complaining(three_logs)["program"] == (
+        Outcome.ERROR,
+        "result_0.txt: no configuration and no recipe, which the other logs have"
+        " [rules: ten runs of one system, code and set of hyper-parameters]",
+    )
 
 
 def test_the_open_division_has_no_grid(three_logs: list[Path]) -> None:
@@ -126,18 +158,19 @@ def test_one_of_ten_that_aborted_is_dropped_by_the_scoring(tmp_path: Path, new_l
     ]
     outcome, words = _complaining(paths)["status"]
     assert outcome is Outcome.WARN
-    assert words == "result_4.txt: run_stop status is 'aborted'"
+    assert words.startswith("result_4.txt: run_stop status is 'aborted' [rules: ten runs")
     _edit(paths[5], "run_stop", '"success"', '"aborted"')
-    assert _complaining(paths)["status"][0] is Outcome.FAIL
+    assert _complaining(paths)["status"][0] is Outcome.ERROR
 
 
 def test_two_seeds_in_one_log_and_none(three_logs: list[Path]) -> None:
+    _claim(three_logs)
     seed_line = next(line for line in three_logs[0].read_text().splitlines() if '"key": "seed"' in line)
     three_logs[0].write_text(three_logs[0].read_text() + seed_line + "\n")
     _edit(three_logs[1], "seed", ".*\n", "")
     assert (
         _complaining(three_logs)["seeds"][1]
-        == "result_0.txt: logs 2 seeds, not one; result_1.txt: logs 0 seeds, not one"
+        == "result_0.txt: logs 2 seeds, not one; result_1.txt: logs 0 seeds, not one [this code's own logs]"
     )
 
 
@@ -150,13 +183,14 @@ def test_system_description_against_logs(three_logs: list[Path], tree_root: Path
 
 
 def test_the_division_that_the_user_names_wins(three_logs: list[Path]) -> None:
-    assert _complaining(three_logs, division="open")["division"][0] is Outcome.FAIL
+    assert _complaining(three_logs, division="open")["division"][0] is Outcome.ERROR
     assert "division" not in _complaining(three_logs, division="closed")
 
 
 def test_a_call_site_outside_the_tree(three_logs: list[Path], tree_root: Path) -> None:
+    _claim(three_logs)
     _edit(three_logs[0], "seed", r'"lineno": \d+', '"lineno": 100000')
-    _edit(three_logs[0], "cache_clear", r'"file": "[^"]*"', '"file": "/etc/passwd"')
+    _edit(three_logs[0], "init_stop", r'"file": "[^"]*"', '"file": "/etc/passwd"')
     outcome, words = _complaining(three_logs, system=SYSTEM, tree=tree_root)["call sites"]
     assert outcome is Outcome.WARN
     assert "tests/unit/submission/conftest.py:100000 is not in the tree" in words

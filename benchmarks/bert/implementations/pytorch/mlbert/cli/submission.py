@@ -24,7 +24,7 @@ from mlbert.submission.trace import Tracer
 
 app = typer.Typer(help="Check, describe, extend, export a submission tree.", no_args_is_help=True, add_completion=False)
 
-_COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.FAIL: "bold red"}
+_COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.ERROR: "bold red"}
 
 
 class Division(StrEnum):
@@ -139,7 +139,7 @@ def export_command(
 
 
 def _as_table(findings: list[Finding], subject: str) -> Table:
-    num_failed = sum(finding.outcome is Outcome.FAIL for finding in findings)
+    num_failed = sum(finding.outcome is Outcome.ERROR for finding in findings)
     verdict = f"{num_failed} of {len(findings)} checks FAILED" if num_failed else "nothing FAILED"
     table = Table(title=f"{escape(subject)}: {verdict}", title_justify="left")
     for column in ("check", "subject", "result", "words"):

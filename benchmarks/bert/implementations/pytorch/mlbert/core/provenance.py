@@ -74,7 +74,7 @@ def tree_digest(root: Path) -> str:
     """``tree:sha256:`` and a digest of names and contents of the package's Python files."""
     folder = next(home for home in (root / PACKAGE_HOME, root / "mlbert", root) if home.is_dir())
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted(file for file in folder.rglob("*.py") if file.is_file()):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         digest.update(f"{content}  {path.relative_to(folder).as_posix()}\n".encode())
     return f"tree:sha256:{digest.hexdigest()}"

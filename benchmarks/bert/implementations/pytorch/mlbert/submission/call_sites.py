@@ -39,7 +39,7 @@ class Sources:
 
     def text(self, name: str) -> str | None:
         """A file's text by its name in the tree; ``None`` where there is none."""
-        if Path(name).is_absolute() or ".." in Path(name).parts:
+        if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
             return None
         if name not in self._texts:
             self._texts[name] = self._read(name)

@@ -172,7 +172,7 @@ def _check_layout(place: _Workplace) -> Finding:
     if not folders:
         complaints.append("results/ holds no system")
     if complaints:
-        return Finding("own: layout", ".", Outcome.FAIL, "; ".join(complaints))
+        return Finding("own: layout", ".", Outcome.ERROR, "; ".join(complaints))
     words = "Folders and files have the names of the rules; systems and results belong together."
     return Finding("own: layout", ".", Outcome.PASS, words)
 
@@ -207,4 +207,4 @@ def _time_to_train(logs: Sequence[Log], subject: str) -> Finding:
         words = f"{', '.join(f'{value:.4g}' for value in minutes)} minutes"
     else:
         words = f"{olympic_mean(minutes):.4g} minutes (olympic mean of {len(minutes)} runs)"
-    return Finding("time to train", subject, Outcome.INFO, words)
+    return Finding("time to train", subject, Outcome.NOTE, words)

@@ -1,20 +1,37 @@
-"""What a check says: one `Finding` a row of the final table."""
+"""What a check says: one `Finding` a row of the final table, made of `Complaint`s."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
+
+_MAX_COMPLAINTS = 6
 
 
 class Outcome(StrEnum):
-    """Result of one check, mildest first. Only FAIL makes the whole check fail."""
+    """Result of one check, mildest first. Only ERROR makes the whole check fail."""
 
-    INFO = "info"
     PASS = "pass"
     SKIP = "skipped"
-    WARN = "warning"
-    FAIL = "FAIL"
+    NOTE = "note"  # worth knowing, nothing to do
+    WARN = "warning"  # unusual, or wrong where no rule forbids it
+    ERROR = "ERROR"  # a rule is broken, or an official tool refuses it
+
+
+_MILDEST_FIRST = tuple(Outcome)
+
+
+class Complaint(NamedTuple):
+    """One thing that a check found."""
+
+    outcome: Outcome
+    text: str
+    rule: str = ""  # what asks for it, in short; empty where no rule does
+
+
+Complaints = Iterator[Complaint]
 
 
 @dataclass(frozen=True)
@@ -27,6 +44,30 @@ class Finding:
     words: str  # the tool's own, or the reason
 
 
+def finding_of(check: str, subject: str, complaints: Sequence[Complaint], passed: str) -> Finding:
+    """One row for a check: its complaints with the worst outcome, or what it made sure of."""
+    if not complaints:
+        return Finding(check, subject, Outcome.PASS, passed)
+    worst = max(complaints, key=lambda complaint: _MILDEST_FIRST.index(complaint.outcome)).outcome
+    return Finding(check, subject, worst, _join(complaints))
+
+
+def _join(complaints: Sequence[Complaint]) -> str:
+    """The complaints, each once, the worst first, no more than a reader takes in; behind those of a rule, the rule."""
+    by_severity = sorted(complaints, key=lambda complaint: -_MILDEST_FIRST.index(complaint.outcome))
+    distinct = list(dict.fromkeys(by_severity))
+    rules: dict[tuple[Outcome, str], list[str]] = {}
+    for complaint in distinct[:_MAX_COMPLAINTS]:
+        rules.setdefault((complaint.outcome, complaint.rule), []).append(complaint.text)
+    has_several = len({outcome for outcome, _ in rules}) > 1
+    parts = []
+    for (outcome, rule), texts in rules.items():
+        severity = f"{outcome.value}: " if has_several else ""
+        parts.append(severity + "; ".join(texts) + (f" [{rule}]" if rule else ""))
+    left_out = len(distinct) - _MAX_COMPLAINTS
+    return "; ".join(parts) + (f"; and {left_out} more" if left_out > 0 else "")
+
+
 def failed(findings: Iterable[Finding]) -> bool:
-    """Whether any of them fails."""
-    return any(finding.outcome is Outcome.FAIL for finding in findings)
+    """Whether any of them is an error."""
+    return any(finding.outcome is Outcome.ERROR for finding in findings)

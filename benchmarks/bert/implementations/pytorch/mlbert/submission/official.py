@@ -58,7 +58,7 @@ def _judge(tool: str, arguments: list[str], subject: str, scratch: Path, passed:
     exit_code, words = _run(tool, arguments, scratch)
     said = re.search(passed, words)
     if exit_code != 0 or said is None:
-        return Finding(tool, subject, Outcome.FAIL, _complaints(words) or _last_line(words))
+        return Finding(tool, subject, Outcome.ERROR, _complaints(words) or _last_line(words))
     verdict = said[0].removeprefix("INFO -").strip()
     tolerated = [line.strip() for line in words.splitlines() if but and but in line]
     if tolerated:
@@ -73,7 +73,7 @@ def summarize(tree: Path, scratch: Path) -> list[Finding]:
     exit_code, words = _run("result_summarizer", [str(tree), "training", RULESET, "--csv", str(table)], scratch)
     complaints = _complaints(words)
     if exit_code != 0 or complaints or not table.is_file():
-        return [Finding("result_summarizer", ".", Outcome.FAIL, complaints or _last_line(words))]
+        return [Finding("result_summarizer", ".", Outcome.ERROR, complaints or _last_line(words))]
     with table.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
     findings = []
@@ -81,9 +81,9 @@ def summarize(tree: Path, scratch: Path) -> list[Finding]:
         score = row.get(BENCHMARK) or ""
         good = bool(re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", score)) and float(score) > 0
         words = f"{float(score):.4g} minutes ({row['division']})" if good else "gives no score"
-        outcome = Outcome.PASS if good else Outcome.FAIL
+        outcome = Outcome.PASS if good else Outcome.ERROR
         findings.append(Finding("result_summarizer", row.get("system", "."), outcome, words))
-    return findings or [Finding("result_summarizer", ".", Outcome.FAIL, "found no result")]
+    return findings or [Finding("result_summarizer", ".", Outcome.ERROR, "found no result")]
 
 
 def _run(tool: str, arguments: list[str], scratch: Path) -> tuple[int, str]:

@@ -1,7 +1,8 @@
 """Checks for what no official tool looks at, on the logs of one system.
 
 Each check is a function of a `ResultSet` that yields complaints. Without any, the table says the first line of the
-function's docstring.
+function's docstring. A complaint is an error only where a rule is broken. What only this code's logs have (provenance,
+call sites that can be looked up, one seed, one writer) is asked of them alone: `ResultSet.is_ours`.
 """
 
 from __future__ import annotations
@@ -9,24 +10,40 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.rules import NUM_EVAL_SAMPLES, NUM_RESULT_FILES, eval_interval
+from mlbert.core.rules import NUM_EVAL_SAMPLES, NUM_RESULT_FILES
 from mlbert.submission.call_sites import Sources
-from mlbert.submission.findings import Finding, Outcome
+from mlbert.submission.findings import Complaint, Complaints, Finding, Outcome, finding_of
+from mlbert.submission.grid import check_grid
 from mlbert.submission.keys import is_hyperparameter, is_numeric
-from mlbert.submission.logs import Log
+from mlbert.submission.logs import Event, Log
 
 _NUMBERS = ("seed", "train_samples", "eval_samples", "eval_accuracy")
+_OURS = ("configuration", "recipe")
+_WHOSE = ("submission_org", "submission_platform")
 _SAME_IN_ALL = (
-    *("submission_benchmark", "submission_org", "submission_platform", "eval_samples"),
+    *("submission_benchmark", "eval_samples", *_WHOSE),
     *("recipe", "config_file_sha256", "model_shape_sha256", "train_data", "eval_data", "commit"),
 )
-_MAX_COMPLAINTS = 6
 _MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size")
+_MAX_CLOCK_SKEW_MS = 1000
+_MAX_COUNT_SLACK = 0.01
+
+_LOG_FORMAT = "log format: every line is a JSON object with metadata, without which official tools crash"
+_MISREAD = "rcp_checker takes any line with the text for the line of that key"
+_ONE_DIVISION = "rules: a result is of one division, closed or open"
+_TEN_RUNS = "rules: ten runs, the fastest and the slowest dropped; one may miss the target, two may not"
+_TIMED = "rules: the time from run_start to run_stop is the result, without a pause"
+_CONTINUED = "rules: a run starts from the reference checkpoint and is timed as a whole"
+_ONE_SETTING = "rules: ten runs of one system, code and set of hyper-parameters"
+_SAMPLE_COUNTS = "rules, BERT: epoch_num is the number of training samples so far"
+_SEED_RULE = "rules: seeds are random and logged; package_checker wants them distinct in closed"
+_THOROUGH = f"rules, BERT: an evaluation is of all {NUM_EVAL_SAMPLES} samples"
+_OWN_FORM = "this code's own logs"
 
 
 @dataclass(frozen=True)
@@ -48,48 +65,53 @@ class ResultSet:
         return self.logs[0].value("submission_division")
 
 
-Complaints = Iterator[tuple[Outcome, str]]
 Check = Callable[[ResultSet], Complaints]
 
 
 def run_checks(results: ResultSet, subject: str) -> list[Finding]:
     """One row for each check: what it made sure of, or all its complaints with the worst outcome."""
-    findings = []
     checks = CHECKS if results.system is None else {**CHECKS, **TREE_CHECKS}
-    for name, check in checks.items():
-        complaints = list(check(results))
-        outcome, words = Outcome.PASS, (check.__doc__ or "").partition("\n")[0]
-        if complaints:
-            outcome = Outcome.FAIL if any(mark is Outcome.FAIL for mark, _ in complaints) else Outcome.WARN
-            words = _join(complaints)
-        findings.append(Finding(f"own: {name}", subject, outcome, words))
-    return findings
+    return [
+        finding_of(f"own: {name}", subject, list(check(results)), (check.__doc__ or "").partition("\n")[0])
+        for name, check in checks.items()
+    ]
+
+
+def check_program(results: ResultSet) -> Complaints:
+    """The logs name the recipe and the configuration that made them, so this code's own form is asked of them."""
+    others = [log.path.name for log in results.logs if not is_ours(log)]
+    if len(others) == len(results.logs):
+        yield Complaint(Outcome.NOTE, "another program wrote the logs, so they are judged by the rules only")
+    elif others:
+        text = f"{', '.join(others)}: no configuration and no recipe, which the other logs have"
+        yield Complaint(Outcome.ERROR, text, _ONE_SETTING)
 
 
 def check_lines(results: ResultSet) -> Complaints:
     """Every line is JSON with metadata, and no line is misread by the official convergence checker."""
     for log in results.logs:
         for text in log.broken:
-            yield _fail(log, text)
+            yield _error(log, text, _LOG_FORMAT)
     for log in results.logs:
         for event in log.events:
             if event.metadata is None:
-                yield _fail(log, f"line {event.line}: {event.key} has no metadata")
+                yield _error(log, f"line {event.line}: {event.key} has no metadata", _LOG_FORMAT)
             for text in _MISREAD_TEXTS:
                 if text in event.text and event.key != text:
-                    yield _fail(log, f"line {event.line}: {event.key} contains the text {text}")
+                    yield _error(log, f"line {event.line}: {event.key} contains the text {text}", _MISREAD)
 
 
 def check_division(results: ResultSet) -> Complaints:
     """Logs, system description and command line name one division."""
     wanted = results.wanted_division
     if wanted not in ("open", "closed"):
-        yield Outcome.FAIL, f"division {wanted!r} is neither open nor closed"
+        yield Complaint(Outcome.ERROR, f"division {wanted!r} is neither open nor closed", _ONE_DIVISION)
     if results.system is not None and results.system.get("division") != wanted:
-        yield Outcome.FAIL, f"the system description says {results.system.get('division')!r}"
+        text = f"the system description says {results.system.get('division')!r}"
+        yield Complaint(Outcome.ERROR, text, _ONE_DIVISION)
     for log in results.logs:
         if (said := log.value("submission_division")) != wanted:
-            yield _fail(log, f"says {said!r}, not {wanted!r}")
+            yield _error(log, f"says {said!r}, not {wanted!r}", _ONE_DIVISION)
 
 
 def check_status(results: ResultSet) -> Complaints:
@@ -97,21 +119,36 @@ def check_status(results: ResultSet) -> Complaints:
     bad = [log for log in results.logs if log.status != "success"]
     is_tolerated = len(bad) == 1 and len(results.logs) == NUM_RESULT_FILES
     for log in bad:
-        yield Outcome.WARN if is_tolerated else Outcome.FAIL, f"{log.path.name}: run_stop status is {log.status!r}"
+        outcome = Outcome.WARN if is_tolerated else Outcome.ERROR
+        yield Complaint(outcome, f"{log.path.name}: run_stop status is {log.status!r}", _TEN_RUNS)
 
 
 def check_time(results: ResultSet) -> Complaints:
     """Time stamps never go back, run_stop is after run_start, and no run was continued from a checkpoint."""
     for log in results.logs:
         if log.all("resumed_from_step"):
-            outcome = Outcome.WARN if results.system is None else Outcome.FAIL
-            yield outcome, f"{log.path.name}: continued from a checkpoint, so its time is no result"
-        for before, after in itertools.pairwise(log.events):
-            if after.time_ms < before.time_ms:
-                yield _fail(log, f"line {after.line}: time goes back at {after.key}")
-                break
+            outcome = Outcome.WARN if results.system is None else Outcome.ERROR
+            yield Complaint(
+                outcome, f"{log.path.name}: continued from a checkpoint, so its time is no result", _CONTINUED
+            )
+        complaints = [_goes_back(log, *pair) for pair in itertools.pairwise(log.events) if _is_back(*pair)]
+        yield from sorted(complaints, key=lambda complaint: complaint.outcome is not Outcome.ERROR)[:1]
         if log.minutes is not None and log.minutes <= 0:
-            yield _fail(log, "run_stop is not after run_start")
+            yield _error(log, "run_stop is not after run_start", _TIMED)
+
+
+def _is_back(before: Event, after: Event) -> bool:
+    return after.time_ms < before.time_ms
+
+
+def _goes_back(log: Log, before: Event, after: Event) -> Complaint:
+    """An error in the timed part; outside, several processes may write one after the other what they did before."""
+    text = f"{log.path.name}: line {after.line}: time goes back at {after.key}"
+    start, stop = log.first("run_start"), log.first("run_stop")
+    is_timed = start is not None and start.line <= after.line and (stop is None or after.line <= stop.line)
+    if is_ours(log) or (is_timed and before.time_ms - after.time_ms > _MAX_CLOCK_SKEW_MS):
+        return Complaint(Outcome.ERROR, text, _TIMED)
+    return Complaint(Outcome.WARN if is_timed else Outcome.NOTE, text)
 
 
 def check_same_settings(results: ResultSet) -> Complaints:
@@ -121,7 +158,9 @@ def check_same_settings(results: ResultSet) -> Complaints:
     for key in (*filter(is_hyperparameter, logged), *_SAME_IN_ALL):
         for log in others:
             if log.value(key) != first.value(key):
-                yield _fail(log, f"{key} is {log.value(key)!r}, in {first.path.name} {first.value(key)!r}")
+                text = f"{log.path.name}: {key} is {log.value(key)!r}, in {first.path.name} {first.value(key)!r}"
+                is_name = key in _WHOSE and not is_ours(log)  # the system description says whose it is
+                yield Complaint(Outcome.WARN if is_name else Outcome.ERROR, text, _ONE_SETTING)
 
 
 def check_numbers(results: ResultSet) -> Complaints:
@@ -129,14 +168,16 @@ def check_numbers(results: ResultSet) -> Complaints:
     for log in results.logs:
         for event in log.events:
             if (event.key in _NUMBERS or is_numeric(event.key)) and not _is_number(event.value):
-                yield _fail(log, f"line {event.line}: {event.key} {event.value!r} is not a plain number")
+                text = f"{log.path.name}: line {event.line}: {event.key} {event.value!r} is not a plain number"
+                is_asked = is_ours(log) or event.key in _NUMBERS
+                yield Complaint(Outcome.ERROR if is_asked else Outcome.WARN, text, _LOG_FORMAT if is_asked else "")
         for samples, _ in log.evaluations:
-            if type(samples) is not int:
-                yield _fail(log, f"eval_accuracy has epoch_num {samples!r}, not a count of samples")
+            if not _is_number(samples) or samples != int(samples):
+                yield _error(log, f"eval_accuracy has epoch_num {samples!r}, not a count of samples", _SAMPLE_COUNTS)
         for key in ("train_samples", "eval_samples", "global_batch_size"):
             value = log.value(key)
             if _is_number(value) and value <= 0:
-                yield _fail(log, f"{key} is {value}")
+                yield _error(log, f"{key} is {value}", _SAMPLE_COUNTS)
 
 
 def check_seeds(results: ResultSet) -> Complaints:
@@ -144,13 +185,23 @@ def check_seeds(results: ResultSet) -> Complaints:
     names_of: dict[Any, list[str]] = defaultdict(list)
     for log in results.logs:
         seeds = log.all("seed")
-        if len(seeds) != 1:
-            yield _fail(log, f"logs {len(seeds)} seeds, not one")
-        if seeds:
-            names_of[seeds[0].value].append(log.path.name)
-    for seed, names in names_of.items():
+        if len(seeds) != 1 and is_ours(log):
+            yield _error(log, f"logs {len(seeds)} seeds, not one", _OWN_FORM)
+        elif not seeds:
+            outcome = Outcome.ERROR if results.wanted_division == "closed" else Outcome.WARN
+            yield Complaint(outcome, f"{log.path.name}: logs no seed", _SEED_RULE)
+        for event in seeds if not is_ours(log) else seeds[:1]:
+            names_of[_seed_of(log, event)].append(log.path.name)
+    for (seed, *_), names in names_of.items():
         if len(names) > 1:
-            yield Outcome.FAIL, f"seed {seed} is in {', '.join(names)}"
+            is_asked = results.wanted_division == "closed" or any(is_ours(log) for log in results.logs)
+            text = f"seed {seed} is in {', '.join(names)}"
+            yield Complaint(Outcome.ERROR if is_asked else Outcome.WARN, text, _SEED_RULE)
+
+
+def _seed_of(log: Log, event: Event) -> tuple[Any, ...]:
+    """What may occur once: ours is one number a run; another program's processes may each draw one at its own line."""
+    return (str(event.value),) if is_ours(log) else (str(event.value), event.call_site)
 
 
 def check_evaluations(results: ResultSet) -> Complaints:
@@ -158,47 +209,65 @@ def check_evaluations(results: ResultSet) -> Complaints:
     for log in results.logs:
         points = [samples for samples, _ in log.evaluations if _is_number(samples)]
         if any(after <= before for before, after in itertools.pairwise(points)):
-            yield _fail(log, "evaluations are not in the order of samples")
+            yield _error(log, "evaluations are not in the order of samples", _SAMPLE_COUNTS)
         trained = log.value("train_samples")
         if points and _is_number(trained) and points[-1] > trained:
-            yield _fail(log, f"evaluated at {points[-1]} samples but trained on {trained}")
+            is_near = points[-1] <= trained * (1 + _MAX_COUNT_SLACK) and not is_ours(log)  # nominal and real samples
+            text = f"{log.path.name}: evaluated at {points[-1]} samples but trained on {trained}"
+            yield Complaint(Outcome.WARN if is_near else Outcome.ERROR, text, _SAMPLE_COUNTS)
         if results.wanted_division == "closed":
-            yield from _off_grid(log, points)
+            yield from _closed_evaluations(log, points)
+
+
+def _closed_evaluations(log: Log, points: Sequence[float]) -> Complaints:
+    batch, evaluated = log.value("global_batch_size"), log.value("eval_samples")
+    if _is_number(batch) and batch >= 1:
+        for complaint in check_grid(int(batch), [samples for samples in points if samples > 0]):
+            yield complaint._replace(text=f"{log.path.name}: {complaint.text}")
+    if _is_number(evaluated) and evaluated < NUM_EVAL_SAMPLES:
+        yield _error(log, f"eval_samples is {evaluated}, the rules say {NUM_EVAL_SAMPLES}", _THOROUGH)
 
 
 def check_call_sites(results: ResultSet) -> Complaints:
-    """Every file:lineno of a log is in the tree, and in the logs of this code it is the call that logged the key."""
+    """Every file:lineno of this code's logs is in the tree, and is the call that logged the key."""
     assert results.tree is not None
-    for log in results.logs:
+    for log in filter(is_ours, results.logs):
         sources = Sources(results.tree, log)
-        is_ours = log.first("configuration") is not None  # of other code we know no more than that it has such a line
-        if is_ours and sources.gap:
-            yield Outcome.WARN, f"{log.path.name}: {sources.gap}, so its lines are looked up in the tree"
+        if sources.gap:
+            text = f"{log.path.name}: {sources.gap}, so its lines are looked up in the tree"
+            yield Complaint(Outcome.WARN, text, _OWN_FORM)
         for event in log.events:
             if event.call_site is None:
-                yield Outcome.WARN, f"{log.path.name}: {event.key} names no file and line"
+                yield Complaint(Outcome.WARN, f"{log.path.name}: {event.key} names no file and line", _OWN_FORM)
                 continue
             name, number = event.call_site
             if sources.line(name, number) is None:
-                yield Outcome.WARN, f"{name}:{number} is not in the tree"
-            elif is_ours and sources.call_of(name, number, event.key) is None:
-                yield Outcome.WARN if sources.gap else Outcome.FAIL, f"{name}:{number} does not log {event.key}"
+                yield Complaint(Outcome.WARN, f"{name}:{number} is not in the tree", _OWN_FORM)
+            elif sources.call_of(name, number, event.key) is None:
+                outcome = Outcome.WARN if sources.gap else Outcome.ERROR
+                yield Complaint(outcome, f"{name}:{number} does not log {event.key}", _OWN_FORM)
 
 
 def check_submitter(results: ResultSet) -> Complaints:
     """The system description names the submitter that the logs name, and counts are numbers in text."""
     assert results.system is not None
     submitter = results.system.get("submitter")
-    for log in results.logs:
-        said = log.value("submission_org")
-        if said is not None and said != submitter:
-            yield Outcome.WARN, f"{log.path.name}: submission_org {said!r}, in the system {submitter!r}"
+    for said in dict.fromkeys(str(log.value("submission_org")) for log in results.logs if log.first("submission_org")):
+        if said.casefold() != str(submitter).casefold():
+            yield Complaint(Outcome.WARN, f"submission_org {said!r}, in the system {submitter!r}")
     for key in ("number_of_nodes", "host_processors_per_node", "accelerators_per_node"):
-        if not str(results.system.get(key, "")).isdecimal():
-            yield Outcome.FAIL, f"{key} is {results.system.get(key)!r}, not a number"
+        if not str(results.system.get(key, "")).strip().isdecimal():
+            text = f"{key} is {results.system.get(key)!r}, not a number"
+            yield Complaint(Outcome.ERROR, text, "result_summarizer reads a number there")
+
+
+def is_ours(log: Log) -> bool:
+    """Whether this code wrote a log: then it tells its recipe or its configuration."""
+    return any(log.first(key) is not None for key in _OURS)
 
 
 CHECKS: Mapping[str, Check] = {
+    "program": check_program,
     "lines": check_lines,
     "division": check_division,
     "status": check_status,
@@ -211,31 +280,9 @@ CHECKS: Mapping[str, Check] = {
 TREE_CHECKS: Mapping[str, Check] = {"call sites": check_call_sites, "submitter": check_submitter}
 
 
-def _join(complaints: Sequence[tuple[Outcome, str]]) -> str:
-    """The complaints, each once, the worst first, and no more than a reader takes in."""
-    texts = list(dict.fromkeys(text for _, text in sorted(complaints, key=lambda item: item[0] is not Outcome.FAIL)))
-    shown = "; ".join(texts[:_MAX_COMPLAINTS])
-    return shown if len(texts) <= _MAX_COMPLAINTS else f"{shown}; and {len(texts) - _MAX_COMPLAINTS} more"
-
-
-def _fail(log: Log, text: str) -> tuple[Outcome, str]:
-    return Outcome.FAIL, f"{log.path.name}: {text}"
+def _error(log: Log, text: str, rule: str) -> Complaint:
+    return Complaint(Outcome.ERROR, f"{log.path.name}: {text}", rule)
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _off_grid(log: Log, points: Sequence[float]) -> Complaints:
-    """Complaints about a schedule that is not the closed division's; a point may miss the grid by one batch."""
-    batch = log.value("global_batch_size")
-    if not _is_number(batch):
-        return
-    interval = eval_interval(int(batch))
-    for index, samples in enumerate((point for point in points if point > 0), start=1):
-        if abs(samples - index * interval) > batch:
-            yield _fail(log, f"evaluation {index} is at {samples} samples, the grid says {index * interval}")
-            break
-    evaluated = log.value("eval_samples")
-    if _is_number(evaluated) and evaluated < NUM_EVAL_SAMPLES:
-        yield _fail(log, f"eval_samples is {evaluated}, the rules say {NUM_EVAL_SAMPLES}")
