@@ -43,10 +43,12 @@ class Framework(StrEnum):
 
 @app.command("check")
 def check_command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A tree, a folder of result_*.txt, or one log.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A tree, a system's results, a folder of result_*.txt, or one log.")
+    ],
     division: Annotated[Division | None, typer.Option(help="Division that everything has to name.")] = None,
 ) -> None:
-    """Run the official tools (ruleset 5.0.0) and our own checks on a copy; exit with 0 when nothing fails, else 1."""
+    """Run the official tools (ruleset 5.0.0) and our own checks on a copy; exit with 1 where there is an ERROR."""
     console = wide_console()
     with console.status("checking") as status:
         findings = check(directory, division.value if division else None, lambda step: status.update(step))
