@@ -70,7 +70,7 @@ def test_late_evaluations_are_a_warning() -> None:
     points = [154048 + n * 150912 for n in range(25)]
     (complaint,) = check_grid(448, points)
     assert complaint.outcome is Outcome.WARN
-    assert complaint.text == "evaluation 1 is late, 154048 samples after the one before"
+    assert complaint.text == "evaluation 1 is late, 154048 samples after the start"
     assert "floor(0.05 x (230.23 x GBS + 3,000,000) / 25,000) x 25,000" in complaint.rule
 
 

@@ -69,7 +69,7 @@ def check_grid(batch: int, points: Sequence[float]) -> Complaints:
     elif late := [
         n for n, apart in enumerate(distances, 1) if schedule.longest < apart < _LEFT_OUT * schedule.interval
     ]:
-        text = f"evaluation {late[0]} is late, {distances[late[0] - 1]} samples after the one before"
+        text = f"evaluation {late[0]} is late, {distances[late[0] - 1]} samples after {_before(late[0])}"
         yield Complaint(Outcome.WARN, text, _ROUNDED)
 
 
@@ -86,9 +86,13 @@ def _early(schedule: Schedule, points: Sequence[float], distances: Sequence[floa
     for index, (samples, apart) in enumerate(zip(points, distances, strict=True), start=1):
         is_short = apart < schedule.shortest and before + apart < 2 * schedule.shortest
         if is_short or samples < schedule.earliest(index):
-            text = f"evaluation {index} is at {samples} samples, {apart} after the one before"
+            text = f"evaluation {index} is at {samples} samples, {apart} after {_before(index)}"
             yield Complaint(Outcome.ERROR, f"{text}; the grid says {index * schedule.interval}", _ROUNDED)
         before = apart
+
+
+def _before(index: int) -> str:
+    return "the start" if index == 1 else "the one before"
 
 
 def _first(complaints: Iterator[Complaint]) -> Complaints:
