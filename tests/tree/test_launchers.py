@@ -126,22 +126,15 @@ def test_tensorflow_has_one_task_a_node_and_its_files_in_the_container(bench: Be
     image.touch()
     weights.mkdir()
     (weights / "model.ckpt-28252.index").touch()
-    bench.job(
-        CONT=image,
-        RECIPE="tensorflow2",
-        SLURM_CPUS=32,
-        DATADIR_PHASE2="/data/parts",
-        EVALDIR="/data/parts",
-        INPUT_FILES="/data/parts/part-*,/more/part-*",
-        EVAL_FILES="gs://bucket/eval_10k",
-        INIT_CHECKPOINT=weights / "model.ckpt-28252",
-    )
+    data = dict.fromkeys(("DATADIR_PHASE2", "EVALDIR"), "/data/parts")
+    files = {"INPUT_FILES": "/data/parts/part-*,/more/part-*", "EVAL_FILES": "gs://bucket/eval_10k"}
+    start = weights / "model.ckpt-28252"
+    bench.job(CONT=image, RECIPE="tensorflow2", SLURM_CPUS=32, INIT_CHECKPOINT=start, **data, **files)
     (run,) = bench.calls("srun", "run_and_time.sh")
     assert {"--cpus-per-task=32", "--ntasks=2", "--ntasks-per-node=1"} <= set(run["words"])
     (mounts,) = [word for word in run["words"] if word.startswith("--container-mounts=")]
-    tree = bench.system.parents[3]
-    folders = [str(tree), "/data/parts", str(weights), str(bench.logs), "/more"]
-    assert mounts == f"--container-mounts={','.join(f'{folder}:{folder}' for folder in folders)}"
+    mounted = [bench.system.parents[3], "/data/parts", weights, bench.logs, "/more"]
+    assert mounts == f"--container-mounts={','.join(f'{folder}:{folder}' for folder in mounted)}"
 
 
 def test_container_is_pulled_once_a_node_and_found_by_name(bench: Bench) -> None:

@@ -12,6 +12,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from mlbert.submission.call_sites import Sources
+from mlbert.submission.logs import read_log
+
 SYSTEM_FIELDS = set(
     re.findall(
         r"\S+",
@@ -68,11 +71,14 @@ def test_every_result_folder_has_ten_logs_and_a_system_file(tree_root: Path) -> 
         assert logs == {f"result_{i}.txt" for i in range(RUNS)}
 
 
-def test_log_lines_point_into_the_tree(tree_root: Path) -> None:
+def test_log_lines_point_into_the_tree_of_their_commit(tree_root: Path) -> None:
     for log in sorted((tree_root / "results").glob("*/bert/result_*.txt")):
         events = [json.loads(event) for event in re.findall(r"^.*?:::MLLOG (.*)$", log.read_text(), re.MULTILINE)]
         files = {event["metadata"]["file"] for event in events}
-        assert all((tree_root / name).is_file() for name in files), (log.name, files)
+        sources = Sources(tree_root, read_log(log))
+        if (tree_root / ".git").exists():
+            assert sources.gap is None
+            assert all(sources.text(name) for name in files), (log.name, files)
 
 
 def test_results_carry_the_sentence_about_verification(readme: Path) -> None:

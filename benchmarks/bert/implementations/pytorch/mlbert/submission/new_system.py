@@ -67,9 +67,9 @@ def new_system(name: str, other: str, tree: Path, config: str | None = None) -> 
     home = tree / IMPLEMENTATIONS
     _check_name(name, tree)
     source = home / other
-    if not _NAME.fullmatch(other) or not (source / "env.sh").is_file():
-        names = ", ".join(sorted(path.parent.name for path in home.glob("*/env.sh")))
-        raise UserError(f"--from {other}", "is no system of this tree", f"Choose one of {names}")
+    known = sorted(path.parent.name for path in home.glob("*/env.sh"))
+    if other not in known:
+        raise UserError(f"--from {other}", "is no system of this tree", f"Choose one of {', '.join(known)}")
     chosen = _choose_config(source, config)
     parts = parse_config_name(chosen.name)
     assert parts is not None
