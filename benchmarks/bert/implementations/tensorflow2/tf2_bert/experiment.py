@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict
 from functools import partial
 from typing import NamedTuple
 
@@ -32,7 +31,7 @@ from mlbert.core.mllog import MLPerfLogger
 from mlbert.core.monitor import Monitor
 from mlbert.core.progress import Limits, Outcome, TrainState
 from mlbert.core.provenance import tree_root
-from mlbert.core.run_folder import RunFolder, choose_seed, write_curve
+from mlbert.core.run_folder import RunFolder, choose_seed, summarize, write_curve
 from mlbert.core.settings import TrainConfig
 from tf2_bert import checkpoints, optimizers
 from tf2_bert.data import Data, Inputs, inspect
@@ -77,8 +76,7 @@ def run_experiment(
         trained, schedule = make_trained(config, inputs, strategy, seed, say), schedules.make(config)
         identity = log_run(log, resolved, inputs, strategy, trained.optimizer, schedule)
         if workers.is_chief:
-            record = {**json.loads(resolved.as_json()), "seed": seed, "provenance": asdict(identity)}
-            (paths.folder / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            paths.write_record(resolved, seed, identity)
         data = Data(config, inputs, strategy, seed)
         state = TrainState(next_eval_samples=config.eval_iter_start_samples)
         folder = checkpoint_folder(paths, trained, config, inputs, workers)
@@ -206,21 +204,7 @@ def leave_behind(
 ) -> None:
     """Writes weights, curve and, last of all, the summary: a run folder with one is finished."""
     state = outcome.state
-    seconds = max(state.train_seconds, 1e-9)
-    summary = {
-        "status": outcome.status,
-        "reason": outcome.reason,
-        "seconds_to_train": round(outcome.seconds, 3),
-        "accuracy": state.accuracy,
-        "target_accuracy": config.target_mlm_accuracy,
-        "samples": state.samples,
-        "steps": state.step,
-        "skipped_steps": state.skipped_steps,
-        "samples_per_second": round(state.samples / seconds, 1),
-        "tokens_per_second": round(state.tokens / seconds),
-        "seed": seed,
-        "ranks": strategy.num_replicas_in_sync,
-    }
+    summary = summarize(outcome, config, seed, strategy.num_replicas_in_sync)
     checkpoints.write_weights(paths.folder, model, summary)
     write_curve(paths.folder / "metrics.jsonl", paths.folder / "curve.png")
     lines = (paths.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

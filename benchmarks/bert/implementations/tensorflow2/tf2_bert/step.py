@@ -30,6 +30,7 @@ import tensorflow as tf
 
 from mlbert.core.settings import TrainConfig
 from tf2_bert import objective
+from tf2_bert.distributed import distributed
 from tf2_bert.loss_scale import LossScale
 from tf2_bert.model import BertPretrainer
 from tf2_bert.objective import Counts, Sums
@@ -118,9 +119,7 @@ class TrainStep:
         variables = [*self._parameters, *self._optimizer.variables]
         variables += self._loss_scale.variables if self._loss_scale else ()
         saved = [variable.numpy() for variable in variables]
-        same_rows = self._strategy.distribute_datasets_from_function(
-            lambda _: tf.data.Dataset.from_tensors(rows).repeat()
-        )
+        same_rows = distributed(self._strategy, lambda _: tf.data.Dataset.from_tensors(rows))
         self.run_loop(iter(same_rows), [0.0], first_step=0)
         for variable, value in zip(variables, saved, strict=True):
             variable.assign(value)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from mlbert.core.config import Resolved
 from mlbert.core.errors import UserError
+from mlbert.core.identity import Identity
+from mlbert.core.progress import Outcome
 from mlbert.core.settings import TrainConfig
 
 
@@ -49,6 +53,32 @@ class RunFolder:
         if self.log.exists():
             taken = (self.log.with_suffix(f".part{i}.txt") for i in range(1, 10_000))
             self.log.rename(next(path for path in taken if not path.exists()))
+
+    def write_record(self, resolved: Resolved, seed: int, identity: Identity) -> dict[str, Any]:
+        """Writes ``config.json``, the resolved configuration with seed and provenance, and returns what it holds."""
+        record = {**json.loads(resolved.as_json()), "seed": seed, "provenance": asdict(identity)}
+        (self.folder / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        return record
+
+
+def summarize(outcome: Outcome, config: TrainConfig, seed: int, ranks: int) -> dict[str, object]:
+    """The numbers of ``summary.json`` that every framework has; rates per second, of training without evaluation."""
+    state = outcome.state
+    seconds = max(state.train_seconds, 1e-9)
+    return {
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "seconds_to_train": round(outcome.seconds, 3),
+        "accuracy": state.accuracy,
+        "target_accuracy": config.target_mlm_accuracy,
+        "samples": state.samples,
+        "steps": state.step,
+        "skipped_steps": state.skipped_steps,
+        "samples_per_second": round(state.samples / seconds, 1),
+        "tokens_per_second": round(state.tokens / seconds),
+        "seed": seed,
+        "ranks": ranks,
+    }
 
 
 def choose_seed(config: TrainConfig, paths: RunFolder) -> int:

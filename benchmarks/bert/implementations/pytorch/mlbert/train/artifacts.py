@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from mlbert.core import run_folder
 from mlbert.core.progress import Outcome
-from mlbert.core.run_folder import write_curve
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.world import World
 from mlbert.ops.peak import gemm_peak_flops
@@ -21,26 +21,15 @@ def summarize(outcome: Outcome, config: TrainConfig, method: Method, seed: int, 
     peak = gemm_peak_flops(method.model.dtype, world.device.type)
     rate = state.flops / seconds / world.world_size
     return {
-        "status": outcome.status,
-        "reason": outcome.reason,
-        "seconds_to_train": round(outcome.seconds, 3),
-        "accuracy": state.accuracy,
-        "target_accuracy": config.target_mlm_accuracy,
-        "samples": state.samples,
-        "steps": state.step,
-        "skipped_steps": state.skipped_steps,
-        "samples_per_second": round(state.samples / seconds, 1),
-        "tokens_per_second": round(state.tokens / seconds),
+        **run_folder.summarize(outcome, config, seed, world.world_size),
         "model_flops_per_second_per_rank": round(rate),
         "gemm_peak_flops_per_second_per_rank": round(peak),
         "share_of_gemm_peak": round(rate / peak, 4),
-        "seed": seed,
-        "ranks": world.world_size,
     }
 
 
 def leave_behind(folder: Path, summary: Mapping[str, object], facts: Mapping[str, object], method: Method) -> None:
     """Writes weights, curve and, last of all, the summary: a run folder with one is finished."""
     method.export(folder, {**summary, **facts})
-    write_curve(folder / "metrics.jsonl", folder / "curve.png")
+    run_folder.write_curve(folder / "metrics.jsonl", folder / "curve.png")
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

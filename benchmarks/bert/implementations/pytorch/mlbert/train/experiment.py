@@ -13,7 +13,6 @@ LOGDIR/run_<i>/checkpoints/        while SAVE_CHECKPOINT_STEPS is not 0
 from __future__ import annotations
 
 import functools
-import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -89,8 +88,7 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
             resolved = replace(resolved, config=config, origin={**resolved.origin, _PARTS: "AUTO_MICRO_BATCH"})
         identity = log_run(log, resolved, inputs, method, world)
         if world.rank == 0:
-            record = {**json.loads(resolved.as_json()), "seed": seed, "provenance": asdict(identity)}
-            (paths.folder / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            record = paths.write_record(resolved, seed, identity)
         monitor = Monitor(
             paths.folder / "metrics.jsonl" if world.rank == 0 else None,
             Limits.of(config),
