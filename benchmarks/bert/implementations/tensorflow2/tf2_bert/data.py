@@ -23,7 +23,7 @@ from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.store.base import Store, StoreInfo
-from mlbert.store.open import check_same_vocabulary, check_vocabulary, describe, open_store
+from mlbert.store.open import check_same_vocabulary, check_shape, check_vocabulary, describe, open_store
 from tf2_bert.rows import Rows
 from tf2_bert.store_data import StoreEvaluation, StoreTraining
 from tf2_bert.store_rows import RowShape, row_shape, zero_rows
@@ -192,15 +192,14 @@ def _check_widths(info: StoreInfo, max_seq_length: int | None, max_predictions: 
 
 
 def _check_model(source: Source, model: BertConfig, file: Path) -> None:
-    """Compare data with the model's vocabulary and positions. Raises UserError where they differ."""
-    name: Any = source.patterns if isinstance(source, Files) else source.folder
-    longest = source.shape.tokens if isinstance(source, Files) else source.max_seq_length
-    if isinstance(source, StoreInfo) and source.vocab_size not in (None, model.vocab_size):
-        reason = f"has a vocabulary of {source.vocab_size}, {file} says {model.vocab_size}"
-        raise UserError(name, reason, "Set BERT_CONFIG to the configuration of this vocabulary")
-    if longest > model.max_position_embeddings:
-        reason = f"has sequences of {longest} tokens, the model has {model.max_position_embeddings} positions"
-        raise UserError(name, reason, "Raise max_position_embeddings or take data with shorter sequences")
+    """Compare data with the model's vocabulary, as far as they know theirs, and positions. Raises UserError."""
+    if isinstance(source, StoreInfo):
+        check_shape(source, model, file)
+    elif source.shape.tokens > model.max_position_embeddings:
+        reason = (
+            f"has sequences of {source.shape.tokens} tokens, the model has {model.max_position_embeddings} positions"
+        )
+        raise UserError(source.patterns, reason, "Raise max_position_embeddings or take data with shorter sequences")
 
 
 def _identity(source: Source) -> str:

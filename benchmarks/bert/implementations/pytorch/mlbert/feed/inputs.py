@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
-from mlbert.store.base import StoreInfo
-from mlbert.store.open import check_same_vocabulary, check_vocabulary, describe
+from mlbert.store.open import check_same_vocabulary, check_shape, check_vocabulary, describe
 
 SYNTHETIC = "synthetic"
 
@@ -39,16 +37,3 @@ def inspect(config: TrainConfig) -> PreTrainingInputs:
     for data in (train_set, eval_set):
         check_shape(data, shape, config.bert_config_file)
     return PreTrainingInputs(shape, f"sha256:{train_set.identity}", f"sha256:{eval_set.identity}", found)
-
-
-def check_shape(data: StoreInfo, shape: BertConfig, shape_file: Path) -> None:
-    """Compares a data set with the model's vocabulary and positions. Raises UserError where they differ."""
-    if data.vocab_size not in (None, shape.vocab_size):
-        reason = f"has a vocabulary of {data.vocab_size}, {shape_file} says {shape.vocab_size}"
-        remedy = "Set BERT_CONFIG to the configuration of this vocabulary, or prepare with --vocab-size"
-        raise UserError(data.folder, reason, remedy)
-    if data.max_seq_length > shape.max_position_embeddings:
-        positions = shape.max_position_embeddings
-        reason = f"has sequences of {data.max_seq_length} tokens, the model has {positions} positions"
-        remedy = "Raise max_position_embeddings or prepare with a smaller --max-seq-length"
-        raise UserError(data.folder, reason, remedy)

@@ -8,12 +8,12 @@ from mlbert.core.bert_config import BertConfig
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.world import World
 from mlbert.feed.evaluation import EvalSet
-from mlbert.feed.inputs import check_shape
 from mlbert.feed.pretraining import make_evaluation_set
 from mlbert.feed.synthetic import SyntheticEvalSet
 from mlbert.models.bert import AnyBert, BertForPreTraining
 from mlbert.models.objectives import MaskedLM, PreTraining
 from mlbert.models.start import Compute, choose_compute, start_weights
+from mlbert.store.open import check_shape
 
 MakeModel = Callable[[TrainConfig, BertConfig, Compute], AnyBert]
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BINS, BinnedStore, describe_bins, open_bins
@@ -80,3 +81,16 @@ def check_same_vocabulary(train: StoreInfo, evaluation: StoreInfo) -> None:
     if None not in (known := {train.vocabulary_sha256, evaluation.vocabulary_sha256}) and len(known) > 1:
         reason = f"was prepared with another vocabulary than {train.folder}"
         raise UserError(evaluation.folder, reason, "Prepare both with the same vocab.txt")
+
+
+def check_shape(data: StoreInfo, shape: BertConfig, shape_file: Path) -> None:
+    """Compares a data set with the model's vocabulary and positions. Raises UserError where they differ."""
+    if data.vocab_size not in (None, shape.vocab_size):
+        reason = f"has a vocabulary of {data.vocab_size}, {shape_file} says {shape.vocab_size}"
+        remedy = "Set BERT_CONFIG to the configuration of this vocabulary, or prepare with --vocab-size"
+        raise UserError(data.folder, reason, remedy)
+    if data.max_seq_length > shape.max_position_embeddings:
+        positions = shape.max_position_embeddings
+        reason = f"has sequences of {data.max_seq_length} tokens, the model has {positions} positions"
+        remedy = "Raise max_position_embeddings or prepare with a smaller --max-seq-length"
+        raise UserError(data.folder, reason, remedy)
