@@ -16,7 +16,8 @@ from mlbert.log import REQUIRED, REQUIRED_IN_CLOSED, MLPerfCallback
 from mlbert.submission import official
 from mlbert.submission.findings import Finding, Outcome
 from mlbert.submission.logs import Log, read_log
-from mlbert.submission.own_checks import ResultSet, run_checks
+from mlbert.submission.own_checks import run_checks
+from mlbert.submission.result_set import ResultSet
 
 EXAMPLES = Path("docs/examples")
 PACKAGE = Path("benchmarks/bert/implementations/pytorch")

@@ -13,7 +13,8 @@ import pytest
 from mlbert.submission.call_sites import Sources
 from mlbert.submission.findings import Outcome
 from mlbert.submission.logs import Log, read_log
-from mlbert.submission.own_checks import ResultSet, run_checks
+from mlbert.submission.own_checks import run_checks
+from mlbert.submission.result_set import ResultSet
 
 PROGRAM = """
 from pathlib import Path

@@ -10,7 +10,8 @@ import pytest
 
 from mlbert.submission.findings import Outcome
 from mlbert.submission.logs import read_log
-from mlbert.submission.own_checks import CHECKS, TREE_CHECKS, ResultSet, run_checks
+from mlbert.submission.own_checks import CHECKS, TREE_CHECKS, run_checks
+from mlbert.submission.result_set import ResultSet
 
 SYSTEM = {
     "division": "closed",

@@ -15,7 +15,8 @@ from mlbert.submission import official
 from mlbert.submission.export import export_tree, is_checkout
 from mlbert.submission.findings import Complaint, Complaints, Finding, Outcome, finding_of
 from mlbert.submission.logs import Log, read_log
-from mlbert.submission.own_checks import ResultSet, run_checks
+from mlbert.submission.own_checks import run_checks
+from mlbert.submission.result_set import ResultSet
 from mlbert.submission.templates import FOLDER as TEMPLATES
 from mlbert.submission.templates import MARK, unfilled
 

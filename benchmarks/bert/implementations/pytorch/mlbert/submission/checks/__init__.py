@@ -1,0 +1,1 @@
+"""What no official tool looks at: each module holds the checks of one kind."""
