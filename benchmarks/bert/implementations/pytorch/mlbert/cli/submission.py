@@ -1,4 +1,4 @@
-"""``mlbert submission``: check, describe, extend and export a submission tree."""
+"""``mlbert submission``: check, describe, extend, seal and export a submission tree."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ from mlbert.submission.findings import Finding, Outcome, failed
 from mlbert.submission.findings_file import STANDARD_OUTPUT, write_json
 from mlbert.submission.logs import read_log
 from mlbert.submission.new_system import new_system
+from mlbert.submission.seal import SUMS, seal
 from mlbert.submission.trace import Tracer
 
-app = typer.Typer(help="Check, describe, extend, export a submission tree.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Check, describe, extend, seal, export a submission tree.", no_args_is_help=True, add_completion=False
+)
 
 _OWN = "own: "
 _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.ERROR: "bold red"}
@@ -137,6 +140,23 @@ Next (docs/add_a_system.md says more):
    {row}
 6. On the machine: mlbert submission describe-system --out systems/{name}.json, fill in what it could not see, and
    remove {template}. A tree that is checked as a submission needs the ten logs of results/{name}/bert with it."""
+
+
+@app.command("seal")
+def seal_command(
+    system: Annotated[str, typer.Argument(help="Folder in results/.")],
+    tree: Annotated[Path | None, typer.Option(help="Its tree; this one when absent.")] = None,
+    logdir: Annotated[
+        Path | None, typer.Option("--from", metavar="LOGDIR", help="Copy logs and run files from there first.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Sign with this private key, ssh's or minisign's.")
+    ] = None,
+) -> None:
+    """Write SHA256SUMS of a system's logs, run files and description: sha256sum -c verifies it."""
+    root = tree or tree_root()
+    names = seal(system, root, logdir, key)
+    typer.echo(f"{root / 'results' / system / SUMS} covers {len(names)} files{', signed' if key else ''}")
 
 
 @app.command("export")

@@ -11,14 +11,15 @@ from pathlib import Path
 
 from mlbert.core.errors import UserError
 from mlbert.core.rules import BENCHMARK, NUM_RESULT_FILES, olympic_mean
-from mlbert.submission import official, tools
+from mlbert.submission import official, seal, tools
 from mlbert.submission.export import check_source, export_tree, is_checkout, is_export
 from mlbert.submission.findings import Complaint, Finding, Outcome, finding_of
 from mlbert.submission.layout import check_layout, read_system
 from mlbert.submission.logs import Log, read_log
+from mlbert.submission.metrics import check_metrics
 from mlbert.submission.official import Call
 from mlbert.submission.own_checks import run_checks
-from mlbert.submission.result_set import ResultSet
+from mlbert.submission.result_set import ResultSet, is_ours
 from mlbert.submission.workplace import READABLE, RESULT_PATTERN, Workplace
 
 _PARTS = ("systems", "results", f"benchmarks/{BENCHMARK}")
@@ -121,7 +122,15 @@ def _check_tree(place: Workplace, findings: list[Finding], division: str | None,
     groups = [_Group(package), *groups, _Group(systems), _Group([official.repo_checker(tree)])]
 
     def own() -> list[Finding]:
-        return [row for folder, results in result_sets for row in run_checks(results, place.name(folder))]
+        rows = []
+        for folder, results in result_sets:
+            rows += _own_rows(results, place.name(folder))
+            if (folder.parent / seal.SUMS).exists() or any(is_ours(log) for log in results.logs):
+                complaints = list(seal.check_seal(folder.parent))
+                rows.append(
+                    finding_of("own: seal", place.name(folder.parent), complaints, _first_line(seal.check_seal))
+                )
+        return rows
 
     return [*findings, *_run(groups, own, place, progress)]
 
@@ -138,8 +147,16 @@ def _check_logs(
     subject = names[0].name if len(names) == 1 else f"{len(names)} logs"
     groups = [_compliance([replace(log, path=place.copy / log.path.name) for log in results.logs], place)]
     groups.append(_convergence(place.copy, results, place))
-    rows += _run(groups, lambda: run_checks(results, subject), place, progress)
+    rows += _run(groups, lambda: _own_rows(results, subject), place, progress)
     return [*rows, _time_to_train(results.logs, subject)]
+
+
+def _own_rows(results: ResultSet, subject: str) -> list[Finding]:
+    rows = run_checks(results, subject)
+    if any(is_ours(log) for log in results.logs):
+        complaints = list(check_metrics(results))
+        rows.append(finding_of("own: metrics", subject, complaints, _first_line(check_metrics)))
+    return rows
 
 
 def _run(
