@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.logs import Log
@@ -52,6 +52,6 @@ def error(log: Log, text: str, rule: str) -> Complaint:
     return Complaint(Outcome.ERROR, f"{log.path.name}: {text}", rule)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a plain, finite number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
