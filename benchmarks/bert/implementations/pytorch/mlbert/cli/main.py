@@ -27,7 +27,7 @@ COMMANDS = {
     "glue": ("mlbert.cli.mosaic_bert.glue", "Fine-tuning on GLUE's tasks side by side, and their scores."),
     "report": ("mlbert.cli.report", "Summary of finished runs."),
     "convert": ("mlbert.cli.convert", "Checkpoints of TensorFlow, NVIDIA, Composer and Hugging Face."),
-    "submission": ("mlbert.cli.submission", "Check, describe, extend, export a submission tree."),
+    "submission": ("mlbert.cli.submission", "Check, describe, extend, seal, export a submission tree."),
     "launch": ("mlbert.cli.launch", "Chains of Slurm jobs, and what the launchers call."),
     "bench": ("mlbert.cli.bench", "Speed as ratios measured in one run."),
 }
