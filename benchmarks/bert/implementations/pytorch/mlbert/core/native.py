@@ -117,14 +117,14 @@ def _open(name: str, path: Path) -> ctypes.CDLL:
 
 def _share_openmp_runtime() -> None:
     """Make the symbols of the OpenMP runtime in this process visible to libraries loaded later."""
-    path = _loaded_openmp_runtime() or "libgomp.so.1"
+    path = openmp_runtime() or "libgomp.so.1"
     try:
         ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise NativeUnavailable(f"no OpenMP runtime: {error}") from error
 
 
-def _loaded_openmp_runtime() -> str | None:
+def openmp_runtime() -> str | None:
     """PyTorch's where several are loaded: scikit-learn brings one too, which knows nothing of torch.set_num_threads."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
