@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from mlbert.cli.output import wide_console
+from mlbert.cli.output import wide_console, write_page
 from mlbert.core.provenance import tree_root
 from mlbert.submission import official
 from mlbert.submission.check import check
@@ -47,12 +47,18 @@ def check_command(
         Path, typer.Argument(metavar="DIR", help="A tree, a system's results, a folder of result_*.txt, or one log.")
     ],
     division: Annotated[Division | None, typer.Option(help="Division that everything has to name.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings as a page, too.")] = None,
 ) -> None:
     """Run the official tools (ruleset 5.0.0) and our own checks on a copy; exit with 1 where there is an ERROR."""
     console = wide_console()
     with console.status("checking") as status:
         findings = check(directory, division.value if division else None, lambda step: status.update(step))
     console.print(_as_table(findings, str(directory)))
+    if html is not None:
+        from mlbert.report.page import findings_page  # matplotlib takes a second
+
+        write_page(html, findings_page(findings, str(directory)))
+        typer.echo(f"page: {html}")
     if failed(findings):
         raise typer.Exit(1)
 
