@@ -15,6 +15,7 @@ from mlbert.report.runs import Run, finite, number, read_run
 from mlbert.report.sources import System
 from mlbert.submission.keys import is_hyperparameter
 from mlbert.submission.result_set import is_ours
+from mlbert.submission.run_numbers import samples_per_second
 
 FASTEST, SLOWEST, MISSED = "fastest, not counted", "slowest, not counted", "missed the target"
 _LEAST_RUNS = 3  # of an olympic mean
@@ -132,8 +133,8 @@ class Result:
 
     @cached_property
     def training_speed(self) -> float | None:
-        """Median over all stretches between evaluations of samples a second."""
-        rates = [speed for run in self.runs for _, speed in run.speeds]
+        """Median over the runs of samples a second between evaluations."""
+        rates = finite(samples_per_second(run.source.log) for run in self.runs)
         return statistics.median(rates) if rates else None
 
     @cached_property

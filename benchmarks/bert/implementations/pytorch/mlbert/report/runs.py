@@ -11,6 +11,7 @@ from typing import Any
 from mlbert.core.rules import BENCHMARK, TARGET_MLM_ACCURACY
 from mlbert.report.sources import Source
 from mlbert.submission.logs import Event, Log
+from mlbert.submission.run_numbers import samples_to_target, setting
 
 Points = Sequence[tuple[float, float]]
 
@@ -75,11 +76,8 @@ class Run:
 
     @cached_property
     def samples_to_target(self) -> float | None:
-        """Samples before the first evaluation that reached the target; None for a run without success."""
-        target = self.target
-        if not self.succeeded or target is None:
-            return None
-        return next((e.samples for e in self.evaluations if e.accuracy >= target), None)
+        """Samples before the evaluation that reached the target; None for a run that did not."""
+        return samples_to_target(self.source.log) if self.succeeded else None
 
     @cached_property
     def accuracy(self) -> float | None:
@@ -130,16 +128,9 @@ def read_run(source: Source) -> Run:
     )
 
 
-def target_of_configuration(log: Log) -> float | None:
-    """The target in the configuration that our own logs carry."""
-    configuration = log.value("configuration")
-    setting = configuration.get("TARGET_MLM_ACCURACY") if isinstance(configuration, Mapping) else None
-    return number(setting.get("value")) if isinstance(setting, Mapping) else None
-
-
 def _target(source: Source) -> float | None:
     """Ours say it; all others of the benchmark have that of the rules."""
-    told = target_of_configuration(source.log)
+    told = number(setting(source.log, "TARGET_MLM_ACCURACY"))
     told = number(source.summary.get("target_accuracy")) if told is None else told
     if told is not None or source.log.first("configuration") is not None:
         return told
