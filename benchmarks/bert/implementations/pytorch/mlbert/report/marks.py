@@ -107,9 +107,9 @@ def logarithmic(axes: Axes, axis: str, values: Sequence[float]) -> None:
     getattr(axes, f"set_{axis}scale")("log")
     target = axes.xaxis if axis == "x" else axes.yaxis
     is_narrow = high < 200 * low
-    target.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_narrow else (1.0,), numticks=9))
+    target.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_narrow else (1.0,), numticks=6))
     target.set_minor_locator(NullLocator())
-    target.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    target.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"))
 
 
 def few_ticks() -> MaxNLocator:
