@@ -104,4 +104,17 @@ def test_this_tree(tmp_path: Path) -> None:
     assert "ALL CHECKS PASSED" in done.stdout
     assert (target / "benchmarks/bert/implementations/pytorch/mlbert/core/mllog.py").is_file()
     assert not {"tests", "tools", "records"} & {path.name for path in target.iterdir()}
-    assert set(json.loads((target / SOURCE_STATEMENT).read_text())) == {"commit", "dirty"}
+    statement = json.loads((target / SOURCE_STATEMENT).read_text())
+    assert set(statement) == {"commit", "dirty", "files"}
+    sources = {name for name in _names(target) if not name.startswith("results/")} - {SOURCE_STATEMENT}
+    assert set(statement["files"]) == sources
+    listed = "".join(f"{digest}  {name}\n" for name, digest in statement["files"].items())
+    subprocess.run(["sha256sum", "--check", "--quiet"], cwd=target, input=listed, text=True, check=True)
+
+
+def test_the_statement_of_an_export_of_an_export_does_not_list_itself(tree: Path, tmp_path: Path) -> None:
+    export_tree(tree, tmp_path / "once")
+    export_tree(tmp_path / "once", tmp_path / "twice")
+    once, twice = (json.loads((tmp_path / name / SOURCE_STATEMENT).read_text()) for name in ("once", "twice"))
+    assert once == twice
+    assert set(once["files"]) == {name for name in KEPT if not name.startswith("results/")}

@@ -113,7 +113,7 @@ def test_evaluations_follow_the_grid(tmp_path):
 
 
 def start_process(tmp_path, name, **changes):
-    command = [sys.executable, "-m", "mlbert.cli.main", *train_arguments(tmp_path, name, **changes)]
+    command = [sys.executable, "-m", "mlbert", *train_arguments(tmp_path, name, **changes)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

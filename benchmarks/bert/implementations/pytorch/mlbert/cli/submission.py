@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from mlbert.cli import compare
 from mlbert.cli.output import wide_console
 from mlbert.core.provenance import tree_root
 from mlbert.submission import official
@@ -138,6 +139,9 @@ def export_command(
     console.print(f"{num_files} files in {directory}. repo_checker: {finding.words}", soft_wrap=True, highlight=False)
     if failed([finding]):
         raise typer.Exit(1)
+
+
+compare.register(app)
 
 
 def _as_table(findings: list[Finding], subject: str) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ _TOP_LEVEL_LEFT_OUT = frozenset({"tests", "tools", "records", "runs", "build", "
 _FOLDERS_LEFT_OUT = frozenset({"__pycache__", "node_modules"})
 _SUFFIXES_LEFT_OUT = (".pyc", ".pyo", ".so", ".o", ".egg-info")
 _MAX_FILE_BYTES = 50 * 1024 * 1024
+_NO_SOURCE = frozenset({"results", SOURCE_STATEMENT})  # runs write results; they are no part of what a commit says
 
 
 def is_checkout(tree: Path) -> bool:
@@ -23,7 +25,10 @@ def is_checkout(tree: Path) -> bool:
 
 
 def export_tree(tree: Path, target: Path) -> int:
-    """Copy a tree to an empty or new folder; links become files, and ``source.json`` names the commit.
+    """Copy a tree to an empty or new folder; links become files, and ``source.json`` names the commit and each file.
+
+    ``source.json`` has ``commit``, ``dirty`` and ``files``: name to SHA-256 of every file outside ``results/``, so that
+    code can be proven to be the commit's where there is no git.
 
     Args:
         tree: a checkout (its tracked and new, not ignored, files are taken) or a plain folder.
@@ -48,11 +53,19 @@ def export_tree(tree: Path, target: Path) -> int:
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(tree / name, destination)
         commit, dirty = git_state(tree)
-        statement = json.dumps({"commit": commit, "dirty": dirty}, indent=2) + "\n"
+        sources = [name for name in names if name.parts[0] not in _NO_SOURCE]
+        files = {str(name): digest_of(target / name) for name in sources}
+        statement = json.dumps({"commit": commit, "dirty": dirty, "files": files}, indent=2) + "\n"
         (target / SOURCE_STATEMENT).write_text(statement, encoding="utf-8")
     except OSError as error:
         raise UserError(target, f"cannot be written ({error})", "Choose a folder that is writable") from error
     return len(names)
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _list_files(tree: Path) -> list[PurePosixPath]:
