@@ -35,7 +35,7 @@ def swap(path: Path, first: str, second: str) -> None:
 
 
 def test_a_good_log_passes(ours: Path) -> None:
-    assert told([ours], ROOT) == {}
+    assert not {name for name, (outcome, _) in told([ours], ROOT).items() if outcome is not Outcome.NOTE}
 
 
 @pytest.mark.parametrize("deleted", ["configuration", "recipe"])
