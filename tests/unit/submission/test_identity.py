@@ -16,7 +16,6 @@ from mlbert.submission.findings import Outcome
 from mlbert.submission.logs import read_log
 from mlbert.submission.result_set import is_ours
 
-VALUE = r'"value": [^{]*?, "metadata"'
 IDENTITY = "benchmarks/bert/implementations/pytorch/mlbert/core/identity.py"
 
 

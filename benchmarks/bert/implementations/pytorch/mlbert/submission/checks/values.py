@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from mlbert.core.rules import BENCHMARK, NUM_EVAL_SAMPLES
+from mlbert.core.rules import BENCHMARK, NUM_EVAL_SAMPLES, TARGET_MLM_ACCURACY
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import is_hyperparameter
 from mlbert.submission.logs import Event, Log
@@ -234,6 +234,10 @@ def _not_closed(event: Event) -> str:
     }
     if key in wanted and value != wanted[key]:
         return f"closed wants {wanted[key]:g}"
+    if key == "target_accuracy" and is_number(value) and value < TARGET_MLM_ACCURACY:
+        return f"closed wants {TARGET_MLM_ACCURACY}"
+    if key == "starting_weights" and value == "none":
+        return "closed starts from the reference's checkpoint"
     if key == "eval_samples" and is_number(value) and value > NUM_EVAL_SAMPLES + _MAX_PADDING:
         return f"closed wants {NUM_EVAL_SAMPLES}"
     return ""
