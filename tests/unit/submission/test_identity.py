@@ -34,7 +34,7 @@ def swap(path: Path, first: str, second: str) -> None:
 
 
 def test_a_good_log_passes(ours: Path) -> None:
-    assert told([ours], ROOT) == {}
+    assert {outcome for outcome, _ in told([ours], ROOT).values()} <= {Outcome.NOTE}
 
 
 @pytest.mark.parametrize("deleted", ["configuration", "recipe"])

@@ -69,7 +69,8 @@ def check_event_types(results: ResultSet) -> Complaints:
             if f'"event_type": "{wanted}"' in event.text and '"namespace": ""' in event.text:
                 continue
             fields = json.loads(event.text)
-            if fields.get("event_type") != wanted and (is_ours(log) or event.key in _INTERVALS):
+            is_asked = is_ours(log) or (event.key in _INTERVALS and "event_type" in fields)
+            if fields.get("event_type") != wanted and is_asked:
                 text = f"{where(log, event)}{event.key} is of type {fields.get('event_type')!r}, not {wanted}"
                 yield Complaint(Outcome.ERROR if is_ours(log) else Outcome.WARN, text, _EVENT_TYPES)
             if fields.get("namespace") != "" and is_ours(log):
