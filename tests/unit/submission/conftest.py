@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.core.config import resolve
-from mlbert.core.identity import Event, log_batch_size, log_submission
+from mlbert.core.identity import Event
 from mlbert.core.mllog import MLPerfLogger, constants
 from mlbert.core.rules import eval_interval
 from mlbert.core.settings import TrainConfig
@@ -83,6 +83,17 @@ def make_config(division: str) -> TrainConfig:
     return resolve({}, {}, values, [], []).config
 
 
+def log_submission(event: Event, config: TrainConfig) -> None:
+    """What is submitted, by another program than this code's."""
+    event("submission_benchmark", "bert")
+    event("submission_org", config.submission_org)
+    event("submission_division", config.submission_division)
+    event("submission_status", "research")
+    event("submission_platform", config.submission_platform)
+    event("global_batch_size", GLOBAL_BATCH_SIZE)
+    event("gradient_accumulation_steps", config.gradient_accumulation_steps)
+
+
 def log_method(event: Event, config: TrainConfig) -> None:
     """What LAMB and its schedule log."""
     event("opt_base_learning_rate", config.learning_rate)
@@ -117,7 +128,6 @@ def write_log(
     log.start(constants.INIT_START)
     log_submission(log.event, config)
     log.event(constants.SEED, seed)
-    log_batch_size(log.event, config, GLOBAL_BATCH_SIZE)
     log_method(log.event, config)
     log.end(constants.INIT_STOP)
     log.start(constants.RUN_START)
@@ -157,6 +167,7 @@ def write_tree(tree: Path, division: str, num_logs: int = 10) -> Path:
         (tree / folder / "README.md").write_text("what lies here\n")
     text = (tree / "results" / "machine" / "bert" / "result_0.txt").read_text()
     names = {json.loads(line.partition("MLLOG ")[2])["metadata"]["file"] for line in text.splitlines()}
+    (tree / "benchmarks/bert/implementations").mkdir(parents=True)
     for name in names:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name)

@@ -12,9 +12,12 @@ from mlbert.submission.findings import Outcome
 from mlbert.submission.logs import read_log
 from mlbert.submission.own_checks import CHECKS, TREE_CHECKS, run_checks
 from mlbert.submission.result_set import ResultSet
+from mlbert.submission.templates import FIELDS
 
 SYSTEM = {
+    **dict.fromkeys(FIELDS, "N/A"),
     "division": "closed",
+    "status": "Research, Development, or Internal (RDI)",
     "submitter": "SomeOrg",
     "number_of_nodes": "1",
     "host_processors_per_node": "2",
@@ -139,7 +142,7 @@ def test_another_programs_logs_are_judged_by_the_rules_only(three_logs: list[Pat
     _claim(three_logs[1:])
     assert _complaining(three_logs)["program"] == (
         Outcome.ERROR,
-        "result_0.txt: no configuration and no recipe, which the other logs have"
+        "result_0.txt: another program wrote it, this code the other logs"
         " [rules: ten runs of one system, code and set of hyper-parameters]",
     )
 
@@ -179,7 +182,7 @@ def test_system_description_against_logs(three_logs: list[Path], tree_root: Path
     system = SYSTEM | {"division": "Closed", "submitter": "Other", "accelerators_per_node": "none"}
     complaining = _complaining(three_logs, system=system, tree=tree_root)
     assert complaining["division"][1].startswith("division 'Closed' is neither open nor closed")
-    assert "submission_org 'SomeOrg', in the system 'Other'" in complaining["submitter"][1]
+    assert "submitter is 'Other', submission_org in the logs 'SomeOrg'" in complaining["submitter"][1]
     assert "accelerators_per_node is 'none', not a number" in complaining["submitter"][1]
 
 
