@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.rules import eval_interval
-from mlbert.submission.findings import Outcome
+from mlbert.submission.findings import Outcome, finding_of
 from mlbert.submission.logs import read_log
-from mlbert.submission.own_checks import run_checks
+from mlbert.submission.own_checks import CHECKS
 from mlbert.submission.result_set import ResultSet
 
 _TOKEN = ":::MLLOG "
+_CHECKS = (
+    *("lines", "status", "order of events", "time stamps", "clock", "runs apart", "speed", "evaluation time"),
+    *("same settings", "plain numbers", "seeds", "copies", "evaluations", "accuracies", "single lines"),
+)
 Line = dict[str, Any]
 Run = list[Line]
 Edit = Callable[[list[Run]], None]
@@ -86,16 +90,15 @@ class _Writer:
 
 
 def told(runs: list[Run], folder: Path, **about: Any) -> Told:
-    """What each own check says of the runs, but for what it passes."""
+    """What the checks of sameness, time and evaluations say of the runs, but for what they pass."""
     logs = []
     for index, run in enumerate(runs):
         path = folder / f"result_{index}.txt"
         path.write_text("".join(f"{_TOKEN}{json.dumps(line)}\n" for line in run))
         logs.append(read_log(path))
-    findings = run_checks(ResultSet(logs, **about), "here")
-    return {
-        one.check.removeprefix("own: "): (one.outcome, one.words) for one in findings if one.outcome != Outcome.PASS
-    }
+    results = ResultSet(logs, **about)
+    findings = [finding_of(name, "here", list(CHECKS[name](results)), "") for name in _CHECKS]
+    return {one.check: (one.outcome, one.words) for one in findings if one.outcome != Outcome.PASS}
 
 
 def nth(run: Run, key: str, index: int = 0) -> Line:

@@ -92,6 +92,7 @@ OTHERS = {
     "trained more": (put("train_samples", 9_000_000), ERROR, "evaluations", "trained on 9000000 samples, the last"),
     "trained less": (put("train_samples", 1_000_000), ERROR, "evaluations", "but trained on 1000000"),
     "goes back": (at(100_000, 2), ERROR, "evaluations", "not in the order of samples: 100000 after"),
+    "epoch of other samples": (mark("epoch_stop", "epoch_num", 5), ERROR, "evaluations", "epoch_stop has epoch_num 5"),
     "few samples": (put("eval_samples", 1000), ERROR, "evaluations", "eval_samples is 1000, the rules say 10000"),
     "left out": (without(2), ERROR, "evaluations", "evaluation 3 is at"),
 }

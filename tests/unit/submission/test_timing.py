@@ -64,8 +64,8 @@ OURS = {
     "negative": (stamp(lambda ms: -ms), ERROR, "clock", "is negative"),
     "text": (stamp(str, "eval_stop"), ERROR, "clock", "is not a plain number"),
     "yes": (stamp(lambda ms: True, "run_stop"), ERROR, "clock", "True is not a plain number"),
-    "not a number": (stamp(lambda ms: float("nan"), "run_stop"), ERROR, "clock", "nan is not a plain number"),
-    "infinite": (stamp(lambda ms: float("inf"), "run_stop"), ERROR, "clock", "inf is not a plain number"),
+    "not a number": (stamp(lambda ms: float("nan"), "run_stop"), ERROR, "lines", "time_ms is nan"),
+    "infinite": (stamp(lambda ms: float("inf"), "run_stop"), ERROR, "lines", "time_ms is inf"),
     "fraction": (stamp(lambda ms: ms + 0.5, "run_stop"), ERROR, "clock", "is not a whole number of milliseconds"),
     "future": (stamp(lambda ms: ms + 10**12), ERROR, "clock", "is in the future"),
     "before MLPerf": (stamp(lambda ms: ms - 10**12), ERROR, "clock", "is before 2018"),
@@ -87,7 +87,7 @@ OURS = {
     "two run_stops": (repeat("run_stop", after=5), ERROR, "order of events", "run_stop comes again, first in line"),
     "two run_starts": (repeat("run_start"), ERROR, "order of events", "run_start comes again"),
     "two init_stops": (repeat("init_stop"), ERROR, "order of events", "init_stop comes again"),
-    "a rate twice": (repeat("opt_base_learning_rate"), ERROR, "order of events", "opt_base_learning_rate comes again"),
+    "a rate twice": (repeat("opt_base_learning_rate"), ERROR, "single lines", "opt_base_learning_rate"),
     "late init_stop": (move("init_stop", "epoch_start"), ERROR, "order of events", "init_stop is later than run_start"),
     "evaluated behind the end": (
         move("eval_accuracy", "run_stop", 2),
@@ -122,6 +122,18 @@ OURS = {
         ERROR,
         "order of events",
         "epoch_stop has epoch_num 5, train_samples is",
+    ),
+    "another block": (
+        mark("block_stop", "first_epoch_num", 2),
+        ERROR,
+        "order of events",
+        "block_stop of block 2, started was 1",
+    ),
+    "no last accuracy": (
+        drop("eval_accuracy", -1),
+        ERROR,
+        "order of events",
+        "the last eval_stop has no eval_accuracy",
     ),
     "epoch that began before": (
         mark("epoch_start", "epoch_num", 5000),
@@ -171,6 +183,7 @@ OTHERS = {
         "eval_start at 31000 samples, its eval_accuracy at",
     ),
     "no eval_start": (drop("eval_start", 2), WARN, "order of events", "eval_accuracy without eval_start"),
+    "an evaluation twice": (repeat("eval_accuracy", 2), WARN, "order of events", "eval_accuracy comes again"),
 }
 
 
@@ -204,7 +217,11 @@ def test_programs_that_log_less_or_more_raise_no_error(tmp_path: Path) -> None:
         for line in run:
             if line["key"] == "eval_stop":
                 line["metadata"] = {"epoch_count": line["metadata"]["epoch_num"], "samples_count": 10_000}
-        ends = repeat("init_start", after=3, which=index), repeat("eval_accuracy", 4, which=index)
+        last = sum(line["key"] == "eval_accuracy" for line in run) - 1
+        ends = (
+            repeat("init_start", after=3, which=index),
+            *(repeat("eval_accuracy", n, which=index) for n in range(last, -1, -1)),
+        )
         begins = repeat("epoch_start", which=index), put("train_samples", 4_000_000, which=index)
         each(*ends, *begins, shift("run_start", 40_000, which=index))(runs)
         run.insert(8, nth(run, "epoch_start") | {"key": "block_start"})
