@@ -34,7 +34,7 @@ def test_a_log_of_our_logger_is_compliant_without_a_warning(
     division: str, tmp_path: Path, scratch: Path, new_log: Callable[..., Path]
 ) -> None:
     log = new_log(tmp_path / "result_0.txt", division=division)
-    assert official.check_compliance(log, "x", scratch).outcome is Outcome.PASS
+    assert official.run(official.compliance_checker(log, "x"))[0].outcome is Outcome.PASS
     command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", "5.0.0"]
     done = subprocess.run([*command, "--werror", str(log)], cwd=scratch, capture_output=True, text=True)
     assert done.returncode == 0
@@ -46,8 +46,10 @@ def test_the_open_division_allows_an_accuracy_below_the_target(
     tmp_path: Path, scratch: Path, new_log: Callable[..., Path]
 ) -> None:
     below = {"accuracies": (0.1, 0.3)}
-    good = official.check_compliance(new_log(tmp_path / "open.txt", division="open", **below), "x", scratch)
-    bad = official.check_compliance(new_log(tmp_path / "closed.txt", division="closed", **below), "x", scratch)
+    good = official.run(official.compliance_checker(new_log(tmp_path / "open.txt", division="open", **below), "x"))[0]
+    bad = official.run(official.compliance_checker(new_log(tmp_path / "closed.txt", division="closed", **below), "x"))[
+        0
+    ]
     assert good.outcome is Outcome.PASS
     assert bad.outcome is Outcome.ERROR
     assert "Failed checks for eval_accuracy" in bad.words
@@ -56,7 +58,7 @@ def test_the_open_division_allows_an_accuracy_below_the_target(
 def test_missing_lines_are_told_in_the_tools_words(log: Path, scratch: Path) -> None:
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(line for line in lines if '"init_stop"' not in line))
-    finding = official.check_compliance(log, "x", scratch)
+    finding = official.run(official.compliance_checker(log, "x"))[0]
     assert finding.outcome is Outcome.ERROR
     assert "Required EXACTLY_ONE occurrence of 'init_stop' but found 0" in finding.words
 
@@ -66,7 +68,7 @@ def test_a_crash_of_a_tool_is_a_failure(log: Path, scratch: Path) -> None:
     assert '"cache_clear"' in lines[0]
     lines[0] = lines[0].partition(', "metadata"')[0] + "}\n"
     log.write_text("".join(lines))
-    finding = official.check_compliance(log, "x", scratch)
+    finding = official.run(official.compliance_checker(log, "x"))[0]
     assert finding.outcome is Outcome.ERROR
     assert "metadata" in finding.words
 
@@ -114,7 +116,7 @@ def test_an_aborted_run_leaves_a_log_that_the_official_checker_can_read(
     code = ABORTED.format(tests=str(Path(__file__).parent), body=body)
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, timeout=60)
     assert done.returncode == exit_code
-    assert official.check_compliance(path, "x", scratch).outcome is Outcome.PASS
+    assert official.run(official.compliance_checker(path, "x"))[0].outcome is Outcome.PASS
     stops = [line for line in path.read_text().splitlines() if '"run_stop"' in line]
     assert len(stops) == 1
     assert '"status": "aborted"' in stops[0]
@@ -124,7 +126,7 @@ def test_system_description(tmp_path: Path, scratch: Path) -> None:
     path = tmp_path / "machine.json"
     facts = describe_system("SomeOrg", "open")
     path.write_text(json.dumps(facts))
-    good = official.check_system(path, "x", scratch)
+    good = official.run(official.system_desc_checker(path, "x"))[0]
     assert good.outcome is Outcome.PASS
     assert facts["system_name"] in good.words
     for change, words in (
@@ -132,20 +134,20 @@ def test_system_description(tmp_path: Path, scratch: Path) -> None:
         ({"accelerators_per_node": 0}, "TypeError"),
     ):
         path.write_text(json.dumps(facts | change))
-        bad = official.check_system(path, "x", scratch)
+        bad = official.run(official.system_desc_checker(path, "x"))[0]
         assert bad.outcome is Outcome.ERROR
         assert words in bad.words
     del facts["cooling"]
     path.write_text(json.dumps(facts))
-    assert "Missing field cooling" in official.check_system(path, "x", scratch).words
+    assert "Missing field cooling" in official.run(official.system_desc_checker(path, "x"))[0].words
 
 
 def test_repository_names(tmp_path: Path, scratch: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "good.txt").write_text("")
-    assert official.check_repository(tree, scratch).outcome is Outcome.PASS
+    assert official.run(official.repo_checker(tree))[0].outcome is Outcome.PASS
     (tree / ".hidden").write_text("")
-    bad = official.check_repository(tree, scratch)
+    bad = official.run(official.repo_checker(tree))[0]
     assert bad.outcome is Outcome.ERROR
     assert "git-unfriendly" in bad.words

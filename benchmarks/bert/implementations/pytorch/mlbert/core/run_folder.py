@@ -66,6 +66,7 @@ def summarize(outcome: Outcome, config: TrainConfig, seed: int, ranks: int) -> d
     """The numbers of ``summary.json`` that every framework has; rates per second, of training without evaluation."""
     state = outcome.state
     seconds = max(state.train_seconds, 1e-9)
+    packs = state.updates * config.train_batch_size * ranks
     return {
         "status": outcome.status,
         "reason": outcome.reason,
@@ -75,6 +76,8 @@ def summarize(outcome: Outcome, config: TrainConfig, seed: int, ranks: int) -> d
         "samples": state.samples,
         "steps": state.step,
         "skipped_steps": state.skipped_steps,
+        "tokens": state.tokens,
+        "sequences_per_pack": round(state.samples / packs, 4) if packs else None,
         "samples_per_second": round(state.samples / seconds, 1),
         "tokens_per_second": round(state.tokens / seconds),
         "seed": seed,

@@ -11,6 +11,13 @@ _WORDS = (
     "opt_learning_rate_decay_boundary_steps",
 )
 
+# Numbers of which the closed division wants one each.
+CLOSED_KEYS = (
+    *("global_batch_size", "gradient_accumulation_steps", "num_warmup_steps", "start_warmup_step"),
+    *("opt_base_learning_rate", "opt_learning_rate_training_steps", "opt_learning_rate_warmup_steps"),
+    *("opt_lamb_epsilon", "opt_lamb_beta_1", "opt_lamb_beta_2", "opt_lamb_weight_decay_rate"),
+)
+
 # Settings behind a key that is not named like its setting and whose call does not read them from `config` itself.
 SETTINGS_OF = {
     "cache_clear": ("caches_cleared",),
@@ -20,6 +27,8 @@ SETTINGS_OF = {
     "model_shape_sha256": ("bert_config_file",),
     "global_batch_size": ("train_batch_size", "average_packing_rate"),
     "opt_implementation": ("optimizer_implementation",),
+    "opt_name": ("optimizer",),
+    "opt_learning_rate_decay_schedule": ("schedule",),
     "opt_base_learning_rate": ("learning_rate",),
     "opt_lamb_epsilon": ("opt_epsilon",),
     "opt_lamb_weight_decay_rate": ("weight_decay_rate",),
