@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlbert.core.provenance import TENSORFLOW2
-from mlbert.submission.describe import FRAMEWORKS
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.logs import Log
 from mlbert.submission.result_set import ResultSet, is_number, is_ours
+from mlbert.submission.software import FRAMEWORKS
 from mlbert.submission.templates import FIELDS
 
 _MEANINGFUL = "rules: the system description says what the system is"
