@@ -18,7 +18,7 @@ from mlbert.core.errors import UserError
 from mlbert.submission.agreement import judge, remarks
 from mlbert.submission.compare import alike
 from mlbert.submission.logs import read_log
-from mlbert.submission.repeat import code_of, make_plan, read_repeatable
+from mlbert.submission.repeat import code_of, make_plan, other_settings, read_repeatable
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths, write_set
 from training_settings import train_arguments
 
@@ -120,6 +120,9 @@ def test_settings_of_a_committed_log(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="model shape cannot be read"):
         make_plan(log, tmp_path, None, 5, tmp_path / "tree")
     assert len(alike(log)) == 10
+    lines = (DEMO / "result_0.txt").read_text().replace('"BATCHSIZE": {"value": 32', '"BATCHSIZE": {"value": 16')
+    (tmp_path / "result_0.txt").write_text(lines)
+    assert other_settings(log, read_log(tmp_path / "result_0.txt")) == ["BATCHSIZE 32, here 16"]
 
 
 def test_logs_that_cannot_be_repeated(tmp_path: Path) -> None:
