@@ -28,7 +28,7 @@ MLBERT = [sys.executable, "-c", "from mlbert.cli.main import main; main()"]
 
 
 def mlbert(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*MLBERT, *map(str, words)], capture_output=True, text=True, timeout=120)
+    return subprocess.run([*MLBERT, *map(str, words)], capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +101,13 @@ def test_other_data_is_refused(run: Path, tmp_path: Path) -> None:
 def test_an_interrupted_repetition_leaves_nothing(run: Path, tmp_path: Path) -> None:
     words = ("submission", "repeat", run, "--out", tmp_path / "again")
     process = subprocess.Popen([*MLBERT, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    give_up = time.monotonic() + 60
-    while not (tmp_path / "again").exists():
+    give_up = time.monotonic() + 120
+    while not (tmp_path / "again/result_0.txt").exists():  # the child trains
         assert time.monotonic() < give_up
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, words_of = process.communicate(timeout=60)
+    _, words_of = process.communicate(timeout=120)
     assert process.returncode == 130, words_of
     assert not (tmp_path / "again").exists()
 
