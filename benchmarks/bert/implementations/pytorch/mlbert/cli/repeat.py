@@ -117,6 +117,9 @@ def _train(plan: Plan, code: Path, folder: Path) -> Log:
     new = read_log(log) if log.is_file() else None
     if new is None or new.status is None:
         raise UserError("the repeated run", f"did not end (status {status})", "Its words above tell why")
+    stop = new.first("run_stop")
+    if stop is not None and (reason := (stop.metadata or {}).get("reason")):  # not a limit, which gives none
+        raise UserError("the repeated run", f"broke off ({reason})", "Its words above tell why")
     return new
 
 
