@@ -14,7 +14,6 @@ from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import DISTRIBUTIONS_OF
 from mlbert.submission.logs import Log
 from mlbert.submission.result_set import ResultSet, is_number, is_ours
-from mlbert.submission.software import FRAMEWORKS
 from mlbert.submission.templates import FIELDS
 
 _MEANINGFUL = "rules: the system description says what the system is"
