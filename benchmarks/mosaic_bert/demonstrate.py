@@ -72,7 +72,7 @@ def main() -> None:
         words = ("--dataset", "python-text", "--out_root", "data", "--splits", "train", "val")
         start(folder, "common/convert_dataset.py", *words)
     if not (folder / "prepared").exists():  # for its small vocabulary
-        start(folder, "-m", "mlbert.cli.main", "prepare", "python-text", "--out", "prepared")
+        start(folder, "-m", "mlbert", "prepare", "python-text", "--out", "prepared")
     rows = []
     for model in MODELS:
         speed = pretrain(folder, model, f"speed_{model}", CALIBRATION_STEPS)["samples_per_second"]

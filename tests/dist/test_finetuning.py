@@ -59,7 +59,7 @@ def test_two_ranks_are_one(folder: Path, tree_root: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(tree_root / "benchmarks/bert/implementations/pytorch")}
     found = []
     for ranks in (1, 2):
-        launch = [sys.executable, "-m", "mlbert.cli.main", "launch", "local", "-n", str(ranks)]
+        launch = [sys.executable, "-m", "mlbert", "launch", "local", "-n", str(ranks)]
         words = [str(script), str(folder / "task.yaml"), f"save_folder={folder}/on{ranks}"]
         done = subprocess.run([*launch, *words], env=environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]

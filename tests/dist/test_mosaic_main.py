@@ -28,7 +28,7 @@ def work(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Path:
 
 def run(tree_root: Path, work: Path, *words: str, ranks: int = 1) -> str:
     program = str(tree_root / "benchmarks/mosaic_bert/main.py")
-    launcher = [sys.executable, "-m", "mlbert.cli.main", "launch", "local", "-n", str(ranks)] if ranks > 1 else []
+    launcher = [sys.executable, "-m", "mlbert", "launch", "local", "-n", str(ranks)] if ranks > 1 else []
     command = [*(launcher or [sys.executable]), program, "main.yaml", *BASE, *words]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=work, env=environ, capture_output=True, text=True, timeout=280, check=False)

@@ -26,7 +26,7 @@ def train_on(world_size, tmp_path, name, accumulation=1, node_size=None, **chang
     arguments = train_arguments(
         tmp_path, name, train_batch_size=GLOBAL_PACKS // world_size, gradient_accumulation_steps=accumulation, **changes
     )
-    command = [sys.executable, "-m", "mlbert.cli.main", *arguments]
+    command = [sys.executable, "-m", "mlbert", *arguments]
     processes = [
         subprocess.Popen(
             command,

@@ -62,7 +62,7 @@ class Site:
 
     def chain(self, links: int, nodes: int = 2, **exports: object) -> list[str]:
         """The same with `mlbert launch chain`; the numbers of its jobs."""
-        return self._submit(f"python3 -m mlbert.cli.main launch chain {links}", (), nodes, exports)
+        return self._submit(f"python3 -m mlbert launch chain {links}", (), nodes, exports)
 
     def _submit(self, command: str, words: tuple[str, ...], nodes: int, exports: dict[str, object]) -> list[str]:
         overrides = " ".join(f"{name}='{value}'" for name, value in {"DGXNNODES": nodes, **exports}.items())

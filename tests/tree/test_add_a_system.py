@@ -32,7 +32,7 @@ def copy(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPath
         shutil.copy2(path, root / name)
     programs = root / ".venv/bin"
     programs.mkdir(parents=True)
-    (programs / "mlbert").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m mlbert.cli.main "$@"\n')
+    (programs / "mlbert").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m mlbert "$@"\n')
     note = '{ echo "$*"; env | grep -E "^(SYNTH_DATA|DGXNGPU|BATCHSIZE|MAX_STEPS)="; } >>"$TREE/submitted"'
     (programs / "sbatch").write_text(f"#!/bin/sh\n{note}\n")
     for program in programs.iterdir():

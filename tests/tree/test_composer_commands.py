@@ -219,6 +219,6 @@ def test_the_timestamp_names_the_runs_and_wandb_is_a_project(tree: Tree, inputs:
     assert done.returncode == 5
     name, project, seed, *words = (tree.root / "notes").read_text().splitlines()[0].split(" ")
     assert (name, project, seed) == ("bert-methods-noon-0", "mlperf", "5")
-    assert words[:6] == ["-m", "mlbert.cli.main", "launch", "local", "-n", "1"]
+    assert words[:6] == ["-m", "mlbert", "launch", "local", "-n", "1"]
     assert (tree.root / "a tree/runs/composer/runs/bert-methods-noon").is_dir()
     assert json.dumps(words).count("8xA100_80GB-methods/config.yaml") == 1

@@ -24,7 +24,7 @@ dist.destroy_process_group()
 
 
 def start(script: Path, *words: str, **exports: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mlbert.cli.main", "launch", "local", *words, str(script), "a.yaml", "--n=1"]
+    command = [sys.executable, "-m", "mlbert", "launch", "local", *words, str(script), "a.yaml", "--n=1"]
     environ = {**os.environ, **exports}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
 

@@ -158,7 +158,7 @@ def test_container_is_pulled_once_a_node_and_found_by_name(bench: Bench) -> None
         "--container-writable",
     ]
     once = ["--mpi=none", "--ntasks=2", "--ntasks-per-node=1"]
-    report = ["python3", "-m", "mlbert.cli.main", "report", str(bench.logs)]
+    report = ["python3", "-m", "mlbert", "report", str(bench.logs)]
     ranks = ["--mpi=none", "--label", "--kill-on-bad-exit=1", "--cpus-per-task=8", "--cpu-bind=none"]
     assert [call["words"] for call in bench.calls("srun")] == [
         [*once, f"--container-image={image}", *container, "true"],

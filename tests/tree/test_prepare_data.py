@@ -20,7 +20,7 @@ EVAL_SAMPLES = 20
 def environ(tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Where `mlbert` is the program of this tree and interpreter."""
     programs = tmp_path_factory.mktemp("bin")
-    (programs / "mlbert").write_text(f'#!/bin/sh\nexec {sys.executable} -m mlbert.cli.main "$@"\n')
+    (programs / "mlbert").write_text(f'#!/bin/sh\nexec {sys.executable} -m mlbert "$@"\n')
     (programs / "mlbert").chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG", "XDG_CACHE_HOME")}
     return kept | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(tree_root / HOME)}
@@ -86,7 +86,7 @@ def test_text_parts(environ: dict[str, str], tree_root: Path, text: Path, vocab:
 
 
 def test_tfrecords(environ: dict[str, str], tree_root: Path, text: Path, vocab: Path, tmp_path: Path) -> None:
-    mlbert = [sys.executable, "-m", "mlbert.cli.main", "prepare", "instances", "--format", "tfrecord", "--workers", "1"]
+    mlbert = [sys.executable, "-m", "mlbert", "prepare", "instances", "--format", "tfrecord", "--workers", "1"]
     for given, name in ((text, "train"), (text / "eval.txt", "eval")):
         command = [*mlbert, "--input", given, "--vocab", vocab, "--out", tmp_path / name]
         subprocess.run(list(map(str, command)), env=environ, check=True, capture_output=True)

@@ -110,7 +110,7 @@ class System:
         self.programs, self.notes = root / "bin", root / "notes"
         self.programs.mkdir()
         for program, text in {
-            "mlbert": f'#!/bin/sh\nexec "{sys.executable}" -m mlbert.cli.main "$@"\n',
+            "mlbert": f'#!/bin/sh\nexec "{sys.executable}" -m mlbert "$@"\n',
             "python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n',
             "ssh": SSH,
             "mpirun": MPIRUN,

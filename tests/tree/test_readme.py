@@ -81,7 +81,7 @@ def make_door(root: Path) -> None:
     """A `.venv` that setup_venv.sh takes for finished and whose programs are those of this interpreter."""
     programs = root / ".venv" / "bin"
     programs.mkdir(parents=True)
-    for name, words in {"python": "", "python3": "", "mlbert": "-m mlbert.cli.main"}.items():
+    for name, words in {"python": "", "python3": "", "mlbert": "-m mlbert"}.items():
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
         (programs / name).chmod(0o755)
     (programs / "activate").write_text(f'export PATH="{programs}:$PATH"\n')

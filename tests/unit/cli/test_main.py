@@ -30,11 +30,28 @@ def test_help_needs_no_torch():
     assert result.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.parametrize("flag", ["--help", "-h"])
 @pytest.mark.parametrize("command", list(COMMANDS))
-def test_each_command_has_help(capsys, command):
-    code, out, _ = run(capsys, command, "--help")
+def test_each_command_has_help(capsys, command, flag):
+    code, out, _ = run(capsys, command, flag)
     assert code == 0
     assert f"mlbert {command}" in out
+
+
+@pytest.mark.parametrize("command", ["prepare", "convert", "submission", "bench", "launch"])
+def test_a_group_alone_shows_its_commands(capsys, command):
+    code, out, err = run(capsys, command)
+    assert (code, err) == (2, "")
+    assert "Commands" in out
+
+
+def test_the_version_has_a_short_form(capsys):
+    assert run(capsys, "-V") == run(capsys, "--version")
+
+
+def test_the_package_is_the_command():
+    result = subprocess.run([sys.executable, "-m", "mlbert", "--help"], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("Usage: mlbert")
 
 
 def test_train_help_names_every_setting(capsys):
@@ -49,6 +66,7 @@ def test_train_help_names_every_setting(capsys):
     ("arguments", "named"),
     [
         (["trian"], "train"),
+        (["xyz"], "See mlbert --help"),
         (["train"], "RECIPE"),
         (["train", "--recipe"], "--recipe"),
         (["train", "--samples-per-second", "5"], "--print-config"),

@@ -6,11 +6,13 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import BertWordPieceTokenizer
 from transformers import BertConfig as PeerConfig
 from transformers import BertForPreTraining as PeerModel
 
 from mlbert.convert.huggingface_folder import huggingface_to_torch, torch_to_huggingface
 from mlbert.core.errors import UserError
+from mlbert.store.tokenizer import load_tokenizer
 
 PEER = PeerConfig(
     vocab_size=101,
@@ -51,6 +53,27 @@ def test_older_folders_give_the_same(tmp_path, peer_folder):
     huggingface_to_torch(peer_folder, tmp_path / "again")
     for name in ("bert_config.json", "model.safetensors"):
         assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+@pytest.mark.parametrize("is_lower", [True, False])
+def test_the_vocabulary_of_a_tokenizer_json_comes_along(tmp_path, peer_folder, is_lower):
+    """Such a folder has no vocab.txt: fast tokenizers save that file only."""
+    entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The"]
+    (tmp_path / "vocab.txt").write_text("\n".join(entries))
+    fast = BertWordPieceTokenizer(str(tmp_path / "vocab.txt"), lowercase=is_lower)
+    fast.save(str(peer_folder / "tokenizer.json"))
+    huggingface_to_torch(peer_folder, tmp_path / "ours")
+    tokenizer = load_tokenizer(tmp_path / "ours")
+    assert tokenizer.entries == entries
+    assert tokenizer.encode("The the") == fast.encode("The the", add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "half", '{"model": {"vocab": {"a": 7}}}'])
+def test_a_tokenizer_json_without_a_vocabulary_is_one_error(tmp_path, peer_folder, text):
+    (peer_folder / "tokenizer.json").write_text(text)
+    with pytest.raises(UserError):
+        huggingface_to_torch(peer_folder, tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
 
 
 def test_prefixless_extras_are_reported(tmp_path, peer_folder):

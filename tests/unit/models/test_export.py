@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mlbert.models import BertForMaskedLM, BertForPreTraining, BertForSequenceCl
 from mlbert.models.export import write_weights
 from mlbert.models.huggingface import config_from_huggingface, model_config, padded_inputs
 from mlbert.models.load import load_weights
+from mlbert.store.tokenizer import load_tokenizer
 
 SHAPE = BertConfig(
     vocab_size=99,
@@ -77,3 +79,20 @@ def test_a_shape_that_hugging_face_lacks_has_no_copy_and_says_so(tmp_path: Path)
     write_weights(model, tmp_path, {}, None)
     assert not (tmp_path / "huggingface").exists()
     assert "no copy: its BERT has no ALiBi and no gated" in (tmp_path / "weights/README.md").read_text()
+
+
+@pytest.mark.parametrize("words", [None, {"do_lower_case": True}, {"do_lower_case": False}])
+def test_the_tokenizer_keeps_the_case_that_the_text_was_read_in(tmp_path: Path, words: dict[str, bool] | None) -> None:
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The"]))
+    if words is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(words))
+    model = BertForMaskedLM(SHAPE)
+    model.initialize(1)
+    write_weights(model, tmp_path / "run", {}, vocabulary)
+    peer = transformers.BertTokenizer.from_pretrained(tmp_path / "run/huggingface")
+    ours = load_tokenizer(tmp_path / "run/weights")
+    is_lower = words is None or words["do_lower_case"]
+    assert peer("The")["input_ids"] == [2, 5 if is_lower else 6, 3]
+    assert ours.encode("The") == [5 if is_lower else 6]
+    assert peer.model_max_length == SHAPE.max_position_embeddings

@@ -234,7 +234,7 @@ def test_a_full_disk_keeps_what_came(tmp_path: Path) -> None:
     (tmp_path / "mirror").mkdir()
     (tmp_path / "mirror/data.bin").write_bytes(CONTENT)
     command = ["prepare", "download", "--out", f"{tmp_path}/out", "--manifest", f"{listed(tmp_path)}"]
-    command = [sys.executable, "-m", "mlbert.cli.main", *command, "--mirror", f"{tmp_path}/mirror"]
+    command = [sys.executable, "-m", "mlbert", *command, "--mirror", f"{tmp_path}/mirror"]
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))

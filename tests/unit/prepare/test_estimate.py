@@ -57,7 +57,7 @@ def test_a_small_text_is_predicted_as_it_comes_out(assets: Path, tmp_path: Path)
 
 
 def test_the_command_prints_json(assets: Path) -> None:
-    command = [sys.executable, "-m", "mlbert.cli.main", "prepare", "estimate", "--input", str(assets / "text.txt")]
+    command = [sys.executable, "-m", "mlbert", "prepare", "estimate", "--input", str(assets / "text.txt")]
     command += ["--vocab", str(assets / "vocab.txt"), "--workers", "2"]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
     document = json.loads(done.stdout)

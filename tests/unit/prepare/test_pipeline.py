@@ -56,6 +56,7 @@ def test_everything_is_there(prepared):
         "text/eval.txt",
         "text/train-00000-of-00002.txt",
         "text/train-00001-of-00002.txt",
+        "tokenizer_config.json",
         "train/manifest.json",
         "train/shard-00000-of-00002.h5",
         "train/shard-00001-of-00002.h5",

@@ -95,6 +95,8 @@ def test_a_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_
     assert samples == evaluations * 4 * 8
     assert (values["global_batch_size"], values["eval_samples"]) == (8, 50)
     assert (values["recipe"], values["opt_name"], values["ranks"]) == ("tensorflow2", "lamb", 1)
+    assert (values["steps"], values["max_sequence_length"], values["sequences_per_pack"]) == (samples / 8, 32, 1.0)
+    assert (values["nodes"], values["threads_per_rank"], values["evaluation_size"]) == (1, 1, 50)
     assert told[-1][2]["status"] == "success"
     assert {path.name for path in (out / "run_0").iterdir()} == {
         *("config.json", "metrics.jsonl", "curve.png", "weights", "tf2", "summary.json", "checkpoints"),
@@ -102,9 +104,9 @@ def test_a_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_
     assert json.loads((out / "training_summary.txt").read_text())["total_training_steps"] == samples / 8
     assert list((out / "summaries").iterdir())
     assert (tmp_path / "export/weights/model.safetensors").is_file()
-    check = [sys.executable, "-m", "mlbert.cli.main", "submission", "check", str(out / "result_0.txt")]
+    check = [sys.executable, "-m", "mlbert", "submission", "check", str(out / "result_0.txt")]
     assert subprocess.run(check, capture_output=True, check=False).returncode == 0
-    trace = [sys.executable, "-m", "mlbert.cli.main", "submission", "trace", str(out / "result_0.txt")]
+    trace = [sys.executable, "-m", "mlbert", "submission", "trace", str(out / "result_0.txt")]
     traced = subprocess.run(trace, capture_output=True, text=True, check=False)
     assert "BROKEN" not in traced.stdout
     again = run(f"{words}")

@@ -12,7 +12,7 @@ LONG = {"max_steps": 150, "save_checkpoint_steps": 0}
 
 def start(tmp_path, name, **changes):
     arguments = train_arguments(tmp_path, name, **{**LONG, **changes})
-    command = [sys.executable, "-m", "mlbert.cli.main", *arguments]
+    command = [sys.executable, "-m", "mlbert", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

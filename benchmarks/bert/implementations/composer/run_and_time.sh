@@ -64,7 +64,7 @@ collected() {
 }
 
 mlbert_once() {
-    "${PYTHON:-python3}" -m mlbert.cli.main "$@"
+    "${PYTHON:-python3}" -m mlbert "$@"
 }
 
 # Starts the ranks of one run.

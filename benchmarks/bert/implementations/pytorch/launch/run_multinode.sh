@@ -52,7 +52,7 @@ joined() {
 }
 
 mlbert_once() {
-    "${PYTHON:-python3}" -m mlbert.cli.main "$@"
+    "${PYTHON:-python3}" -m mlbert "$@"
 }
 
 over=over_ssh

@@ -17,7 +17,7 @@ in_container() {
 }
 
 mlbert_once() {
-    in_container "${PYTHON:-python3}" -m mlbert.cli.main "$@"
+    in_container "${PYTHON:-python3}" -m mlbert "$@"
 }
 
 check_settings

@@ -14,7 +14,7 @@ from rich.table import Table
 from mlbert.cli.output import wide_console
 from mlbert.core.errors import UserError
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DEFAULT_PACKS = {"tiny": 32, "demo": 32, "small": 16, "base": 8, "large": 4}

@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from mlbert.core.checkpoint_state import Report
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 Folder = Annotated[Path, typer.Argument(help="Folder that is read.")]
 File = Annotated[Path, typer.Argument(help="File that is read.")]

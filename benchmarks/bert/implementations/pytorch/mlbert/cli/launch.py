@@ -16,7 +16,7 @@ from mlbert.core.errors import UserError
 from mlbert.core.mllog import close_interrupted
 from mlbert.core.provenance import tree_root
 
-app = typer.Typer(help="Chains of jobs, and what launchers call.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Chains of jobs, and what launchers call.", add_completion=False)
 
 
 def chain_commands(num_jobs: int, sbatch_words: list[str]) -> list[list[str]]:

@@ -11,6 +11,10 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
+from typer import Typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
 from mlbert.core.errors import UserError
 from mlbert.dist.lifecycle import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
 
@@ -21,7 +25,8 @@ COMMANDS = {
     "pretrain": ("mlbert.cli.mosaic_bert.main", "Masked-LM pre-training on streamed text, from Mosaic's YAML."),
     "finetune": ("mlbert.cli.mosaic_bert.sequence_classification", "Fine-tuning on a task, and predictions of it."),
     "glue": ("mlbert.cli.mosaic_bert.glue", "Fine-tuning on GLUE's tasks side by side, and their scores."),
-    "report": ("mlbert.cli.report", "Summary of finished runs."),
+    "plan": ("mlbert.cli.plan", "Time, cost and memory of a run before it is made."),
+    "report": ("mlbert.cli.report", "What runs reached, from their logs; a page with figures."),
     "convert": ("mlbert.cli.convert", "Checkpoints of TensorFlow, NVIDIA, Composer and Hugging Face."),
     "submission": ("mlbert.cli.submission", "Check, describe, extend, seal, export a submission tree."),
     "launch": ("mlbert.cli.launch", "Chains of Slurm jobs, and what the launchers call."),
@@ -88,7 +93,7 @@ def _dispatch(arguments: list[str]) -> int:
         commands = "\n".join(f"  {name:<11} {line}" for name, (_, line) in COMMANDS.items())
         print(HELP.format(commands=commands))
         return SUCCEEDED if arguments else WRONG_INPUT
-    if arguments[0] == "--version":
+    if arguments[0] in ("--version", "-V"):
         from mlbert.core.provenance import version
 
         print(version())
@@ -97,13 +102,17 @@ def _dispatch(arguments: list[str]) -> int:
         from mlbert.core.config_files import nearest
 
         guess = nearest(arguments[0], list(COMMANDS))
-        raise UserError(f"mlbert {arguments[0]}", "no such command", f"Did you mean mlbert {guess}? See mlbert --help")
-    module = importlib.import_module(COMMANDS[arguments[0]][0])
-    result = module.app(args=arguments[1:], prog_name=f"mlbert {arguments[0]}", standalone_mode=False)
+        hint = f"Did you mean mlbert {guess}? " if guess else ""
+        raise UserError(f"mlbert {arguments[0]}", "no such command", f"{hint}See mlbert --help")
+    name, words = f"mlbert {arguments[0]}", arguments[1:]
+    app = importlib.import_module(COMMANDS[arguments[0]][0]).app
+    # `mlbert train` reads its words itself, as flags and k=v.
+    command = get_command(app).main if isinstance(app, Typer) else app
+    is_bare_group = not words and isinstance(app, Typer) and isinstance(get_command(app), TyperGroup)
+    words = ["--help"] if is_bare_group else words
+    result = command(words, prog_name=name, standalone_mode=False, help_option_names=["--help", "-h"])
+    if is_bare_group:
+        return WRONG_INPUT
     if result == INTERRUPTED:  # Typer catches KeyboardInterrupt and returns this
         raise KeyboardInterrupt
     return result if isinstance(result, int) else SUCCEEDED
-
-
-if __name__ == "__main__":
-    main()

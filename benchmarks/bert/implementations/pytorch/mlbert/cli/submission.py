@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mlbert.cli.output import wide_console
+from mlbert.cli import compare
+from mlbert.cli.output import wide_console, write_page
 from mlbert.core.provenance import tree_root
 from mlbert.submission import official
 from mlbert.submission.check import check
@@ -56,6 +57,7 @@ def check_command(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all findings there too; - prints only them.")
     ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings as a page, too.")] = None,
 ) -> None:
     """Run the official tools (ruleset 5.0.0) and our own checks on a copy.
 
@@ -70,6 +72,12 @@ def check_command(
     if json_file != STANDARD_OUTPUT:
         for path, findings in checked.items():
             console.print(_as_table(findings, str(path)))
+    if html is not None:
+        from mlbert.report.page import findings_page  # matplotlib takes a second
+
+        found = [finding for findings in checked.values() for finding in findings]
+        write_page(html, findings_page(found, ", ".join(map(str, paths))))
+        typer.echo(f"page: {html}")
     if any(failed(findings) for findings in checked.values()):
         raise typer.Exit(1)
 
@@ -171,6 +179,9 @@ def export_command(
     console.print(f"{num_files} files in {directory}. repo_checker: {finding.words}", soft_wrap=True, highlight=False)
     if failed([finding]):
         raise typer.Exit(1)
+
+
+compare.register(app)
 
 
 def _as_table(findings: list[Finding], subject: str) -> Table:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from mlbert.convert import common
 from mlbert.convert.common import WEIGHTS, Checkpoint
 from mlbert.core.checkpoint_state import Report
+from mlbert.core.errors import UserError
 from mlbert.models.files import check_target
 from mlbert.models.foreign import PYTORCH_WEIGHTS, read_weights
 from mlbert.models.huggingface import huggingface_config, read_config
 from mlbert.models.renaming import own_state
+from mlbert.store.manifest import reading
+from mlbert.store.wordpiece import load_vocabulary
+
+TOKENIZER = "tokenizer.json"
 
 
 def huggingface_to_torch(source: Path, target: Path) -> Report:
@@ -22,7 +28,32 @@ def huggingface_to_torch(source: Path, target: Path) -> Report:
     file = source / (PYTORCH_WEIGHTS if is_old else WEIGHTS)
     tensors = read_weights(file).tensors if is_old else common.read_safetensors(file)
     state, report = own_state(tensors, shape, str(file))
-    return common.write_own(Checkpoint(shape, state, report, source), target)
+    with TemporaryDirectory() as made:
+        folder = _vocabulary_of(source / TOKENIZER, Path(made)) or source
+        return common.write_own(Checkpoint(shape, state, report, folder), target)
+
+
+def _vocabulary_of(tokenizer: Path, folder: Path) -> Path | None:
+    """Writes the vocabulary of a tokenizer.json to ``folder``, as `common.TOKENIZER_FILES`, and returns that; ``None``
+    where there is no such file, or a vocab.txt beside it."""
+    names, config = common.TOKENIZER_FILES
+    if tokenizer.with_name(names).exists() or not tokenizer.exists():
+        return None
+    with reading(tokenizer):
+        text = tokenizer.read_bytes()
+    try:
+        found = json.loads(text)
+        ids = {int(number): str(entry) for entry, number in found["model"]["vocab"].items()}
+        is_lower = bool((found.get("normalizer") or {}).get("lowercase", False))
+        entries = [ids[number] for number in range(len(ids))]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        remedy = "Restore it, or put the vocab.txt beside it"
+        raise UserError(tokenizer, f"holds no WordPiece vocabulary ({error!r})", remedy) from None
+    (folder / names).write_text("\n".join(entries) + "\n", encoding="utf-8")
+    words = {"tokenizer_class": "BertTokenizer", "do_lower_case": is_lower}
+    (folder / config).write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
+    load_vocabulary(folder / names)
+    return folder
 
 
 def torch_to_huggingface(source: Path, target: Path) -> Report:

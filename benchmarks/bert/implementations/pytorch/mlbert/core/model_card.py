@@ -24,7 +24,8 @@ def model_card(architecture: str, facts: Mapping[str, object], is_masked_lm: boo
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in facts.items()),
         "",
-        "Input: uncased WordPiece tokens of `vocab.txt`. The weights carry the biases of the text that trained them.",
+        "Input: WordPiece tokens of `vocab.txt`, cased or not as `tokenizer_config.json` says. "
+        "The weights carry the biases of the text that trained them.",
         "",
         UNVERIFIED,
         "",

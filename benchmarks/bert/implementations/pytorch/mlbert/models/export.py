@@ -13,6 +13,7 @@ from mlbert.core.errors import UserError
 from mlbert.core.model_card import model_card
 from mlbert.models.bert import AnyBert
 from mlbert.models.huggingface import model_config, obstacle, to_huggingface
+from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
 
 
 def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], vocabulary: Path | None) -> None:
@@ -32,14 +33,23 @@ def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], voca
             target.mkdir(parents=True, exist_ok=True)
             save_file(state, target / "model.safetensors", metadata={"format": "pt"})
             if vocabulary is not None:
-                shutil.copyfile(vocabulary, target / "vocab.txt")
+                shutil.copyfile(vocabulary, target / VOCAB_FILE)
+                _write_json(target / CONFIG_FILE, _tokenizer(vocabulary, model.config.max_position_embeddings))
             (target / "README.md").write_text(
                 model_card(model.architecture, card, hasattr(model, "cls")), encoding="utf-8"
             )
         (own / "bert_config.json").write_text(model.config.to_json(), encoding="utf-8")
         if not why_not:
-            tokenizer = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
-            for name, values in (("config.json", model_config(model)), ("tokenizer_config.json", tokenizer)):
-                (peer / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            _write_json(peer / "config.json", model_config(model))
     except OSError as error:
         raise UserError(folder, f"cannot be written ({error.strerror})", "Free space or change LOGDIR") from None
+
+
+def _tokenizer(vocabulary: Path, max_positions: int) -> dict[str, object]:
+    """What `transformers` has to know beside the vocabulary."""
+    cased = {"do_lower_case": lower_cases(vocabulary), "model_max_length": max_positions}
+    return {"tokenizer_class": "BertTokenizer", **cased}
+
+
+def _write_json(path: Path, values: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -26,7 +26,7 @@ from mlbert.models.bert import AnyBert, BertForSequenceClassification
 from mlbert.models.export import write_weights
 from mlbert.models.load import load_weights
 from mlbert.store.tasks import TaskForm, TaskRows
-from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE, Tokenizer
+from mlbert.store.tokenizer import Tokenizer
 
 TASK = "task.json"
 PREDICTIONS, CONFUSION = "predictions.csv", "confusion_matrix.png"
@@ -62,12 +62,7 @@ def write_task_model(
 ) -> None:
     """`write_weights`, with the vocabulary, the card, and the classes' names for Hugging Face. Raises UserError as it
     does."""
-    write_weights(model, folder, facts, None)
-    words = {"tokenizer_class": "BertTokenizer", "do_lower_case": tokenizer.lower_case}
-    for target in (folder / "weights", folder / "huggingface"):
-        if target.is_dir():
-            (target / VOCAB_FILE).write_text("\n".join(tokenizer.entries) + "\n", encoding="utf-8")
-            (target / CONFIG_FILE).write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
+    write_weights(model, folder, facts, tokenizer.file)
     (folder / "weights" / TASK).write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
     config = folder / "huggingface" / "config.json"
     if card.classes and config.exists():

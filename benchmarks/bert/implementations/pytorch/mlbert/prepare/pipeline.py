@@ -27,6 +27,7 @@ from mlbert.prepare.text_parts import inspect_parts
 from mlbert.prepare.vocab import check_vocab_size, count_words, train_vocabulary
 from mlbert.store.manifest import Manifest, file_sha256, make_folder, write_atomically, write_json
 from mlbert.store.prepared import ShardSet, ShardWriter
+from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE
 from mlbert.store.wordpiece import load_vocabulary
 
 FINISHED = "prepared.json"
@@ -80,9 +81,9 @@ def prepare_text(
     workers: int = 1,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Make a data folder (vocab.txt, text/, train/, eval/, baselines.json, prepared.json) from documents of sentences,
-    which are read only when it is not finished yet; returns what ``prepared.json`` holds. ``source`` says what the
-    documents are: stored, and compared on a rerun."""
+    """Make a data folder (vocab.txt, tokenizer_config.json, text/, train/, eval/, baselines.json, prepared.json) from
+    documents of sentences, which are read only when it is not finished yet; returns what ``prepared.json`` holds.
+    ``source`` says what the documents are: stored, and compared on a rerun."""
     wanted = {"source": source, **asdict(options)}
     if found := _finished(out, wanted):
         progress(f"{out} is finished with these options: nothing to do")
@@ -121,8 +122,9 @@ def prepare_text(
 def _make_vocabulary(corpus: corpora.Corpus, out: Path, options: TextOptions, progress: Progress) -> Path:
     words = count_words((text for document in corpus.train for text in document), options.lower_case)
     entries = train_vocabulary(words, options.vocab_size)
-    path = out / "vocab.txt"
+    path = out / VOCAB_FILE
     write_atomically(path, ("\n".join(entries) + "\n").encode("utf-8"))
+    write_json(out / CONFIG_FILE, {"tokenizer_class": "BertTokenizer", "do_lower_case": options.lower_case})
     progress(f"vocabulary: {len(entries):,} entries")
     return path
 
@@ -151,7 +153,7 @@ def _make_evaluation(out: Path, generator: Generator, options: TextOptions, prov
     writer.clear_leftovers()
     writer.write_shard(0, rows.take(pick_evenly(len(rows), wanted)))
     return writer.finish(
-        vocabulary={"sha256": file_sha256(out / "vocab.txt"), "size": len(generator.tokenizer.vocabulary)},
+        vocabulary={"sha256": file_sha256(out / VOCAB_FILE), "size": len(generator.tokenizer.vocabulary)},
         max_seq_length=options.instances.max_seq_length,
         max_predictions=options.instances.max_predictions_per_seq,
         provenance=provenance,

@@ -147,12 +147,15 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
         raise UserError(path, "there is no such file", f"{_REMEDY}, or the name of a model, as {UNCASED_NAMES[0]}")
     elif not path.exists():
         path = _fetched(str(name))
-    return Tokenizer(
-        str(name), load_vocabulary(path), path, file_sha256(path), _lower_case(path.with_name(CONFIG_FILE))
-    )
+    return Tokenizer(str(name), load_vocabulary(path), path, file_sha256(path), lower_cases(path))
 
 
-def _lower_case(config: Path) -> bool:
+def lower_cases(vocabulary: Path) -> bool:
+    """Whether texts are read in the uncased form: what the tokenizer_config.json beside a vocabulary says, else yes.
+
+    Raises UserError where that file is damaged.
+    """
+    config = vocabulary.with_name(CONFIG_FILE)
     if not config.exists():
         return True
     try:

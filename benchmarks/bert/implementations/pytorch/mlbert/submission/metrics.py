@@ -152,9 +152,9 @@ def _check_config(file: _RunFile) -> Complaints:
     record, log = _object(file.text()), file.log
     if record.get("seed") != log.value("seed"):
         yield file.differs(f"seed is {record.get('seed')!r}, in {log.path.name} {log.value('seed')!r}")
-    for name, value in _part(record, "provenance").items():
-        if log.first(name) is not None and log.value(name) != value:
-            yield file.differs(f"{name} is {value!r}, in {log.path.name} {log.value(name)!r}")
+    for key, value in _part(record, "provenance").items():
+        if log.first(key) is not None and log.value(key) != value:
+            yield file.differs(f"{key} is {value!r}, in {log.path.name} {log.value(key)!r}")
     settings, origins = _part(record, "config"), _part(record, "origin")
     logged = log.value("configuration")
     fields = {row.env: name for name, row in train_settings().items()}

@@ -118,7 +118,7 @@ class Program:
         folder = self._folder(job)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / JOB_YAML).write_text(self._yaml(job), encoding="utf-8")
-        return [sys.executable, "-m", "mlbert.cli.main", "finetune", str(folder / JOB_YAML)]
+        return [sys.executable, "-m", "mlbert", "finetune", str(folder / JOB_YAML)]
 
     def _yaml(self, job: Job) -> str:
         start = self._given.start

@@ -6,6 +6,6 @@ import typer
 
 from mlbert.cli.prepare import estimate, foreign, instances, sets, tasks, text, wiki
 
-app = typer.Typer(no_args_is_help=True, help="Prepare training and evaluation data.")
+app = typer.Typer(help="Prepare training and evaluation data.")
 for module in (text, wiki, estimate, instances, foreign, sets, tasks):
     app.add_typer(module.app)

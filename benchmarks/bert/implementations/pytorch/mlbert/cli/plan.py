@@ -1,0 +1,224 @@
+"""``mlbert plan``: samples, time, memory, cost and limits of a run before it is made."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlbert.cli.output import wide_console
+from mlbert.core import rules
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.config import environment, split_arguments
+from mlbert.core.errors import UserError
+from mlbert.core.plan import planned_world_size
+from mlbert.plan import calibrate as calibration
+from mlbert.plan import report, shapes, simulate, sweep
+from mlbert.plan.estimate import Estimate, Prices, estimate
+from mlbert.plan.model import Job
+from mlbert.plan.parameters import ALIASES, GPUS, Parameters, load
+from mlbert.plan.request import MOST_GPUS, Given, job_of
+from mlbert.submission.logs import read_log
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+_NETWORK = re.compile(r"(\d+(?:\.\d+)?)\s*(?:gb|gb/s|gbps|g)?", re.IGNORECASE)
+MOST_GBPS = 10_000.0  # of one GPU's port
+
+
+@app.command()
+def plan(
+    config: Annotated[Path | None, typer.Option(help="YAML as of mlbert train; else the sourced exports.")] = None,
+    model: Annotated[str | None, typer.Option(help="A name of configs/, or a bert_config.json.")] = None,
+    gpu: Annotated[str, typer.Option(help=f"{', '.join(GPUS)}; a100 and h100 are the sxm ones.")] = "h100",
+    gpus: Annotated[int | None, typer.Option(help="GPUs of the job.", min=1, max=MOST_GPUS)] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes of the job.", min=1, max=MOST_GPUS)] = None,
+    network: Annotated[str | None, typer.Option(help="Ports of one GPU: 400Gb.", metavar="SPEED")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences of a step over all GPUs.", min=1)] = None,
+    batch_per_gpu: Annotated[int | None, typer.Option(help="Sequences of a step and GPU.", min=1)] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16 or fp8; default what the GPU's records used.")] = None,
+    samples: Annotated[float | None, typer.Option(help="To the target, where known.", min=1e3, max=1e12)] = None,
+    imbalance: Annotated[float, typer.Option(help="Tokens of the fullest GPU / mean.", min=1.0, max=4.0)] = 1.0,
+    efficiency: Annotated[float | None, typer.Option(help="Of the 16-bit peak; sets compute.", min=0.01, max=2)] = None,
+    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Dollars.", min=0, max=1e4)] = None,
+    watts_per_gpu: Annotated[float | None, typer.Option(help="With its part of the node.", min=1, max=1e5)] = None,
+    calibrate: Annotated[list[Path] | None, typer.Option(help="MLPerf log of mlbert on such GPUs; repeat.")] = None,
+    cores: Annotated[int | None, typer.Option(help="CPU cores that ranks share: no GPU.", min=1, max=1024)] = None,
+    to_4096: Annotated[bool, typer.Option("--sweep", help="1 to 4,096 GPUs, each with its best batch.")] = False,
+    budget: Annotated[float | None, typer.Option(help="Dollars of one run; with --sweep.", min=0, max=1e9)] = None,
+    picture: Annotated[Path | None, typer.Option("--svg", "--png", help="Picture of --sweep.")] = None,
+    simulate_ranks: Annotated[int | None, typer.Option(help="Deal to so many ranks.", min=2, max=16384)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> int:
+    """Predict a run from MLPerf's published results: time, samples, memory, cost, and what limits it."""
+    if batch is not None and batch_per_gpu is not None:
+        raise UserError("--batch-per-gpu", "is given beside --batch", "Give one of the two")
+    logs = [read_measured(path) for path in calibrate or ()]
+    if cores is not None:
+        return _shared_cores(logs, gpus, batch, cores, as_json)
+    configured = _configured(config) if config is not None or environment().get("CONFIG_FILE") else _Configured()
+    name = ALIASES.get(gpu, gpu)
+    if name not in GPUS:
+        raise UserError("--gpu", f"{gpu} is unknown", f"Known: {', '.join([*GPUS, *ALIASES])}")
+    shape = configured.shape or shapes.named("large") if model is None else shapes.named(model)
+    if gpus is None and nodes is None:
+        gpus, nodes = configured.gpus, configured.nodes
+    if batch is None and batch_per_gpu is None and configured.packs is not None:
+        batch_per_gpu = configured.packs
+    given = Given(
+        name, shape, gpus, nodes, _gbps(network), batch, batch_per_gpu, precision or configured.precision, imbalance
+    )
+    if simulate_ranks is not None:
+        return _simulated(simulate_ranks, given, as_json)
+    ask = _Asker(shape, load(), Prices(price_per_gpu_hour, watts_per_gpu), samples, configured.sharing)
+    ask = ask.with_measured(given, logs, efficiency)
+    if to_4096:
+        return _swept(replace(given, batch=None, batch_per_gpu=None), ask, budget, picture, as_json)
+    if budget is not None or picture is not None:
+        raise UserError("--budget" if picture is None else "--svg", "is for --sweep", "Give --sweep too")
+    found = ask(job_of(given, ask))
+    _print(json.dumps(found.as_dict(), indent=2) if as_json else report.text(found))
+    return 0
+
+
+@dataclass(frozen=True)
+class _Configured:
+    """What a configuration says; ``packs`` are nominal sequences of a GPU and step."""
+
+    shape: shapes.Shape | None = None
+    gpus: int | None = None
+    nodes: int | None = None
+    packs: int | None = None
+    precision: str | None = None
+    sharing: str = "off"
+
+
+def _configured(file: Path | None) -> _Configured:
+    """Of a YAML, or of the sourced exports."""
+    from mlbert.cli.train import resolve_run
+
+    if file is not None and file.suffix not in (".yaml", ".yml"):
+        raise UserError(file, "is no YAML", f"Write: source {file} && mlbert plan")
+    settings = resolve_run(split_arguments([] if file is None else ["--config", str(file)])).config
+    exports = environment()
+    ranks = planned_world_size(exports)
+    return _Configured(
+        shapes.of(BertConfig.from_json(settings.bert_config_file).with_options(settings.model_options)),
+        ranks,
+        None if ranks is None else int(exports["DGXNNODES"]),
+        rules.global_batch_size(settings.train_batch_size, 1, settings.average_packing_rate),
+        None if settings.precision == "auto" else settings.precision,
+        settings.sharded_optimizer,
+    )
+
+
+@dataclass(frozen=True)
+class _Asker:
+    """Makes the estimate of a job."""
+
+    shape: shapes.Shape
+    parameters: Parameters
+    prices: Prices
+    samples: float | None
+    sharing: str
+
+    def __call__(self, job: Job) -> Estimate:
+        sharers = {"off": 1, "node": max(1, int(job.per_node)), "all": job.gpus}[self.sharing]
+        return estimate(job, self.shape, self.parameters, self.prices, self.samples, sharers)
+
+    def with_measured(self, given: Given, logs: Sequence[calibration.Measured], efficiency: float | None) -> _Asker:
+        """With the speed of logs, or a stated one, and the samples that the logs needed."""
+        parameters, samples = self.parameters, self.samples
+        if logs and efficiency is not None:
+            raise UserError("--efficiency", "is given beside --calibrate", "Give one of the two")
+        if logs:
+            like = replace(given, batch=logs[0].batch, batch_per_gpu=None, gpus=logs[0].ranks, nodes=None)
+            parameters = calibration.calibrated(parameters, job_of(like, self), logs)
+            reached = [log.samples for log in logs if log.samples is not None]
+            samples = sum(reached) / len(reached) if reached and samples is None else samples
+        if efficiency is not None:
+            each = shapes.named("large").flops / (efficiency * GPUS[given.gpu].peak_tflops * 1e12) * 1e3
+            parameters = replace(parameters, sequence_ms={**parameters.sequence_ms, given.gpu: each})
+        return replace(self, parameters=parameters, samples=samples)
+
+
+def _swept(given: Given, ask: _Asker, budget: float | None, picture: Path | None, as_json: bool) -> int:
+    if budget is not None and ask.prices.dollars_per_gpu_hour is None:
+        raise UserError("--budget", "needs a price", "Give --price-per-gpu-hour too")
+    if picture is not None:
+        sweep.check_picture(picture)
+    found = sweep.sweep(lambda gpus, size: ask(job_of(replace(given, gpus=gpus, nodes=None, batch=size), ask)))
+    chosen = None if budget is None else sweep.within(found, budget)
+    if picture is not None:
+        sweep.draw(picture, found)
+    if as_json:
+        choice = {} if chosen is None else {"cheapest": chosen[0].as_dict(), "fastest": chosen[1].as_dict()}
+        _print(json.dumps({"sweep": [item.as_dict() for item in found], **choice}, indent=2))
+        return 0
+    wide_console().print(report.table(found))
+    if chosen is not None:
+        _print(report.choice(*chosen))
+    return 0
+
+
+def _gbps(text: str | None) -> float | None:
+    if text is None:
+        return None
+    match = _NETWORK.fullmatch(text.strip())
+    if match is None or not 0 < float(match[1]) <= MOST_GBPS:
+        raise UserError("--network", f"{text!r} is no speed up to {MOST_GBPS:g} Gb/s", "Give for example 400Gb")
+    return float(match[1])
+
+
+def read_measured(path: Path) -> calibration.Measured:
+    """What an MLPerf log says of its speed; ours name their ranks."""
+    log = read_log(path)
+    ranks, batch, start = log.value("ranks"), log.value("global_batch_size"), log.first("run_start")
+    if not isinstance(ranks, int) or not isinstance(batch, int) or start is None or ranks < 1 or batch < 1:
+        raise UserError(path, "names no ranks, batch and start of a run", "Give a log that mlbert train wrote")
+    triples = zip(log.all("eval_start"), log.all("eval_stop"), log.evaluations, strict=False)
+    evaluations = [(a.time_ms / 1e3, b.time_ms / 1e3, float(done)) for a, b, (done, _) in triples if done is not None]
+    reached = evaluations[-1][2] if evaluations and log.status == "success" else None
+    try:
+        return calibration.measured(ranks, batch, start.time_ms / 1e3, evaluations, reached)
+    except ValueError as error:
+        raise UserError(path, f"tells no speed: {error}", "Give a log of a run with evaluations") from None
+
+
+def _shared_cores(
+    logs: Sequence[calibration.Measured], ranks: int | None, batch: int | None, cores: int, as_json: bool
+) -> int:
+    if not logs:
+        raise UserError("--cores", "needs a measured run", "Give --calibrate LOG of one rank with all cores")
+    ranks, batch = ranks or 1, batch or logs[0].batch
+    rate = calibration.shared_cores_rate(logs, ranks, batch, cores)
+    found: dict[str, float] = {"ranks": ranks, "cores": cores, "batch": batch, "sequences_per_second": rate}
+    words = f"{ranks} ranks on {cores} cores, batch {batch}: {rate:,.0f} sequences/s"
+    _print(json.dumps(found, indent=2) if as_json else words)
+    return 0
+
+
+def _simulated(ranks: int, given: Given, as_json: bool) -> int:
+    each = given.batch_per_gpu or (8 if given.batch is None else given.batch // ranks)
+    if not 1 <= each <= 1024:
+        raise UserError("--batch-per-gpu", f"{each} sequences a rank are not simulated", "Give 1 to 1024")
+    if ranks % given.per_node:
+        reason = f"{ranks} is no multiple of the {given.per_node} GPUs of a node"
+        raise UserError("--simulate-ranks", reason, "Give a multiple")
+    found = simulate.balances(ranks, each, given.per_node)
+    sent = simulate.traffic(given.shape.config.num_parameters, ranks, given.per_node)
+    if as_json:
+        _print(json.dumps({"balance": [vars(item) for item in found], "bytes_a_step": sent}, indent=2))
+        return 0
+    _print(report.simulated(ranks, each, found, sent, rules.reference_point(ranks * each) is not None))
+    return 0
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")

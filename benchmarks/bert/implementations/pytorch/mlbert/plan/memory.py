@@ -1,0 +1,47 @@
+"""Memory of one GPU, and how many sequences fit.
+
+Counted are what the program keeps: master weights and two moments of 4 bytes each, working weights of 2 (two more with
+FP8, as they are and transposed), a gradient of 4. Activations are 32 bytes x hidden size a token and layer (an estimate
+for 16-bit training with fused ops, dropout masks included), and logits of masked tokens with their gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlbert.core.bert_config import BertConfig
+from mlbert.plan.parameters import GPUS
+from mlbert.plan.shapes import BENCHMARK
+
+ACTIVATION_BYTES = 32  # a token, layer and hidden unit
+LOGIT_BYTES = 2 + 4  # a masked token and word: 16-bit logits, float32 for the loss
+CONTEXT_GB = 3.0  # assumed: CUDA, libraries, buffers of the reduction
+USABLE = 0.92  # assumed: of the memory, the rest is lost between blocks
+
+
+@dataclass(frozen=True)
+class Memory:
+    """In 10^9 bytes."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    context: float
+    most_sequences: int  # of one micro-batch; 0 where not even the weights fit
+
+    @property
+    def total(self) -> float:
+        """Of one micro-batch."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.context
+
+
+def of(config: BertConfig, gpu: str, sequences: float, sharers: int, *, fp8: bool) -> Memory:
+    """Memory of one GPU with micro-batches of ``sequences``, where ``sharers`` GPUs share the optimizer's state."""
+    billion = config.num_parameters / 1e9
+    tokens, masked = BENCHMARK.tokens / BENCHMARK.sequences, BENCHMARK.masked / BENCHMARK.sequences
+    of_layers = ACTIVATION_BYTES * config.hidden_size * config.num_hidden_layers * tokens
+    each = (of_layers + LOGIT_BYTES * config.padded_vocab_size * masked) / 1e9
+    weights, gradients, optimizer = (4 if fp8 else 2) * billion, 4 * billion, 12 * billion / sharers
+    free = USABLE * GPUS[gpu].memory_gb - (weights + gradients + optimizer + CONTEXT_GB)
+    return Memory(weights, gradients, optimizer, each * sequences, CONTEXT_GB, max(0, int(free / each)))

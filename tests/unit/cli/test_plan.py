@@ -1,0 +1,146 @@
+"""``mlbert plan``: words and JSON, configurations, mistakes in one line, calibration by logs."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mlbert.cli.main import main
+
+
+def plan(capsys, *words):
+    with pytest.raises(SystemExit) as end:
+        main(["plan", *map(str, words)])
+    captured = capsys.readouterr()
+    return end.value.code, captured.out + captured.err
+
+
+def as_json(capsys, *words):
+    code, text = plan(capsys, *words, "--json")
+    assert code == 0, text
+    return json.loads(text)
+
+
+def test_words_and_json(capsys):
+    words = ("--model", "large", "--gpus", 64, "--gpu", "h100", "--nodes", 8, "--network", "400Gb", "--batch", 4608)
+    code, text = plan(capsys, *words, "--price-per-gpu-hour", 3, "--watts-per-gpu", 1000)
+    assert code == 0
+    for part in ("samples to the target", "time to train", "nine of ten scores", "memory", "limit: compute", "dollars"):
+        assert part in text
+    found = as_json(capsys, *words)
+    assert found["job"]["network_gbps"] == 3200
+    assert found["step_ms"] == pytest.approx(sum(found["step"].values()))
+    slower = as_json(capsys, *words, "--precision", "bf16", "--imbalance", 1.1)
+    assert slower["step"]["imbalance"] == pytest.approx(0.1 * slower["step"]["compute"])
+    assert slower["seconds"] > found["seconds"]
+    assert as_json(capsys, "--gpus", 8, "--batch-per-gpu", 96, "--efficiency", 0.5)["job"]["batch"] == 768
+
+
+def test_sweep_table_picture_and_budget(capsys, tmp_path):
+    picture = tmp_path / "sweep.svg"
+    code, text = plan(capsys, "--sweep", "--svg", picture, "--price-per-gpu-hour", 3, "--budget", 10)
+    assert code == 0
+    assert "4096" in text
+    assert "fastest within the budget" in text
+    assert picture.read_text().lstrip().startswith("<?xml")
+    found = as_json(capsys, "--sweep", "--gpu", "gb200", "--price-per-gpu-hour", 3, "--budget", 10)
+    assert len(found["sweep"]) == 13
+    assert found["fastest"]["dollars"] <= 10
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--gpu", "v100"], "v100 is unknown"),
+        (["--gpus", "9999999"], "gpus"),
+        (["--gpus", "12", "--nodes", "5"], "evenly"),
+        (["--batch", "20000"], "largest reference point"),
+        (["--batch", "64", "--batch-per-gpu", "8"], "beside --batch"),
+        (["--network", "fast"], "is no speed"),
+        (["--network", "99999Gb"], "is no speed"),
+        (["--precision", "int4"], "int4 is unknown"),
+        (["--gpu", "a100", "--precision", "fp8"], "nobody published FP8"),
+        (["--budget", "5"], "is for --sweep"),
+        (["--sweep", "--budget", "5"], "needs a price"),
+        (["--sweep", "--svg", "plan.pdf"], "is no picture"),
+        (["--config", "config_x.sh"], "source config_x.sh"),
+        (["--model", "base"], "BERT-large only"),
+        (["--cores", "2"], "needs a measured run"),
+        (["--calibrate", "/nowhere"], "cannot be read"),
+        (["--simulate-ranks", "12"], "multiple"),
+        (["--gpus", "5"], "no batch of the reference"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, words, reason):
+    code, text = plan(capsys, *words)
+    assert code == 2
+    assert reason in text
+    assert len(text.strip().splitlines()) == 1
+
+
+def test_sourced_exports(tree_root, capsys, monkeypatch):
+    system = tree_root / "benchmarks/bert/implementations/dgxh100_n8"
+    config = sorted(system.glob("config_*pack*.sh"))[0]
+    shown = subprocess.run(
+        ["bash", "-c", f"source {config.name} && env -0"], cwd=system, capture_output=True, text=True, check=True
+    ).stdout
+    for pair in shown.split("\0"):
+        name, _, value = pair.partition("=")
+        if name and os.environ.get(name) != value:
+            monkeypatch.setenv(name, value)
+    found = as_json(capsys, "--gpu", "h100")
+    assert (found["job"]["gpus"], found["job"]["nodes"], found["job"]["batch"]) == (64, 8, 4608)
+    assert not found["job"]["fp8"]
+
+
+def write_log(path: Path, ranks: int, batch: int, rate: float, status: str = "success") -> Path:
+    """A log of ten evaluations every 10,000 sequences, 1 s each."""
+    lines, time_ms = [], 0.0
+
+    def line(key, value, **metadata):
+        fields = {"time_ms": time_ms, "event_type": "", "key": key, "value": value, "metadata": metadata}
+        lines.append(f":::MLLOG {json.dumps(fields)}")
+
+    line("ranks", ranks)
+    line("global_batch_size", batch)
+    line("run_start", None)
+    for number in range(1, 11):
+        time_ms += 10_000 / rate * 1e3
+        line("eval_start", None)
+        time_ms += 1000
+        line("eval_stop", None)
+        line("eval_accuracy", 0.5, epoch_num=10_000 * number)
+    line("run_stop", None, status=status)
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_calibration_by_a_log_of_gpus(capsys, tmp_path):
+    log = write_log(tmp_path / "log.txt", 8, 768, 9000.0, status="aborted")
+    words = ("--gpu", "h200", "--gpus", 8, "--batch", 768, "--calibrate", log)
+    found = as_json(capsys, *words)
+    assert found["sequences_per_second"] == pytest.approx(9000)
+    assert found["evaluation_seconds"] == pytest.approx(1)
+    code, text = plan(capsys, *words, "--efficiency", 0.5)
+    assert code == 2
+    assert "beside --calibrate" in text
+
+
+def test_ranks_that_share_cores(capsys, tmp_path):
+    log = write_log(tmp_path / "log.txt", 1, 34, 500.0)
+    found = as_json(capsys, "--calibrate", log, "--cores", 2, "--gpus", 4)
+    assert found == {"ranks": 4, "cores": 2, "batch": 34, "sequences_per_second": pytest.approx(500)}
+    (tmp_path / "no.txt").write_text("nothing")
+    code, text = plan(capsys, "--calibrate", tmp_path / "no.txt", "--cores", 2)
+    assert code == 2
+    assert "names no ranks" in text
+
+
+def test_simulated_ranks(capsys):
+    found = as_json(capsys, "--simulate-ranks", 64, "--batch-per-gpu", 4)
+    assert found["balance"][0]["name"] == "packs"
+    code, text = plan(capsys, "--simulate-ranks", 64, "--batch-per-gpu", 512)
+    assert code == 0
+    assert "beyond the reference points" in text
