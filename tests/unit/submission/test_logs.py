@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from mlbert.core.errors import UserError
-from mlbert.submission.logs import read_log
+from mlbert.submission.logs import read_log, unfit
 
 
 def test_what_a_good_log_says(log: Path) -> None:
@@ -17,8 +18,10 @@ def test_what_a_good_log_says(log: Path) -> None:
     assert read.value("seed") == 1
     assert read.minutes is not None
     assert read.minutes > 0
-    assert read.evaluations[0] == (150_000, 0.5)
-    assert read.evaluations[-1] == (2_400_000, 0.721)
+    events = [json.loads(line.partition("MLLOG ")[2]) for line in log.read_text().splitlines()]
+    evaluations = [event for event in events if event["key"] == "eval_accuracy"]
+    assert len(evaluations) > 1
+    assert read.evaluations == [(event["metadata"]["epoch_num"], event["value"]) for event in evaluations]
     assert [event.line for event in read.events] == list(range(1, len(read.events) + 1))
 
 
@@ -44,3 +47,22 @@ def test_an_empty_log_has_nothing(tmp_path: Path) -> None:
 def test_an_absent_log(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         read_log(tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [("[" * 20_000 + "]" * 20_000, "RecursionError"), ("[" * 200 + "]" * 200, "nested more than 100")],
+)
+def test_what_would_exhaust_the_stack_is_a_broken_line(value: str, word: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text(f':::MLLOG {{"time_ms": 5, "key": "x", "value": {value}, "metadata": {{}}}}\n')
+    (told,) = read_log(path).broken
+    assert word in told
+
+
+def test_a_line_that_official_tools_never_finish_is_no_log(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text("x" * 60_000 + "\n")
+    assert unfit(path) is None
+    path.write_text("one\n:::MLLOG " + "x" * 60_000)
+    assert unfit(path) == "has 60001 characters in line 2, more than 50000"
