@@ -67,7 +67,8 @@ def test_sweep_table_picture_and_budget(capsys, tmp_path):
         (["--sweep", "--svg", "plan.pdf"], "is no picture"),
         (["--config", "config_x.sh"], "source config_x.sh"),
         (["--model", "base"], "BERT-large only"),
-        (["--cores", "2"], "needs a measured run"),
+        (["--samples", "nan"], "--samples"),
+        (["--shared-cores"], "needs a measured run"),
         (["--calibrate", "/nowhere"], "cannot be read"),
         (["--simulate-ranks", "12"], "multiple"),
         (["--gpus", "5"], "no batch of the reference"),
@@ -130,10 +131,10 @@ def test_calibration_by_a_log_of_gpus(capsys, tmp_path):
 
 def test_ranks_that_share_cores(capsys, tmp_path):
     log = write_log(tmp_path / "log.txt", 1, 34, 500.0)
-    found = as_json(capsys, "--calibrate", log, "--cores", 2, "--gpus", 4)
-    assert found == {"ranks": 4, "cores": 2, "batch": 34, "sequences_per_second": pytest.approx(500)}
+    found = as_json(capsys, "--calibrate", log, "--shared-cores", "--gpus", 4)
+    assert found == {"ranks": 4, "batch": 34, "sequences_per_second": pytest.approx(500)}
     (tmp_path / "no.txt").write_text("nothing")
-    code, text = plan(capsys, "--calibrate", tmp_path / "no.txt", "--cores", 2)
+    code, text = plan(capsys, "--calibrate", tmp_path / "no.txt", "--shared-cores")
     assert code == 2
     assert "names no ranks" in text
 
