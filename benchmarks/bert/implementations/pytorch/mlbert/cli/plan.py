@@ -19,6 +19,7 @@ from mlbert.core.config import environment, split_arguments
 from mlbert.core.errors import UserError
 from mlbert.core.plan import planned_world_size
 from mlbert.plan import calibrate as calibration
+from mlbert.plan import model as times
 from mlbert.plan import report, shapes, simulate, sweep
 from mlbert.plan.estimate import Estimate, Prices, estimate
 from mlbert.plan.model import Job
@@ -59,6 +60,8 @@ def plan(
     """Predict a run from MLPerf's published results: time, samples, memory, cost, and what limits it."""
     if batch is not None and batch_per_gpu is not None:
         raise UserError("--batch-per-gpu", "is given beside --batch", "Give one of the two")
+    if to_4096 and (gpus or nodes or batch or batch_per_gpu):
+        raise UserError("--sweep", "chooses GPUs and batch itself", "Leave --gpus, --nodes and --batch out")
     logs = [read_measured(path) for path in calibrate or ()]
     if shared_cores:
         return _shared_cores(logs, gpus or 1, batch, as_json)
@@ -139,9 +142,17 @@ class _Asker:
             raise UserError("--efficiency", "is given beside --calibrate", "Give one of the two")
         if logs:
             like = replace(given, batch=logs[0].batch, batch_per_gpu=None, gpus=logs[0].ranks, nodes=None)
-            parameters = calibration.calibrated(parameters, job_of(like, self), logs)
+            job = job_of(like, self)
+            parameters = calibration.calibrated(parameters, job, logs)
+            ratios = [
+                log.samples / times.samples(replace(job, batch=log.batch), parameters) for log in logs if log.samples
+            ]
             reached = [log.samples for log in logs if log.samples is not None]
-            samples = sum(reached) / len(reached) if reached and samples is None else samples
+            if ratios and self.shape.is_large:  # other batches need as many more or fewer than the reference
+                share = parameters.samples_share * sum(ratios) / len(ratios)
+                parameters = replace(parameters, samples_share=share)
+            elif reached and samples is None:
+                samples = sum(reached) / len(reached)
         if efficiency is not None:
             each = shapes.named("large").flops / (efficiency * GPUS[given.gpu].peak_tflops * 1e12) * 1e3
             parameters = replace(parameters, sequence_ms={**parameters.sequence_ms, given.gpu: each})
