@@ -71,9 +71,9 @@ def test_ten_runs_of_an_example_are_a_submission(
     assert done.returncode == 0, done.stderr[-3000:]
     logs = sorted((tmp_path / "Example/results" / system / "bert").glob("result_*.txt"))
     assert [path.name for path in logs] == [f"result_{index}.txt" for index in range(10)]
-    assert passes([official.check_compliance(path, path.name, tmp_path) for path in logs])
-    assert passes([official.check_system(tmp_path / f"Example/systems/{system}.json", system, tmp_path)])
-    assert passes([official.check_package(tmp_path / "Example", tmp_path)])
+    assert passes([official.run(official.compliance_checker(path, path.name))[0] for path in logs])
+    assert passes(official.run(official.system_desc_checker(tmp_path / f"Example/systems/{system}.json", system)))
+    assert passes(official.run(official.package_checker(tmp_path / "Example")))
     facts = json.loads((tmp_path / f"Example/systems/{system}.json").read_text())
     results = ResultSet([read_log(path) for path in logs], facts, tree=tree_root)
     assert passes(run_checks(results, "."))
@@ -94,7 +94,7 @@ def test_the_required_names_are_what_the_checker_wants(division: str, tmp_path: 
         log.fit_start({key: NUMBERS[key] for key in required})
         log.eval_start(10)
         assert log.eval_end(10, 0.72)
-    assert passes([official.check_compliance(log.path, "log", tmp_path)])
+    assert passes(official.run(official.compliance_checker(log.path, "log")))
 
 
 @pytest.mark.parametrize("division", ["open", "closed"])
@@ -120,7 +120,7 @@ def test_an_exception_closes_the_log_as_aborted(tmp_path: Path) -> None:
     last = log_of(log).events[-1]
     assert (last.key, last.metadata["status"], last.metadata["reason"]) == ("run_stop", "aborted", "ZeroDivisionError")
     assert keys_after_run_start(log_of(log))[-5:-1] == ["block_stop", "epoch_stop", "train_samples", "eval_samples"]
-    assert passes([official.check_compliance(log.path, "log", tmp_path)])
+    assert passes(official.run(official.compliance_checker(log.path, "log")))
 
 
 def test_a_missed_target_is_aborted(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 CALLED_BY_TORCH = {"forward", "backward"}
 # Definition -> who calls it, or why it may stay.
 ALLOWED = {
-    "cli/prepare/progress.py: render": "rich calls it",
     "core/mllog.py: _do_log": "mlperf_logging calls it",
     "log.py: on_train_begin": "transformers.Trainer calls it",
     "log.py: on_evaluate": "transformers.Trainer calls it",

@@ -165,7 +165,7 @@ def test_kernels_share_the_openmp_runtime_of_torch(sources: Path, first: str) ->
         "from mlbert.core import native\n"
         "native.SOURCE_FOLDER = pathlib.Path(sys.argv[1])\n"
         "native.load('tiny', ['tiny.c']).threads_seen(2)\n"
-        "print(native._loaded_openmp_runtime())\n"
+        "print(native.openmp_runtime())\n"
     )
     done = subprocess.run([sys.executable, "-c", program, str(sources)], capture_output=True, text=True, check=True)
     assert "/torch/" in done.stdout

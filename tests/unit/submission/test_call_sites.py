@@ -78,7 +78,10 @@ def test_the_commit_of_the_log_is_read_from_the_history(tree: Path) -> None:
 
 def test_a_line_that_logs_another_key_fails(tree: Path) -> None:
     edit(tree, "results/result_0.txt", '"opt_lamb_beta_1"', '"opt_lamb_beta_2"')
-    assert told(tree) == (Outcome.ERROR, "program.py:12 does not log opt_lamb_beta_2 [this code's own logs]")
+    assert told(tree) == (
+        Outcome.ERROR,
+        "result_0.txt: line 5: program.py:12 does not log opt_lamb_beta_2 [this code's own logs]",
+    )
 
 
 def test_a_commit_that_is_not_here_is_named(tree: Path) -> None:
@@ -115,12 +118,12 @@ def test_other_peoples_logs_raise_no_false_alarm(tree: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["/elsewhere.py", "../outside.py", "missing.py", "results", "dangling.py", "a\\u0000b"]
 )
-def test_a_call_site_that_cannot_be_read_is_a_warning(name: str, tree: Path) -> None:
+def test_a_call_site_that_cannot_be_read_is_an_error_where_the_commit_is_known(name: str, tree: Path) -> None:
     (tree / "dangling.py").symlink_to("nothing")
     edit(tree, "results/result_0.txt", '"program.py"', f'"{name}"')
-    for _ in range(2):
+    for expected in (Outcome.ERROR, Outcome.WARN):
         outcome, words = told(tree)
-        assert outcome is Outcome.WARN
+        assert outcome is expected
         assert "is not in the tree" in words
         shutil.rmtree(tree / ".git", ignore_errors=True)
 

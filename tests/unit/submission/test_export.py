@@ -13,7 +13,7 @@ from mlbert.cli.submission import app
 from mlbert.core.errors import UserError
 from mlbert.core.provenance import SOURCE_STATEMENT, git_state
 from mlbert.submission import official
-from mlbert.submission.export import export_tree
+from mlbert.submission.export import check_source, export_tree, is_export
 from mlbert.submission.findings import Outcome
 
 LEFT_OUT = (
@@ -48,7 +48,7 @@ def test_a_plain_folder(tree: Path, tmp_path: Path) -> None:
     target = tmp_path / "out"
     assert export_tree(tree, target) == len(KEPT)
     assert _names(target) == {*KEPT, SOURCE_STATEMENT}
-    assert official.check_repository(target, tmp_path).outcome is Outcome.PASS
+    assert official.run(official.repo_checker(target))[0].outcome is Outcome.PASS
 
 
 def test_a_checkout(tree: Path, tmp_path: Path) -> None:
@@ -106,15 +106,33 @@ def test_this_tree(tmp_path: Path) -> None:
     assert not {"tests", "tools", "records"} & {path.name for path in target.iterdir()}
     statement = json.loads((target / SOURCE_STATEMENT).read_text())
     assert set(statement) == {"commit", "dirty", "files"}
-    sources = {name for name in _names(target) if not name.startswith("results/")} - {SOURCE_STATEMENT}
-    assert set(statement["files"]) == sources
+    assert set(statement["files"]) == {name for name in _names(target) if name.startswith("benchmarks/")}
     listed = "".join(f"{digest}  {name}\n" for name, digest in statement["files"].items())
     subprocess.run(["sha256sum", "--check", "--quiet"], cwd=target, input=listed, text=True, check=True)
 
 
-def test_the_statement_of_an_export_of_an_export_does_not_list_itself(tree: Path, tmp_path: Path) -> None:
+def test_an_export_of_an_export_says_the_same(tree: Path, tmp_path: Path) -> None:
     export_tree(tree, tmp_path / "once")
     export_tree(tmp_path / "once", tmp_path / "twice")
     once, twice = (json.loads((tmp_path / name / SOURCE_STATEMENT).read_text()) for name in ("once", "twice"))
     assert once == twice
-    assert set(once["files"]) == {name for name in KEPT if not name.startswith("results/")}
+    assert set(once["files"]) == {"benchmarks/bert/tests/x.py"}
+
+
+def test_an_export_is_held_against_what_it_says_of_itself(tree: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    export_tree(tree, target)
+    assert is_export(target)
+    assert list(check_source(target)) == []
+    (target / "benchmarks/bert/tests/x.py").write_text("changed")
+    assert [complaint.text for complaint in check_source(target)] == ["benchmarks/bert/tests/x.py is another file"]
+    for statement, outcome, words in (
+        ('{"files": {"../x": ""}}', Outcome.ERROR, "lists ../x, which is outside"),
+        ('{"files": {"benchmarks/y": 3}}', Outcome.ERROR, "benchmarks/y is missing"),
+        ("[", Outcome.ERROR, "cannot be read"),
+        ('{"commit": "x", "dirty": false}', Outcome.NOTE, "lists no files"),
+    ):
+        (target / SOURCE_STATEMENT).write_text(statement)
+        (told,) = check_source(target)
+        assert told.outcome is outcome
+        assert words in told.text

@@ -41,15 +41,19 @@ def packed(counting: str, batch: int, seed: int) -> list[int]:
 
 
 def errors(batch: int, points: list[int]) -> list[Complaint]:
-    return [complaint for complaint in check_grid(batch, points) if complaint.outcome is Outcome.ERROR]
+    return [
+        complaint
+        for complaint in check_grid(batch, points, range(1, len(points) + 1))
+        if complaint.outcome is Outcome.ERROR
+    ]
 
 
 @pytest.mark.parametrize("counting", ["up from the grid", "up from the last", "down"])
 @pytest.mark.parametrize("batch", BATCHES)
 def test_honest_schedules_raise_nothing(batch: int, counting: str) -> None:
-    assert list(check_grid(batch, unpacked(counting, batch))) == []
+    assert list(check_grid(batch, unpacked(counting, batch), range(100))) == []
     for seed in range(100):
-        assert list(check_grid(batch, packed(counting, batch, seed))) == [], seed
+        assert list(check_grid(batch, packed(counting, batch, seed), range(100))) == [], seed
 
 
 @pytest.mark.parametrize(
@@ -68,9 +72,9 @@ def test_points_of_published_packed_runs(batch: int, points: dict[int, int]) -> 
 def test_late_evaluations_are_a_warning() -> None:
     # 7920T_2xA5000_hdd (krai), MLPerf Training v5.0: the first 9 batches late, each further one 2.
     points = [154048 + n * 150912 for n in range(25)]
-    (complaint,) = check_grid(448, points)
+    (complaint,) = check_grid(448, points, range(10, 10 + len(points)))
     assert complaint.outcome is Outcome.WARN
-    assert complaint.text == "evaluation 1 is late, 154048 samples after the start"
+    assert complaint.text == "line 10: evaluation 1 is late, 154048 samples after the start"
     assert "floor(0.05 x (230.23 x GBS + 3,000,000) / 25,000) x 25,000" in complaint.rule
 
 
@@ -97,7 +101,7 @@ def test_a_last_evaluation_brought_forward_is_found(batch: int) -> None:
     points = packed("up from the grid", batch, 1)
     points[-1] -= 10_000
     (complaint,) = errors(batch, points)
-    assert complaint.text.startswith(f"evaluation 20 is at {points[-1]} samples")
+    assert complaint.text.startswith(f"line 20: evaluation 20 is at {points[-1]} samples")
 
 
 def test_an_interval_a_little_too_short_shows_in_the_sum() -> None:

@@ -32,7 +32,7 @@ def test_nothing_unknown_can_be_known() -> None:
 def test_the_official_checker_refuses_a_template(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
     path.write_text(json.dumps(template({"number_of_nodes": "1", "accelerators_per_node": "8"})))
-    assert official.check_system(path, "machine.json", tmp_path).outcome is Outcome.ERROR
+    assert official.run(official.system_desc_checker(path, "machine.json"))[0].outcome is Outcome.ERROR
 
 
 def test_a_tree_with_templates_passes_and_one_that_uses_them_does_not(tmp_path: Path, new_tree: NewTree) -> None:

@@ -95,6 +95,8 @@ def test_a_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_
     assert samples == evaluations * 4 * 8
     assert (values["global_batch_size"], values["eval_samples"]) == (8, 50)
     assert (values["recipe"], values["opt_name"], values["ranks"]) == ("tensorflow2", "lamb", 1)
+    assert (values["steps"], values["max_sequence_length"], values["sequences_per_pack"]) == (samples / 8, 32, 1.0)
+    assert (values["nodes"], values["threads_per_rank"], values["evaluation_size"]) == (1, 1, 50)
     assert told[-1][2]["status"] == "success"
     assert {path.name for path in (out / "run_0").iterdir()} == {
         *("config.json", "metrics.jsonl", "curve.png", "weights", "tf2", "summary.json", "checkpoints"),

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from mlbert.cli.main import main
+from mlbert.core.settings import train_settings
 from mlbert.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.store.manifest import read_manifest
 from mlbert.train import experiment, loop
@@ -67,6 +68,20 @@ def test_the_log_tells_the_run_in_order(tmp_path):
     values = {event["key"]: event["value"] for event in log}
     assert values["global_batch_size"] == 6
     assert values["opt_epsilon"] == values["opt_lamb_epsilon"] == 1e-6
+    assert (values["steps"], values["skipped_steps"], values["max_steps"]) == (12, 0, 12)
+    assert (values["max_sequence_length"], values["threads_per_rank"], values["gpus"]) == (64, 1, {})
+    assert values["starting_weights"] == values["starting_weights_sha256"] == "none"
+    assert (values["nodes"], len(values["hosts"])) == (1, 1)
+    assert set(values["native_libraries"]) >= {"ops"}
+    assert all(len(digest) == 64 for digest in values["native_libraries"].values())
+    summary = json.loads((tmp_path / "out/run_0/summary.json").read_text())
+    assert {key: values[key] for key in ("steps", "skipped_steps", "tokens")}.items() <= summary.items()
+    assert summary["sequences_per_pack"] == pytest.approx(values["train_samples"] / (12 * 4), abs=1e-4)
+    record = json.loads((tmp_path / "out/run_0/config.json").read_text())
+    logged = {name: values["configuration"][row.env] for name, row in train_settings().items()}
+    assert record["config"] == {name: setting["value"] for name, setting in logged.items()}
+    assert record["origin"] == {name: setting["origin"] for name, setting in logged.items()}
+    assert record["provenance"].items() <= values.items()
     accuracy = next(event for event in log if event["key"] == "eval_accuracy")
     assert accuracy["metadata"]["epoch_num"] == values["train_samples"]
     times = [event["time_ms"] for event in log]

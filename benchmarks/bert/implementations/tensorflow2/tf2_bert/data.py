@@ -55,6 +55,15 @@ class Inputs:
         """Likewise of the evaluation set."""
         return _identity(self.evaluation)
 
+    @property
+    def max_sequence_length(self) -> int:
+        """Of the training set, tokens."""
+        return self.train.max_seq_length if isinstance(self.train, StoreInfo) else self.train.shape.tokens
+
+    def sequences_per_pack(self, max_sequences: int) -> float | None:
+        """See `StoreInfo.sequences_per_pack`."""
+        return self.train.sequences_per_pack(max_sequences) if isinstance(self.train, StoreInfo) else 1.0
+
 
 class Data:
     """The data of a run, cut for the replicas of a strategy.

@@ -14,6 +14,8 @@ LOGDIR/run_<i>/checkpoints/        while SAVE_CHECKPOINT_STEPS is not 0
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
@@ -26,7 +28,16 @@ from mlbert.core import rules, schedules
 from mlbert.core.config import Resolved
 from mlbert.core.errors import UserError
 from mlbert.core.events import Events, MLPerfEvents, Several
-from mlbert.core.identity import Identity, identify, log_batch_size, log_identity, log_submission
+from mlbert.core.identity import (
+    Identity,
+    Told,
+    identify,
+    log_batch_size,
+    log_ends,
+    log_identity,
+    log_submission,
+)
+from mlbert.core.machine import NONE
 from mlbert.core.mllog import MLPerfLogger
 from mlbert.core.monitor import Monitor
 from mlbert.core.progress import Limits, Outcome, TrainState
@@ -74,8 +85,9 @@ def run_experiment(
         log_submission(log.event, config)
         log.event("seed", seed)
         trained, schedule = make_trained(config, inputs, strategy, seed, say), schedules.make(config)
-        identity = log_run(log, resolved, inputs, strategy, trained.optimizer, schedule)
+        told = tell(config, inputs, strategy, workers)
         if workers.is_chief:
+            identity = log_run(log, resolved, told, trained.optimizer, schedule)
             paths.write_record(resolved, seed, identity)
         data = Data(config, inputs, strategy, seed)
         state = TrainState(next_eval_samples=config.eval_iter_start_samples)
@@ -168,26 +180,42 @@ def sequences_of_step(config: TrainConfig, strategy: tf.distribute.Strategy) -> 
     return rules.global_batch_size(config.train_batch_size, replicas, config.average_packing_rate)
 
 
+def tell(config: TrainConfig, inputs: Inputs, strategy: tf.distribute.Strategy, workers: Workers) -> Told:
+    """What data and TensorFlow tell of a run; all workers call it together."""
+    visible = tf.config.get_visible_devices("GPU")  # those that `strategies.prepare_devices` took
+    gpus = [tf.config.experimental.get_device_details(gpu) for gpu in visible]
+    built = tf.sysconfig.get_build_info() if gpus else {}
+    return Told(
+        train_data=inputs.train_data,
+        eval_data=inputs.eval_data,
+        max_sequence_length=inputs.max_sequence_length,
+        sequences_per_pack=inputs.sequences_per_pack(config.max_sequences_per_pack),
+        precision=config.precision,
+        ops=f"TensorFlow {tf.__version__}{' with XLA' if config.enable_xla else ''}, {type(strategy).__name__}",
+        ranks=strategy.num_replicas_in_sync,
+        threads_per_rank=tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0)),
+        hosts=workers.hosts,
+        gpus=dict(Counter(str(gpu.get("device_name", "unknown")) for gpu in gpus)),
+        cuda=str(built.get("cuda_version", NONE)),
+        cudnn=str(built.get("cudnn_version", NONE)),
+        nccl="unknown" if gpus else NONE,  # it is linked in, and tells nobody
+    )
+
+
 def log_run(
     log: MLPerfLogger,
     resolved: Resolved,
-    inputs: Inputs,
-    strategy: tf.distribute.Strategy,
+    told: Told,
     optimizer: optimizers.Optimizer,
     schedule: schedules.Schedule,
 ) -> Identity:
     """Logs where the run comes from, its whole configuration, and every hyper-parameter."""
     config = resolved.config
-    identity = identify(
-        resolved,
-        train_data=inputs.train_data,
-        eval_data=inputs.eval_data,
-        precision=config.precision,
-        ops=f"TensorFlow {tf.__version__}{' with XLA' if config.enable_xla else ''}, {type(strategy).__name__}",
-        ranks=strategy.num_replicas_in_sync,
-    )
+    identity = identify(resolved, told)
     log_identity(log.event, identity, resolved)
-    log_batch_size(log.event, config, sequences_of_step(config, strategy))
+    sequences = rules.global_batch_size(config.train_batch_size, told.ranks, config.average_packing_rate)
+    log_batch_size(log.event, config, sequences)
+    log_ends(log.event, config)
     log.event("opt_implementation", "tensorflow")
     optimizer.hyperparameters(log.event)
     schedule.hyperparameters(log.event)
@@ -206,7 +234,7 @@ def leave_behind(
     state = outcome.state
     summary = summarize(outcome, config, seed, strategy.num_replicas_in_sync)
     checkpoints.write_weights(paths.folder, model, summary)
-    write_curve(paths.folder / "metrics.jsonl", paths.folder / "curve.png")
+    write_curve(paths.folder, summary)
     lines = (paths.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [point["loss"] for point in map(json.loads, lines) if point["kind"] == "step"]
     told = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import re
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -14,13 +16,16 @@ class Workers:
         task, count: which of how many.
         replicas: over all workers.
         is_chief: whether it writes the log.
+        hosts: the machine of each.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         resolver = strategy.cluster_resolver
         is_worker = resolver is not None and resolver.task_type == "worker"
         self.task = resolver.task_id if is_worker else 0
-        self.count = resolver.cluster_spec().num_tasks("worker") if is_worker else 1
+        addresses = resolver.cluster_spec().job_tasks("worker") if is_worker else [platform.node()]
+        self.count = len(addresses)
+        self.hosts = [re.sub(r":\d+$", "", address) for address in addresses]
         self.replicas = strategy.num_replicas_in_sync
         self.is_chief = self.task == 0
         self._strategy = strategy

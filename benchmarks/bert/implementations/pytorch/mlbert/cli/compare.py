@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mlbert.cli.repeat import repeat_command
 from mlbert.core.provenance import tree_root
 from mlbert.core.rules import UNVERIFIED
 from mlbert.submission.compare import Comparison, Difference, Measure, Side, compare_sides, read_side
@@ -29,8 +30,9 @@ _METHOD = (
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``mlbert submission``."""
+    """Add ``diff`` and ``repeat`` to ``mlbert submission``."""
     app.command("diff")(diff_command)
+    app.command("repeat")(repeat_command)
 
 
 def diff_command(

@@ -1,67 +1,102 @@
-"""``mlbert report``: what finished runs reached, beside what no model could miss."""
+"""``mlbert report``: what finished runs reached, of one system or side by side, in the terminal and as a page."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from mlbert.cli.output import wide_console
-from mlbert.core.errors import UserError
-from mlbert.core.rules import UNVERIFIED, olympic_mean
+from mlbert.cli.output import wide_console, write_page
+from mlbert.report.numbers import as_json
+from mlbert.report.results import Result, read_result
+from mlbert.report.sources import read_systems
+from mlbert.report.tables import meaning, time_to_train, verdict
+from mlbert.report.words import count, duration, percent, speed
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="LOGDIR of one or more runs.")],
-    data: Annotated[Path | None, typer.Option(help="Prepared data; default FOLDER/data.")] = None,
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="DIR|LOG...", help="LOGDIRs, systems' results, trees, or MLPerf logs.")
+    ],
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report with figures, as a page.")] = None,
+    is_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> int:
-    """Print the results of the runs in FOLDER and the baselines of their data."""
-    summaries = read_summaries(folder)
-    console = wide_console()
-    table = Table(title=f"Runs in {folder}")
-    counts = ("samples", "samples/s", "model GFLOP/s", "of GEMM peak")
-    for column in ("run", "status", "time to train, s", "accuracy", "target", *counts):
-        table.add_column(column, justify="right")
-    for index, s in summaries.items():
+    """Print what runs reached, several systems side by side; exit with 1 where a run missed its target."""
+    results = [read_result(system) for system in read_systems(paths)]
+    if is_json:
+        typer.echo(json.dumps(as_json(results), indent=2))
+    else:
+        _print(wide_console(), results)
+    if html is not None:
+        from mlbert.report.page import report_page  # matplotlib takes a second
+
+        write_page(html, report_page(results))
+        typer.echo(f"page: {html}", err=is_json)
+    return 0 if all(run.succeeded for result in results for run in result.runs) else 1
+
+
+def _print(console: Console, results: Sequence[Result]) -> None:
+    for result in results if len(results) == 1 else ():
+        console.print(_runs(result))
+        for name, accuracy in result.system.baselines.items():
+            console.print(f"baseline {name}: accuracy {accuracy:.4f}")
+        for what, share in result.peak_shares.items():
+            console.print(f"{percent(share)} of the {what}", highlight=False)
+        console.print(f"{time_to_train(result)}: {meaning(result)}", soft_wrap=True, highlight=False)
+    if len(results) > 1:
+        console.print(_comparison(results))
+    for result in results:
+        for note in result.system.notes:
+            console.print(f"{result.system.name}: {note}", soft_wrap=True, markup=False, highlight=False)
+    console.print(verdict(results), soft_wrap=True)
+
+
+def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in texts:
+        table.add_column(name, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _runs(result: Result) -> Table:
+    numbers = ("time to train", "samples", "accuracy", "samples/s")
+    table = _table(escape(f"Runs in {result.system.folder}"), ("run", "status", ""), numbers)
+    for run in result.runs:
         table.add_row(
-            str(index),
-            s["status"],
-            f"{s['seconds_to_train']:.1f}",
-            f"{s['accuracy']:.4f}",
-            "-" if s["target_accuracy"] is None else f"{s['target_accuracy']:.4f}",
-            str(s["samples"]),
-            f"{s['samples_per_second']:.0f}",
-            f"{s['model_flops_per_second_per_rank'] * s['ranks'] / 1e9:.1f}" if "share_of_gemm_peak" in s else "-",
-            f"{100 * s['share_of_gemm_peak']:.0f} %" if "share_of_gemm_peak" in s else "-",
+            escape(run.name),
+            escape(run.status),
+            result.marks.get(run.name, ""),
+            duration(run.seconds),
+            count(run.samples),
+            "-" if run.accuracy is None else f"{run.accuracy:.4f}",
+            speed(run.samples_per_second),
         )
-    console.print(table)
-    baselines = (data or folder / "data") / "baselines.json"
-    if baselines.exists():
-        for name, accuracy in json.loads(baselines.read_text(encoding="utf-8")).items():
-            if name.endswith("_accuracy"):
-                console.print(f"baseline {name.removesuffix('_accuracy')}: accuracy {accuracy:.4f}")
-    seconds = [s["seconds_to_train"] for s in summaries.values() if s["status"] == "success"]
-    if len(seconds) >= 3:
-        console.print(f"olympic mean of {len(seconds)} successful runs: {olympic_mean(seconds):.1f} s")
-    console.print(UNVERIFIED)
-    return 0 if all(s["status"] == "success" for s in summaries.values()) else 1
+    return table
 
 
-def read_summaries(folder: Path) -> dict[int, dict]:
-    """``run_<i>/summary.json`` of every finished run, by index. UserError when there is none or one is damaged."""
-    found: dict[int, dict] = {}
-    for path in sorted(folder.glob("run_*/summary.json")):
-        index = path.parent.name.removeprefix("run_")
-        try:
-            found[int(index)] = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, OSError) as error:
-            raise UserError(path, f"is not a run's summary ({error})", "Remove it and train again") from None
-    if not found:
-        raise UserError(folder, "holds no finished run (run_<i>/summary.json)", "Train first: mlbert train --help")
-    return dict(sorted(found.items()))
+def _comparison(results: Sequence[Result]) -> Table:
+    numbers = ("time to train", "runs", "batch", "accel.", "samples", "samples/s")
+    table = _table(f"{len(results)} systems: olympic means", ("system",), numbers)
+    for result in results:
+        table.add_row(
+            escape(result.system.name),
+            time_to_train(result),
+            f"{result.num_converged}/{len(result.runs)}",
+            count(result.batch),
+            count(result.accelerators) if result.accelerators else "-",
+            count(result.mean_samples),
+            speed(result.samples_per_second),
+        )
+    return table

@@ -1,30 +1,35 @@
-"""``mlbert submission``: check, describe, extend and export a submission tree."""
+"""``mlbert submission``: check, describe, extend, seal and export a submission tree."""
 
 from __future__ import annotations
 
-import tempfile
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from mlbert.cli import compare
-from mlbert.cli.output import wide_console
+from mlbert.cli.output import wide_console, write_page
 from mlbert.core.provenance import tree_root
 from mlbert.submission import official
 from mlbert.submission.check import check
 from mlbert.submission.describe import describe_system, write_description
 from mlbert.submission.export import export_tree
 from mlbert.submission.findings import Finding, Outcome, failed
+from mlbert.submission.findings_file import STANDARD_OUTPUT, write_json
 from mlbert.submission.logs import read_log
 from mlbert.submission.new_system import new_system
+from mlbert.submission.seal import SUMS, seal
 from mlbert.submission.trace import Tracer
 
-app = typer.Typer(help="Check, describe, extend, export a submission tree.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Check, describe, extend, seal, export a submission tree.", no_args_is_help=True, add_completion=False
+)
 
+_OWN = "own: "
 _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.ERROR: "bold red"}
 
 
@@ -44,17 +49,36 @@ class Framework(StrEnum):
 
 @app.command("check")
 def check_command(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A tree, a system's results, a folder of result_*.txt, or one log.")
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="Trees, systems in results/, folders of result_*.txt, or logs."),
     ],
     division: Annotated[Division | None, typer.Option(help="Division that everything has to name.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all findings there too; - prints only them.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings as a page, too.")] = None,
 ) -> None:
-    """Run the official tools (ruleset 5.0.0) and our own checks on a copy; exit with 1 where there is an ERROR."""
+    """Run the official tools (ruleset 5.0.0) and our own checks on a copy.
+
+    Exit status: 0 nothing is wrong, 1 there is an ERROR, 2 a path cannot be judged.
+    """
     console = wide_console()
-    with console.status("checking") as status:
-        findings = check(directory, division.value if division else None, lambda step: status.update(step))
-    console.print(_as_table(findings, str(directory)))
-    if failed(findings):
+    with Console(stderr=True).status("checking") as status:
+        wanted = division.value if division else None
+        checked = {path: check(path, wanted, lambda step: status.update(step)) for path in paths}
+    if json_file is not None:
+        write_json(json_file, checked)
+    if json_file != STANDARD_OUTPUT:
+        for path, findings in checked.items():
+            console.print(_as_table(findings, str(path)))
+    if html is not None:
+        from mlbert.report.page import findings_page  # matplotlib takes a second
+
+        found = [finding for findings in checked.values() for finding in findings]
+        write_page(html, findings_page(found, ", ".join(map(str, paths))))
+        typer.echo(f"page: {html}")
+    if any(failed(findings) for findings in checked.values()):
         raise typer.Exit(1)
 
 
@@ -126,6 +150,23 @@ Next (docs/add_a_system.md says more):
    remove {template}. A tree that is checked as a submission needs the ten logs of results/{name}/bert with it."""
 
 
+@app.command("seal")
+def seal_command(
+    system: Annotated[str, typer.Argument(help="Folder in results/.")],
+    tree: Annotated[Path | None, typer.Option(help="Its tree; this one when absent.")] = None,
+    logdir: Annotated[
+        Path | None, typer.Option("--from", metavar="LOGDIR", help="Copy logs and run files from there first.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Sign with this private key, ssh's or minisign's.")
+    ] = None,
+) -> None:
+    """Write SHA256SUMS of a system's logs, run files and description: sha256sum -c verifies it."""
+    root = tree or tree_root()
+    names = seal(system, root, logdir, key)
+    typer.echo(f"{root / 'results' / system / SUMS} covers {len(names)} files{', signed' if key else ''}")
+
+
 @app.command("export")
 def export_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the tree.")],
@@ -133,8 +174,7 @@ def export_command(
 ) -> None:
     """Write the tree without tests, tools, records, caches and dot files, and run the repository checker on it."""
     num_files = export_tree(tree or tree_root(), directory)
-    with tempfile.TemporaryDirectory(prefix="mlbert-export-") as scratch:
-        finding = official.check_repository(directory.resolve(), Path(scratch))
+    finding = official.run(official.repo_checker(directory.resolve()))[0]
     console = wide_console()
     console.print(f"{num_files} files in {directory}. repo_checker: {finding.words}", soft_wrap=True, highlight=False)
     if failed([finding]):
@@ -145,13 +185,20 @@ compare.register(app)
 
 
 def _as_table(findings: list[Finding], subject: str) -> Table:
+    """The worst first; of our own checks that passed, one row a subject."""
     num_failed = sum(finding.outcome is Outcome.ERROR for finding in findings)
     verdict = f"{num_failed} of {len(findings)} checks FAILED" if num_failed else "nothing FAILED"
-    table = Table(title=f"{escape(subject)}: {verdict}", title_justify="left")
-    for column in ("check", "subject", "result", "words"):
-        table.add_column(column, no_wrap=column in ("check", "result"))
-    for finding in findings:
+    table = Table("result", "check", "words", title=f"{escape(subject)}: {verdict}", title_justify="left")
+    passed: dict[str, list[str]] = {}
+    for finding in sorted(findings, key=lambda finding: -finding.severity):
+        if finding.outcome is Outcome.PASS and finding.check.startswith(_OWN):
+            passed.setdefault(finding.subject, []).append(finding.check.removeprefix(_OWN))
+            continue
         colour = _COLOURS.get(finding.outcome)
         result = f"[{colour}]{finding.outcome.value}[/]" if colour else finding.outcome.value
-        table.add_row(finding.check, escape(finding.subject), result, escape(finding.words))
+        place = "" if finding.subject == "." else f"[bold]{escape(finding.subject)}[/]\n"
+        table.add_row(result, finding.check, place + escape(finding.words))
+    for name, checks in passed.items():
+        place = "" if name == "." else f"[bold]{escape(name)}[/]\n"
+        table.add_row(f"[{_COLOURS[Outcome.PASS]}]{Outcome.PASS.value}[/]", "own checks", place + ", ".join(checks))
     return table

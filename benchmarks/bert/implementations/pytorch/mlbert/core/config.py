@@ -20,6 +20,7 @@ from typing import Any
 from mlbert.core.bin_counts import validate_bin_counts
 from mlbert.core.config_files import check_exports, name_shape, read_yaml, unknown_name
 from mlbert.core.errors import UserError
+from mlbert.core.provenance import hide_credentials
 from mlbert.core.rules import TARGET_MLM_ACCURACY
 from mlbert.core.schedules import SCHEDULES, Linear, parse_milestones
 from mlbert.core.setting import Setting
@@ -382,7 +383,7 @@ def _article(row: Setting) -> str:
 
 
 def _as_plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
+    return hide_credentials(str(value)) if isinstance(value, Path | str) else value
 
 
 def _as_text(value: object) -> str:

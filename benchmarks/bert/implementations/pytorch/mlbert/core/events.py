@@ -71,11 +71,15 @@ class MLPerfEvents(Events):
 
     def stop(self, outcome: Outcome) -> None:
         """What comes before run_stop, which `Lifecycle.finish` has written."""
-        samples = outcome.state.samples
+        state = outcome.state
+        samples = state.samples
         self._log.end("block_stop", metadata={"first_epoch_num": 1})
         self._log.end("epoch_stop", metadata={"epoch_num": samples})
         self._log.event("train_samples", samples)
         self._log.event("eval_samples", self._eval_samples())
+        self._log.event("steps", state.step)
+        self._log.event("skipped_steps", state.skipped_steps)
+        self._log.event("tokens", state.tokens)
 
 
 class Several(Events):

@@ -13,7 +13,9 @@ OpenMP (`openmp=False`) need neither.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import hashlib
 import os
 import platform
@@ -40,6 +42,7 @@ _OPENMP_NAMES = re.compile(r"lib(gomp|iomp5)[-.\w]*\.so[.\d]*$")
 
 _loaded: dict[str, ctypes.CDLL] = {}
 _messages: dict[str, str] = {}
+_digests: dict[str, str] = {}
 
 
 class NativeUnavailable(RuntimeError):
@@ -72,16 +75,27 @@ def status() -> str:
     return "; ".join(_messages.values()) or "no native library was asked for"
 
 
+def digests() -> dict[str, str]:
+    """SHA-256 of the file of every library that is loaded."""
+    return dict(_digests)
+
+
+def compiler() -> str:
+    """Name and version of the compiler that the libraries asked for need; "none" where none was, or there is none."""
+    try:
+        return _version(_find_compiler()).decode(errors="replace").partition("\n")[0] if _messages else "none"
+    except NativeUnavailable:
+        return "none"
+
+
 def _load(name: str, sources: Sequence[Path]) -> tuple[ctypes.CDLL, str]:
     compiler = _find_compiler()
     digest = _fingerprint(compiler, sources)
     folder = cache_folder()
     cached = folder / f"{name}-{digest[:32]}.so"
     if _is_whole(cached):
-        try:
-            return ctypes.CDLL(str(cached)), f"from {cached}"
-        except OSError:
-            pass  # built for another system library; build it again
+        with contextlib.suppress(NativeUnavailable):  # built for another system library: build it again
+            return _open(name, cached), f"from {cached}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _compile(compiler, sources, cached)
@@ -89,12 +103,13 @@ def _load(name: str, sources: Sequence[Path]) -> tuple[ctypes.CDLL, str]:
         with tempfile.TemporaryDirectory(prefix="mlbert-") as temporary:
             once = Path(temporary) / cached.name
             _compile(compiler, sources, once)
-            return _open(once), f"compiled for this process only ({folder}: {error.strerror or error})"
-    return _open(cached), f"compiled into {cached}"
+            return _open(name, once), f"compiled for this process only ({folder}: {error.strerror or error})"
+    return _open(name, cached), f"compiled into {cached}"
 
 
-def _open(path: Path) -> ctypes.CDLL:
+def _open(name: str, path: Path) -> ctypes.CDLL:
     try:
+        _digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise NativeUnavailable(f"{path.name} does not load: {error}") from error
@@ -102,14 +117,14 @@ def _open(path: Path) -> ctypes.CDLL:
 
 def _share_openmp_runtime() -> None:
     """Make the symbols of the OpenMP runtime in this process visible to libraries loaded later."""
-    path = _loaded_openmp_runtime() or "libgomp.so.1"
+    path = openmp_runtime() or "libgomp.so.1"
     try:
         ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise NativeUnavailable(f"no OpenMP runtime: {error}") from error
 
 
-def _loaded_openmp_runtime() -> str | None:
+def openmp_runtime() -> str | None:
     """PyTorch's where several are loaded: scikit-learn brings one too, which knows nothing of torch.set_num_threads."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
@@ -129,11 +144,7 @@ def _find_compiler() -> str:
 
 def _fingerprint(compiler: str, sources: Sequence[Path]) -> str:
     digest = hashlib.sha256()
-    try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise NativeUnavailable(f"{compiler} does not run: {error}") from error
-    for part in (version, _processor(), repr(COMPILE_FLAGS).encode()):
+    for part in (_version(compiler), _processor(), repr(COMPILE_FLAGS).encode()):
         digest.update(hashlib.sha256(part).digest())
     for path in [*sources, *sorted(sources[0].parent.glob("*.h"))]:
         try:
@@ -141,6 +152,14 @@ def _fingerprint(compiler: str, sources: Sequence[Path]) -> str:
         except OSError as error:
             raise NativeUnavailable(f"{path}: {error.strerror}") from error
     return digest.hexdigest()
+
+
+@functools.cache
+def _version(compiler: str) -> bytes:
+    try:
+        return subprocess.run([compiler, "--version"], capture_output=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NativeUnavailable(f"{compiler} does not run: {error}") from error
 
 
 def _processor() -> bytes:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shlex
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -43,6 +46,16 @@ def recipe_file(name: str) -> str:
 def package_versions() -> dict[str, str]:
     """Distribution to version, of those that decide a run and are installed."""
     return {name: found for name in _DISTRIBUTIONS if (found := _version(name)) is not None}
+
+
+def command_line() -> str:
+    """The command that started this process, as a shell would take it."""
+    return hide_credentials(shlex.join(sys.orig_argv))
+
+
+def hide_credentials(text: str) -> str:
+    """The text without the name and password of an address such as ``https://name:password@host/``."""
+    return re.sub(r"(\w+://)[^/@\s]+@", r"\1***@", text)
 
 
 def version() -> str:

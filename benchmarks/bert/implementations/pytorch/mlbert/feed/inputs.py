@@ -19,6 +19,8 @@ class PreTrainingInputs:
     shape: BertConfig  # of the model
     train_data: str  # "sha256:..." of the data set, or "synthetic"
     eval_data: str  # likewise
+    max_sequence_length: int  # of the training set, tokens
+    sequences_per_pack: float | None  # see `StoreInfo.sequences_per_pack`
     vocabulary: Path | None  # the file that `mlbert prepare` leaves beside the training set; None where there is none
 
 
@@ -26,8 +28,10 @@ def inspect(config: TrainConfig) -> PreTrainingInputs:
     """Looks at what BERT_CONFIG, DATADIR_PHASE2 and EVALDIR name; reads no sample. Raises UserError: something is
     missing, or model, data sets and vocabulary do not fit each other."""
     shape = BertConfig.from_json(config.bert_config_file).with_options(config.model_options)
+    packed = config.max_sequences_per_pack
     if config.synthetic_data:
-        return PreTrainingInputs(shape, SYNTHETIC, SYNTHETIC, None)
+        rate = 1.0 if packed == 1 else None
+        return PreTrainingInputs(shape, SYNTHETIC, SYNTHETIC, shape.max_position_embeddings, rate, None)
     train_set, eval_set = describe(config.input_dir), describe(config.eval_dir)
     check_same_vocabulary(train_set, eval_set)
     vocabulary = config.input_dir.parent / "vocab.txt"
@@ -36,4 +40,11 @@ def inspect(config: TrainConfig) -> PreTrainingInputs:
         check_vocabulary(train_set, found)
     for data in (train_set, eval_set):
         check_shape(data, shape, config.bert_config_file)
-    return PreTrainingInputs(shape, f"sha256:{train_set.identity}", f"sha256:{eval_set.identity}", found)
+    return PreTrainingInputs(
+        shape,
+        f"sha256:{train_set.identity}",
+        f"sha256:{eval_set.identity}",
+        train_set.max_seq_length,
+        train_set.sequences_per_pack(packed),
+        found,
+    )

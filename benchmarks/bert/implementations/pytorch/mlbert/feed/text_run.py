@@ -31,7 +31,7 @@ def inspect(config: TrainConfig) -> PreTrainingInputs:
         raise UserError(f"MAX_SEQ_LENGTH={length}", reason, "Lower it, or raise max_position_embeddings")
     train = describe_text(config.input_dir, config.data_remote, tokenizer)
     evaluation = describe_text(config.eval_dir, config.eval_remote, tokenizer)
-    return PreTrainingInputs(shape, train.identity, evaluation.identity, tokenizer.file)
+    return PreTrainingInputs(shape, train.identity, evaluation.identity, length, 1.0, tokenizer.file)
 
 
 def make_source(config: TrainConfig, *, seed: int, rank: int, world_size: int) -> TextSource:

@@ -17,6 +17,7 @@ from torch import Tensor
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_state import Report, check_unseen
 from mlbert.core.errors import UserError
+from mlbert.core.starting_weights import weights_file
 from mlbert.models.bert import AnyBert
 from mlbert.models.foreign import PYTORCH_WEIGHTS, Weights, read_weights
 from mlbert.models.huggingface import read_config
@@ -33,10 +34,7 @@ def load_weights(model: AnyBert, path: Path) -> Report:
         UserError: the file is missing or damaged; it holds another shape, vocabulary or kind of encoder, as its tensors
             or the configuration beside them tell. The model is then unchanged.
     """
-    file = path
-    if path.is_dir():
-        files = [path / "weights" / WEIGHTS, path / WEIGHTS, path / PYTORCH_WEIGHTS]
-        file = next((file for file in files if file.is_file()), path / WEIGHTS)
+    file = weights_file(path)
     if file.suffix == ".safetensors":
         weights = Weights(_read_safetensors(file))
     elif file.suffix == ".pt" or file.name == PYTORCH_WEIGHTS:

@@ -116,6 +116,8 @@ class TaskInputs:
     shape: BertConfig
     train_data: str
     eval_data: str
+    max_sequence_length: int
+    sequences_per_pack: float
     tokenizer: Tokenizer
     train: TaskRows
     evaluations: Mapping[str, TaskRows]
@@ -164,7 +166,8 @@ def inspect(config: TrainConfig) -> TaskInputs:
         reason = f"is more than the {shape.max_position_embeddings} positions of {config.bert_config_file}"
         raise UserError(f"MAX_SEQ_LENGTH={config.max_seq_length}", reason, "Set fewer")
     identities = ",".join(rows.identity for rows in evaluations.values())
-    return TaskInputs(shape, train.identity, identities, tokenizer, train, evaluations, card)
+    data = (train.identity, identities, config.max_seq_length, 1.0)
+    return TaskInputs(shape, *data, tokenizer, train, evaluations, card)
 
 
 def build(config: TrainConfig, inputs: TaskInputs, world: World, seed: int, warn: Callable[[str], None]) -> Method:

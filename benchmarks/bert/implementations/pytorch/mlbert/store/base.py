@@ -39,7 +39,14 @@ class StoreInfo:
     vocab_size: int | None  # of the vocabulary it was made with; None when the format does not say
     vocabulary_sha256: str | None  # likewise
     max_pack_tokens: int | None = None  # slots of a pack, when packs are stored; None for a set of single sequences
+    num_packs: int | None = None  # of a set that stores packs; None where it takes reading to know
     bins: tuple[BinInfo, ...] = ()  # shortest sequences first; none where the set is not cut by length
+
+    def sequences_per_pack(self, max_sequences: int) -> float | None:
+        """Of what steps take of the set where at most ``max_sequences`` share a pack; None: only packing tells."""
+        if max_sequences == 1:
+            return 1.0
+        return round(self.num_sequences / self.num_packs, 4) if self.num_packs and self.num_sequences else None
 
 
 class Store(Protocol):

@@ -286,6 +286,7 @@ def info_of(manifest: Manifest) -> StoreInfo:
         vocab_size=manifest.vocab_size,
         vocabulary_sha256=manifest.vocabulary_sha256,
         max_pack_tokens=manifest.max_pack_tokens,
+        num_packs=manifest.num_packs or None,
     )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
+import re
 import subprocess
 from functools import lru_cache
 from pathlib import Path
 
 from mlbert.core.mllog import constants
-from mlbert.core.provenance import git_state, tree_digest
+from mlbert.core.provenance import SOURCE_STATEMENT, git_state, tree_digest
 from mlbert.submission.logs import Log
 
 # Where one of these is called, the end of the run is logged for whatever ended it.
@@ -27,15 +30,30 @@ class Sources:
         self.gap: str | None = None
         self._commit: str | None = None
         self._texts: dict[str, str | None] = {}
+        self._digests = _stated_digests(tree)
+        self.lacks_commit = False  # whether the tree has a whole history, without the log's commit
         commit = log.value("commit")
         if not isinstance(commit, str):
             self.gap = "the log names no commit"
         elif log.value("tree_modified"):
             self.gap = f"the tree had been modified since commit {commit}"
-        elif _git(tree, "cat-file", "-e", f"{commit}^{{commit}}") is not None:
+        elif _has_commit(tree, commit):
             self._commit = commit
         elif commit not in (git_state(tree)[0], tree_digest(tree)):
             self.gap = f"commit {commit} is not here"
+            self.lacks_commit = _git(tree, "rev-parse", "--is-shallow-repository") == "false\n"
+        elif git_state(tree)[1]:
+            self.gap = f"the tree had been modified since commit {commit} when it was exported"
+
+    def is_altered(self, name: str) -> bool:
+        """Whether a file of an export is not the one that its source.json states."""
+        if self._commit is not None or name not in self._digests:
+            return False
+        try:
+            content = (self.tree / name).read_bytes()
+        except OSError:
+            return True
+        return hashlib.sha256(content).hexdigest() != self._digests[name]
 
     def text(self, name: str) -> str | None:
         """A file's text by its name in the tree; ``None`` where there is none."""
@@ -47,7 +65,7 @@ class Sources:
 
     def _read(self, name: str) -> str | None:
         if self._commit is not None:
-            return _git(self.tree, "show", f"{self._commit}:{name}")
+            return _shown(self.tree, self._commit, name)
         try:
             return (self.tree / name).read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -100,9 +118,14 @@ def _names_key(call: ast.Call, key: str) -> bool:
 
 def is_key(argument: ast.expr, key: str) -> bool:
     """Whether an argument is the key: its text, or the name of the constant that holds it."""
+    return key_of(argument) == key
+
+
+def key_of(argument: ast.expr) -> str | None:
+    """The text that an argument is or, as a name of `mlperf_logging`'s constants, stands for; None for others."""
     if isinstance(argument, ast.Constant):
-        return argument.value == key
-    return getattr(constants, terminal_name(argument) or "", None) == key
+        return argument.value if isinstance(argument.value, str) else None
+    return getattr(constants, terminal_name(argument) or "", None)
 
 
 def terminal_name(node: ast.expr) -> str | None:
@@ -110,6 +133,26 @@ def terminal_name(node: ast.expr) -> str | None:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else None
+
+
+def _has_commit(tree: Path, commit: str) -> bool:
+    is_name = re.fullmatch(r"[0-9a-f]{40}", commit)
+    return bool(is_name) and _git(tree, "cat-file", "-e", f"{commit}^{{commit}}") is not None
+
+
+def _stated_digests(tree: Path) -> dict[str, str]:
+    """File name to SHA-256 as an export's source.json states them; empty without one."""
+    try:
+        files = json.loads((tree / SOURCE_STATEMENT).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return {str(name): str(digest) for name, digest in files.items()} if isinstance(files, dict) else {}
+
+
+@lru_cache(maxsize=512)
+def _shown(tree: Path, commit: str, name: str) -> str | None:
+    """A file of a commit, which never changes."""
+    return _git(tree, "show", f"{commit}:{name}")
 
 
 def _git(tree: Path, *arguments: str) -> str | None:

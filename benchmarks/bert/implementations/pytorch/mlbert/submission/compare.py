@@ -92,7 +92,7 @@ def read_side(path: Path) -> Side:
         names = [path]
     else:
         folder = path / BENCHMARK if (path / BENCHMARK).is_dir() else path
-        names = sorted(name for name in folder.glob(_RESULT_PATTERN) if name.is_file() and _PART not in name.name)
+        names = _logs_in(folder)
     if not names:
         reason = f"holds no {_RESULT_PATTERN}" if path.is_dir() else "does not exist"
         raise UserError(path, reason, "Name results/<system>, a LOGDIR or one log")
@@ -101,6 +101,17 @@ def read_side(path: Path) -> Side:
         if log.first("run_start") is None:
             raise UserError(log.path, "is no MLPerf log of a run: it has no run_start", "Remove it, or name others")
     return Side(str(path), logs, _system_of(names[0].resolve().parent))
+
+
+def alike(log: Log) -> list[Log]:
+    """The finished runs of a log's settings that lie beside it, itself among them."""
+    others = map(read_log, sorted({log.path, *_logs_in(log.path.parent)}))
+    finished = (other for other in others if other.status is not None and other.first("run_start") is not None)
+    return [other for other in finished if not _settings_that_differ(Side("", [log], None), Side("", [other], None))]
+
+
+def _settings_that_differ(a: Side, b: Side) -> list[Difference]:
+    return [*_facts_that_differ(a, b)[0], *_configuration(a, b, [])]
 
 
 def compare_sides(a: Side, b: Side, tree: Path) -> Comparison:
@@ -126,6 +137,10 @@ def compare_sides(a: Side, b: Side, tree: Path) -> Comparison:
         _measures(a, b),
         notes,
     )
+
+
+def _logs_in(folder: Path) -> list[Path]:
+    return sorted(name for name in folder.glob(_RESULT_PATTERN) if name.is_file() and _PART not in name.name)
 
 
 def _system_of(folder: Path) -> dict[str, Any] | None:

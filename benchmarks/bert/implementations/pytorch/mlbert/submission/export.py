@@ -11,12 +11,14 @@ from pathlib import Path, PurePosixPath
 
 from mlbert.core.errors import UserError
 from mlbert.core.provenance import SOURCE_STATEMENT, git_state
+from mlbert.submission.findings import Complaint, Complaints, Outcome
 
 _TOP_LEVEL_LEFT_OUT = frozenset({"tests", "tools", "records", "runs", "build", "dist", "venv"})
 _FOLDERS_LEFT_OUT = frozenset({"__pycache__", "node_modules"})
 _SUFFIXES_LEFT_OUT = (".pyc", ".pyo", ".so", ".o", ".egg-info")
 _MAX_FILE_BYTES = 50 * 1024 * 1024
-_NO_SOURCE = frozenset({"results", SOURCE_STATEMENT})  # runs write results; they are no part of what a commit says
+_EXPORTED = "source.json names the commit and the digest of each of its files"
+_CODE = "benchmarks"
 
 
 def is_checkout(tree: Path) -> bool:
@@ -27,7 +29,7 @@ def is_checkout(tree: Path) -> bool:
 def export_tree(tree: Path, target: Path) -> int:
     """Copy a tree to an empty or new folder; links become files, and ``source.json`` names the commit and each file.
 
-    ``source.json`` has ``commit``, ``dirty`` and ``files``: name to SHA-256 of every file outside ``results/``, so that
+    ``source.json`` has ``commit``, ``dirty`` and ``files``: name to SHA-256 of every file in ``benchmarks/``, so that
     code can be proven to be the commit's where there is no git.
 
     Args:
@@ -53,8 +55,7 @@ def export_tree(tree: Path, target: Path) -> int:
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(tree / name, destination)
         commit, dirty = git_state(tree)
-        sources = [name for name in names if name.parts[0] not in _NO_SOURCE]
-        files = {str(name): digest_of(target / name) for name in sources}
+        files = {str(name): digest_of(target / name) for name in names if name.parts[0] == _CODE}
         statement = json.dumps({"commit": commit, "dirty": dirty, "files": files}, indent=2) + "\n"
         (target / SOURCE_STATEMENT).write_text(statement, encoding="utf-8")
     except OSError as error:
@@ -66,6 +67,38 @@ def digest_of(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal digits. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def differs(path: Path, digest: object) -> str | None:
+    """In what way a file is not the one of a digest; ``None`` if it is."""
+    if not path.is_file():
+        return "is missing"
+    try:
+        return None if digest_of(path) == digest else "is another file"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def is_export(tree: Path) -> bool:
+    """Whether the folder was written by `export_tree`, and has not become a checkout since."""
+    return (tree / SOURCE_STATEMENT).is_file() and not is_checkout(tree)
+
+
+def check_source(tree: Path) -> Complaints:
+    """Every file that source.json lists is there and is the one that was exported."""
+    try:
+        statement = json.loads((tree / SOURCE_STATEMENT).read_text(encoding="utf-8"))
+        files = dict(statement.get("files") or {})
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        yield Complaint(Outcome.ERROR, f"{SOURCE_STATEMENT} cannot be read", _EXPORTED)
+        return
+    if not files:
+        yield Complaint(Outcome.NOTE, f"{SOURCE_STATEMENT} lists no files, so only its word says which code this is")
+    for name, digest in files.items():
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            yield Complaint(Outcome.ERROR, f"{SOURCE_STATEMENT} lists {name}, which is outside the tree", _EXPORTED)
+        elif (problem := differs(tree / name, digest)) is not None:
+            yield Complaint(Outcome.ERROR, f"{name} {problem}", _EXPORTED)
 
 
 def _list_files(tree: Path) -> list[PurePosixPath]:
@@ -99,6 +132,7 @@ def _refuse_illegal(tree: Path, names: list[PurePosixPath]) -> None:
         if " " in str(name):
             raise UserError(str(name), "has a space in its name, which the repository checker refuses", "Rename it")
         if not path.is_file():
-            raise UserError(str(name), "is a link to nothing or to a folder", "Replace it by what it should hold")
+            problem = "is a link to nothing or to a folder" if path.is_symlink() else "is neither a file nor a folder"
+            raise UserError(str(name), problem, "Replace it by what it should hold")
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise UserError(str(name), "is larger than 50 MB, which the repository checker refuses", "Leave it out")

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 _MAX_COMPLAINTS = 6
+_MAX_CHARACTERS = 300  # of a complaint in the table
 
 
 class Outcome(StrEnum):
@@ -41,31 +42,49 @@ class Finding:
     check: str  # name of the official tool, or "own: ..." for what no official tool looks at
     subject: str  # what was looked at, relative to the folder given
     outcome: Outcome
-    words: str  # the tool's own, or the reason
+    words: str  # the tool's own, or the reason; of many complaints the first
+    complaints: tuple[Complaint, ...] = ()  # all of them, the worst first
+
+    @property
+    def severity(self) -> int:
+        """0 for a check that passed, more for what is worse."""
+        return _MILDEST_FIRST.index(self.outcome)
+
+    def as_json(self) -> dict[str, object]:
+        """The row in plain values, with all complaints."""
+        complaints = [{"severity": c.outcome.value, "text": c.text, "rule": c.rule} for c in self.complaints]
+        outcome = self.outcome.value
+        row = {"check": self.check, "subject": self.subject, "outcome": outcome, "words": self.words}
+        return {**row, "complaints": complaints}
 
 
 def finding_of(check: str, subject: str, complaints: Sequence[Complaint], passed: str) -> Finding:
     """One row for a check: its complaints with the worst outcome, or what it made sure of."""
     if not complaints:
         return Finding(check, subject, Outcome.PASS, passed)
-    worst = max(complaints, key=lambda complaint: _MILDEST_FIRST.index(complaint.outcome)).outcome
-    return Finding(check, subject, worst, _join(complaints))
+    by_severity = sorted(complaints, key=lambda complaint: -_MILDEST_FIRST.index(complaint.outcome))
+    distinct = tuple(dict.fromkeys(by_severity))
+    return Finding(check, subject, distinct[0].outcome, _join(distinct), distinct)
 
 
 def _join(complaints: Sequence[Complaint]) -> str:
-    """The complaints, each once, the worst first, no more than a reader takes in; behind those of a rule, the rule."""
-    by_severity = sorted(complaints, key=lambda complaint: -_MILDEST_FIRST.index(complaint.outcome))
-    distinct = list(dict.fromkeys(by_severity))
+    """No more complaints than a reader takes in; behind those of a rule, the rule."""
     rules: dict[tuple[Outcome, str], list[str]] = {}
-    for complaint in distinct[:_MAX_COMPLAINTS]:
-        rules.setdefault((complaint.outcome, complaint.rule), []).append(complaint.text)
+    for complaint in complaints[:_MAX_COMPLAINTS]:
+        rules.setdefault((complaint.outcome, complaint.rule), []).append(_shown(complaint.text))
     has_several = len({outcome for outcome, _ in rules}) > 1
     parts = []
     for (outcome, rule), texts in rules.items():
         severity = f"{outcome.value}: " if has_several else ""
         parts.append(severity + "; ".join(texts) + (f" [{rule}]" if rule else ""))
-    left_out = len(distinct) - _MAX_COMPLAINTS
+    left_out = len(complaints) - _MAX_COMPLAINTS
     return "; ".join(parts) + (f"; and {left_out} more" if left_out > 0 else "")
+
+
+def _shown(text: str) -> str:
+    """A text that a terminal can show: no control characters, not too long."""
+    plain = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return plain if len(plain) <= _MAX_CHARACTERS else plain[:_MAX_CHARACTERS] + " ..."
 
 
 def failed(findings: Iterable[Finding]) -> bool:

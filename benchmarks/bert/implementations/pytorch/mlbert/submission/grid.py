@@ -11,6 +11,7 @@ In 120 published packed logs of v5.0 distances are off by at most 0.7 % and sums
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,9 @@ _SLACK_OF_ONE = 0.01
 _SLACK_OF_SUM = 0.005
 _LEFT_OUT = 1.5  # intervals without an evaluation
 _MIN_FOR_MEDIAN = 3
+
+
+Found = Iterator[tuple[int, Complaint]]  # with the evaluation's index, from 1
 
 
 class Schedule:
@@ -53,41 +57,42 @@ class Schedule:
         return index * (self._down - slack) - self.batch
 
 
-def check_grid(batch: int, points: Sequence[float]) -> Complaints:
-    """Complaints about the evaluations of one log, the first one only of each kind.
+def check_grid(batch: int, points: Sequence[float], lines: Sequence[int]) -> Complaints:
+    """Complaints about the evaluations of one log, which stand in these lines; the first one only of each kind.
 
     An error is an evaluation left out, one that came early, and another interval. A late one is a warning: it costs its
     submitter time, and published results have it.
     """
     schedule = Schedule(batch, points)
     distances = [after - before for before, after in zip([0, *points], points, strict=False)]
-    yield from _first(_left_out(schedule, points, distances))
-    yield from _first(_early(schedule, points, distances))
+    found = [*_first(_left_out(schedule, points, distances)), *_first(_early(schedule, points, distances))]
     if len(points) >= _MIN_FOR_MEDIAN and (usual := statistics.median(distances)) > schedule.longest_median:
         text = f"evaluations are {usual:.0f} samples apart, the grid says {schedule.interval}"
-        yield Complaint(Outcome.ERROR, text, _ROUNDED)
+        found.append((1, Complaint(Outcome.ERROR, text, _ROUNDED)))
     elif late := [
         n for n, apart in enumerate(distances, 1) if schedule.longest < apart < _LEFT_OUT * schedule.interval
     ]:
         text = f"evaluation {late[0]} is late, {distances[late[0] - 1]} samples after {_before(late[0])}"
-        yield Complaint(Outcome.WARN, text, _ROUNDED)
+        found.append((late[0], Complaint(Outcome.WARN, text, _ROUNDED)))
+    for index, complaint in found:
+        yield complaint._replace(text=f"line {lines[index - 1]}: {complaint.text}")
 
 
-def _left_out(schedule: Schedule, points: Sequence[float], distances: Sequence[float]) -> Complaints:
+def _left_out(schedule: Schedule, points: Sequence[float], distances: Sequence[float]) -> Found:
     for index, (samples, apart) in enumerate(zip(points, distances, strict=True), start=1):
         if apart >= _LEFT_OUT * schedule.interval:
             text = f"evaluation {index} is at {samples} samples, the grid says {index * schedule.interval}"
-            yield Complaint(Outcome.ERROR, text, _ROUNDED)
+            yield index, Complaint(Outcome.ERROR, text, _ROUNDED)
 
 
-def _early(schedule: Schedule, points: Sequence[float], distances: Sequence[float]) -> Complaints:
+def _early(schedule: Schedule, points: Sequence[float], distances: Sequence[float]) -> Found:
     """Early against the start, or against the evaluation before unless that was as much late."""
     before: float = schedule.interval
     for index, (samples, apart) in enumerate(zip(points, distances, strict=True), start=1):
         is_short = apart < schedule.shortest and before + apart < 2 * schedule.shortest
         if is_short or samples < schedule.earliest(index):
             text = f"evaluation {index} is at {samples} samples, {apart} after {_before(index)}"
-            yield Complaint(Outcome.ERROR, f"{text}; the grid says {index * schedule.interval}", _ROUNDED)
+            yield index, Complaint(Outcome.ERROR, f"{text}; the grid says {index * schedule.interval}", _ROUNDED)
         before = apart
 
 
@@ -95,7 +100,5 @@ def _before(index: int) -> str:
     return "the start" if index == 1 else "the one before"
 
 
-def _first(complaints: Iterator[Complaint]) -> Complaints:
-    found = next(complaints, None)
-    if found is not None:
-        yield found
+def _first(found: Found) -> list[tuple[int, Complaint]]:
+    return list(itertools.islice(found, 1))

@@ -11,15 +11,35 @@ _WORDS = (
     "opt_learning_rate_decay_boundary_steps",
 )
 
+# Numbers of which the closed division wants one each.
+CLOSED_KEYS = (
+    *("global_batch_size", "gradient_accumulation_steps", "num_warmup_steps", "start_warmup_step"),
+    *("opt_base_learning_rate", "opt_learning_rate_training_steps", "opt_learning_rate_warmup_steps"),
+    *("opt_lamb_epsilon", "opt_lamb_beta_1", "opt_lamb_beta_2", "opt_lamb_weight_decay_rate"),
+)
+
+# Framework to the distributions that have it.
+DISTRIBUTIONS_OF = {"PyTorch": ("torch",), "TensorFlow": ("tensorflow", "tensorflow-cpu")}
+
 # Settings behind a key that is not named like its setting and whose call does not read them from `config` itself.
 SETTINGS_OF = {
     "cache_clear": ("caches_cleared",),
+    "starting_weights": ("init_checkpoint",),
+    "starting_weights_sha256": ("init_checkpoint",),
+    "threads_per_rank": ("cpu_threads",),
+    "target_accuracy": ("target_mlm_accuracy",),
+    "first_evaluation_samples": ("eval_iter_start_samples",),
+    "evaluation_interval_samples": ("eval_iter_samples",),
+    "evaluation_size": ("num_eval_examples",),
+    "max_samples": ("max_samples_termination",),
     "train_data": ("input_dir",),
     "eval_data": ("eval_dir",),
     "model_shape": ("bert_config_file",),
     "model_shape_sha256": ("bert_config_file",),
     "global_batch_size": ("train_batch_size", "average_packing_rate"),
     "opt_implementation": ("optimizer_implementation",),
+    "opt_name": ("optimizer",),
+    "opt_learning_rate_decay_schedule": ("schedule",),
     "opt_base_learning_rate": ("learning_rate",),
     "opt_lamb_epsilon": ("opt_epsilon",),
     "opt_lamb_weight_decay_rate": ("weight_decay_rate",),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,9 @@ from mlbert.core.errors import UserError
 
 _TOKEN = ":::MLLOG "
 _MS_PER_MINUTE = 60_000
+_MAX_BYTES = 50 * 2**20  # what the repository checker allows for a file
+_MAX_CHARACTERS = 50_000
+_MAX_DEPTH = 100
 
 
 @dataclass(frozen=True)
@@ -73,23 +78,59 @@ class Log:
         return [((event.metadata or {}).get("epoch_num"), event.value) for event in self.all("eval_accuracy")]
 
 
+def unfit(path: Path) -> str | None:
+    """Why neither we nor the official tools can read a log in a reasonable time; ``None`` if all can.
+
+    They take a time that grows with the square of what follows the token of a line: 50,000 characters take a second,
+    100,000 four. Raises OSError.
+    """
+    if path.stat().st_size > _MAX_BYTES:
+        return f"is larger than {_MAX_BYTES // 2**20} MB"
+    with path.open(encoding="latin-1") as lines:
+        for number, line in enumerate(lines, start=1):
+            _, token, text = line.partition(_TOKEN.strip())
+            if token and len(text) > _MAX_CHARACTERS:
+                return f"has {len(text)} characters in line {number}, more than {_MAX_CHARACTERS}"
+    return None
+
+
 def read_log(path: Path) -> Log:
     """Read one log. Raises UserError where the file cannot be read."""
     try:
-        lines = path.read_text(encoding="latin-1").splitlines()
+        reason = "is no file" if path.exists() and not path.is_file() else unfit(path)
+        if reason is not None:
+            raise UserError(path, reason, "Name an MLPerf log")
+        with path.open(encoding="latin-1") as file:
+            lines = file.readlines()
     except OSError as error:
         raise UserError(path, f"cannot be read ({error.strerror})", "Name an MLPerf log") from error
     events: list[Event] = []
     broken: list[str] = []
     for number, line in enumerate(lines, start=1):
-        _, token, text = line.rpartition(_TOKEN)
+        _, token, text = line.rstrip("\n").rpartition(_TOKEN)
         if not token:
             continue
         try:
-            fields = json.loads(text)
-            metadata = fields.get("metadata") if isinstance(fields.get("metadata"), dict) else None
-            event = Event(number, text, float(fields["time_ms"]), str(fields["key"]), fields["value"], metadata)
-            events.append(event)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            events.append(_event(number, text))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             broken.append(f"line {number}: {type(error).__name__} {error}")
     return Log(path, events, broken)
+
+
+def _event(number: int, text: str) -> Event:
+    fields = json.loads(text)
+    time_ms = float(fields["time_ms"])
+    if not math.isfinite(time_ms):
+        raise ValueError(f"time_ms is {time_ms}")
+    if is_too_deep(text):
+        raise ValueError(f"is nested more than {_MAX_DEPTH} deep")
+    metadata = fields.get("metadata") if isinstance(fields.get("metadata"), dict) else None
+    return Event(number, text, time_ms, str(fields["key"]), fields["value"], metadata)
+
+
+def is_too_deep(text: str) -> bool:
+    """Whether JSON may be nested so deep that working on it exhausts Python's stack; brackets in texts count too."""
+    if text.count("[") + text.count("{") <= _MAX_DEPTH:
+        return False
+    steps = (1 if letter in "[{" else -1 for letter in text if letter in "[]{}")
+    return max(itertools.accumulate(steps)) > _MAX_DEPTH

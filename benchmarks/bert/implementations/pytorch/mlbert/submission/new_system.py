@@ -11,7 +11,7 @@ from pathlib import Path
 from mlbert.core.config_files import check_exports, parse_config_name
 from mlbert.core.errors import UserError
 from mlbert.store.manifest import write_atomically
-from mlbert.submission.describe import NOT_THERE
+from mlbert.submission.hardware import NOT_THERE
 from mlbert.submission.templates import FIELDS, FOLDER, MARK, template
 
 IMPLEMENTATIONS = Path("benchmarks/bert/implementations")

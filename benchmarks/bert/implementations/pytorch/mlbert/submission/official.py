@@ -1,113 +1,136 @@
-"""The official tools of mlperf-logging, run as programs and judged by their words: most of them always exit with 0.
+"""The official tools of mlperf-logging: how each is called, and how its words are judged: most always exit with 0.
 
-Every tool writes a log file into the current folder, so each runs in a scratch folder. Ruleset 5.0.0 is always given:
-the defaults of the tools are rulesets without BERT.
+Ruleset 5.0.0 is always given: the defaults of the tools are rulesets without BERT.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-import subprocess
-import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from subprocess import PIPE, STDOUT
 
 from mlbert.core.rules import BENCHMARK, RULESET
-from mlbert.submission.findings import Finding, Outcome
+from mlbert.submission import tools
+from mlbert.submission.findings import Complaint, Finding, Outcome, finding_of
+from mlbert.submission.tools import Answer, Job
 
-_TIME_LIMIT_SECONDS = 600
 _COMPLAINT = re.compile(
     r"^(Required |CHECK for |failed test|Failed checks|Log lines had|.*\bERROR\b|.*[A-Za-z]Error\b|.*CRITICAL)"
 )
+# A file's name may hold a line that says the opposite.
+_FAILED = re.compile(r"^\w+ - +(CHECKS FAILED|PACKAGE CHECKER FOUND ERRORS|System description checker failed)", re.M)
 _EMPTY_COMPLAINTS = ("ERROR - FAILED", "ERROR - System description file checker failed")
-_MAX_WORDS = 400
 
 
-def check_compliance(log: Path, subject: str, scratch: Path) -> Finding:
-    """compliance_checker on one log."""
+@dataclass(frozen=True)
+class Call:
+    """One run of a tool, and what its answer means."""
+
+    tool: str
+    arguments: Sequence[str]
+    judge: Callable[[Answer], list[Finding]]
+    after: str = ""  # the tool that must be finished before
+
+
+def compliance_checker(log: Path, subject: str) -> Call:
+    """On one log."""
     arguments = ["--usage", "training", "--ruleset", RULESET, str(log)]
-    return _judge("compliance_checker", arguments, subject, scratch, r"\bSUCCESS\b")
+    return _call("compliance_checker", arguments, subject, r"SUCCESS\b")
 
 
-def check_system(system: Path, subject: str, scratch: Path) -> Finding:
-    """system_desc_checker on one ``systems/<system>.json``."""
+def system_desc_checker(system: Path, subject: str) -> Call:
+    """On one ``systems/<system>.json``."""
     arguments = [str(system), "training", RULESET]
-    return _judge("system_desc_checker", arguments, subject, scratch, r".*checker passed for.*")
+    return _call("system_desc_checker", arguments, subject, r"  System description checker passed for.*")
 
 
-def check_convergence(folder: Path, subject: str, scratch: Path) -> Finding:
-    """rcp_checker on one folder of ten logs: not faster to the target than the reference can be."""
+def rcp_checker(folder: Path, subject: str) -> Call:
+    """On one folder of ten logs: not faster to the target than the reference can be."""
     arguments = ["--rcp_usage", "training", "--rcp_version", RULESET, str(folder)]
-    return _judge("rcp_checker", arguments, subject, scratch, r".*RCP test PASSED.*")
+    return _call("rcp_checker", arguments, subject, r".*RCP test PASSED.*")
 
 
-def check_package(tree: Path, scratch: Path) -> Finding:
-    """package_checker on a whole tree. Writes ``scaling.json`` into result folders, so it runs before the summary."""
+def package_checker(tree: Path) -> Call:
+    """On a whole tree. Writes ``scaling.json`` into result folders, which `result_summarizer` reads."""
     arguments, passed = [str(tree), "training", RULESET], "PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !"
-    return _judge("package_checker", arguments, ".", scratch, passed, but="accepting this under olympic scoring")
+    return _call("package_checker", arguments, ".", passed, but="accepting this under olympic scoring")
 
 
-def check_repository(tree: Path, scratch: Path) -> Finding:
-    """repo_checker on a whole tree: names, sizes and links."""
-    return _judge("repo_checker", [str(tree), "training", RULESET], ".", scratch, "ALL CHECKS PASSED")
+def repo_checker(tree: Path) -> Call:
+    """On a whole tree: names, sizes and links."""
+    return _call("repo_checker", [str(tree), "training", RULESET], ".", "ALL CHECKS PASSED")
 
 
-def _judge(tool: str, arguments: list[str], subject: str, scratch: Path, passed: str, but: str = "") -> Finding:
-    """Runs a tool, which passes when it exits with 0 and says ``passed`` (a pattern); a line with ``but`` warns."""
-    exit_code, words = _run(tool, arguments, scratch)
-    said = re.search(passed, words)
-    if exit_code != 0 or said is None:
-        return Finding(tool, subject, Outcome.ERROR, _complaints(words) or _last_line(words))
-    verdict = said[0].removeprefix("INFO -").strip()
-    tolerated = [line.strip() for line in words.splitlines() if but and but in line]
-    if tolerated:
-        return Finding(tool, subject, Outcome.WARN, f"{verdict} But: {tolerated[0]}")
-    return Finding(tool, subject, Outcome.PASS, verdict)
+def result_summarizer(tree: Path, table: Path) -> Call:
+    """On a whole tree: one finding for each system, with its score in minutes. ``table``: a .csv to be written."""
+
+    def judge(answer: Answer) -> list[Finding]:
+        complaints = _complaints(answer.words)
+        if answer.status != 0 or complaints or not table.is_file():
+            return [_refused("result_summarizer", ".", complaints or [_last_line(answer.words)])]
+        with table.open(encoding="utf-8", newline="") as lines:
+            rows = list(csv.DictReader(lines))
+        return [_score(row) for row in rows] or [_refused("result_summarizer", ".", ["found no result"])]
+
+    arguments = [str(tree), "training", RULESET, "--csv", str(table)]
+    return Call("result_summarizer", arguments, judge, after="package_checker")
 
 
-def summarize(tree: Path, scratch: Path) -> list[Finding]:
-    """result_summarizer on a whole tree: one finding for each system, with its score in minutes."""
-    table = scratch / "summary.csv"
-    table.unlink(missing_ok=True)
-    exit_code, words = _run("result_summarizer", [str(tree), "training", RULESET, "--csv", str(table)], scratch)
-    complaints = _complaints(words)
-    if exit_code != 0 or complaints or not table.is_file():
-        return [Finding("result_summarizer", ".", Outcome.ERROR, complaints or _last_line(words))]
-    with table.open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    findings = []
-    for row in rows:
-        score = row.get(BENCHMARK) or ""
-        good = bool(re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", score)) and float(score) > 0
-        words = f"{float(score):.4g} minutes ({row['division']})" if good else "gives no score"
-        outcome = Outcome.PASS if good else Outcome.ERROR
-        findings.append(Finding("result_summarizer", row.get("system", "."), outcome, words))
-    return findings or [Finding("result_summarizer", ".", Outcome.ERROR, "found no result")]
+def run(call: Call) -> list[Finding]:
+    """Runs one tool and judges it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="mlbert-tool-") as scratch,
+        tools.started(jobs([call]), Path(scratch)) as answers,
+    ):
+        return call.judge(answers(lambda step: None)[0])
 
 
-def _run(tool: str, arguments: list[str], scratch: Path) -> tuple[int, str]:
-    """Exit code and everything that the tool printed."""
-    command = [sys.executable, "-m", f"mlperf_logging.{tool}", *arguments]
-    limit = _TIME_LIMIT_SECONDS
-    try:
-        done = subprocess.run(
-            command, cwd=scratch, stdout=PIPE, stderr=STDOUT, text=True, errors="replace", timeout=limit
-        )
-    except subprocess.TimeoutExpired:
-        return 1, f"ERROR no answer within {limit} seconds"
-    return done.returncode, done.stdout
+def jobs(calls: Sequence[Call]) -> list[Job]:
+    """What the worker is asked for."""
+    return [
+        Job(call.tool, call.arguments, [i for i, other in enumerate(calls) if other.tool == call.after])
+        for call in calls
+    ]
 
 
-def _complaints(words: str) -> str:
+def _call(tool: str, arguments: list[str], subject: str, passed: str, but: str = "") -> Call:
+    """A tool that passes when it exits with 0 and says ``passed`` (a pattern) in a line; one with ``but`` warns."""
+
+    def judge(answer: Answer) -> list[Finding]:
+        said = re.search(rf"^(?:INFO - )?({passed})", answer.words, re.MULTILINE)
+        if answer.status != 0 or said is None or _FAILED.search(answer.words):
+            return [_refused(tool, subject, _complaints(answer.words) or [_last_line(answer.words)])]
+        verdict = said[1].strip()
+        tolerated = [line.strip() for line in answer.words.splitlines() if but and but in line]
+        if tolerated:
+            return [finding_of(tool, subject, [Complaint(Outcome.WARN, f"{verdict} But: {tolerated[0]}")], "")]
+        return [Finding(tool, subject, Outcome.PASS, verdict)]
+
+    return Call(tool, arguments, judge)
+
+
+def _refused(tool: str, subject: str, lines: Sequence[str]) -> Finding:
+    return finding_of(tool, subject, [Complaint(Outcome.ERROR, line) for line in lines], "")
+
+
+def _score(row: dict[str, str]) -> Finding:
+    score, system = row.get(BENCHMARK) or "", row.get("system", ".")
+    if not re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", score) or float(score) <= 0:
+        return _refused("result_summarizer", system, ["gives no score"])
+    return Finding("result_summarizer", system, Outcome.PASS, f"{float(score):.4g} minutes ({row['division']})")
+
+
+def _complaints(words: str) -> list[str]:
     """The lines in which a tool says what is wrong, each once."""
     found: dict[str, None] = {}
     for line in words.splitlines():
         text = line.strip().removeprefix("WARNING - ").strip()
         if text and _COMPLAINT.match(text) and text not in _EMPTY_COMPLAINTS:
             found[text.removeprefix("ERROR - ").strip()] = None
-    joined = "; ".join(found)
-    return joined if len(joined) <= _MAX_WORDS else joined[:_MAX_WORDS] + " ..."
+    return list(found)
 
 
 def _last_line(words: str) -> str:

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mlbert.submission.checks.accuracy import check_accuracies
+from mlbert.submission.checks.clock import check_clock, check_overlap
+from mlbert.submission.checks.configuration import check_configuration
 from mlbert.submission.checks.evaluation import check_evaluations
 from mlbert.submission.checks.form import check_division, check_lines, check_numbers, check_program
-from mlbert.submission.checks.identity import check_call_sites
+from mlbert.submission.checks.identity import check_call_sites, check_code, check_whose
+from mlbert.submission.checks.order import check_order
+from mlbert.submission.checks.pace import check_evaluation_time, check_pace
+from mlbert.submission.checks.provenance import check_event_types, check_writer
 from mlbert.submission.checks.same import check_same_settings, check_seeds
-from mlbert.submission.checks.system_file import check_submitter
+from mlbert.submission.checks.system_file import check_description, check_machine, check_submitter
 from mlbert.submission.checks.timing import check_status, check_time
+from mlbert.submission.checks.twins import check_copies
+from mlbert.submission.checks.values import check_rules, check_single_lines, check_values
 from mlbert.submission.findings import Finding, finding_of
 from mlbert.submission.result_set import Check, ResultSet
 
@@ -23,13 +31,33 @@ CHECKS: Mapping[str, Check] = {
     "lines": check_lines,
     "division": check_division,
     "status": check_status,
+    "order of events": check_order,
     "time stamps": check_time,
+    "clock": check_clock,
+    "runs apart": check_overlap,
+    "speed": check_pace,
+    "evaluation time": check_evaluation_time,
     "same settings": check_same_settings,
     "plain numbers": check_numbers,
     "seeds": check_seeds,
+    "copies": check_copies,
     "evaluations": check_evaluations,
+    "accuracies": check_accuracies,
+    "rules": check_rules,
+    "values": check_values,
+    "single lines": check_single_lines,
+    "configuration": check_configuration,
+    "event types": check_event_types,
+    "writer": check_writer,
+    "code": check_code,
 }
-TREE_CHECKS: Mapping[str, Check] = {"call sites": check_call_sites, "submitter": check_submitter}
+TREE_CHECKS: Mapping[str, Check] = {
+    "call sites": check_call_sites,
+    "submitter": check_submitter,
+    "filed under": check_whose,
+    "system description": check_description,
+    "machine": check_machine,
+}
 
 
 def run_checks(results: ResultSet, subject: str) -> list[Finding]:

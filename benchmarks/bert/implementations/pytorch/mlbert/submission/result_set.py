@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from mlbert.submission.findings import Complaint, Complaints, Outcome
-from mlbert.submission.logs import Log
+from mlbert.submission.logs import Event, Log
 
 _OURS = ("configuration", "recipe")
+_OUR_PACKAGES = ("/mlbert/", "/tf2_bert/")
+_CALLBACK = "/mlbert/log.py"  # writes the logs of other people's training programs
 
 # Rules that several checks name.
 LOG_FORMAT = "log format: every line is a JSON object with metadata, without which official tools crash"
@@ -30,6 +32,14 @@ class ResultSet:
     tree: Path | None = None  # its folder, with its history if it has one
 
     @property
+    def system_file(self) -> Path | None:
+        """systems/<system>.json beside the logs' results/<system>/bert; None outside a tree."""
+        folders = self.logs[0].path.parents
+        if self.system is None or len(folders) < 4:
+            return None
+        return folders[3] / "systems" / f"{folders[1].name}.json"
+
+    @property
     def wanted_division(self) -> object:
         """What every log should say: the user's word, else the system's, else the first log's."""
         if self.division is not None:
@@ -43,15 +53,25 @@ Check = Callable[[ResultSet], Complaints]
 
 
 def is_ours(log: Log) -> bool:
-    """Whether this code wrote a log: then it tells its recipe or its configuration."""
-    return any(log.first(key) is not None for key in _OURS)
+    """Whether this code wrote a log: it tells its recipe or its configuration, or a call in this code wrote a line."""
+    return any(event.key in _OURS or _is_our_call(event) for event in log.events)
 
 
-def error(log: Log, text: str, rule: str) -> Complaint:
-    """An error in one log."""
-    return Complaint(Outcome.ERROR, f"{log.path.name}: {text}", rule)
+def _is_our_call(event: Event) -> bool:
+    name = f"/{event.call_site[0]}" if event.call_site else ""
+    return any(package in name for package in _OUR_PACKAGES) and not name.endswith(_CALLBACK)
 
 
-def is_number(value: object) -> bool:
+def error(log: Log, text: str, rule: str, event: Event | None = None) -> Complaint:
+    """An error in one log, at the line of an event."""
+    return Complaint(Outcome.ERROR, where(log, event) + text, rule)
+
+
+def where(log: Log, event: Event | None = None) -> str:
+    """How a complaint begins: the file, and the line of an event."""
+    return f"{log.path.name}: " + (f"line {event.line}: " if event else "")
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a value is a plain, finite number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

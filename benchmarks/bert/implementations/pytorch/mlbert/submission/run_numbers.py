@@ -34,8 +34,14 @@ def stamps_evaluations(log: Log) -> bool:
 
 def samples_to_target(log: Log) -> float | None:
     """Training samples when the target was reached; ``None`` for a run that did not, or whose log does not tell."""
-    counts = [count for count, _ in log.evaluations if is_number(count)]
-    return float(counts[-1]) if log.status == "success" and counts else None
+    found = evaluations(log)
+    return found[-1][0] if log.status == "success" and found else None
+
+
+def evaluations(log: Log) -> list[tuple[float, float]]:
+    """Training samples so far and accuracy of every evaluation that tells both in numbers."""
+    pairs = ((_samples(event), event.value) for event in log.all("eval_accuracy"))
+    return [(samples, float(value)) for samples, value in pairs if samples is not None and is_number(value)]
 
 
 def minutes_to_train(log: Log) -> float | None:

@@ -16,6 +16,7 @@ import functools
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -23,7 +24,15 @@ from rich.console import Console
 from mlbert.core import rules
 from mlbert.core.config import Resolved
 from mlbert.core.events import Events, MLPerfEvents, Several
-from mlbert.core.identity import Identity, identify, log_batch_size, log_identity, log_submission
+from mlbert.core.identity import (
+    Identity,
+    Told,
+    identify,
+    log_batch_size,
+    log_ends,
+    log_identity,
+    log_submission,
+)
 from mlbert.core.mllog import MLPerfLogger, close_interrupted
 from mlbert.core.monitor import Monitor
 from mlbert.core.progress import Limits, Outcome, TrainState
@@ -86,8 +95,9 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
         config, method = build_fitting(config, lambda c: recipe.build(c, inputs, world, seed, say), world, say)
         if config is not resolved.config:
             resolved = replace(resolved, config=config, origin={**resolved.origin, _PARTS: "AUTO_MICRO_BATCH"})
-        identity = log_run(log, resolved, inputs, method, world)
+        told = tell(inputs, method, world)
         if world.rank == 0:
+            identity = log_run(log, resolved, told, method)
             record = paths.write_record(resolved, seed, identity)
         monitor = Monitor(
             paths.folder / "metrics.jsonl" if world.rank == 0 else None,
@@ -126,20 +136,42 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
     return outcome
 
 
-def log_run(log: MLPerfLogger, resolved: Resolved, inputs: Inputs, method: Method, world: World) -> Identity:
-    """Logs where the run comes from, its whole configuration, and every hyper-parameter."""
-    identity = identify(
-        resolved,
+def tell(inputs: Inputs, method: Method, world: World) -> Told:
+    """What data and PyTorch tell of a run; all ranks call it together."""
+    return Told(
         train_data=inputs.train_data,
         eval_data=inputs.eval_data,
+        max_sequence_length=inputs.max_sequence_length,
+        sequences_per_pack=inputs.sequences_per_pack,
         precision=method.precision,
         ops=method.ops,
         ranks=world.world_size,
+        threads_per_rank=torch.get_num_threads(),
+        hosts=world.hosts(),
+        **_gpu_facts(world),
     )
+
+
+def _gpu_facts(world: World) -> dict[str, Any]:
+    """Of this rank's device, as `Told` calls them; the ranks of a machine have one each, of the same model."""
+    if world.device.type != "cuda":
+        return {"gpus": {}}
+    return {
+        "gpus": {torch.cuda.get_device_name(world.device): world.local_world_size},
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+    }
+
+
+def log_run(log: MLPerfLogger, resolved: Resolved, told: Told, method: Method) -> Identity:
+    """Logs where the run comes from, its whole configuration, and every hyper-parameter."""
+    identity = identify(resolved, told)
     log_identity(log.event, identity, resolved)
     config = resolved.config
     packing = config.average_packing_rate
-    log_batch_size(log.event, config, rules.global_batch_size(config.train_batch_size, world.world_size, packing))
+    log_batch_size(log.event, config, rules.global_batch_size(config.train_batch_size, told.ranks, packing))
+    log_ends(log.event, config)
     log.event("opt_implementation", method.optimizer.implementation)
     method.optimizer.hyperparameters(log.event)
     method.schedule.hyperparameters(log.event)

@@ -275,10 +275,14 @@ class Inputs(Protocol):
 
     Attributes:
         train_data, eval_data: identities of the data sets.
+        max_sequence_length: of the training set, tokens.
+        sequences_per_pack: of the training set's packs; None: it takes packing to know.
     """
 
     train_data: str
     eval_data: str
+    max_sequence_length: int
+    sequences_per_pack: float | None
 
 
 class Recipe(Protocol):

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from mlbert.submission.findings import Complaint, Complaints, Outcome
-from mlbert.submission.keys import is_numeric
-from mlbert.submission.result_set import LOG_FORMAT, ONE_SETTING, SAMPLE_COUNTS, ResultSet, error, is_number, is_ours
+from mlbert.submission.keys import CLOSED_KEYS, is_numeric
+from mlbert.submission.logs import Event
+from mlbert.submission.result_set import (
+    LOG_FORMAT,
+    ONE_SETTING,
+    SAMPLE_COUNTS,
+    ResultSet,
+    error,
+    is_number,
+    is_ours,
+    where,
+)
 
-_NUMBERS = ("seed", "train_samples", "eval_samples", "eval_accuracy")
-OURS = ("configuration", "recipe")
-_WHOSE = ("submission_org", "submission_platform")
-_SAME_IN_ALL = (
-    *("submission_benchmark", "eval_samples", *_WHOSE),
-    *("recipe", "config_file_sha256", "model_shape_sha256", "train_data", "eval_data", "commit"),
+_NUMBERS = (
+    "seed",
+    "train_samples",
+    "eval_samples",
+    "eval_accuracy",
+    "global_batch_size",
+    "gradient_accumulation_steps",
 )
 _MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size")
 _MISREAD = "rcp_checker takes any line with the text for the line of that key"
@@ -19,12 +30,12 @@ _ONE_DIVISION = "rules: a result is of one division, closed or open"
 
 
 def check_program(results: ResultSet) -> Complaints:
-    """The logs name the recipe and the configuration that made them, so this code's own form is asked of them."""
+    """This code wrote the logs, so its own form is asked of them."""
     others = [log.path.name for log in results.logs if not is_ours(log)]
     if len(others) == len(results.logs):
         yield Complaint(Outcome.NOTE, "another program wrote the logs, so they are judged by the rules only")
     elif others:
-        text = f"{', '.join(others)}: no configuration and no recipe, which the other logs have"
+        text = f"{', '.join(others)}: another program wrote it, this code the other logs"
         yield Complaint(Outcome.ERROR, text, ONE_SETTING)
 
 
@@ -36,10 +47,10 @@ def check_lines(results: ResultSet) -> Complaints:
     for log in results.logs:
         for event in log.events:
             if event.metadata is None:
-                yield error(log, f"line {event.line}: {event.key} has no metadata", LOG_FORMAT)
+                yield error(log, f"{event.key} has no metadata", LOG_FORMAT, event)
             for text in _MISREAD_TEXTS:
                 if text in event.text and event.key != text:
-                    yield error(log, f"line {event.line}: {event.key} contains the text {text}", _MISREAD)
+                    yield error(log, f"{event.key} contains the text {text}", _MISREAD, event)
 
 
 def check_division(results: ResultSet) -> Complaints:
@@ -51,8 +62,9 @@ def check_division(results: ResultSet) -> Complaints:
         text = f"the system description says {results.system.get('division')!r}"
         yield Complaint(Outcome.ERROR, text, _ONE_DIVISION)
     for log in results.logs:
-        if (said := log.value("submission_division")) != wanted:
-            yield error(log, f"says {said!r}, not {wanted!r}", _ONE_DIVISION)
+        event = log.first("submission_division")
+        if event is None or event.value != wanted:
+            yield error(log, f"says {event and event.value!r}, not {wanted!r}", _ONE_DIVISION, event)
 
 
 def check_numbers(results: ResultSet) -> Complaints:
@@ -60,13 +72,16 @@ def check_numbers(results: ResultSet) -> Complaints:
     for log in results.logs:
         for event in log.events:
             if (event.key in _NUMBERS or is_numeric(event.key)) and not is_number(event.value):
-                text = f"{log.path.name}: line {event.line}: {event.key} {event.value!r} is not a plain number"
-                is_asked = is_ours(log) or event.key in _NUMBERS
+                text = f"{where(log, event)}{event.key} {event.value!r} is not a plain number"
+                is_asked = is_ours(log) or event.key in _NUMBERS or _is_no_number(event)
                 yield Complaint(Outcome.ERROR if is_asked else Outcome.WARN, text, LOG_FORMAT if is_asked else "")
-        for samples, _ in log.evaluations:
+        for event in log.all("eval_accuracy"):
+            samples = (event.metadata or {}).get("epoch_num")
             if not is_number(samples) or samples != int(samples):
-                yield error(log, f"eval_accuracy has epoch_num {samples!r}, not a count of samples", SAMPLE_COUNTS)
-        for key in ("train_samples", "eval_samples", "global_batch_size"):
-            value = log.value(key)
-            if is_number(value) and value <= 0:
-                yield error(log, f"{key} is {value}", SAMPLE_COUNTS)
+                text = f"eval_accuracy has epoch_num {samples!r}, not a count of samples"
+                yield error(log, text, SAMPLE_COUNTS, event)
+
+
+def _is_no_number(event: Event) -> bool:
+    """Whether a value is none in any spelling: NaN, or true or nothing where the closed division wants one."""
+    return isinstance(event.value, float) or (event.key in CLOSED_KEYS and not isinstance(event.value, str))

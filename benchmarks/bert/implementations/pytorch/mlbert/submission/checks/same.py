@@ -1,42 +1,113 @@
-"""What has to be the same in all runs of one result, and what must not be: the seeds."""
+"""What has to be the same in all runs of one result, and what must not be: the seeds.
+
+The value that most logs have counts as the right one, so that complaints name the log that differs.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import Any
 
+from mlbert.core.settings import settings_by_env
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import is_hyperparameter
 from mlbert.submission.logs import Event, Log
 from mlbert.submission.result_set import ONE_SETTING, OWN_FORM, ResultSet, error, is_ours
 
-_WHOSE = ("submission_org", "submission_platform")
-_SAME_IN_ALL = (
-    *("submission_benchmark", "eval_samples", *_WHOSE),
-    *("recipe", "config_file_sha256", "model_shape_sha256", "train_data", "eval_data", "commit"),
+_WHOSE = ("submission_org", "submission_platform", "submission_status")
+_SHAPES = ("d_batch_size", "max_predictions_per_seq", "max_sequence_length")  # other programs' own
+_SAME_IN_ALL = ("submission_benchmark", "submission_division", "eval_samples", *_WHOSE, *_SHAPES)
+# Of what this code logs before run_start, what a run has of its own; a cluster hands out any of its machines.
+_OWN_KEYS = frozenset(
+    (
+        *("cache_clear", "init_start", "init_stop", "resumed_from_step"),
+        *("seed", "command", "experiment", "experiments", "hosts"),
+    )
 )
-_SAME_IN_ALL = (
-    *("submission_benchmark", "eval_samples", *_WHOSE),
-    *("recipe", "config_file_sha256", "model_shape_sha256", "train_data", "eval_data", "commit"),
-)
+_OF_A_RUN = frozenset({"SEED", "EXPERIMENT", "LOGDIR"})
+_MAX_WORDS = 60
 _SEED_RULE = "rules: seeds are random and logged; package_checker wants them distinct in closed"
 
 
 def check_same_settings(results: ResultSet) -> Complaints:
-    """Hyper-parameters, code and data, and what is submitted by whom, are the same in all logs."""
-    first, *others = results.logs
-    logged = dict.fromkeys(event.key for log in results.logs for event in log.events)
-    for key in (*filter(is_hyperparameter, logged), *_SAME_IN_ALL):
-        for log in others:
-            if log.value(key) != first.value(key):
-                text = f"{log.path.name}: {key} is {log.value(key)!r}, in {first.path.name} {first.value(key)!r}"
-                is_name = key in _WHOSE and not is_ours(log)  # the system description says whose it is
-                yield Complaint(Outcome.WARN if is_name else Outcome.ERROR, text, ONE_SETTING)
+    """Hyper-parameters, code, data, machine and what is submitted by whom are the same in all logs."""
+    for key in _shared_keys(results.logs):
+        told = [_comparable(key, log.value(key)) for log in results.logs]
+        usual = Counter(json.dumps(value, sort_keys=True, default=str) for value in told).most_common(1)[0][0]
+        first = next(n for n, value in enumerate(told) if json.dumps(value, sort_keys=True, default=str) == usual)
+        for log, value in zip(results.logs, told, strict=True):
+            if value != told[first]:
+                for text in _differences(key, value, told[first], results.logs[first].path.name):
+                    yield _differs(log, key, text)
+
+
+def _shared_keys(logs: Sequence[Log]) -> list[str]:
+    """Of other programs the hyper-parameters and what is submitted; of this code all that it logs before run_start."""
+    keys: dict[str, None] = {}
+    for log in logs:
+        start, own = log.first("run_start"), is_ours(log)
+        for event in log.events:
+            is_told = own and start is not None and event.line < start.line and event.key not in _OWN_KEYS
+            if is_told or is_hyperparameter(event.key) or event.key in _SAME_IN_ALL:
+                keys[event.key] = None
+    return list(keys)
+
+
+def _comparable(key: str, value: Any) -> Any:
+    """A value without what may differ: of a configuration the values, of its paths only the last part."""
+    if key == "starting_weights" and isinstance(value, str):
+        return PurePath(value).name
+    if key == "ops" and isinstance(value, str):
+        return _parsed(value)
+    if key != "configuration" or not isinstance(value, dict):
+        return value
+    values = {}
+    for name, entry in value.items():
+        setting, given = settings_by_env().get(name), entry.get("value") if isinstance(entry, dict) else entry
+        if isinstance(given, str) and setting is not None and issubclass(setting.kind, PurePath):
+            given = PurePath(given).name
+        if name not in _OF_A_RUN:
+            values[name] = given
+    return values
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _differences(key: str, value: Any, usual: Any, name: str) -> Iterator[str]:
+    """How a value differs from that of the log ``name``; of dictionaries the entries that do."""
+    if isinstance(value, dict) and isinstance(usual, dict):
+        for entry in dict.fromkeys((*usual, *value)):
+            if value.get(entry) != usual.get(entry):
+                yield f"{key} {entry} is {_short(value.get(entry))}, in {name} {_short(usual.get(entry))}"
+    else:
+        yield f"{key} is {_short(value)}, in {name} {_short(usual)}"
+
+
+def _short(value: Any) -> str:
+    words = repr(value)
+    return words if len(words) <= _MAX_WORDS else words[:_MAX_WORDS] + "..."
+
+
+def _differs(log: Log, key: str, text: str) -> Complaint:
+    event = log.first(key)
+    where = f"line {event.line}: " if event is not None else ""
+    # Whose it is the system description says; the shapes are no hyper-parameters of the rules.
+    is_lenient = key in (*_WHOSE, *_SHAPES) and not is_ours(log)
+    outcome = Outcome.WARN if is_lenient else Outcome.ERROR
+    return Complaint(outcome, f"{log.path.name}: {where}{text}", ONE_SETTING)
 
 
 def check_seeds(results: ResultSet) -> Complaints:
     """Each log names one seed, and no two the same."""
-    names_of: dict[Any, list[str]] = defaultdict(list)
+    uses: dict[Any, list[tuple[Log, Event]]] = defaultdict(list)
     for log in results.logs:
         seeds = log.all("seed")
         if len(seeds) != 1 and is_ours(log):
@@ -45,12 +116,17 @@ def check_seeds(results: ResultSet) -> Complaints:
             outcome = Outcome.ERROR if results.wanted_division == "closed" else Outcome.WARN
             yield Complaint(outcome, f"{log.path.name}: logs no seed", _SEED_RULE)
         for event in seeds if not is_ours(log) else seeds[:1]:
-            names_of[_seed_of(log, event)].append(log.path.name)
-    for (seed, *_), names in names_of.items():
-        if len(names) > 1:
-            is_asked = results.wanted_division == "closed" or any(is_ours(log) for log in results.logs)
-            text = f"seed {seed} is in {', '.join(names)}"
-            yield Complaint(Outcome.ERROR if is_asked else Outcome.WARN, text, _SEED_RULE)
+            uses[_seed_of(log, event)].append((log, event))
+    is_asked = results.wanted_division == "closed" or any(is_ours(log) for log in results.logs)
+    for (seed, *_), found in uses.items():
+        yield from _repeated(seed, found, Outcome.ERROR if is_asked else Outcome.WARN)
+
+
+def _repeated(seed: str, found: Sequence[tuple[Log, Event]], outcome: Outcome) -> Complaints:
+    first, event = found[0]
+    for log, again in found[1:]:
+        text = f"{log.path.name}: line {again.line}: seed {seed} is in {first.path.name}, line {event.line}, too"
+        yield Complaint(outcome, text, _SEED_RULE)
 
 
 def _seed_of(log: Log, event: Event) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""How runs end, and whether the time between run_start and run_stop can be believed."""
+"""How runs end, and whether time runs forward between run_start and run_stop."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ def check_status(results: ResultSet) -> Complaints:
     bad = [log for log in results.logs if log.status != "success"]
     is_tolerated = len(bad) == 1 and len(results.logs) == NUM_RESULT_FILES
     for log in bad:
+        stop = log.first("run_stop")
+        where = "" if stop is None else f"line {stop.line}: "
         outcome = Outcome.WARN if is_tolerated else Outcome.ERROR
-        yield Complaint(outcome, f"{log.path.name}: run_stop status is {log.status!r}", _TEN_RUNS)
+        yield Complaint(outcome, f"{log.path.name}: {where}run_stop status is {log.status!r}", _TEN_RUNS)
 
 
 def check_time(results: ResultSet) -> Complaints:
     """Time stamps never go back, run_stop is after run_start, and no run was continued from a checkpoint."""
     for log in results.logs:
-        if log.all("resumed_from_step"):
+        for event in log.all("resumed_from_step")[:1]:
             outcome = Outcome.WARN if results.system is None else Outcome.ERROR
-            yield Complaint(
-                outcome, f"{log.path.name}: continued from a checkpoint, so its time is no result", _CONTINUED
-            )
+            text = f"{log.path.name}: line {event.line}: continued from a checkpoint, so its time is no result"
+            yield Complaint(outcome, text, _CONTINUED)
         complaints = [_goes_back(log, *pair) for pair in itertools.pairwise(log.events) if _is_back(*pair)]
         yield from sorted(complaints, key=lambda complaint: complaint.outcome is not Outcome.ERROR)[:1]
-        if log.minutes is not None and log.minutes <= 0:
-            yield error(log, "run_stop is not after run_start", _TIMED)
+        stop = log.first("run_stop")
+        if stop is not None and log.minutes is not None and log.minutes <= 0:
+            yield error(log, f"line {stop.line}: run_stop is not after run_start", _TIMED)
 
 
 def _is_back(before: Event, after: Event) -> bool:

@@ -1,0 +1,156 @@
+"""``mlbert submission repeat``: a log's training once more, and whether it agrees."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mlbert.cli.launch import local_command
+from mlbert.core.config import environment
+from mlbert.core.errors import UserError
+from mlbert.core.provenance import TENSORFLOW2, tree_root
+from mlbert.core.rules import UNVERIFIED
+from mlbert.core.settings import settings_by_env
+from mlbert.submission.agreement import Row, judge, remarks
+from mlbert.submission.compare import alike
+from mlbert.submission.logs import Log, read_log
+from mlbert.submission.repeat import IMPLEMENTATIONS, Plan, code_of, make_plan, other_settings, read_repeatable
+from mlbert.submission.significance import FEWEST_RUNS
+
+_WIDTH = 80  # columns
+_SAME = "same"
+_LARGEST_SEED = 2**31 - 1
+_LEAVES_IN_SECONDS = 30.0  # a child that was interrupted, before it is killed
+_TORCH = "from mlbert.cli.main import main; main()"
+_TENSORFLOW = "from tf2_bert.main import main; main()"
+
+
+def repeat_command(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="A result_<i>.txt of this code.")],
+    out: Annotated[Path | None, typer.Option(help="New folder to keep the run in; none is kept without.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the data sets; else where env.sh says.")] = None,
+    seed: Annotated[str, typer.Option(help="Another seed, or same.", metavar="N")] = _SAME,
+    exact: Annotated[bool, typer.Option("--exact", help="Run the code of the log's commit.")] = False,
+) -> None:
+    """Train once more by the configuration in a log; exit with 1 where the result does not agree, 2 where it cannot."""
+    old = read_repeatable(log)
+    siblings = alike(old)
+    number = _seed(seed, old)
+    if number != old.value("seed") and len(siblings) < FEWEST_RUNS:
+        reason = f"with {len(siblings)} runs of these settings beside the log nothing tells how far runs are apart"
+        raise UserError("--seed", reason, "Leave it out")
+    console = Console(width=_WIDTH, highlight=False)
+    with code_of(old, tree_root(), exact) as (code, note), _folder(out) as folder:
+        plan = make_plan(old, folder, data, number, code)
+        if note:
+            console.print(escape(note))
+        console.print(f"training with seed {number} on {plan.ranks} ranks; its words go to standard error")
+        new = _train(plan, code, folder)
+        rows = judge(old, new, siblings)
+        told = remarks(old, new, number == old.value("seed"))
+        if others := other_settings(old, new):
+            told.append(f"Settings that are not the log's: {'; '.join(others)}.")
+    _print(console, rows, [*told, _verdict(rows, len(siblings)), UNVERIFIED])
+    if not all(row.agrees for row in rows):
+        raise typer.Exit(1)
+
+
+def _seed(word: str, log: Log) -> int:
+    if word == _SAME:
+        return int(log.value("seed"))
+    if not word.isdecimal() or int(word) > _LARGEST_SEED:
+        raise UserError("--seed", f"{word!r} is neither {_SAME} nor a number from 0 to {_LARGEST_SEED}", "Give one")
+    return int(word)
+
+
+@contextlib.contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    """The run's LOGDIR: ``out``, gone again when the run does not end, or a temporary one."""
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="mlbert-repeat-") as temporary:
+            yield Path(temporary)
+        return
+    if out.exists():
+        raise UserError(out, "is there already", "Name a new folder with --out")
+    try:
+        out.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(out, f"cannot be made ({error.strerror})", "Name another folder with --out") from None
+    try:
+        yield out.resolve()
+    except (KeyboardInterrupt, UserError):
+        shutil.rmtree(out, ignore_errors=True)
+        raise
+
+
+def _train(plan: Plan, code: Path, folder: Path) -> Log:
+    """Runs the training and reads its log. Raises UserError: it did not end."""
+    homes = [str(code / IMPLEMENTATIONS / name) for name in ("pytorch", "tensorflow2")]
+    exports = {name: value for name, value in environment().items() if name not in settings_by_env()}
+    exports["PYTHONPATH"] = os.pathsep.join([*homes, *filter(None, [exports.get("PYTHONPATH")])])
+    process = subprocess.Popen(_command(plan), env={**exports, **plan.exports}, cwd=folder, stdout=sys.stderr)
+    try:
+        status = process.wait()
+    except BaseException:
+        process.terminate()
+        try:
+            process.wait(_LEAVES_IN_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        raise
+    if status < 0 or status >= 128:
+        raise UserError("the repeated run", f"was ended by a signal (status {status})", "Start it again")
+    log = folder / "result_0.txt"
+    new = read_log(log) if log.is_file() else None
+    if new is None or new.status is None:
+        raise UserError("the repeated run", f"did not end (status {status})", "Its words above tell why")
+    stop = new.first("run_stop")
+    if stop is not None and (reason := (stop.metadata or {}).get("reason")):  # not a limit, which gives none
+        raise UserError("the repeated run", f"broke off ({reason})", "Its words above tell why")
+    return new
+
+
+def _command(plan: Plan) -> list[str]:
+    if plan.recipe == TENSORFLOW2:
+        return [sys.executable, "-c", _TENSORFLOW]
+    train = [sys.executable, "-c", _TORCH, "train"]
+    if plan.ranks == 1:
+        return train
+    return [*local_command(plan.ranks, None, 0, "", None), "--no-python", *train]
+
+
+def _verdict(rows: Sequence[Row], num_siblings: int) -> str:
+    bad = sum(not row.agrees for row in rows)
+    if num_siblings < FEWEST_RUNS:
+        basis = "Too few runs lie beside the log to tell their spread: numbers had to be equal"
+    else:
+        basis = f"Judged by the spread of the {num_siblings} runs of these settings beside the log"
+    return f"{basis}. {f'{bad} of {len(rows)} rows do NOT agree.' if bad else 'The repeated run agrees.'}"
+
+
+def _print(console: Console, rows: Sequence[Row], lines: Sequence[str]) -> None:
+    table = Table(title="log and repeated run", title_justify="left", width=_WIDTH)
+    table.add_column("")
+    for name in ("log", "repeated", "allowed"):
+        table.add_column(name, justify="right")
+    table.add_column("agrees")
+    for row in rows:
+        table.add_row(
+            row.name, row.log, row.repeated, row.allowed, "[green]yes[/]" if row.agrees else "[bold red]NO[/]"
+        )
+    console.print(table)
+    for line in lines:
+        console.print(escape(line))

@@ -1,0 +1,57 @@
+"""The files that INIT_CHECKPOINT means, and what names them in a log."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+_IN_FOLDER = ("weights/model.safetensors", "model.safetensors", "pytorch_model.bin")
+
+
+def weights_file(path: Path) -> Path:
+    """The file of weights in a folder: of a run, its ``weights/`` or Hugging Face's; a path that is no folder as it is.
+    Where a folder holds none, the name that is missing."""
+    if not path.is_dir():
+        return path
+    return next((path / name for name in _IN_FOLDER if (path / name).is_file()), path / "model.safetensors")
+
+
+def name_weights(path: Path | None) -> tuple[str, str]:
+    """Name without its folder, and SHA-256, of the weights that a run starts from.
+
+    Of several files, as TensorFlow's checkpoints have, the digest is that of what ``sha256sum`` prints for them in the
+    order of their names. Both are "none" without a checkpoint; the digest is "unknown" where it is not on this machine.
+    """
+    if path is None:
+        return "none", "none"
+    files = _files(path)
+    try:
+        digests = {file.name: _sha256(file) for file in files}
+    except OSError:
+        digests = {}
+    if len(digests) <= 1:
+        return path.name, next(iter(digests.values()), "unknown")
+    lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
+    return path.name, hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    """One file, or those of a TensorFlow checkpoint: named by its prefix, one of its files, or its folder."""
+    file = weights_file(path)
+    if path.is_dir() and not file.is_file() and (path / "checkpoint").is_file():
+        text = (path / "checkpoint").read_text(encoding="utf-8", errors="replace")
+        newest = re.search(r'^model_checkpoint_path: "(?:.*/)?([^/"]+)"', text, re.MULTILINE)
+        file = path / (newest[1] if newest else "")
+    prefix = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", file.name)
+    parts = [part for part in file.parent.glob("*") if re.fullmatch(_part_of(prefix), part.name)]
+    return sorted(parts) or [file]
+
+
+def _part_of(prefix: str) -> str:
+    return rf"{re.escape(prefix)}\.(index|data-\d+-of-\d+)"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

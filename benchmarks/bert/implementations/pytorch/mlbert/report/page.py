@@ -1,0 +1,131 @@
+"""The report as one HTML page: no network, no script, light and dark, on a phone and on paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from mlbert.report import bars, curves, tables
+from mlbert.report.marks import Chart, style_of_system
+from mlbert.report.results import TERAFLOPS_PER_SEQUENCE, Result
+from mlbert.report.words import count, percent, speed
+from mlbert.submission.findings import Finding, Outcome
+from mlbert.submission.own_checks import run_checks
+from mlbert.submission.result_set import ResultSet
+
+
+class Tile(NamedTuple):
+    """A number with what it is."""
+
+    value: str
+    words: str
+
+
+class Headline(NamedTuple):
+    """The result in large letters, and what goes with it."""
+
+    value: str
+    words: str
+    tiles: Sequence[Tile]
+
+
+def report_page(results: Sequence[Result]) -> str:
+    """The whole page of one system or more."""
+    lone = results[0] if len(results) == 1 else None
+    hyperparameters = tables.hyperparameters(results)
+    colours = [style_of_system(index).variable for index in range(len(results))]
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            title=lone.system.name if lone else f"{len(results)} systems",
+            words=tables.verdict(results),
+            headline=_headline(lone) if lone else None,
+            comparison=None if lone else tables.comparison(results, colours),
+            charts=_charts(results),
+            runs=[(result.system.name, tables.runs(result)) for result in results],
+            hyperparameters=hyperparameters,
+            marks={cell.mark for row in hyperparameters.rows for cell in row if isinstance(cell, tables.Cell)},
+            peaks=_peaks(results),
+            teraflops=TERAFLOPS_PER_SEQUENCE,
+            machines=tables.machines(results),
+            findings=[(result.system.name, _findings(result)) for result in results],
+            provenance=tables.provenance(results),
+            trace=[(result.system.name, tables.trace_commands(result)) for result in results if result.ours],
+            reproduce=[(r.system.name, commands) for r in results if (commands := tables.reproduce_commands(r))],
+            notes=[f"{result.system.name}: {note}" for result in results for note in result.system.notes],
+        )
+    )
+
+
+def findings_page(findings: Sequence[Finding], subject: str) -> str:
+    """What `mlbert submission check` found, as a page of the same look."""
+    num_errors = sum(finding.outcome is Outcome.ERROR for finding in findings)
+    verdict = f"{num_errors} of {len(findings)} checks failed" if num_errors else "Nothing failed"
+    counts = [Tile(str(sum(f.outcome is outcome for f in findings)), outcome.value.lower()) for outcome in Outcome]
+    headline = Headline(verdict, f"{len(findings)} checks", [tile for tile in counts if tile.value != "0"])
+    template = _environment().get_template("findings.html")
+    return template.render(title=f"Check of {subject}", words="", headline=headline, findings=findings)
+
+
+def _headline(result: Result) -> Headline:
+    """The result of one system."""
+    value = tables.time_to_train(result).capitalize()
+    return Headline(value, tables.meaning(result), [tile for tile in _tiles(result) if tile.value not in ("-", "")])
+
+
+def _tiles(result: Result) -> list[Tile]:
+    facts = result.system.facts or {}
+    tiles = [
+        Tile(f"{result.num_converged} of {len(result.runs)}", "runs reached the target"),
+        Tile("-" if result.target is None else f"{result.target:.4g}", "target accuracy"),
+        Tile(str(result.logged("submission_division") or "-"), "division"),
+        Tile(count(result.batch), "sequences a batch"),
+    ]
+    if result.accelerators:
+        tiles.append(Tile(f"{result.accelerators:,}", str(facts.get("accelerator_model_name") or "accelerators")))
+    tiles.append(Tile(speed(result.samples_per_second), "samples/s, evaluations included"))
+    tiles.append(Tile(count(result.mean_samples), "samples to the target, olympic mean"))
+    mean = result.olympic_seconds
+    if result.scaling is not None and mean is not None and math.isfinite(mean):
+        score = f"score in minutes: the time x {result.scaling:.4f}, for fewer samples than the reference"
+        tiles.append(Tile(f"{mean * result.scaling / 60:.3f}", score if result.scaling > 1 else "score in minutes"))
+    tiles += [Tile(percent(share), f"of the {what}") for what, share in result.peak_shares.items()]
+    return tiles
+
+
+def _charts(results: Sequence[Result]) -> list[tuple[str, list[Chart]]]:
+    """Figures by section; empty sections are left out."""
+    sections = (
+        ("Learning", [curves.accuracy(results, "samples"), curves.accuracy(results, "seconds")]),
+        ("Time", [bars.times_to_train(results), bars.where_time_went(results)]),
+        ("Speed and seeds", [curves.speeds(results), bars.samples_to_target(results)]),
+        ("Steps", [curves.metric(results, *pair) for pair in (("loss", "Loss"), ("learning_rate", "Learning rate"))]),
+    )
+    found = [(title, [chart for chart in charts if chart is not None]) for title, charts in sections]
+    return [(title, charts) for title, charts in found if charts]
+
+
+def _peaks(results: Sequence[Result]) -> list[tuple[str, str, str]]:
+    return [
+        (result.system.name, percent(share), what) for result in results for what, share in result.peak_shares.items()
+    ]
+
+
+def _findings(result: Result) -> list[Finding]:
+    """What our own checks say of the logs, worst first."""
+    system = result.system
+    logs = [run.source.log for run in result.runs]
+    findings = run_checks(ResultSet(logs, system.facts, None, system.tree if system.facts else None), system.name)
+    order = list(Outcome)
+    return sorted(findings, key=lambda finding: -order.index(finding.outcome))
+
+
+@cache
+def _environment() -> Environment:
+    loader = PackageLoader("mlbert.report")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

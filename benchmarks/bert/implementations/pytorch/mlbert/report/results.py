@@ -1,0 +1,187 @@
+"""The numbers of a system: what its runs come to by the rules, how they compare with the reference, share of peak."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from mlbert.core.rules import NUM_EVAL_SAMPLES, TARGET_MLM_ACCURACY, ReferencePoint, olympic_mean, reference_point
+from mlbert.report.reference import nearest_hyperparameters, scaling
+from mlbert.report.runs import Run, finite, number, read_run
+from mlbert.report.sources import System
+from mlbert.submission.keys import is_hyperparameter
+from mlbert.submission.result_set import is_ours
+from mlbert.submission.run_numbers import samples_per_second
+
+FASTEST, SLOWEST, MISSED = "fastest, not counted", "slowest, not counted", "missed the target"
+_LEAST_RUNS = 3  # of an olympic mean
+
+# Dense 16-bit peak of one accelerator in TFLOP/s, from its data sheet; the first name that fits counts.
+_PEAKS = (
+    ("GB200", 2500.0),
+    ("B200", 2250.0),
+    ("H200", 989.4),
+    ("H100-PCIe", 756.0),
+    ("H100 PCIe", 756.0),
+    ("H100", 989.4),
+    ("A100", 312.0),
+)
+# BERT-large, forward and backward, of an average sequence of the benchmark (255 tokens, 38.2 of them masked, mean
+# square length 98,826): 6 x 302.0 M x 255 + 12 x 24 x 1024 x 98826 + 6 x (1024^2 + 1024 x 30528) x 38.2 + 6 x 1024^2.
+TERAFLOPS_PER_SEQUENCE = 0.4986
+
+
+@dataclass(frozen=True)
+class Value:
+    """A hyper-parameter in all runs of a system."""
+
+    text: str  # the value, or all that there are
+    differs: bool  # between the runs
+
+
+@dataclass(frozen=True)
+class Result:
+    """A system with its runs."""
+
+    system: System
+    runs: Sequence[Run]
+
+    def logged(self, key: str) -> Any:
+        """The value of a key in the first log that has it."""
+        return next((v for run in self.runs if (v := run.source.log.value(key)) is not None), None)
+
+    @property
+    def ours(self) -> bool:
+        """Whether this code wrote the logs."""
+        return all(is_ours(run.source.log) for run in self.runs)
+
+    @cached_property
+    def num_converged(self) -> int:
+        """Runs that reached the target."""
+        return sum(run.succeeded for run in self.runs)
+
+    @cached_property
+    def olympic_seconds(self) -> float | None:
+        """Olympic mean of the times to train; infinite where two runs or more missed the target, None for less than
+        three runs."""
+        return _olympic([run.score for run in self.runs])
+
+    @cached_property
+    def marks(self) -> Mapping[str, str]:
+        """Run to what is to be said of it: left out of the mean, or no time at all."""
+        marks = {run.name: MISSED for run in self.runs if not run.succeeded}
+        if len(self.runs) >= _LEAST_RUNS:
+            by_score = sorted(self.runs, key=lambda run: run.score)
+            marks.setdefault(by_score[0].name, FASTEST)
+            marks.setdefault(by_score[-1].name, SLOWEST)
+        return marks
+
+    @cached_property
+    def target(self) -> float | None:
+        """Accuracy that ends a run."""
+        return next((run.target for run in self.runs if run.target is not None), None)
+
+    @cached_property
+    def batch(self) -> float | None:
+        """Sequences of a step."""
+        size = number(self.logged("global_batch_size"))
+        return size if size is not None and size > 0 else None
+
+    @cached_property
+    def accelerators(self) -> int | None:
+        """Of all nodes; None where no system description tells."""
+        counts = [(self.system.facts or {}).get(key) for key in ("number_of_nodes", "accelerators_per_node")]
+        numbers = [int(str(count)) for count in counts if str(count).isdecimal() and len(str(count)) < 8]
+        return numbers[0] * numbers[1] if len(numbers) == 2 else None
+
+    @property
+    def is_benchmark(self) -> bool:
+        """Whether it is the benchmark's own task: its target on its evaluation set."""
+        evaluated = self.logged("eval_samples")
+        return self.target == TARGET_MLM_ACCURACY and evaluated in (None, NUM_EVAL_SAMPLES)
+
+    @cached_property
+    def reference(self) -> ReferencePoint | None:
+        """The reference convergence point of its batch size."""
+        return reference_point(int(self.batch)) if self.is_benchmark and self.batch and self.batch < 1e9 else None
+
+    @cached_property
+    def mean_samples(self) -> float | None:
+        """Olympic mean of the samples to the target, over the runs that reached it where one did not."""
+        told = finite(run.samples_to_target for run in self.runs)
+        if len(told) < len(self.runs) and len(told) >= _LEAST_RUNS - 1:
+            return math.fsum(sorted(told)[1:]) / (len(told) - 1)  # the one without is the slowest
+        return _olympic(told)
+
+    @cached_property
+    def scaling(self) -> float | None:
+        """Factor of the official score (closed division); None where it is not known or the runs were too fast."""
+        is_closed = self.logged("submission_division") == "closed"
+        if not is_closed or self.reference is None or self.mean_samples is None:
+            return None
+        return scaling(self.mean_samples, self.reference)
+
+    @cached_property
+    def samples_per_second(self) -> float | None:
+        """Median over the runs of samples a second, evaluations included."""
+        rates = finite(run.samples_per_second for run in self.runs)
+        return statistics.median(rates) if rates else None
+
+    @cached_property
+    def training_speed(self) -> float | None:
+        """Median over the runs of samples a second between evaluations."""
+        rates = finite(samples_per_second(run.source.log) for run in self.runs)
+        return statistics.median(rates) if rates else None
+
+    @cached_property
+    def peak_shares(self) -> Mapping[str, float]:
+        """What the share is of -> model FLOP/s as a share of it: measured by the runs, or published."""
+        measured = finite(number(run.source.summary.get("share_of_gemm_peak")) for run in self.runs)
+        if measured:
+            return {"measured matrix-product peak": statistics.median(measured)}
+        model = str((self.system.facts or {}).get("accelerator_model_name", "")).lower()
+        peak = next((peak for name, peak in _PEAKS if name.lower() in model), None)
+        if peak is None or not self.accelerators or not self.is_benchmark or self.samples_per_second is None:
+            return {}
+        rate = self.samples_per_second / self.accelerators * TERAFLOPS_PER_SEQUENCE
+        return {f"dense 16-bit peak ({peak:,.0f} TFLOP/s)": rate / peak}
+
+    @cached_property
+    def hyperparameters(self) -> Mapping[str, Value]:
+        """Key to value, in the order of the logs."""
+        values: dict[str, dict[str, None]] = {}
+        for run in self.runs:
+            logged = {e.key: plain(e.value) for e in reversed(run.source.log.events) if is_hyperparameter(e.key)}
+            for key, text in reversed(logged.items()):
+                values.setdefault(key, {})[text] = None
+            for key in values.keys() - logged.keys():
+                values[key]["none"] = None
+        return {key: Value(", ".join(texts), len(texts) > 1) for key, texts in values.items()}
+
+    @cached_property
+    def reference_hyperparameters(self) -> tuple[int, Mapping[str, str]] | None:
+        """Batch size and hyper-parameters of the reference point that is nearest."""
+        if not self.is_benchmark or not self.batch:
+            return None
+        batch, values = nearest_hyperparameters(self.batch)
+        texts = {key: plain(value) for key, value in values.items()}
+        return batch, {**texts, "opt_lamb_epsilon": texts["opt_epsilon"]}
+
+
+def read_result(system: System) -> Result:
+    """The numbers of a system."""
+    return Result(system, [read_run(source) for source in system.sources])
+
+
+def plain(value: object) -> str:
+    """A logged value as text; 3680.0 and 3680 are one."""
+    value_as_number = number(value)
+    return str(value) if value_as_number is None else f"{value_as_number:.10g}"
+
+
+def _olympic(values: Sequence[float]) -> float | None:
+    return olympic_mean(values) if len(values) >= _LEAST_RUNS else None

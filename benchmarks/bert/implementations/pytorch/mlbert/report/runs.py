@@ -1,0 +1,219 @@
+"""The numbers of one run, read from its log: evaluations, speed between them, and where its time went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from mlbert.core.rules import BENCHMARK, TARGET_MLM_ACCURACY
+from mlbert.report.sources import Source
+from mlbert.submission.logs import Event, Log
+from mlbert.submission.run_numbers import samples_to_target, setting
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation."""
+
+    samples: float  # trained on before it
+    seconds: float  # from run_start to when its result is known
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Times:
+    """Where the seconds of a run went; all but ``untimed`` add up to its time to train.
+
+    A log tells training and evaluation apart only if it has eval_start and eval_stop, and what goes by between steps
+    only with the summary of the run: what it does not tell apart is counted as training, its evaluations are None.
+    """
+
+    untimed: float  # from the log's first line to run_start
+    start: float  # from run_start to the first block or epoch: opening the data
+    training: float
+    evaluation: float | None
+    other: float | None  # neither of these; None where nothing tells
+
+    @property
+    def total(self) -> float:
+        """Seconds from run_start to run_stop."""
+        return math.fsum((self.start, self.training, self.evaluation or 0.0, self.other or 0.0))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run."""
+
+    name: str  # the log's number, or its name
+    status: str  # success, aborted, unfinished (no run_stop) or another word of the log
+    target: float | None  # accuracy
+    seconds: float | None  # from run_start to run_stop
+    evaluations: Sequence[Evaluation]
+    speeds: Points  # (samples at the end, samples/s) of each stretch of training between evaluations
+    times: Times | None
+    source: Source
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether its time counts: it reached the target, and the log says when."""
+        return self.status == "success" and self.seconds is not None
+
+    @property
+    def score(self) -> float:
+        """Seconds to train; without end where it did not get there."""
+        return self.seconds if self.succeeded and self.seconds is not None else math.inf
+
+    @cached_property
+    def samples(self) -> float | None:
+        """Samples trained on."""
+        logged = number(self.source.log.value("train_samples"))
+        return logged if logged is not None else max((e.samples for e in self.evaluations), default=None)
+
+    @cached_property
+    def samples_to_target(self) -> float | None:
+        """Samples before the evaluation that reached the target; None for a run that did not."""
+        return samples_to_target(self.source.log) if self.succeeded else None
+
+    @cached_property
+    def accuracy(self) -> float | None:
+        """The last evaluation's."""
+        return self.evaluations[-1].accuracy if self.evaluations else None
+
+    @cached_property
+    def samples_per_second(self) -> float | None:
+        """Average over the whole run, evaluations included, as time to train has them."""
+        if self.samples is None or not self.seconds:
+            return None
+        return self.samples / self.seconds
+
+    def metric(self, name: str) -> Points:
+        """(samples, value) of a quantity in metrics.jsonl at each log point."""
+        steps = (line for line in self.source.metrics if line.get("kind") == "step")
+        pairs = ((number(line.get("samples")), number(line.get(name))) for line in steps)
+        return [(samples, value) for samples, value in pairs if samples is not None and value is not None]
+
+
+def number(value: object) -> float | None:
+    """A plain, finite number, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer of more than 308 digits
+        return None
+
+
+def read_run(source: Source) -> Run:
+    """The numbers of a run."""
+    log = source.log
+    start, stop = log.first("run_start"), log.first("run_stop")
+    seconds = None if stop is None else _between(start, stop)
+    status = "unfinished" if stop is None else str((stop.metadata or {}).get("status", "no status"))
+    spans = _evaluation_spans(log)
+    evaluations = _evaluations(log, start)
+    return Run(
+        name=log.path.stem.removeprefix("result_"),
+        status=status,
+        target=_target(source),
+        seconds=seconds,
+        evaluations=evaluations,
+        speeds=_speeds(evaluations, spans, _to_first_step(log)),
+        times=None if seconds is None else _times(source, seconds, spans),
+        source=source,
+    )
+
+
+def _target(source: Source) -> float | None:
+    """Ours say it; all others of the benchmark have that of the rules."""
+    told = number(setting(source.log, "TARGET_MLM_ACCURACY"))
+    told = number(source.summary.get("target_accuracy")) if told is None else told
+    if told is not None or source.log.first("configuration") is not None:
+        return told
+    return TARGET_MLM_ACCURACY if source.log.value("submission_benchmark") == BENCHMARK else None
+
+
+def _between(first: Event | None, second: Event | None) -> float | None:
+    """Seconds between two events; None where one is missing or the clock went back."""
+    if first is None or second is None:
+        return None
+    seconds = (second.time_ms - first.time_ms) / 1000
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
+
+def _evaluations(log: Log, start: Event | None) -> list[Evaluation]:
+    found = []
+    for event in log.all("eval_accuracy"):
+        samples, accuracy = number((event.metadata or {}).get("epoch_num")), number(event.value)
+        seconds = _between(start, event)
+        if samples is not None and accuracy is not None and seconds is not None:
+            found.append(Evaluation(samples, seconds, accuracy))
+    return found
+
+
+def _evaluation_spans(log: Log) -> list[tuple[float, float]]:
+    """(begin, end) of each evaluation in seconds after run_start; empty unless each start has its stop."""
+    begin, start = None, log.first("run_start")
+    spans = []
+    for event in log.events:
+        if event.key == "eval_start":
+            begin = _between(start, event)
+        elif event.key == "eval_stop" and begin is not None:
+            end = _between(start, event)
+            spans += [(begin, end)] if end is not None and end >= begin else []
+            begin = None
+    return spans if len(spans) == len(log.all("eval_accuracy")) else []
+
+
+def _to_first_step(log: Log) -> float:
+    """Seconds from run_start to the first block or epoch."""
+    first = log.first("block_start") or log.first("epoch_start")
+    return _between(log.first("run_start"), first) or 0.0
+
+
+def _speeds(evaluations: Sequence[Evaluation], spans: Points, begin: float) -> list[tuple[float, float]]:
+    """Samples a second of each stretch; without the evaluations where the log tells when they began and ended."""
+    spans = spans if len(spans) == len(evaluations) else []
+    speeds = []
+    before, since = 0.0, begin
+    for index, evaluation in enumerate(evaluations):
+        until, after = spans[index] if spans else (evaluation.seconds, evaluation.seconds)
+        if until > since and evaluation.samples > before:
+            speeds.append((evaluation.samples, (evaluation.samples - before) / (until - since)))
+        before, since = evaluation.samples, after
+    return speeds
+
+
+def _times(source: Source, seconds: float, spans: Points) -> Times:
+    log = source.log
+    start = min(_to_first_step(log), seconds)
+    evaluation = min(math.fsum(end - begin for begin, end in spans), seconds - start) if spans else None
+    rest = seconds - start - (evaluation or 0.0)
+    training = _training_seconds(source.summary)
+    other = rest - training if evaluation is not None and training is not None and training <= rest else None
+    first = min(log.events, key=lambda event: event.time_ms, default=None)
+    untimed = _between(first, log.first("run_start")) or 0.0
+    return Times(untimed, start, rest - (other or 0.0), evaluation, other)
+
+
+def _training_seconds(summary: Mapping[str, Any]) -> float | None:
+    """Seconds in training steps: the summary's rate is of these alone."""
+    samples, rate = number(summary.get("samples")), number(summary.get("samples_per_second"))
+    return samples / rate if samples is not None and rate else None
+
+
+def thin(points: Points, most: int) -> Points:
+    """At most ``most`` of the points, the first and the last among them."""
+    if len(points) <= max(most, 2):
+        return points
+    last = len(points) - 1
+    return [points[round(index * last / (most - 1))] for index in range(most)]
+
+
+def finite(values: Iterable[float | None]) -> list[float]:
+    """Those that are known and finite."""
+    return [value for value in values if value is not None and math.isfinite(value)]

@@ -1,0 +1,206 @@
+"""The tables of a report as plain text: systems, runs, hyper-parameters, machine, provenance, and the commands."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from mlbert.core.rules import UNVERIFIED
+from mlbert.report.results import FASTEST, Result
+from mlbert.report.runs import Run
+from mlbert.report.words import count, duration, percent, speed
+
+_PROVENANCE = (
+    *("submission_org", "submission_platform", "submission_status", "commit", "tree_modified", "recipe"),
+    *("config_file", "config_file_sha256", "model_shape", "model_shape_sha256", "train_data", "eval_data", "data_file"),
+    *("image", "image_digest", "image_commit", "python", "platform", "packages", "precision", "ranks"),
+)
+_NEUTRAL = "Computed from the logs alone; they do not say whether MLCommons has verified the result."
+_LONGEST_VALUE = 300  # characters of a logged value
+_PLACES = {"SEED", "LOGDIR", "EXPERIMENT", "DATADIR_PHASE2", "EVALDIR", "RESUME"}  # set by who repeats a run
+
+
+class Cell(NamedTuple):
+    """Text that is set off."""
+
+    text: str
+    mark: str  # class in the style sheet
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under their columns; ``texts`` columns at the left are words, the others numbers."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    texts: int = 1
+    is_long: bool = False  # texts that take several lines
+    colours: Sequence[str] = field(default=())  # of the rows, where they are systems
+
+
+def comparison(results: Sequence[Result], colours: Sequence[str]) -> Table:
+    """A row for each system, all beside the first."""
+    columns = ["system", "time to train", "against the first", "runs", "batch", "accelerators", "samples to target"]
+    columns += ["samples/s", "while training", "score factor", "share of peak"]
+    first = results[0].olympic_seconds
+    rows = []
+    for result in results:
+        mean, share = result.olympic_seconds, next(iter(result.peak_shares.values()), None)
+        is_known = first is not None and mean is not None and math.isfinite(first) and math.isfinite(mean) and mean > 0
+        rows.append(
+            [
+                result.system.name,
+                time_to_train(result),
+                f"{mean / first:.3f} x" if is_known and first and mean else "-",
+                f"{result.num_converged} of {len(result.runs)}",
+                count(result.batch),
+                count(result.accelerators) if result.accelerators else "-",
+                count(result.mean_samples),
+                speed(result.samples_per_second),
+                speed(result.training_speed),
+                "-" if result.scaling is None else f"{result.scaling:.4f}",
+                "-" if share is None else percent(share),
+            ]
+        )
+    return Table(columns, rows, colours=colours)
+
+
+def time_to_train(result: Result) -> str:
+    """The olympic mean, or the single times of one or two runs."""
+    mean = result.olympic_seconds
+    if mean is None:
+        return ", ".join(duration(run.score) for run in result.runs if run.succeeded) or "no result"
+    return duration(mean) if math.isfinite(mean) else "no result"
+
+
+def meaning(result: Result) -> str:
+    """What `time_to_train` is."""
+    mean, num_runs = result.olympic_seconds, len(result.runs)
+    runs_in_words = "1 run" if num_runs == 1 else f"{num_runs} runs"
+    if not result.num_converged or (mean is not None and math.isinf(mean)):
+        missed = num_runs - result.num_converged
+        return f"{missed} of {runs_in_words} did not reach the target; the rules allow one in ten"
+    if mean is None:
+        return f"time to train of {runs_in_words}"
+    return f"time to train, olympic mean of {runs_in_words} ({mean / 60:.3f} minutes)"
+
+
+def verdict(results: Sequence[Result]) -> str:
+    """What is to be said of results that nobody has verified."""
+    return UNVERIFIED if any(result.ours for result in results) else _NEUTRAL
+
+
+def runs(result: Result) -> Table:
+    """A row for each run."""
+    columns = ["run", "status", "", "time to train", "samples", "accuracy", "samples/s", "seed"]
+    rows = [[run.name, *_row(result, run)] for run in result.runs]
+    return Table(columns, rows, 3)
+
+
+def _row(result: Result, run: Run) -> list[str | Cell]:
+    note = result.marks.get(run.name, "")
+    accuracy = "-" if run.accuracy is None else f"{run.accuracy:.4f}"
+    seed = run.source.log.value("seed")
+    return [
+        run.status if run.succeeded else Cell(run.status, "bad"),
+        Cell(note, "dim" if run.succeeded else "bad"),
+        duration(run.seconds),
+        count(run.samples),
+        accuracy,
+        speed(run.samples_per_second),
+        "-" if seed is None else str(seed),
+    ]
+
+
+def hyperparameters(results: Sequence[Result]) -> Table:
+    """A row for each key. Marked is what differs between the runs of a system, or from the reference point's value."""
+    references = [result.reference_hyperparameters for result in results]
+    batches = {reference[0] for reference in references if reference}
+    shared = next(reference for reference in references if reference) if len(batches) == 1 else None
+    keys = dict.fromkeys(key for result in results for key in result.hyperparameters)
+    rows = []
+    for key in keys:
+        row: list[str | Cell] = [key]
+        for result, reference in zip(results, references, strict=True):
+            value = result.hyperparameters.get(key)
+            wanted = reference[1].get(key) if reference else None
+            text = "-" if value is None else value.text
+            mark = "bad" if value is not None and value.differs else ""
+            mark = mark or ("differs" if value is not None and wanted not in (None, text) else "")
+            row.append(Cell(text, mark))
+        rows.append([*row, shared[1].get(key, "-")] if shared else row)
+    columns = ["", *(result.system.name for result in results)]
+    columns += [f"reference, batch {shared[0]}"] if shared else []
+    return Table(columns, rows)
+
+
+def machines(results: Sequence[Result]) -> Table | None:
+    """The systems' descriptions side by side, without what nobody filled in."""
+    known = [result for result in results if result.system.facts]
+    keys = dict.fromkeys(key for result in known for key in result.system.facts or {})
+    rows = []
+    for key in keys:
+        texts = [_text((result.system.facts or {}).get(key, "")) for result in known]
+        if any(text not in ("", "N/A") for text in texts):
+            rows.append([key.replace("_", " "), *texts])
+    return Table(["", *(result.system.name for result in known)], rows, len(known) + 1, is_long=True) if rows else None
+
+
+def provenance(results: Sequence[Result]) -> Table:
+    """What the logs say of where they come from, side by side."""
+    rows = []
+    for key in _PROVENANCE:
+        texts = [", ".join(_logged(result, key)) for result in results]
+        if any(texts):
+            rows.append([key, *texts])
+    rows.append(["logs", *(str(result.system.folder) for result in results)])
+    return Table(["", *(result.system.name for result in results)], rows, len(results) + 1, is_long=True)
+
+
+def _logged(result: Result, key: str) -> list[str]:
+    """The different values of a key, at most three."""
+    values = (event.value for run in result.runs if (event := run.source.log.first(key)) is not None)
+    found = list(dict.fromkeys(_text(value) for value in values))
+    return found if len(found) <= 3 else [*found[:3], f"and {len(found) - 3} more"]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = ", ".join(f"{key} {_text(part)}" for key, part in value.items())
+    if isinstance(value, list):
+        value = ", ".join(_text(part) for part in value)
+    text = "" if value is None else str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
+def trace_commands(result: Result) -> str:
+    """Commands that follow the fastest counted run to its code."""
+    named = {mark: name for name, mark in result.marks.items()}
+    run = next((run for run in result.runs if run.name == named.get(FASTEST)), result.runs[0])
+    log = shlex.quote(str(run.source.log.path))
+    return f"mlbert submission trace {log}\nmlbert submission trace {log} eval_accuracy"
+
+
+def reproduce_commands(result: Result) -> str:
+    """Commands that repeat the first run of ours; empty where its log does not say how it was started."""
+    log = result.runs[0].source.log
+    config, commit, settings = log.value("config_file"), log.value("commit"), log.value("configuration")
+    if not isinstance(config, str) or not config.endswith(".sh") or not isinstance(settings, Mapping):
+        return ""
+    path = PurePosixPath(config)
+    checkout = [f"git checkout {commit}"] if isinstance(commit, str) and commit.isalnum() else []
+    extra = [
+        f"export {name}={shlex.quote(str(setting['value']))}"
+        for name, setting in settings.items()
+        if isinstance(setting, Mapping)
+        and str(setting.get("origin", "")).startswith(("environment ", "flag "))
+        and name not in _PLACES
+    ]
+    seed = f"export SEED={shlex.quote(str(log.value('seed')))} LOGDIR=$PWD/again EXPERIMENT=0"
+    run = "../pytorch/launch/run_and_time.sh"
+    begin = [f"cd {shlex.quote(str(path.parent))}", f"source {shlex.quote(path.name)}"]
+    return "\n".join([*checkout, *begin, *extra, seed, run])

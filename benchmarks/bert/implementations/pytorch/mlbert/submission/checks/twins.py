@@ -1,0 +1,116 @@
+"""Whether one log was made of another: runs with seeds of their own never agree in what chance decides.
+
+Among the 14 published v5.0 systems and this code's three small ones (170 logs, 765 pairs), two honest runs have at most
+one accuracy in a row in common and two within 2e-5, one growth of accuracy within 2e-6, three intervals between
+evaluations within 1 ms, and one sample count where packing varies them (elsewhere most counts, so what most pairs share
+says nothing). Six intervals in a row are never proportional to within 3 ms where the usual difference is below 0.1 s,
+nor are four within 60 ms where it is above.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from mlbert.submission.checks.clock import has_plausible_stamps
+from mlbert.submission.findings import Complaints
+from mlbert.submission.logs import Log
+from mlbert.submission.result_set import ResultSet, error
+from mlbert.submission.run_view import evaluations_of
+
+_SAME_ACCURACIES, _NEAR_ACCURACIES, _NEAR = 3, 5, 2e-5
+_SAME_GROWTHS, _GROWTH = 4, 2e-6
+_SAME_SAMPLES = 4
+_ROUNDING_MS = 1.2
+_NOISY_MS, _WINDOW_NOISY, _WINDOW = 100, 4, 6
+_MIN_DECIMALS = 5  # shorter accuracies agree by chance
+_OWN_RUNS = "rules: ten runs, each with a seed of its own"
+
+
+class _Run(NamedTuple):
+    log: Log
+    lines: list[int]  # of the evaluations
+    accuracies: list[float]
+    samples: list[float]
+    intervals: list[float]  # in ms, from run_start on; none where the stamps cannot be compared
+
+
+def check_copies(results: ResultSet) -> Complaints:
+    """No run is a copy of another: accuracies, packed sample counts and intervals of time are its own."""
+    runs = [_run_of(log) for log in results.logs]
+    pairs = list(itertools.combinations(runs, 2))
+    noise = [statistics.median(_differences(a, b)) for a, b in pairs if a.intervals and b.intervals]
+    shared = [_shared_counts(a, b)[1] for a, b in pairs]
+    counts_vary = bool(shared) and statistics.median(shared) < _SAME_SAMPLES / 2
+    window = _WINDOW_NOISY if noise and statistics.median(noise) > _NOISY_MS else _WINDOW
+    for one, other in pairs:
+        for what, (end, length) in _likenesses(one, other, window, counts_vary):
+            first, last = other.lines[end - length], other.lines[end - 1]
+            text = f"line {first}: {length} {what}, up to line {last}, are those of {one.log.path.name}"
+            yield error(other.log, f"{text} from line {one.lines[end - length]} on", _OWN_RUNS)
+            break
+
+
+def _run_of(log: Log) -> _Run:
+    evaluations = evaluations_of(log)
+    start = log.first("run_start")
+    times = [one.event.time_ms for one in evaluations]
+    intervals = []
+    if start is not None and has_plausible_stamps(log):
+        intervals = [after - before for before, after in itertools.pairwise([start.time_ms, *times])]
+    samples = [one.samples for one in evaluations]
+    lines = [one.event.line for one in evaluations]
+    return _Run(log, lines, [one.accuracy for one in evaluations], samples, intervals)
+
+
+def _differences(one: _Run, other: _Run) -> list[float]:
+    return [abs(a - b) for a, b in zip(one.intervals, other.intervals, strict=False)]
+
+
+def _likenesses(one: _Run, other: _Run, window: int, counts_vary: bool) -> Iterable[tuple[str, tuple[int, int]]]:
+    """What two runs have in common that chance does not explain: words, and where it ends and how long it is."""
+    pairs = list(zip(one.accuracies, other.accuracies, strict=False))
+    same = _longest(a == b and len(repr(a)) > _MIN_DECIMALS + 1 for a, b in pairs)
+    if same[1] >= min(_SAME_ACCURACIES, max(2, len(pairs))):
+        yield "accuracies", same
+    near = _longest(abs(a - b) < _NEAR for a, b in pairs)
+    if near[1] >= _NEAR_ACCURACIES:
+        yield "accuracies, to 5 digits,", near
+    growths = _longest(abs((b - a) - (d - c)) < _GROWTH for (a, c), (b, d) in itertools.pairwise(pairs))
+    if growths[1] >= _SAME_GROWTHS:
+        yield "accuracies, but for one number added to all,", (growths[0] + 1, growths[1] + 1)
+    counts = _shared_counts(one, other)
+    if counts_vary and counts[1] >= _SAME_SAMPLES:
+        yield "sample counts, which vary with packing,", counts
+    times = list(zip(one.intervals, other.intervals, strict=False))
+    equal = _longest(abs(a - b) <= 1 for a, b in times)
+    if equal[1] >= window:
+        yield "intervals between evaluations, to 1 ms,", equal
+    for end in range(window, len(times) + 1):
+        if _are_proportional(times[end - window : end]):
+            yield "intervals between evaluations, times one factor,", (end, window)
+            return
+
+
+def _shared_counts(one: _Run, other: _Run) -> tuple[int, int]:
+    return _longest(a == b for a, b in zip(one.samples, other.samples, strict=False))
+
+
+def _longest(flags: Iterable[bool]) -> tuple[int, int]:
+    """Where the longest stretch of true flags ends, and its length."""
+    best, end, length = 0, 0, 0
+    for index, flag in enumerate(flags, start=1):
+        length = length + 1 if flag else 0
+        if length > best:
+            best, end = length, index
+    return end, best
+
+
+def _are_proportional(times: Sequence[tuple[float, float]]) -> bool:
+    total = sum(a for a, _ in times)
+    if total <= 0 or any(a <= 0 or b <= 0 for a, b in times):
+        return False
+    factor = sum(b for _, b in times) / total
+    return all(abs(b - factor * a) <= _ROUNDING_MS * max(1.0, factor) for a, b in times)

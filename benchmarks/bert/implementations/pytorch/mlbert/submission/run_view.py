@@ -1,0 +1,71 @@
+"""A log as the checks of time, evaluations and copies see it: its evaluations in order, and what was configured."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from mlbert.core.rules import TARGET_MLM_ACCURACY
+from mlbert.submission.logs import Event, Log
+from mlbert.submission.result_set import is_number
+
+
+class Evaluation(NamedTuple):
+    """One eval_accuracy with the eval_start and eval_stop since the one before, and the same told again behind it."""
+
+    event: Event
+    samples: float  # trained so far
+    accuracy: float
+    start: Event | None
+    stop: Event | None
+    again: tuple[Event, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """The line that tells the accuracy."""
+        return f"line {self.event.line}"
+
+
+def evaluations_of(log: Log) -> list[Evaluation]:
+    """The evaluations whose samples and accuracy are numbers; what several ranks logged alike counts once."""
+    found: list[Evaluation] = []
+    start = stop = None
+    for event in log.events:
+        if event.key == "eval_start":
+            start = event
+        elif event.key == "eval_stop":
+            stop = event
+        elif event.key == "eval_accuracy":
+            samples = samples_of(event)
+            if samples is not None and is_number(event.value):
+                if found and (found[-1].samples, found[-1].accuracy) == (samples, event.value):
+                    found[-1] = found[-1]._replace(again=(*found[-1].again, event))
+                else:
+                    found.append(Evaluation(event, samples, event.value, start, stop))
+            start = stop = None
+    return found
+
+
+def samples_of(event: Event) -> float | None:
+    """What an event says of the samples trained so far, if it is a number."""
+    samples = (event.metadata or {}).get("epoch_num")
+    return samples if is_number(samples) else None
+
+
+def setting(log: Log, name: str) -> Any:
+    """A value of this code's resolved `configuration`; ``None`` where the log has none."""
+    configuration = log.value("configuration")
+    entry = configuration.get(name) if isinstance(configuration, dict) else None
+    return entry.get("value") if isinstance(entry, dict) else None
+
+
+def is_continued(log: Log) -> bool:
+    """Whether the log is only the later part of a run."""
+    return log.first("resumed_from_step") is not None
+
+
+def target_of(log: Log) -> float | None:
+    """The accuracy that ends a run: the rules' in closed, the configured one of this code's logs, else unknown."""
+    configured = setting(log, "TARGET_MLM_ACCURACY")
+    if log.value("submission_division") == "closed":
+        return max(configured, TARGET_MLM_ACCURACY) if is_number(configured) else TARGET_MLM_ACCURACY
+    return configured if is_number(configured) else None

@@ -1,0 +1,74 @@
+"""Runs official tools, each in a process of its own forked after one import of what they all need.
+
+A program that needs the standard library alone and is run by its path, with ``python -P``: else it would find this
+package's modules under the names of others. Reads ``{"jobs": [{"tool", "arguments", "after"}], "folder", "seconds"}``
+from standard input. Job i runs in ``folder/i`` as ``python -m mlperf_logging.<tool> <arguments>`` would, when the jobs
+of ``after`` are finished; what it prints goes to ``folder/i.txt``. For each that is finished it writes a line
+``[i, exit status]``, null where the time was up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import multiprocessing
+import os
+import runpy
+import sys
+import time
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
+from typing import Any
+
+_MODULES = {"compliance_checker": "mlp_compliance"}  # the others have their tool's name
+
+
+def _run_tool(tool: str, arguments: list[str], place: str) -> None:
+    os.mkdir(place)
+    os.chdir(place)
+    words = os.open(f"{place}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(words, 1)
+    os.dup2(words, 2)
+    sys.argv = [tool, *arguments]
+    runpy.run_module(f"mlperf_logging.{tool}", run_name="__main__", alter_sys=True)
+
+
+def _run_all(jobs: list[dict[str, Any]], folder: str, seconds: float) -> None:
+    fork = multiprocessing.get_context("fork")
+    num_at_once = len(os.sched_getaffinity(0))
+    waiting, finished = list(range(len(jobs))), set[int]()
+    running: dict[int, tuple[ForkProcess, float]] = {}
+    while waiting or running:
+        ready = [index for index in waiting if finished.issuperset(jobs[index]["after"])]
+        for index in ready[: num_at_once - len(running)]:
+            job = jobs[index]
+            arguments = (job["tool"], job["arguments"], os.path.join(folder, str(index)))
+            process = fork.Process(target=_run_tool, args=arguments, daemon=True)
+            process.start()
+            running[index] = (process, time.monotonic() + seconds)
+            waiting.remove(index)
+        left = min(deadline for _, deadline in running.values()) - time.monotonic()
+        wait([process.sentinel for process, _ in running.values()], timeout=max(left, 0))
+        for index, (process, deadline) in list(running.items()):
+            if process.is_alive() and time.monotonic() < deadline:
+                continue
+            status = None if process.is_alive() else process.exitcode
+            process.kill()
+            process.join()
+            del running[index]
+            finished.add(index)
+            print(json.dumps([index, status]), flush=True)
+
+
+def main() -> None:
+    """Everything that standard input asks for."""
+    asked = json.load(sys.stdin)
+    for tool in {job["tool"] for job in asked["jobs"]}:
+        with contextlib.suppress(Exception):  # told by the tool itself, when it is run
+            importlib.import_module(f"mlperf_logging.{tool}.{_MODULES.get(tool, tool)}")
+    _run_all(asked["jobs"], asked["folder"], asked["seconds"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Logs that are good but for one line, and what the audit's own checks say of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlbert.submission.findings import Outcome
+from mlbert.submission.logs import read_log
+from mlbert.submission.own_checks import run_checks
+from mlbert.submission.result_set import ResultSet
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = "cpu_demo"  # a committed result of this code
+_VALUE = r'"value": [^{]*?, "metadata"'
+
+
+def edit(path: Path, key: str, pattern: str, replacement: str) -> int:
+    """Replaces in every line of a key; the number of the first, from 1."""
+    lines = path.read_text().splitlines(keepends=True)
+    marked = [number for number, line in enumerate(lines) if f'"key": "{key}"' in line]
+    assert marked, key
+    before = list(lines)
+    for number in marked:
+        lines[number] = re.sub(pattern, replacement, lines[number])
+    assert lines != before, (key, pattern)
+    path.write_text("".join(lines))
+    return marked[0] + 1
+
+
+def set_value(path: Path, key: str, value: str) -> int:
+    """Gives a key another value; its line."""
+    return edit(path, key, _VALUE, f'"value": {value}, "metadata"')
+
+
+def add_line(path: Path, after: str, key: str, value: str) -> int:
+    """A line of another key behind that of a key; its number."""
+    number = edit(path, after, r"(.*)\n", r"\1\n\1\n") + 1
+    lines = path.read_text().splitlines(keepends=True)
+    lines[number - 1] = lines[number - 1].replace(f'"{after}"', f'"{key}"', 1)
+    path.write_text("".join(lines))
+    if key != after:
+        set_value(path, key, value)
+    return number
+
+
+def copy_of_ours(folder: Path, num_logs: int = 1) -> list[Path]:
+    """The first logs of a committed result and its description, as in a tree below the folder."""
+    (folder / "systems").mkdir(parents=True)
+    results = folder / "results" / OURS / "bert"
+    results.mkdir(parents=True)
+    shutil.copy(ROOT / "systems" / f"{OURS}.json", folder / "systems")
+    names = sorted((ROOT / "results" / OURS / "bert").glob("result_*.txt"))[:num_logs]
+    return [Path(shutil.copy(name, results / name.name)) for name in names]
+
+
+def system_of(logs: Sequence[Path]) -> Path:
+    """The description of a copy's system."""
+    return logs[0].parents[3] / "systems" / f"{logs[0].parents[1].name}.json"
+
+
+def told(logs: Sequence[Path], tree: Path | None = None, division: str | None = None) -> dict[str, tuple[Outcome, str]]:
+    """Check to outcome and words, of those that do not pass. With a tree, the copy's description is looked at."""
+    system = json.loads(system_of(logs).read_text()) if tree is not None else None
+    results = ResultSet([read_log(log) for log in logs], system, division, tree)
+    return {
+        finding.check.removeprefix("own: "): (finding.outcome, finding.words)
+        for finding in run_checks(results, "here")
+        if finding.outcome is not Outcome.PASS
+    }
