@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mlbert.core.rules import TARGET_MLM_ACCURACY
@@ -11,13 +10,14 @@ from mlbert.submission.result_set import is_number
 
 
 class Evaluation(NamedTuple):
-    """One eval_accuracy with the eval_start and eval_stop since the one before."""
+    """One eval_accuracy with the eval_start and eval_stop since the one before, and the same told again behind it."""
 
     event: Event
     samples: float  # trained so far
     accuracy: float
     start: Event | None
     stop: Event | None
+    again: tuple[Event, ...] = ()
 
     @property
     def where(self) -> str:
@@ -36,14 +36,13 @@ def evaluations_of(log: Log) -> list[Evaluation]:
             stop = event
         elif event.key == "eval_accuracy":
             samples = samples_of(event)
-            if samples is not None and is_number(event.value) and not _is_repeated(found, samples, event.value):
-                found.append(Evaluation(event, samples, event.value, start, stop))
+            if samples is not None and is_number(event.value):
+                if found and (found[-1].samples, found[-1].accuracy) == (samples, event.value):
+                    found[-1] = found[-1]._replace(again=(*found[-1].again, event))
+                else:
+                    found.append(Evaluation(event, samples, event.value, start, stop))
             start = stop = None
     return found
-
-
-def _is_repeated(found: Sequence[Evaluation], samples: float, accuracy: float) -> bool:
-    return bool(found) and (found[-1].samples, found[-1].accuracy) == (samples, accuracy)
 
 
 def samples_of(event: Event) -> float | None:

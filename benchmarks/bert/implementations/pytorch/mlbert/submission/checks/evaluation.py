@@ -1,7 +1,8 @@
 """Evaluations: when they come, on how many samples, and how much was trained in all.
 
 Other programs' train_samples may be what was planned (tinygrad) or the whole set (MosaicML), so it may exceed the last
-evaluation's; where the other runs of a set give exactly that, a run that does not contradicts itself. This code
+evaluation's, and epoch_stop may count epochs; where the other runs of a set give the samples of their last evaluation,
+a run that does not contradicts itself. This code
 evaluates after the first step that reaches the configured count, and no step trains more than 3 nominal batches.
 """
 
@@ -15,7 +16,7 @@ from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.grid import check_grid
 from mlbert.submission.logs import Log
 from mlbert.submission.result_set import SAMPLE_COUNTS, ResultSet, error, is_number, is_ours
-from mlbert.submission.run_view import Evaluation, evaluations_of, is_continued, setting
+from mlbert.submission.run_view import Evaluation, evaluations_of, is_continued, samples_of, setting
 
 _MAX_COUNT_SLACK = 0.01
 _LARGEST_STEP = 3  # nominal batches
@@ -26,11 +27,14 @@ _AS_CONFIGURED = "a run does what its configuration says"
 
 def check_evaluations(results: ResultSet) -> Complaints:
     """Evaluations come in order, up to the end of training; in closed on the grid of the rules, on 10,000 samples."""
-    exact = [log for log in results.logs if _is_exact(log)]
+    needed = max(_MIN_EXACT, len(results.logs) - 1)
+    are_exact = [sum(map(told, results.logs)) >= needed for told in (_trains_exactly, _stops_exactly)]
     for log in results.logs:
         evaluations = evaluations_of(log)
         yield from _order(log, evaluations)
-        yield from _trained(log, evaluations, len(exact) >= max(_MIN_EXACT, len(results.logs) - 1))
+        yield from _trained(log, evaluations, are_exact[0])
+        if are_exact[1] and log.status == "success" and not _stops_exactly(log) and not is_ours(log):
+            yield from _stopped_elsewhere(log)
         if is_ours(log):
             yield from _configured(log, evaluations)
         if results.wanted_division == "closed":
@@ -51,9 +55,20 @@ def _order(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
         yield error(log, f"{evaluations[-1].where}: the last evaluation comes before any training", SAMPLE_COUNTS)
 
 
-def _is_exact(log: Log) -> bool:
+def _trains_exactly(log: Log) -> bool:
     evaluations, trained = evaluations_of(log), log.value("train_samples")
     return bool(evaluations) and is_number(trained) and evaluations[-1].samples == trained
+
+
+def _stops_exactly(log: Log) -> bool:
+    evaluations, stops = evaluations_of(log), log.all("epoch_stop")
+    return bool(evaluations) and bool(stops) and samples_of(stops[-1]) == evaluations[-1].samples
+
+
+def _stopped_elsewhere(log: Log) -> Complaints:
+    for stop in log.all("epoch_stop")[-1:]:
+        text = f"line {stop.line}: epoch_stop has epoch_num {(stop.metadata or {}).get('epoch_num')!r}"
+        yield error(log, f"{text}, the last evaluation another; in the other logs they agree", SAMPLE_COUNTS)
 
 
 def _trained(log: Log, evaluations: Sequence[Evaluation], others_are_exact: bool) -> Complaints:

@@ -18,7 +18,7 @@ from mlbert.submission.run_view import Evaluation, evaluations_of, is_continued,
 _ONCE = ("init_stop", "run_start", "run_stop")
 _MANY = ("eval_start", "eval_stop", "eval_accuracy")
 _STARTS_AND_STOPS = {"epoch_start": "epoch_stop", "block_start": "block_stop"}
-# What this code logs, by phases; all that is not named comes between init_start and init_stop.
+# What this code logs, by phases; where other keys come, `checks.provenance` knows.
 _PHASES = (
     ("cache_clear",),
     ("init_start",),
@@ -29,12 +29,10 @@ _PHASES = (
     _MANY,
     ("block_stop",),
     ("epoch_stop",),
-    ("train_samples",),
-    ("eval_samples",),
+    ("train_samples", "eval_samples"),
     ("run_stop",),
 )
 _PHASE_OF = {key: number for number, keys in enumerate(_PHASES) for key in keys}
-_IN_INIT = _PHASE_OF["init_start"]
 _SKEW_MS = 1000
 _RANKS_APART_MS = 10_000  # between the same line of several ranks
 _ORDER = "rules: run_start and run_stop enclose training and its evaluations, once each"
@@ -74,13 +72,10 @@ def _enclosed(log: Log) -> Complaints:
 
 def _own_order(log: Log) -> Complaints:
     """This code's one order; an aborted run may lack what comes at the end."""
-    counts: Counter[str] = Counter()
+    counts = Counter(event.key for event in log.events)
     phase, before = 0, None
     for event in log.events:
-        counts[event.key] += 1
-        if counts[event.key] == 2 and event.key not in (*_MANY, *_ONCE, "seed"):
-            yield error(log, f"line {event.line}: {event.key} comes again", OWN_FORM)
-        its_phase = _PHASE_OF.get(event.key, _IN_INIT)
+        its_phase = _PHASE_OF.get(event.key, _PHASE_OF["run_stop"] - 1 if phase == _PHASE_OF["run_stop"] else phase)
         if before is not None and its_phase < phase:
             yield error(log, f"line {event.line}: {event.key} comes after {before.key}", _ORDER)
         else:
@@ -110,7 +105,8 @@ def _own_evaluations(log: Log) -> Complaints:
             )
         samples, expected = told if expected == 0 else samples, (expected + 1) % len(_MANY)
     if expected and log.status == "success":
-        yield error(log, f"the last {_MANY[expected - 1]} has no {_MANY[expected]}", OWN_FORM)
+        line = log.all(_MANY[expected - 1])[-1].line
+        yield error(log, f"line {line}: the last {_MANY[expected - 1]} has no {_MANY[expected]}", OWN_FORM)
 
 
 def _own_counts(log: Log) -> Complaints:
@@ -122,11 +118,20 @@ def _own_counts(log: Log) -> Complaints:
     if stop is not None and trained is not None and samples_of(stop) != trained.value:
         text = f"line {stop.line}: epoch_stop has epoch_num {(stop.metadata or {}).get('epoch_num')!r}"
         yield error(log, f"{text}, train_samples is {trained.value!r}", SAMPLE_COUNTS)
+    begun, ended = log.first("block_start"), log.first("block_stop")
+    told = [(event.metadata or {}).get("first_epoch_num") for event in (begun, ended) if event is not None]
+    if ended is not None and len(set(map(repr, told))) > 1:
+        yield error(log, f"line {ended.line}: block_stop of block {told[1]!r}, started was {told[0]!r}", OWN_FORM)
 
 
 def _contradictions(log: Log) -> Complaints:
     """Where a program's eval_start and eval_stop mostly give the samples of their eval_accuracy, all of them do."""
     evaluations = evaluations_of(log)
+    repeated = [one for one in evaluations if one.again]
+    if repeated and 2 * len(repeated) < len(evaluations):  # else every rank tells it
+        again = repeated[0].again[0]
+        text = f"{log.path.name}: line {again.line}: eval_accuracy comes again, first in {repeated[0].where}"
+        yield Complaint(Outcome.WARN, text, _ORDER)
     for key in ("eval_start", "eval_stop"):
         told = [(one, _of(one, key)) for one in evaluations]
         agreeing = sum(event is not None and samples_of(event) == one.samples for one, event in told)

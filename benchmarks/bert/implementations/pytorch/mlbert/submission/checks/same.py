@@ -19,11 +19,13 @@ from mlbert.submission.result_set import ONE_SETTING, OWN_FORM, ResultSet, error
 
 _WHOSE = ("submission_org", "submission_platform", "submission_status")
 _SHAPES = ("d_batch_size", "max_predictions_per_seq", "max_sequence_length")  # other programs' own
-_SAME_IN_ALL = (
-    *("submission_benchmark", "submission_division", "eval_samples", *_WHOSE, *_SHAPES),
-    *("recipe", "config_file", "config_file_sha256", "config_parents", "model_shape", "model_shape_sha256"),
-    *("train_data", "eval_data", "commit", "tree_modified", "image", "image_digest", "image_commit"),
-    *("python", "platform", "packages", "precision", "ops", "ranks", "configuration"),
+_SAME_IN_ALL = ("submission_benchmark", "submission_division", "eval_samples", *_WHOSE, *_SHAPES)
+# Of what this code logs before run_start, what a run has of its own; a cluster hands out any of its machines.
+_OWN_KEYS = frozenset(
+    (
+        *("cache_clear", "init_start", "init_stop", "resumed_from_step"),
+        *("seed", "command", "experiment", "experiments", "hosts"),
+    )
 )
 _OF_A_RUN = frozenset({"SEED", "EXPERIMENT", "LOGDIR"})
 _MAX_WORDS = 60
@@ -32,8 +34,7 @@ _SEED_RULE = "rules: seeds are random and logged; package_checker wants them dis
 
 def check_same_settings(results: ResultSet) -> Complaints:
     """Hyper-parameters, code, data, machine and what is submitted by whom are the same in all logs."""
-    logged = dict.fromkeys(event.key for log in results.logs for event in log.events)
-    for key in (*filter(is_hyperparameter, logged), *(key for key in _SAME_IN_ALL if key in logged)):
+    for key in _shared_keys(results.logs):
         told = [_comparable(key, log.value(key)) for log in results.logs]
         usual = Counter(json.dumps(value, sort_keys=True, default=str) for value in told).most_common(1)[0][0]
         first = next(n for n, value in enumerate(told) if json.dumps(value, sort_keys=True, default=str) == usual)
@@ -43,8 +44,22 @@ def check_same_settings(results: ResultSet) -> Complaints:
                     yield _differs(log, key, text)
 
 
+def _shared_keys(logs: Sequence[Log]) -> list[str]:
+    """Of other programs the hyper-parameters and what is submitted; of this code all that it logs before run_start."""
+    keys: dict[str, None] = {}
+    for log in logs:
+        start, own = log.first("run_start"), is_ours(log)
+        for event in log.events:
+            is_told = own and start is not None and event.line < start.line and event.key not in _OWN_KEYS
+            if is_told or is_hyperparameter(event.key) or event.key in _SAME_IN_ALL:
+                keys[event.key] = None
+    return list(keys)
+
+
 def _comparable(key: str, value: Any) -> Any:
     """A value without what may differ: of a configuration the values, of its paths only the last part."""
+    if key == "starting_weights" and isinstance(value, str):
+        return PurePath(value).name
     if key == "ops" and isinstance(value, str):
         return _parsed(value)
     if key != "configuration" or not isinstance(value, dict):

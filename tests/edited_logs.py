@@ -1,0 +1,179 @@
+"""Result sets whose lines a test edits, and what the own checks say of them: committed ones, and simulated ones."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mlbert.core.rules import eval_interval
+from mlbert.submission.findings import Outcome, finding_of
+from mlbert.submission.logs import read_log
+from mlbert.submission.own_checks import CHECKS
+from mlbert.submission.result_set import ResultSet
+
+_TOKEN = ":::MLLOG "
+_CHECKS = (
+    *("lines", "status", "order of events", "time stamps", "clock", "runs apart", "speed", "evaluation time"),
+    *("same settings", "plain numbers", "seeds", "copies", "evaluations", "accuracies", "single lines"),
+)
+Line = dict[str, Any]
+Run = list[Line]
+Edit = Callable[[list[Run]], None]
+Told = dict[str, tuple[Outcome, str]]
+
+
+@cache
+def _committed(folder: Path) -> list[list[str]]:
+    return [path.read_text().splitlines() for path in sorted(folder.glob("result_*.txt"))]
+
+
+def committed(folder: Path) -> list[Run]:
+    """The runs of a committed result, to be edited."""
+    return [[json.loads(line.removeprefix(_TOKEN)) for line in lines] for lines in _committed(folder)]
+
+
+def simulated(seed: int, batch: int = 768, speed: float = 0.1, slow: bool = False) -> list[Run]:
+    """Ten honest packed runs of another program in closed, one after the other.
+
+    Each trains at its own speed within 10 %, each interval at its own within 10 %; evaluations come at the first step
+    that reaches the grid, steps hold 5 % more or fewer samples. ``slow``: one interval takes three times as long.
+    """
+    chance = random.Random(seed)
+    runs, now = [], 1_700_000_000_000 + chance.randrange(10**9)
+    for _ in range(10):
+        run = _Writer(now)
+        run.log("submission_benchmark", "bert")
+        run.log("submission_org", "Some")
+        run.log("submission_division", "closed")
+        run.log("seed", chance.randrange(2**31))
+        run.log("global_batch_size", batch)
+        run.log("opt_name", "lamb")
+        run.log("init_start")
+        run.log("init_stop", after=chance.randrange(5000, 50_000))
+        run.log("run_start")
+        run.log("epoch_start", epoch_num=0)
+        pace, slow_one = speed * chance.uniform(0.9, 1.1), chance.randrange(5) if slow else -1
+        samples, accuracy, index = 0, 0.35, 0
+        while accuracy < 0.72:
+            index += 1
+            before = samples
+            while samples < index * eval_interval(batch):
+                samples += round(batch * chance.uniform(0.95, 1.05))
+            took = (samples - before) / pace * chance.uniform(0.9, 1.1) * (3 if index == slow_one + 1 else 1)
+            accuracy += (0.7215 - accuracy) * chance.uniform(0.2, 0.4)
+            accuracy = max(accuracy, 0.7201) if index == 16 else accuracy
+            run.log("eval_start", after=round(took), epoch_num=samples)
+            run.log("eval_stop", after=round(1000 * chance.uniform(0.8, 1.2)), epoch_num=samples)
+            run.log("eval_accuracy", accuracy, epoch_num=samples)
+        run.log("epoch_stop", epoch_num=samples)
+        run.log("train_samples", samples)
+        run.log("eval_samples", 10_000)
+        run.log("run_stop", status="success")
+        runs.append(run.lines)
+        now = run.now + 60_000
+    return runs
+
+
+class _Writer:
+    def __init__(self, now: int) -> None:
+        self.now = now
+        self.lines: Run = []
+
+    def log(self, key: str, value: object = None, after: int = 1, **metadata: object) -> None:
+        self.now += after
+        about = {"file": "/code/train.py", "lineno": len(key), **metadata}
+        self.lines.append({"time_ms": self.now, "key": key, "value": value, "metadata": about})
+
+
+def told(runs: list[Run], folder: Path, **about: Any) -> Told:
+    """What the checks of sameness, time and evaluations say of the runs, but for what they pass."""
+    logs = []
+    for index, run in enumerate(runs):
+        path = folder / f"result_{index}.txt"
+        path.write_text("".join(f"{_TOKEN}{json.dumps(line)}\n" for line in run))
+        logs.append(read_log(path))
+    results = ResultSet(logs, **about)
+    findings = [finding_of(name, "here", list(CHECKS[name](results)), "") for name in _CHECKS]
+    return {one.check: (one.outcome, one.words) for one in findings if one.outcome != Outcome.PASS}
+
+
+def nth(run: Run, key: str, index: int = 0) -> Line:
+    """The line of a key's occurrence."""
+    return [line for line in run if line["key"] == key][index]
+
+
+def put(key: str, value: Any, index: int = 0, which: int = 3) -> Edit:
+    """Another value."""
+    return lambda runs: nth(runs[which], key, index).update(value=value)
+
+
+def mark(key: str, name: str, value: Any, index: int = 0, which: int = 3) -> Edit:
+    """Other metadata."""
+    return lambda runs: nth(runs[which], key, index)["metadata"].update({name: value})
+
+
+def configure(name: str, value: Any, which: int = 3) -> Edit:
+    """Another value of a setting."""
+    return lambda runs: nth(runs[which], "configuration")["value"][name].update(value=value)
+
+
+def drop(key: str, index: int = 0, which: int = 3) -> Edit:
+    """One line less."""
+    return lambda runs: runs[which].remove(nth(runs[which], key, index))
+
+
+def repeat(key: str, index: int = 0, after: int = 0, which: int = 3) -> Edit:
+    """A line again, some ms later, behind itself."""
+
+    def edit(runs: list[Run]) -> None:
+        line = nth(runs[which], key, index)
+        again = {**line, "metadata": dict(line["metadata"]), "time_ms": line["time_ms"] + after}
+        runs[which].insert(runs[which].index(line) + 1, again)
+
+    return edit
+
+
+def move(key: str, behind: str, index: int = 0, which: int = 3) -> Edit:
+    """A line behind another one, 1 ms later."""
+
+    def edit(runs: list[Run]) -> None:
+        line, other = nth(runs[which], key, index), nth(runs[which], behind, -1)
+        runs[which].remove(line)
+        runs[which].insert(runs[which].index(other) + 1, line | {"time_ms": other["time_ms"] + 1})
+
+    return edit
+
+
+def shift(key: str, ms: float, index: int = 0, which: int = 3) -> Edit:
+    """From this line on, everything so much later; negative: earlier."""
+
+    def edit(runs: list[Run]) -> None:
+        first = next(n for n, line in enumerate(runs[which]) if line is nth(runs[which], key, index))
+        for line in runs[which][first:]:
+            line["time_ms"] += ms
+
+    return edit
+
+
+def stamp(make: Callable[[int], Any], key: str = "", index: int = 0, which: int = 3) -> Edit:
+    """Another time of one line, or of all."""
+
+    def edit(runs: list[Run]) -> None:
+        for line in [nth(runs[which], key, index)] if key else runs[which]:
+            line["time_ms"] = make(line["time_ms"])
+
+    return edit
+
+
+def each(*edits: Edit) -> Edit:
+    """Several edits, one after the other."""
+
+    def edit(runs: list[Run]) -> None:
+        for one in edits:
+            one(runs)
+
+    return edit
