@@ -35,6 +35,7 @@ if [[ ! -e "${contents}" ]]; then
     [[ -z "$(ls -A "${out}")" ]] || fail "${out} holds other files. Choose a new folder with --out."
     cat 2>/dev/null >"${contents}" <<'TEXT' || fail "${contents} cannot be written. Choose another folder with --out, or free space."
 Made by quickstart.sh.
+report.html       what the runs reached, with figures
 result_<i>.txt    MLPerf log of run i
 run_<i>/          resolved configuration, metrics, curve, weights and checkpoints of run i
 data/             the prepared text: vocabulary, training and evaluation set
@@ -102,5 +103,5 @@ else
     make_tree
     mlbert submission check "${out}" --division open || verdict=$?
 fi
-mlbert report "${out}" || ((runs > 1)) || verdict=1
+mlbert report "${out}" --html "${out}/report.html" || ((runs > 1)) || verdict=1
 exit "${verdict}"

@@ -15,6 +15,7 @@ from mlbert.submission.result_set import ResultSet
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = "cpu_demo"  # a committed result of this code
+_VALUE = r'"value": [^{]*?, "metadata"'
 
 
 def edit(path: Path, key: str, pattern: str, replacement: str) -> int:
@@ -28,6 +29,22 @@ def edit(path: Path, key: str, pattern: str, replacement: str) -> int:
     assert lines != before, (key, pattern)
     path.write_text("".join(lines))
     return marked[0] + 1
+
+
+def set_value(path: Path, key: str, value: str) -> int:
+    """Gives a key another value; its line."""
+    return edit(path, key, _VALUE, f'"value": {value}, "metadata"')
+
+
+def add_line(path: Path, after: str, key: str, value: str) -> int:
+    """A line of another key behind that of a key; its number."""
+    number = edit(path, after, r"(.*)\n", r"\1\n\1\n") + 1
+    lines = path.read_text().splitlines(keepends=True)
+    lines[number - 1] = lines[number - 1].replace(f'"{after}"', f'"{key}"', 1)
+    path.write_text("".join(lines))
+    if key != after:
+        set_value(path, key, value)
+    return number
 
 
 def copy_of_ours(folder: Path, num_logs: int = 1) -> list[Path]:

@@ -73,7 +73,7 @@ def test_bands_cost_and_energy():
 
 def test_limits():
     assert ask(Job("h200", 8, 1, 768)).limit == "compute"
-    assert ask(Job("h200", 4096, 512, 16384)).limit == "convergence"
+    assert ask(Job("h200", 2048, 256, 16384)).limit == "convergence"
     assert ask(Job("h200", 1024, 128, 4096)).limit == "constant part of a step"
     assert ask(Job("h200", 256, 32, 4608, network_gbps=10)).limit == "network"
 

@@ -90,12 +90,12 @@ def log_submission(event: Event, config: TrainConfig) -> None:
     event("submission_division", config.submission_division)
     event("submission_status", "research")
     event("submission_platform", config.submission_platform)
-    event("global_batch_size", GLOBAL_BATCH_SIZE)
-    event("gradient_accumulation_steps", config.gradient_accumulation_steps)
 
 
 def log_method(event: Event, config: TrainConfig) -> None:
-    """What LAMB and its schedule log."""
+    """The batch, and what LAMB and its schedule log."""
+    event("global_batch_size", GLOBAL_BATCH_SIZE)
+    event("gradient_accumulation_steps", config.gradient_accumulation_steps)
     event("opt_base_learning_rate", config.learning_rate)
     event("opt_lamb_epsilon", config.opt_epsilon)
     event("opt_epsilon", config.opt_epsilon)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -14,8 +15,11 @@ from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
 from mlbert.core.errors import UserError
+from mlbert.submission import official, tools
 from mlbert.submission.check import check
 from mlbert.submission.findings import Finding, Outcome, failed
+from mlbert.submission.run_files import NAMES
+from mlbert.submission.seal import seal
 
 NewTree = Callable[..., Path]
 
@@ -145,7 +149,7 @@ def test_a_published_result_raises_no_error(tmp_path: Path) -> None:
     results = tmp_path / "results/2xXE9712x4GB200/bert"
     (results / "result_0.txt").rename(results / "result_10.txt")
     findings = check(tmp_path)
-    assert [finding for finding in findings if finding.outcome is Outcome.ERROR] == []
+    assert not failed(findings)
     told = _by_check(findings)
     assert told["compliance_checker"].outcome is Outcome.WARN
     assert told["compliance_checker"].words.startswith("the one of ten that the scoring drops: ")
@@ -156,20 +160,119 @@ def test_a_published_result_raises_no_error(tmp_path: Path) -> None:
     assert "warning: benchmarks/bert/implementations is missing" in told["own: layout"].words
 
     (results / "result_3.txt").write_text((results / "result_3.txt").read_text().replace('"success"', '"aborted"'))
-    told = _by_check(check(results.parent))  # a system's folder
+    (tmp_path / "results" / "other").mkdir()
+    told = _by_check(check(results))  # a system's folder: with its description, and without the other system
     assert told["own: status"].outcome is Outcome.ERROR
     assert told["rcp_checker"].outcome is Outcome.ERROR
+    assert told["system_desc_checker"].outcome is Outcome.PASS
+    assert "other" not in told["own: layout"].words
 
 
-@pytest.mark.parametrize("is_checkout", [False, True])
-def test_a_link_to_nothing_is_told_in_the_table(is_checkout: bool, tmp_path: Path, new_tree: NewTree) -> None:
-    tree = new_tree(tmp_path / "tree", "open", num_logs=1)
-    (tree / "results/machine/bert/result_1.txt").symlink_to("/nowhere/result_1.txt")
-    if is_checkout:
-        subprocess.run(["git", "init", "-q"], cwd=tree, check=True)
-    told = _by_check(check(tree))
-    assert told["own: layout"].outcome is Outcome.ERROR
-    assert "results/machine/bert/result_1.txt is a link to nothing" in told["own: layout"].words
-    if is_checkout:
-        assert "result_1.txt: is a link to nothing" in told["own: export"].words
-    assert "own: evaluations" in told
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _link(target: str) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        path.unlink()
+        path.symlink_to(target)
+
+    return make
+
+
+def _append(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(path.read_text() + text)
+
+
+DEEP = "[" * 20_000 + "]" * 20_000
+DEEP_LINE = f':::MLLOG {{"time_ms": 1, "key": "x", "metadata": {{}}, "value": {DEEP}}}\n'
+
+
+def test_everything_that_crashes_or_stops_a_tool_is_told_in_one_table(tmp_path: Path, new_tree: NewTree) -> None:
+    """Nothing here hangs, stops the check, changes a file, or names the copy."""
+    tree = new_tree(tmp_path / "my tree", "open")
+    logs = tree / "results" / "machine" / "bert"
+    damages: list[tuple[Callable[[Path], object], str]] = [
+        (lambda path: path.write_text(""), "result_0.txt: run_stop status is None"),
+        (lambda path: path.write_bytes(bytes(range(256)) * 40), "result_1.txt: run_stop status is None"),
+        (_append(f":::MLLOG {'x' * 10_000_000}\n"), "result_2.txt has 10000002 characters in line"),
+        (_append(DEEP_LINE), "RecursionError"),
+        (_append(':::MLLOG {"time_ms": NaN, "key": "x", "value": 1, "metadata": {}}\n'), "time_ms is nan"),
+        (_fifo, "result_5.txt is neither a file nor a folder"),
+        (_folder, "result_6.txt is a folder"),
+        (_link("nowhere"), "result_7.txt is a link to nothing"),
+        (_link("result_8.txt"), "result_8.txt is a link to itself"),
+        (_link("/etc/passwd"), "result_9.txt is a link out of the tree"),
+    ]
+    for index, (damage, _) in enumerate(damages):
+        damage(logs / f"result_{index}.txt")
+    (tree / "results" / "no system" / "bert").mkdir(parents=True)
+    (tree / "systems" / "broken.json").write_text("{")
+    (tree / "systems" / "deep.json").write_text(DEEP)
+    Path(os.fsdecode(os.fsencode(tree / "results") + b"/\xff")).write_text("")
+    findings = check(tree)
+    complaints = [complaint.text for finding in findings for complaint in finding.complaints]
+    for _, words in damages:
+        assert any(words in text for text in complaints), words
+    assert any("JSONDecodeError" in text for text in complaints)
+    assert any(f"{tree}/results/no system" in text for text in complaints)
+    assert not any("mlbert-check" in text for text in complaints)
+    assert all(finding.words.isprintable() for finding in findings)
+
+
+def test_a_tree_without_its_parts_gets_a_table(tmp_path: Path) -> None:
+    (tmp_path / "tree" / "systems").mkdir(parents=True)
+    told = _by_check(check(tmp_path / "tree"))
+    assert "results/ is missing" in told["own: layout"].words
+    assert told["package_checker"].outcome is Outcome.ERROR
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.write_text(":::MLLOG " + "x" * 60_000)])
+def test_a_log_that_cannot_be_judged(make: Callable[[Path], object], tmp_path: Path) -> None:
+    make(tmp_path / "log.txt")
+    with pytest.raises(UserError, match=r"log\.txt"):
+        check(tmp_path / "log.txt")
+
+
+def test_json_has_every_complaint_and_the_table_some(tmp_path: Path, new_log: Callable[..., Path]) -> None:
+    good = new_log(tmp_path / "good.txt", division="open")
+    bad = tmp_path / "bad.txt"
+    bad.write_text(good.read_text().replace(', "metadata"', ', "data"'))
+    target = tmp_path / "found.json"
+    done = CliRunner().invoke(app, ["check", str(good), str(bad), "--json", str(target)])
+    assert done.exit_code == 1
+    found = json.loads(target.read_text())
+    assert found["verdict"] == "failed"
+    assert found["versions"]["mlperf-logging"] == "4.1.68"
+    lines = next(row for row in found["findings"] if (row["path"], row["check"]) == (str(bad), "own: lines"))
+    num_lines = len(bad.read_text().splitlines())
+    assert len(lines["complaints"]) == num_lines
+    assert {complaint["severity"] for complaint in lines["complaints"]} == {"ERROR"}
+    assert lines["words"].endswith(f"; and {num_lines - 6} more")
+    assert done.stdout.count("┏") == 2
+    printed = CliRunner().invoke(app, ["check", str(good), "--json", "-"])
+    assert printed.exit_code == 0
+    assert json.loads(printed.stdout)["verdict"] == "passed"
+
+
+def test_a_sealed_system_passes_the_official_tools_without_a_warning(tmp_path: Path, new_tree: NewTree) -> None:
+    tree = new_tree(tmp_path / "tree", "open")
+    results = tree / "results" / "machine"
+    for index in range(10):
+        for name in NAMES:
+            (results / f"run_{index}.{name}").write_text("{}")
+    seal("machine", tree)
+    told = _by_check(check(results))
+    assert told["own: seal"].outcome is Outcome.PASS
+    assert told["own: layout"].outcome is Outcome.PASS
+    assert told["result_summarizer"].outcome is Outcome.PASS
+    with tools.started(
+        official.jobs([official.package_checker(tree), official.repo_checker(tree)]), tmp_path
+    ) as answers:
+        assert not any("WARNING" in answer.words for answer in answers(lambda step: None))

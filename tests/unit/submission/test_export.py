@@ -13,7 +13,7 @@ from mlbert.cli.submission import app
 from mlbert.core.errors import UserError
 from mlbert.core.provenance import SOURCE_STATEMENT, git_state
 from mlbert.submission import official
-from mlbert.submission.export import export_tree
+from mlbert.submission.export import check_source, export_tree, is_export
 from mlbert.submission.findings import Outcome
 
 LEFT_OUT = (
@@ -117,3 +117,22 @@ def test_an_export_of_an_export_says_the_same(tree: Path, tmp_path: Path) -> Non
     once, twice = (json.loads((tmp_path / name / SOURCE_STATEMENT).read_text()) for name in ("once", "twice"))
     assert once == twice
     assert set(once["files"]) == {"benchmarks/bert/tests/x.py"}
+
+
+def test_an_export_is_held_against_what_it_says_of_itself(tree: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    export_tree(tree, target)
+    assert is_export(target)
+    assert list(check_source(target)) == []
+    (target / "benchmarks/bert/tests/x.py").write_text("changed")
+    assert [complaint.text for complaint in check_source(target)] == ["benchmarks/bert/tests/x.py is another file"]
+    for statement, outcome, words in (
+        ('{"files": {"../x": ""}}', Outcome.ERROR, "lists ../x, which is outside"),
+        ('{"files": {"benchmarks/y": 3}}', Outcome.ERROR, "benchmarks/y is missing"),
+        ("[", Outcome.ERROR, "cannot be read"),
+        ('{"commit": "x", "dirty": false}', Outcome.NOTE, "lists no files"),
+    ):
+        (target / SOURCE_STATEMENT).write_text(statement)
+        (told,) = check_source(target)
+        assert told.outcome is outcome
+        assert words in told.text

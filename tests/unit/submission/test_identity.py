@@ -16,7 +16,6 @@ from mlbert.submission.findings import Outcome
 from mlbert.submission.logs import read_log
 from mlbert.submission.result_set import is_ours
 
-VALUE = r'"value": [^{]*?, "metadata"'
 IDENTITY = "benchmarks/bert/implementations/pytorch/mlbert/core/identity.py"
 
 
@@ -35,7 +34,7 @@ def swap(path: Path, first: str, second: str) -> None:
 
 
 def test_a_good_log_passes(ours: Path) -> None:
-    assert told([ours], ROOT) == {}
+    assert {outcome for outcome, _ in told([ours], ROOT).values()} <= {Outcome.NOTE}
 
 
 @pytest.mark.parametrize("deleted", ["configuration", "recipe"])

@@ -18,7 +18,7 @@ from mlbert.core.errors import UserError
 from mlbert.submission.agreement import judge, remarks
 from mlbert.submission.compare import alike
 from mlbert.submission.logs import read_log
-from mlbert.submission.repeat import code_of, make_plan, read_repeatable
+from mlbert.submission.repeat import code_of, make_plan, other_settings, read_repeatable
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths, write_set
 from training_settings import train_arguments
 
@@ -28,7 +28,7 @@ MLBERT = [sys.executable, "-c", "from mlbert.cli.main import main; main()"]
 
 
 def mlbert(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*MLBERT, *map(str, words)], capture_output=True, text=True, timeout=120)
+    return subprocess.run([*MLBERT, *map(str, words)], capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +101,13 @@ def test_other_data_is_refused(run: Path, tmp_path: Path) -> None:
 def test_an_interrupted_repetition_leaves_nothing(run: Path, tmp_path: Path) -> None:
     words = ("submission", "repeat", run, "--out", tmp_path / "again")
     process = subprocess.Popen([*MLBERT, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    give_up = time.monotonic() + 60
-    while not (tmp_path / "again").exists():
+    give_up = time.monotonic() + 120
+    while not (tmp_path / "again/result_0.txt").exists():  # the child trains
         assert time.monotonic() < give_up
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, words_of = process.communicate(timeout=60)
+    _, words_of = process.communicate(timeout=120)
     assert process.returncode == 130, words_of
     assert not (tmp_path / "again").exists()
 
@@ -120,6 +120,9 @@ def test_settings_of_a_committed_log(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="model shape cannot be read"):
         make_plan(log, tmp_path, None, 5, tmp_path / "tree")
     assert len(alike(log)) == 10
+    lines = (DEMO / "result_0.txt").read_text().replace('"BATCHSIZE": {"value": 32', '"BATCHSIZE": {"value": 16')
+    (tmp_path / "result_0.txt").write_text(lines)
+    assert other_settings(log, read_log(tmp_path / "result_0.txt")) == ["BATCHSIZE 32, here 16"]
 
 
 def test_logs_that_cannot_be_repeated(tmp_path: Path) -> None:

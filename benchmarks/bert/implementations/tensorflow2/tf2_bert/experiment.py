@@ -234,7 +234,7 @@ def leave_behind(
     state = outcome.state
     summary = summarize(outcome, config, seed, strategy.num_replicas_in_sync)
     checkpoints.write_weights(paths.folder, model, summary)
-    write_curve(paths.folder / "metrics.jsonl", paths.folder / "curve.png")
+    write_curve(paths.folder, summary)
     lines = (paths.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [point["loss"] for point in map(json.loads, lines) if point["kind"] == "step"]
     told = {

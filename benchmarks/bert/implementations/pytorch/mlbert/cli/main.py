@@ -26,7 +26,7 @@ COMMANDS = {
     "finetune": ("mlbert.cli.mosaic_bert.sequence_classification", "Fine-tuning on a task, and predictions of it."),
     "glue": ("mlbert.cli.mosaic_bert.glue", "Fine-tuning on GLUE's tasks side by side, and their scores."),
     "plan": ("mlbert.cli.plan", "Time, cost and memory of a run before it is made."),
-    "report": ("mlbert.cli.report", "Summary of finished runs."),
+    "report": ("mlbert.cli.report", "What runs reached, from their logs; a page with figures."),
     "convert": ("mlbert.cli.convert", "Checkpoints of TensorFlow, NVIDIA, Composer and Hugging Face."),
     "submission": ("mlbert.cli.submission", "Check, describe, extend, seal, export a submission tree."),
     "launch": ("mlbert.cli.launch", "Chains of Slurm jobs, and what the launchers call."),

@@ -59,7 +59,7 @@ def plan(
     """Predict a run from MLPerf's published results: time, samples, memory, cost, and what limits it."""
     if batch is not None and batch_per_gpu is not None:
         raise UserError("--batch-per-gpu", "is given beside --batch", "Give one of the two")
-    logs = [_measured(path) for path in calibrate or ()]
+    logs = [read_measured(path) for path in calibrate or ()]
     if cores is not None:
         return _shared_cores(logs, gpus, batch, cores, as_json)
     configured = _configured(config) if config is not None or environment().get("CONFIG_FILE") else _Configured()
@@ -176,7 +176,7 @@ def _gbps(text: str | None) -> float | None:
     return float(match[1])
 
 
-def _measured(path: Path) -> calibration.Measured:
+def read_measured(path: Path) -> calibration.Measured:
     """What an MLPerf log says of its speed; ours name their ranks."""
     log = read_log(path)
     ranks, batch, start = log.value("ranks"), log.value("global_batch_size"), log.first("run_start")

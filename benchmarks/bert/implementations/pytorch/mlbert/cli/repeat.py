@@ -26,7 +26,7 @@ from mlbert.core.settings import settings_by_env
 from mlbert.submission.agreement import Row, judge, remarks
 from mlbert.submission.compare import alike
 from mlbert.submission.logs import Log, read_log
-from mlbert.submission.repeat import IMPLEMENTATIONS, Plan, code_of, make_plan, read_repeatable
+from mlbert.submission.repeat import IMPLEMENTATIONS, Plan, code_of, make_plan, other_settings, read_repeatable
 from mlbert.submission.significance import FEWEST_RUNS
 
 _WIDTH = 80  # columns
@@ -54,12 +54,14 @@ def repeat_command(
     console = Console(width=_WIDTH, highlight=False)
     with code_of(old, tree_root(), exact) as (code, note), _folder(out) as folder:
         plan = make_plan(old, folder, data, number, code)
-        for line in filter(None, (note, *plan.notes)):
-            console.print(escape(line))
+        if note:
+            console.print(escape(note))
         console.print(f"training with seed {number} on {plan.ranks} ranks; its words go to standard error")
         new = _train(plan, code, folder)
         rows = judge(old, new, siblings)
         told = remarks(old, new, number == old.value("seed"))
+        if others := other_settings(old, new):
+            told.append(f"Settings that are not the log's: {'; '.join(others)}.")
     _print(console, rows, [*told, _verdict(rows, len(siblings)), UNVERIFIED])
     if not all(row.agrees for row in rows):
         raise typer.Exit(1)
@@ -115,6 +117,9 @@ def _train(plan: Plan, code: Path, folder: Path) -> Log:
     new = read_log(log) if log.is_file() else None
     if new is None or new.status is None:
         raise UserError("the repeated run", f"did not end (status {status})", "Its words above tell why")
+    stop = new.first("run_stop")
+    if stop is not None and (reason := (stop.metadata or {}).get("reason")):  # not a limit, which gives none
+        raise UserError("the repeated run", f"broke off ({reason})", "Its words above tell why")
     return new
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -99,16 +100,17 @@ def choose_seed(config: TrainConfig, paths: RunFolder) -> int:
     return secrets.randbelow(2**31)
 
 
-def write_curve(metrics: Path, target: Path) -> None:
-    """Draws loss and accuracy over samples and over time from ``metrics.jsonl`` into a PNG."""
+def write_curve(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Draws loss and accuracy of ``metrics.jsonl`` over samples and over time, with the summary's target."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    points = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = [p for p in points if p["kind"] == "step"]
     evaluations = [p for p in points if p["kind"] == "evaluation"]
+    target = summary["target_accuracy"]
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
     for axis, x, label in zip(
         axes, ("samples", "seconds"), ("training samples", "seconds since run_start"), strict=True
@@ -119,8 +121,13 @@ def write_curve(metrics: Path, target: Path) -> None:
         accuracy.plot(
             [p[x] for p in evaluations], [p["eval_accuracy"] for p in evaluations], color="tab:orange", marker="."
         )
+        if target is not None:
+            accuracy.axhline(target, color="tab:gray", linestyle="--", linewidth=1)
         accuracy.set_ylim(bottom=0)
         accuracy.set_ylabel("accuracy, evaluation set", color="tab:orange")
     axes[0].set_ylabel("training loss", color="tab:blue")
-    figure.savefig(target, dpi=110)
+    wanted = "" if target is None else f", target {target:.4g} (dashed)"
+    reached = f"accuracy {summary['accuracy']:.4f} after {summary['seconds_to_train']:.1f} s"
+    figure.suptitle(f"{folder.name}: {summary['status']}, {reached}{wanted}", parse_math=False)
+    figure.savefig(folder / "curve.png", dpi=110)
     pyplot.close(figure)

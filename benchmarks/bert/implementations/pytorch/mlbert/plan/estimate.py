@@ -35,7 +35,7 @@ class Estimate:
         seconds: to train, mean; what a score of ten runs (olympic mean) is expected to be.
         score_band, run_band: of the score, and of one run.
         micro_batches: that a step has to be cut into so that its activations fit.
-        limit: what most of the time goes to, or what forbids the job.
+        limit: what would save most if it cost nothing; memory where a step has to be cut up and compute is not it.
     """
 
     job: model.Job
@@ -133,17 +133,16 @@ def _bands(seconds: float, spread: float, error: float) -> tuple[tuple[float, fl
 def _limit(
     job: model.Job, step: model.Step, samples: float, evaluation: float, seconds: float, micro_batches: int
 ) -> str:
-    """The largest part of the time; samples that the best batch would not need count as convergence."""
+    """What would save most if it cost nothing; as convergence count samples that the best batch would not need."""
     fewest = min(point.mean_samples for point in rules.REFERENCE_POINTS)
-    needless = max(0.0, 1 - fewest / samples)
-    steps = samples / job.batch / 1e3 * (1 - needless)
+    steps = samples / job.batch / 1e3
     parts = {
         "compute": steps * step.compute,
         "load imbalance": steps * step.imbalance,
         "constant part of a step": steps * step.constant,
         "network": steps * step.network,
         "evaluation": samples / rules.eval_interval(job.batch) * evaluation,
-        "convergence": seconds * needless,
+        "convergence": seconds * max(0.0, 1 - fewest / samples),
     }
     largest = max(parts, key=lambda name: parts[name])
     return "memory" if micro_batches > 1 and largest != "compute" else largest

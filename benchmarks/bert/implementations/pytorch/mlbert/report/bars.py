@@ -33,7 +33,7 @@ from mlbert.report.runs import finite
 from mlbert.report.svg import colour, draw
 from mlbert.report.words import shorten, time_unit
 
-_LEAST_SHARE = 0.002  # of the time, that is still seen
+_LEAST_SHARE = 0.01  # of the time, that is still seen
 _BAR = 0.68  # height, of the distance between rows
 _PARTS = (
     ("untimed", "grid", "before run_start, not timed"),
@@ -57,21 +57,17 @@ def _times_of_runs(result: Result) -> Chart | None:
     values = [seconds / scale for _, seconds in runs]
     mean = result.olympic_seconds
     mean = mean / scale if mean is not None and math.isfinite(mean) else None
+    digits = 3 if max(values) < 10 else 1
 
     def paint(axes: Axes) -> None:
         colours = [style_of_mark(result, run).colour for run, _ in runs]
         axes.barh(range(len(runs)), values, color=colours, height=_BAR, linewidth=0)
         label_rows(axes, [shorten(f"run {run.name}", 16) for run, _ in runs])
-        for row, value in enumerate(values if len(runs) <= MOST_ROWS else ()):
-            look: dict[str, Any] = {
-                "va": "center",
-                "fontsize": 11,
-                "bbox": {"facecolor": colour("card"), "linewidth": 0, "pad": 1.5},
-            }
-            axes.annotate(f"{value:.4g}", (value, row), (5, 0), textcoords="offset points", **look)
+        for row, value in enumerate(values if len(runs) <= MOST_ROWS else ()):  # a column at the right
+            axes.annotate(f"{value:.{digits}f}", (1, row), xycoords=("axes fraction", "data"), ha="right", va="center")
         if mean is not None:
             axes.axvline(mean, color=colour("ink"), linewidth=1.1, linestyle=DASHED)
-        axes.set_xlim(0, max([*values, 1e-6]) * 1.16)
+        axes.set_xlim(0, max([*values, 1e-6]) * 1.2)
         axes.xaxis.set_major_locator(few_ticks())
         axes.set_xlabel(unit)
 

@@ -17,7 +17,7 @@ MOST_ROWS = 24  # that have a label each
 DASHED, DOTTED = (0, (4, 3)), (0, (1, 2))
 _DASHES = ("-", (0, (5, 2)), DOTTED)  # a colour that comes back has the next of them
 _ROW = 24.0
-_AXIS_SPACE = 64.0
+_AXIS_SPACE, _LEAST_HEIGHT = 64.0, 180.0
 LOG_FROM = 12  # largest value over smallest, from which on an axis is logarithmic
 
 
@@ -55,7 +55,7 @@ class Style:
 
 def height_of_rows(rows: int) -> float:
     """Height of a figure with so many bars or strips."""
-    return max(min(rows, MOST_ROWS) * _ROW + _AXIS_SPACE, 160.0)
+    return max(min(rows, MOST_ROWS) * _ROW + _AXIS_SPACE, _LEAST_HEIGHT)
 
 
 def styled(results: Sequence[Result]) -> Iterator[tuple[Result, Run, Style]]:

@@ -36,6 +36,7 @@ class Headline(NamedTuple):
 def report_page(results: Sequence[Result]) -> str:
     """The whole page of one system or more."""
     lone = results[0] if len(results) == 1 else None
+    hyperparameters = tables.hyperparameters(results)
     colours = [style_of_system(index).variable for index in range(len(results))]
     return (
         _environment()
@@ -47,8 +48,8 @@ def report_page(results: Sequence[Result]) -> str:
             comparison=None if lone else tables.comparison(results, colours),
             charts=_charts(results),
             runs=[(result.system.name, tables.runs(result)) for result in results],
-            hyperparameters=tables.hyperparameters(results),
-            has_reference=any(result.reference_hyperparameters for result in results),
+            hyperparameters=hyperparameters,
+            marks={cell.mark for row in hyperparameters.rows for cell in row if isinstance(cell, tables.Cell)},
             peaks=_peaks(results),
             teraflops=TERAFLOPS_PER_SEQUENCE,
             machines=tables.machines(results),

@@ -44,7 +44,7 @@ class Table:
 
 def comparison(results: Sequence[Result], colours: Sequence[str]) -> Table:
     """A row for each system, all beside the first."""
-    columns = ["system", "time to train", "to first", "runs", "batch", "accelerators", "samples to target"]
+    columns = ["system", "time to train", "against the first", "runs", "batch", "accelerators", "samples to target"]
     columns += ["samples/s", "while training", "score factor", "share of peak"]
     first = results[0].olympic_seconds
     rows = []
@@ -96,7 +96,7 @@ def verdict(results: Sequence[Result]) -> str:
 
 def runs(result: Result) -> Table:
     """A row for each run."""
-    columns = ["run", "status", "", "time to train", "samples to target", "samples", "accuracy", "samples/s", "seed"]
+    columns = ["run", "status", "", "time to train", "samples", "accuracy", "samples/s", "seed"]
     rows = [[run.name, *_row(result, run)] for run in result.runs]
     return Table(columns, rows, 3)
 
@@ -109,7 +109,6 @@ def _row(result: Result, run: Run) -> list[str | Cell]:
         run.status if run.succeeded else Cell(run.status, "bad"),
         Cell(note, "dim" if run.succeeded else "bad"),
         duration(run.seconds),
-        count(run.samples_to_target),
         count(run.samples),
         accuracy,
         speed(run.samples_per_second),

@@ -18,9 +18,20 @@ CLOSED_KEYS = (
     *("opt_lamb_epsilon", "opt_lamb_beta_1", "opt_lamb_beta_2", "opt_lamb_weight_decay_rate"),
 )
 
+# Framework to the distributions that have it.
+DISTRIBUTIONS_OF = {"PyTorch": ("torch",), "TensorFlow": ("tensorflow", "tensorflow-cpu")}
+
 # Settings behind a key that is not named like its setting and whose call does not read them from `config` itself.
 SETTINGS_OF = {
     "cache_clear": ("caches_cleared",),
+    "starting_weights": ("init_checkpoint",),
+    "starting_weights_sha256": ("init_checkpoint",),
+    "threads_per_rank": ("cpu_threads",),
+    "target_accuracy": ("target_mlm_accuracy",),
+    "first_evaluation_samples": ("eval_iter_start_samples",),
+    "evaluation_interval_samples": ("eval_iter_samples",),
+    "evaluation_size": ("num_eval_examples",),
+    "max_samples": ("max_samples_termination",),
     "train_data": ("input_dir",),
     "eval_data": ("eval_dir",),
     "model_shape": ("bert_config_file",),

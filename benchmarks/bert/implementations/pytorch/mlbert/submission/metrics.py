@@ -40,6 +40,8 @@ class _RunFile:
             return self.path.read_text(encoding="utf-8")
         except OSError as error:
             raise ValueError(f"cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError:
+            raise ValueError("is no text in UTF-8") from None
 
 
 def check_metrics(results: ResultSet) -> Complaints:
@@ -67,10 +69,10 @@ def _files(log: Log) -> Iterator[tuple[_RunFile, Any]]:
 
 def _check_points(file: _RunFile) -> Complaints:
     """Every evaluation of the log is a line with its accuracy, samples and time; points come in order."""
-    evaluations: dict[object, tuple[int, dict[str, Any]]] = {}
+    evaluations: dict[float, tuple[int, dict[str, Any]]] = {}
     last: dict[tuple[str, str], float] = {}
     for number, text in enumerate(file.text().splitlines(), start=1):
-        point = _object(text, f"line {number}")
+        point = _object(text, f"line {number} ")
         kind = str(point.get("kind"))
         for name in ("samples", "seconds") if kind != "skipped" else ("samples",):
             value, before = point.get(name), last.get((kind, name), -1)
@@ -80,8 +82,8 @@ def _check_points(file: _RunFile) -> Complaints:
                 yield file.differs(f"{name} {value} come after {before}", number)
             else:
                 last[kind, name] = value
-        if kind == "evaluation":
-            evaluations[point.get("samples")] = (number, point)
+        if kind == "evaluation" and is_number(point.get("samples")):
+            evaluations[point["samples"]] = (number, point)
     logged = file.log.all("eval_accuracy")
     for event in logged:
         yield from _check_evaluation(file, event, evaluations)
@@ -92,7 +94,7 @@ def _check_points(file: _RunFile) -> Complaints:
                 yield file.differs(f"{file.log.path.name} has no evaluation at {samples} samples", number)
 
 
-def _check_evaluation(file: _RunFile, event: Event, lines: dict[object, tuple[int, dict[str, Any]]]) -> Complaints:
+def _check_evaluation(file: _RunFile, event: Event, lines: dict[float, tuple[int, dict[str, Any]]]) -> Complaints:
     samples = (event.metadata or {}).get("epoch_num")
     place = f"{file.log.path.name}:{event.line}"
     number, point = lines.get(samples, (0, {})) if is_number(samples) else (0, {})
@@ -115,7 +117,7 @@ def _is_near(told: float, logged: float) -> bool:
 
 def _check_summary(file: _RunFile) -> Complaints:
     """The numbers of the summary are the log's."""
-    summary, log = _object(file.text(), "it"), file.log
+    summary, log = _object(file.text()), file.log
     logged = {"status": log.status, "seed": log.value("seed"), "samples": log.value("train_samples")}
     accuracies = log.all("eval_accuracy")
     if accuracies:
@@ -136,9 +138,10 @@ def _check_last_step(file: _RunFile, steps: object) -> Complaints:
     path = run_file(file.log.path, "metrics.jsonl")
     if path is None:
         return
-    points = [
-        _object(text, f"line {number}") for number, text in enumerate(_RunFile(file.log, path).text().splitlines())
-    ]
+    try:
+        points = [_object(text) for text in _RunFile(file.log, path).text().splitlines()]
+    except ValueError:
+        return  # told of that file
     last = max((point["step"] for point in points if is_number(point.get("step"))), default=0)
     if not is_number(steps) or steps < last:
         yield file.differs(f"steps is {steps!r}, in {path.name} {last}")
@@ -146,17 +149,17 @@ def _check_last_step(file: _RunFile, steps: object) -> Complaints:
 
 def _check_config(file: _RunFile) -> Complaints:
     """Seed, provenance and every setting with its origin are the log's."""
-    record, log = _object(file.text(), "it"), file.log
+    record, log = _object(file.text()), file.log
     if record.get("seed") != log.value("seed"):
         yield file.differs(f"seed is {record.get('seed')!r}, in {log.path.name} {log.value('seed')!r}")
-    for name, value in _part(record, "provenance").items():
-        if log.first(name) is not None and log.value(name) != value:
-            yield file.differs(f"{name} is {value!r}, in {log.path.name} {log.value(name)!r}")
+    for key, value in _part(record, "provenance").items():
+        if log.first(key) is not None and log.value(key) != value:
+            yield file.differs(f"{key} is {value!r}, in {log.path.name} {log.value(key)!r}")
     settings, origins = _part(record, "config"), _part(record, "origin")
     logged = log.value("configuration")
     fields = {row.env: name for name, row in train_settings().items()}
     for env, told in logged.items() if isinstance(logged, dict) else ():
-        name = fields.get(env)
+        name = fields.get(env, "")
         if name not in settings or not isinstance(told, dict):
             continue  # a setting of another commit
         for what, value in (("value", settings[name]), ("origin", origins.get(name))):
@@ -172,14 +175,14 @@ def _part(record: dict[str, Any], name: str) -> dict[str, Any]:
     return part
 
 
-def _object(text: str, name: str) -> dict[str, Any]:
+def _object(text: str, name: str = "") -> dict[str, Any]:
     """A JSON object. Raises ValueError for anything else."""
     if is_too_deep(text):
-        raise ValueError(f"{name} is nested too deep")
+        raise ValueError(f"{name}is nested too deep")
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{name} is no JSON ({error})") from None
+        raise ValueError(f"{name}is no JSON ({error})") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{name} is no JSON object")
+        raise ValueError(f"{name}is no JSON object")
     return found

@@ -20,6 +20,8 @@ from mlbert.submission.tools import Answer, Job
 _COMPLAINT = re.compile(
     r"^(Required |CHECK for |failed test|Failed checks|Log lines had|.*\bERROR\b|.*[A-Za-z]Error\b|.*CRITICAL)"
 )
+# A file's name may hold a line that says the opposite.
+_FAILED = re.compile(r"^\w+ - +(CHECKS FAILED|PACKAGE CHECKER FOUND ERRORS|System description checker failed)", re.M)
 _EMPTY_COMPLAINTS = ("ERROR - FAILED", "ERROR - System description file checker failed")
 
 
@@ -99,7 +101,7 @@ def _call(tool: str, arguments: list[str], subject: str, passed: str, but: str =
 
     def judge(answer: Answer) -> list[Finding]:
         said = re.search(rf"^(?:INFO - )?({passed})", answer.words, re.MULTILINE)
-        if answer.status != 0 or said is None:
+        if answer.status != 0 or said is None or _FAILED.search(answer.words):
             return [_refused(tool, subject, _complaints(answer.words) or [_last_line(answer.words)])]
         verdict = said[1].strip()
         tolerated = [line.strip() for line in answer.words.splitlines() if but and but in line]

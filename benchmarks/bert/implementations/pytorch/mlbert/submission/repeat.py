@@ -12,7 +12,7 @@ from typing import Any
 
 from mlbert.core.config_files import check_exports
 from mlbert.core.errors import UserError
-from mlbert.core.provenance import TENSORFLOW2
+from mlbert.core.provenance import TENSORFLOW2, tree_root
 from mlbert.core.settings import settings_by_env
 from mlbert.store.open import describe
 from mlbert.submission.history import git, has_commit, num_commits
@@ -36,8 +36,7 @@ class Plan:
 
     recipe: str
     ranks: int
-    exports: Mapping[str, str]  # every setting of the log's configuration
-    notes: list[str]  # sentences about what is not as it was
+    exports: Mapping[str, str]  # the settings of the log's configuration
 
 
 def read_repeatable(path: Path) -> Log:
@@ -71,9 +70,11 @@ def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> 
         raise UserError(log.path, "does not tell its ranks", "Name a log of this code")
     if log.value("recipe") == TENSORFLOW2 and setting(log, "DISTRIBUTION_STRATEGY") not in (None, "one_device", "off"):
         raise UserError(log.path, "ran in TensorFlow on several devices", "Start such a run by its own launcher")
-    notes: list[str] = []
-    exports = dict(_settings(log, notes))
-    exports |= _NEW | {"LOGDIR": str(out), "SEED": str(seed), "BERT_CONFIG": str(_model_shape(log, code))}
+    exports = dict(_settings(log))
+    exports |= {env: value for env, value in _NEW.items() if env in exports}
+    exports |= {"LOGDIR": str(out), "SEED": str(seed), "BERT_CONFIG": str(_model_shape(log, code))}
+    if (config := _config_file(log, code)) is not None:
+        exports["CONFIG_FILE"] = str(config)  # without it TensorFlow's program takes other defaults
     if log.value("train_data") != _SYNTHETIC:
         exports |= {env: str(_find_data(log, env, data, code)) for env in _DATA}
     start = setting(log, "INIT_CHECKPOINT")
@@ -81,7 +82,7 @@ def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> 
         raise UserError("INIT_CHECKPOINT", f"{start} is not here, and the run began with it", "Put it there")
     if log.status == "success" and setting(log, "MAX_SECONDS") is not None:
         exports["MAX_SECONDS"] = "none"  # a slower machine may take longer to the same result
-    return Plan(str(log.value("recipe")), ranks, exports, notes)
+    return Plan(str(log.value("recipe")), ranks, exports)
 
 
 @contextlib.contextmanager
@@ -110,19 +111,27 @@ def code_of(log: Log, tree: Path, exact: bool) -> Iterator[tuple[Path, str]]:
             git(tree, "worktree", "remove", "--force", str(place))
 
 
-def _settings(log: Log, notes: list[str]) -> Iterator[tuple[str, str]]:
-    """What the log's configuration exports; a none only where it is a value."""
-    unknown = []
+def other_settings(log: Log, repeated: Log) -> list[str]:
+    """The settings of a log's configuration that the repeated run did not take over, in words."""
+    told = []
     for env, row in log.value("configuration").items():
-        known, value = settings_by_env().get(env), row.get("value")
-        if known is None:
-            unknown.append(f"{env} {value}")
+        known, old, new = settings_by_env().get(env), row.get("value"), setting(repeated, env)
+        if old != new and env not in (*_NEW, "SEED", "MAX_SECONDS") and (known is None or known.kind is not Path):
+            told.append(f"{env} {old}, here {'not set' if new is None else new}")
+    return told
+
+
+def _settings(log: Log) -> Iterator[tuple[str, str]]:
+    """What the log's configuration exports; a none only where it is a value. TensorFlow's program refuses what it does
+    not read, which stands in the log at its default: it gets what was given."""
+    for env, row in log.value("configuration").items():
+        known, value, origin = settings_by_env().get(env), row.get("value"), str(row.get("origin"))
+        if log.value("recipe") == TENSORFLOW2 and origin.startswith(("recipe ", "not set")):
+            continue
         if value is not None:
             yield env, _as_export(value)
         elif known is None or known.optional:
             yield env, "none"
-    if unknown:
-        notes.append(f"Settings of the log that the present code does not know: {', '.join(unknown)}.")
 
 
 def _as_export(value: Any) -> str:
@@ -151,20 +160,24 @@ def _find_data(log: Log, env: str, data: Path | None, code: Path) -> Path:
         raise UserError(env, f"the log's {there.name} set is not at {places[0]}", remedy)
     found = f"sha256:{describe(path).identity}"
     if found != wanted:
-        reason = f"is not the log's {there.name} set: {_short(found)} instead of {_short(wanted)}"
+        # Enough of a digest to tell two apart by eye.
+        reason = f"is not the log's {there.name} set: {found[:19]}... instead of {str(wanted)[:19]}..."
         raise UserError(path, reason, "Prepare it with the log's code and text, or name another folder with --data")
     return path.resolve()
 
 
+def _config_file(log: Log, code: Path) -> Path | None:
+    """The config that the log's run sourced, where it is here."""
+    path = code / str(log.value("config_file"))
+    return path if path.is_file() and path.suffix == ".sh" else None
+
+
 def _site_path(log: Log, env: str, code: Path) -> Iterator[Path]:
     """Where the log's config says that the data lies in this tree."""
-    config = code / str(log.value("config_file"))
-    if config.is_file() and config.suffix == ".sh":
+    config = _config_file(log, code)
+    if config is not None:
         export = check_exports(config).get(env)
-        path = Path(export.text.replace("${tree_dir}", str(code))) if export is not None else None
+        # The tree of the user, also where a worktree of the log's commit runs: data is no part of that.
+        path = Path(export.text.replace("${tree_dir}", str(tree_root()))) if export is not None else None
         if path is not None and path.is_absolute() and "$" not in str(path):
             yield path
-
-
-def _short(identity: object) -> str:
-    return f"{str(identity)[:19]}..."

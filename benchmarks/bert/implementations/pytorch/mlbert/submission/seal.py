@@ -47,7 +47,7 @@ def seal(system: str, tree: Path, logdir: Path | None = None, key: Path | None =
         UserError: something is missing, is another file than the one to be copied, or cannot be written or signed.
     """
     folder, description = tree / "results" / system, tree / "systems" / f"{system}.json"
-    if not description.is_file():
+    if Path(system).name != system or not description.is_file():
         raise UserError(description, "does not exist", "Name a system of systems/, or describe it first")
     if key is not None and not key.is_file():
         raise UserError(key, "is no file", "Name a private key, as ssh-keygen -t ed25519 makes one")

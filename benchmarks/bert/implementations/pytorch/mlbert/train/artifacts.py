@@ -31,5 +31,5 @@ def summarize(outcome: Outcome, config: TrainConfig, method: Method, seed: int, 
 def leave_behind(folder: Path, summary: Mapping[str, object], facts: Mapping[str, object], method: Method) -> None:
     """Writes weights, curve and, last of all, the summary: a run folder with one is finished."""
     method.export(folder, {**summary, **facts})
-    run_folder.write_curve(folder / "metrics.jsonl", folder / "curve.png")
+    run_folder.write_curve(folder, summary)
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

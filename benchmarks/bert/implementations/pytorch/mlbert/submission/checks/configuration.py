@@ -16,7 +16,12 @@ from mlbert.submission.logs import Event, Log
 from mlbert.submission.result_set import OWN_FORM, ResultSet, error, is_number, is_ours
 
 _AS_SET = "this code's own logs: a key has the value of its setting in the configuration"
-_DATA = ("train_data", "eval_data", "model_shape_sha256")  # digests of what the settings name
+_DATA = (
+    "train_data",
+    "eval_data",
+    "model_shape_sha256",
+    "starting_weights_sha256",
+)  # digests of what the settings name
 _CHOSEN = ("auto", "ops", "none")  # settings that leave the choice to the program
 _PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "fp8-forward": "float8"}
 _MOST_BATCHES_LATE = 5
@@ -37,6 +42,7 @@ def check_configuration(results: ResultSet) -> Complaints:
         yield from _batch(log, settings)
         yield from _ranks(log, event)
         yield from _intervals(log, settings)
+        yield from _totals(log, settings)
         target = settings.get("TARGET_MLM_ACCURACY")
         if results.wanted_division == "closed" and is_number(target) and target < rules.TARGET_MLM_ACCURACY:
             text = f"TARGET_MLM_ACCURACY is {target}, closed wants {rules.TARGET_MLM_ACCURACY}"
@@ -71,6 +77,8 @@ def _is_same(key: str, logged: Any, wanted: Any) -> bool:
         return str(logged).startswith((str(wanted), f"torch.{_PRECISIONS.get(wanted, wanted)}")) or "fp8" in str(wanted)
     if key == "ops":
         return str(wanted) in str(logged) or not str(logged).startswith("{")
+    if key == "starting_weights":
+        return Path(str(wanted)).name == logged
     if key == "model_shape":
         return str(wanted).endswith(str(logged)) or str(logged).endswith(str(wanted))
     if isinstance(logged, bool) or isinstance(wanted, bool):
@@ -129,3 +137,23 @@ def _intervals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
             yield error(log, text, _AS_SET, event)
             return
         due += interval * math.floor((samples - due) / interval + 1)
+
+
+def _totals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
+    """Steps, sequences and tokens of a run go together: a pack holds from one sequence to the most allowed."""
+    steps, samples, event = log.value("steps"), log.value("train_samples"), log.first("steps")
+    rows, ranks, most = settings.get("BATCHSIZE"), log.value("ranks"), settings.get("MAX_SEQUENCES_PER_PACK")
+    limit, length, tokens = settings.get("MAX_STEPS"), log.value("max_sequence_length"), log.first("tokens")
+    if event is None or not is_number(steps) or not is_number(samples) or log.first("resumed_from_step"):
+        return
+    skipped = log.value("skipped_steps") or 0
+    if is_number(limit) and steps > limit:
+        yield error(log, f"steps is {steps}, its configuration says MAX_STEPS = {limit}", _AS_SET, event)
+    if is_number(rows) and is_number(ranks) and is_number(most):
+        packs = rows * ranks
+        if not packs * (steps - skipped) <= samples <= packs * steps * most:
+            text = f"{steps} steps of {packs} packs of 1 to {most} sequences cannot be {samples} train_samples"
+            yield error(log, text, _AS_SET, event)
+    if tokens and is_number(length) and is_number(tokens.value) and not samples <= tokens.value <= samples * length:
+        text = f"tokens is {tokens.value}, of {samples} sequences of at most {length}"
+        yield error(log, text, _AS_SET, tokens)

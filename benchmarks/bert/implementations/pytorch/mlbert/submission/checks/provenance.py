@@ -13,6 +13,7 @@ import mlbert
 from mlbert.core.provenance import PACKAGE_HOME, TENSORFLOW2
 from mlbert.submission.call_sites import Sources, key_of, nodes_of
 from mlbert.submission.findings import Complaint, Complaints, Outcome
+from mlbert.submission.keys import DISTRIBUTIONS_OF
 from mlbert.submission.logs import Event, Log
 from mlbert.submission.result_set import OWN_FORM, ResultSet, error, is_ours, where
 
@@ -53,6 +54,7 @@ _FORMS = {
     "image_commit": (re.compile(r"none|unknown|[0-9a-f]{7,40}(-dirty)?"), "no commit"),
     "config_file_sha256": (re.compile(f"none|{_SHA256.pattern}"), "no SHA-256"),
     "model_shape_sha256": (_SHA256, "no SHA-256"),
+    "starting_weights_sha256": (re.compile(f"none|unknown|{_SHA256.pattern}"), "no SHA-256"),
     "train_data": (_DATA, "neither sha256: of a set nor synthetic"),
     "eval_data": (_DATA, "neither sha256: of a set nor synthetic"),
     "python": (re.compile(r"\d+\.\d+\.\d+\S*"), "no version"),
@@ -67,7 +69,8 @@ def check_event_types(results: ResultSet) -> Complaints:
             if f'"event_type": "{wanted}"' in event.text and '"namespace": ""' in event.text:
                 continue
             fields = json.loads(event.text)
-            if fields.get("event_type") != wanted and (is_ours(log) or event.key in _INTERVALS):
+            is_asked = is_ours(log) or (event.key in _INTERVALS and "event_type" in fields)
+            if fields.get("event_type") != wanted and is_asked:
                 text = f"{where(log, event)}{event.key} is of type {fields.get('event_type')!r}, not {wanted}"
                 yield Complaint(Outcome.ERROR if is_ours(log) else Outcome.WARN, text, _EVENT_TYPES)
             if fields.get("namespace") != "" and is_ours(log):
@@ -77,9 +80,12 @@ def check_event_types(results: ResultSet) -> Complaints:
 
 def check_writer(results: ResultSet) -> Complaints:
     """This code's logs have every key that their writer logs, in its order, each in its form."""
-    for log in filter(is_ours, results.logs):
+    logs = [log for log in results.logs if is_ours(log)]
+    for log in logs:
         sources = Sources(results.tree, log) if results.tree is not None else None
-        yield from _missing(log, sources)
+        commit = log.value("commit")
+        of_same = {event.key for other in logs if other.value("commit") == commit for event in other.events}
+        yield from _missing(log, sources, of_same)
         yield from _disorder(log)
         yield from _forms(log)
 
@@ -90,26 +96,25 @@ def _type_of(key: str) -> str:
     return "INTERVAL_START" if key.endswith("_start") else "INTERVAL_END"
 
 
-def _missing(log: Log, sources: Sources | None) -> Iterable[Complaint]:
-    """Keys that a function which wrote some of the log's lines writes with them, or that every log of ours has."""
+def _missing(log: Log, sources: Sources | None, of_same: set[str]) -> Iterable[Complaint]:
+    """Keys that a function which wrote some of the log's lines writes with them, or that every log of ours has.
+
+    Without the code of the log's commit, a key counts that other logs of it have (``of_same``).
+    """
     told = {event.key for event in log.events}
     lacking = {key: "" for key in _ALWAYS if key not in told}
-    unsure: dict[str, str] = {}
     for name in _files(log):
-        text = _text(name, sources)
-        for function in _writers(text):
+        for function in _writers(_text(name, sources)):
             keys = dict(_keys_of(function))
             if not _wrote(function, name, log):
                 continue
             is_known = sources is not None and not sources.gap
-            sure = set(keys) if is_known else _surely_written(keys, name, log)
+            sure = set(keys) if is_known else _surely_written(keys, name, log) | of_same
             for key in keys.keys() - told:
-                place = f", which {name}:{keys[key]} logs"
-                (lacking if key in sure or key in lacking else unsure)[key] = place
+                if key in sure or key in lacking:
+                    lacking[key] = f", which {name}:{keys[key]} logs"
     for key, place in lacking.items():
         yield error(log, f"{key} is missing{place}", _WRITER)
-    for key, place in unsure.items():
-        yield Complaint(Outcome.WARN, f"{where(log)}{key} is missing{place} today", _WRITER)
 
 
 def _files(log: Log) -> list[str]:
@@ -210,7 +215,7 @@ def _packages(log: Log) -> Iterable[Complaint]:
     if event is None:
         return
     told = event.value if isinstance(event.value, dict) else {}
-    names = ("tensorflow", "tensorflow-cpu") if log.value("recipe") == TENSORFLOW2 else ("torch",)
+    names = DISTRIBUTIONS_OF["TensorFlow" if log.value("recipe") == TENSORFLOW2 else "PyTorch"]
     if not any(told.get(name) for name in names):
         yield error(log, f"packages has no {names[0]}, which ran the training", OWN_FORM, event)
     for name in ("numpy", "mlperf-logging"):

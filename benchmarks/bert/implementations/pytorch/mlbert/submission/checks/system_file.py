@@ -11,9 +11,9 @@ from typing import Any
 
 from mlbert.core.provenance import TENSORFLOW2
 from mlbert.submission.findings import Complaint, Complaints, Outcome
+from mlbert.submission.keys import DISTRIBUTIONS_OF
 from mlbert.submission.logs import Log
 from mlbert.submission.result_set import ResultSet, is_number, is_ours
-from mlbert.submission.software import FRAMEWORKS
 from mlbert.submission.templates import FIELDS
 
 _MEANINGFUL = "rules: the system description says what the system is"
@@ -155,7 +155,7 @@ def _accelerators(told: _Description) -> Iterable[Complaint]:
 def _software(told: _Description, log: Log) -> Iterable[tuple[str, str]]:
     packages = log.value("packages") if isinstance(log.value("packages"), dict) else {}
     name = "TensorFlow" if log.value("recipe") == TENSORFLOW2 else "PyTorch"
-    ran = next((packages[key] for key in FRAMEWORKS[name] if packages.get(key)), None)
+    ran = next((packages[key] for key in DISTRIBUTIONS_OF[name] if packages.get(key)), None)
     framework = told.text("framework")
     if framework and log.first("recipe") and name.casefold() not in framework.casefold():
         yield "framework", f"is {framework!r}, the logs ran {name}"
@@ -189,3 +189,34 @@ def _hardware(told: _Description, log: Log) -> Iterable[tuple[str, str]]:
         yield "accelerators_per_node", f"is {each}, the logs ran PyTorch {packages['torch']}"
     if each == 0 and re.search(r'"(triton|cublaslt|flash)"', str(log.value("ops"))):
         yield "accelerators_per_node", "is 0, the logs ran kernels of a GPU"
+    logged = log.value("nodes")
+    if nodes and is_number(logged) and nodes != logged:
+        yield "number_of_nodes", f"is {nodes}, the logs ran on {logged}"
+    cpu, model = log.value("cpu"), told.text("host_processor_model_name")
+    if isinstance(cpu, str) and model and not _begins_alike(cpu, model):
+        yield "host_processor_model_name", f"is {model!r}, the logs ran on {cpu!r}"
+    gpus = log.value("gpus")
+    if isinstance(gpus, dict):
+        yield from _gpus(told, gpus)
+    stack, driver = told.text("other_software_stack"), str(log.value("gpu_driver") or "none")
+    found = re.search(r"NVIDIA driver (\d[\d.]*)", stack)
+    if found and found[1] != driver and driver != "none":
+        yield "other_software_stack", f"says {found[0]}, the logs ran with {driver}"
+
+
+def _begins_alike(one: str, other: str) -> bool:
+    """Whether two names of a processor are one, with or without its generation."""
+    plain = [" ".join(name.casefold().split()) for name in (one, other)]
+    return plain[0].startswith(plain[1]) or plain[1].startswith(plain[0])
+
+
+def _gpus(told: _Description, gpus: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """GPUs of a machine by model; a model is told by its words with a digit, such as H100."""
+    each, described = told.count("accelerators_per_node"), told.text("accelerator_model_name")
+    ran = sum(number for number in gpus.values() if is_number(number))
+    if each is not None and ran != each:
+        yield "accelerators_per_node", f"is {each}, the logs ran on {ran} of a machine"
+    for model in gpus:
+        words = [word for word in re.findall(r"[a-z]+\d+\w*", model.casefold()) if not word.startswith("hbm")]
+        if words and not any(word in described.casefold() for word in words):
+            yield "accelerator_model_name", f"is {described!r}, the logs ran on {model!r}"
