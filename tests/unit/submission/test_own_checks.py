@@ -96,7 +96,7 @@ MUTATIONS = {
         "plain numbers",
         "not a count",
     ),
-    "same seed": ("seed", '"value": 1', '"value": 2', "seeds", "result_2.txt: line 8: seed 2 is in result_1.txt"),
+    "same seed": ("seed", '"value": 1', '"value": 2', "seeds", "seed 2 is in result_1.txt, line "),
     "off the grid": ("eval_accuracy", r'"epoch_num": (\d)', r'"epoch_num": 1\1', "evaluations", "the grid says 150000"),
     "few samples evaluated": ("eval_samples", "10000", "100", "evaluations", "eval_samples is 100"),
     "trained less": ("train_samples", r'"value": \d+', '"value": 2000000', "evaluations", "but trained on 2000000"),
