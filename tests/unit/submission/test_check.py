@@ -20,6 +20,7 @@ from mlbert.submission.check import check
 from mlbert.submission.findings import Finding, Outcome, failed
 from mlbert.submission.run_files import NAMES
 from mlbert.submission.seal import seal
+from mlbert.submission.workplace import Workplace
 
 NewTree = Callable[..., Path]
 
@@ -238,6 +239,23 @@ def test_a_log_that_cannot_be_judged(make: Callable[[Path], object], tmp_path: P
     make(tmp_path / "log.txt")
     with pytest.raises(UserError, match=r"log\.txt"):
         check(tmp_path / "log.txt")
+
+
+def test_what_is_given_may_be_a_link(tmp_path: Path, new_log: Callable[..., Path]) -> None:
+    """Links are judged within a tree, where they would break when it is handed in."""
+    (tmp_path / "elsewhere").mkdir()
+    log = new_log(tmp_path / "elsewhere" / "run.txt", division="open")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "result_0.txt").symlink_to(log)
+    (tmp_path / "latest").symlink_to(tmp_path / "logs")
+    for path in (tmp_path / "logs" / "result_0.txt", tmp_path / "latest"):
+        findings = check(path)
+        assert not failed(findings)
+        assert _by_check(findings)["compliance_checker"].outcome is Outcome.PASS
+    place = Workplace(tmp_path / "latest", tmp_path / "copy", tmp_path / "scratch")
+    assert [complaint.text for complaint in place.take([tmp_path / "latest"])] == [
+        "result_0.txt is a link out of the tree"
+    ]
 
 
 def test_json_has_every_complaint_and_the_table_some(tmp_path: Path, new_log: Callable[..., Path]) -> None:

@@ -68,7 +68,7 @@ def check(path: Path, division: str | None = None, progress: Progress = lambda s
             raise UserError(path, f"holds neither systems/ and results/ nor {RESULT_PATTERN}", "Name one that does")
         if names == [path]:
             read_log(path)  # for its error
-        place = Workplace(names[0].parent, copy, scratch)
+        place = Workplace(names[0].parent, copy, scratch, is_tree=False)
         return _check_logs(place, place.take(names), division, progress)
 
 
@@ -89,7 +89,7 @@ def _copy_tree(place: Workplace) -> list[Finding]:
         export_tree(tree, place.copy)
         return _layout(place, [])
     except UserError as error:
-        problem = Finding("own: export", ".", Outcome.ERROR, f"{error} [{READABLE}]")
+        problem = finding_of("own: export", ".", [Complaint(Outcome.ERROR, str(error), READABLE)], "")
     shutil.rmtree(place.copy)
     place.copy.mkdir()
     # A checkout may hold data that is no part of a submission.
@@ -111,7 +111,7 @@ def _check_tree(place: Workplace, findings: list[Finding], division: str | None,
     tree = place.copy
     result_sets, groups = [], []
     for folder in sorted(path for path in (tree / "results").glob(f"*/{BENCHMARK}") if path.is_dir()):
-        logs = [read_log(log) for log in sorted(folder.glob(RESULT_PATTERN))]
+        logs = [read_log(log) for log in sorted(folder.glob(RESULT_PATTERN)) if log.is_file()]
         if logs:
             facts = read_system(tree / "systems" / f"{folder.parent.name}.json")
             results = ResultSet(logs, facts, division, place.given)

@@ -57,14 +57,17 @@ def seal(system: str, tree: Path, logdir: Path | None = None, key: Path | None =
         names = _names(folder)
         if not any(name.startswith(f"{BENCHMARK}/") for name in names):
             raise UserError(folder / BENCHMARK, f"holds no {RESULT_PATTERN}", "Name the LOGDIR of the runs with --from")
+        for name in names:
+            if not name.isprintable() or "\\" in name:
+                raise UserError(repr(name), "has a name that sha256sum writes otherwise", "Rename it")
         with tempfile.TemporaryDirectory(prefix="mlbert-seal-") as temporary:
             sums = Path(temporary) / SUMS
             sums.write_text("".join(f"{digest_of(folder / name)}  {name}\n" for name in names), encoding="utf-8")
             made = [sums] if key is None else [sums, _sign(sums, key)]
-            for name in FILES:
-                (folder / name).unlink(missing_ok=True)
             for path in made:
                 _put(path, folder / path.name)
+            for name in {*FILES} - {path.name for path in made}:
+                (folder / name).unlink(missing_ok=True)  # a signature of older sums
     except OSError as error:
         raise UserError(error.filename or folder, f"cannot be read or written ({error.strerror})", "Mend it") from error
     return names
@@ -167,10 +170,10 @@ def _read(sums: Path) -> Iterator[tuple[str, str]]:
     try:
         if sums.stat().st_size > _MAX_BYTES:
             raise ValueError(f"{SUMS} is larger than {_MAX_BYTES // 2**20} MB")
-        lines = sums.read_text(encoding="utf-8").splitlines()
+        lines = sums.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError):
         raise ValueError(f"{SUMS} cannot be read") from None
-    if not lines:
+    if lines == [""]:
         raise ValueError(f"{SUMS} is empty")
     for number, line in enumerate(lines, start=1):
         match = _LINE.fullmatch(line)

@@ -14,8 +14,8 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
 _WORKER = Path(__file__).with_name("tools_worker.py")
-_SECONDS = 300.0  # for one tool; all of Dell's 80 published logs take the slowest 10
-_MAX_BYTES = 2**23  # of what a tool printed
+_SECONDS = 300.0  # for one tool
+_MAX_CHARACTERS = 2**23  # of what a tool printed
 
 Answers = Callable[[Callable[[str], None]], list["Answer"]]
 
@@ -82,8 +82,11 @@ def started(
 def _read(path: Path, status: int | None, seconds: float, renamed: Mapping[str, str]) -> Answer:
     if status is None:
         return Answer(1, f"ERROR no answer within {seconds:.0f} seconds")
-    with path.open(encoding="utf-8", errors="replace") as file:
-        words = file.read(_MAX_BYTES)
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            words = file.read(_MAX_CHARACTERS)
+    except OSError as error:
+        return Answer(1, f"ERROR its words cannot be read ({error.strerror})")
     for old, new in renamed.items():
         words = words.replace(old, new)
     return Answer(status, words)

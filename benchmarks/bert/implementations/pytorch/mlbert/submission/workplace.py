@@ -16,7 +16,7 @@ from mlbert.submission.logs import unfit
 RESULT_PATTERN = "result_*.txt"
 READABLE = "rules: a submission holds its files itself"
 
-_LEFT_OUT = frozenset({"__pycache__", ".git"})
+_LED_OUT = "is a link out of the tree"
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Workplace:
     given: Path
     copy: Path
     scratch: Path
+    is_tree: bool = True  # then links may not lead out of it
 
     def name(self, path: Path) -> str:
         """A path in the copy as the user knows it, relative to the folder given."""
@@ -40,7 +41,7 @@ class Workplace:
         left_out, waiting = [], [source for source in sources if os.path.lexists(source)]
         while waiting:
             path = waiting.pop()
-            problem, inside = _look(path, self.given)
+            problem, inside = self._look(path)
             if problem is not None:
                 name = shown(path.relative_to(self.given)) if path != self.given else "."
                 left_out.append(Complaint(Outcome.ERROR, f"{name} {problem}", READABLE))
@@ -49,7 +50,7 @@ class Workplace:
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if inside is None:
-                    shutil.copy2(path, target, follow_symlinks=False)
+                    shutil.copy2(path, target, follow_symlinks=not self.is_tree)
                 else:
                     target.mkdir(exist_ok=True)
             except OSError as error:
@@ -58,29 +59,30 @@ class Workplace:
             waiting += inside or []
         return sorted(left_out)
 
+    def _look(self, path: Path) -> tuple[str | None, list[Path] | None]:
+        """Why a path cannot be taken, or ``None``; and what a folder holds, ``None`` for a file or link."""
+        try:
+            is_link = path.is_symlink() and path != self.given
+            problem = _problem_of_link(path, self.given) if is_link else None
+            if problem is not None and (self.is_tree or problem != _LED_OUT):
+                return problem, None
+            if path.is_dir():
+                if fnmatch(path.name, RESULT_PATTERN):
+                    return "is a folder", None
+                return None, None if is_link else [entry for entry in path.iterdir() if entry.name != "__pycache__"]
+            if not path.is_file():
+                return "is neither a file nor a folder", None
+            if fnmatch(path.name, RESULT_PATTERN):
+                return unfit(path), None
+            with path.open("rb"):
+                return None, None
+        except OSError as error:
+            return f"cannot be read ({error.strerror})", None
+
 
 def shown(path: Path) -> str:
     """A name that can be printed, whatever its bytes are."""
     return os.fsencode(path).decode("utf-8", errors="replace")
-
-
-def _look(path: Path, root: Path) -> tuple[str | None, list[Path] | None]:
-    """Why a path cannot be taken, or ``None``; and what a folder holds, ``None`` for a file or link."""
-    try:
-        if path.is_symlink():
-            return _problem_of_link(path, root), None
-        if path.is_dir():
-            if fnmatch(path.name, RESULT_PATTERN):
-                return "is a folder", None
-            return None, [entry for entry in path.iterdir() if entry.name not in _LEFT_OUT]
-        if not path.is_file():
-            return "is neither a file nor a folder", None
-        if fnmatch(path.name, RESULT_PATTERN):
-            return unfit(path), None
-        with path.open("rb"):
-            return None, None
-    except OSError as error:
-        return f"cannot be read ({error.strerror})", None
 
 
 def _problem_of_link(path: Path, root: Path) -> str | None:
@@ -92,4 +94,4 @@ def _problem_of_link(path: Path, root: Path) -> str | None:
     except OSError:
         return "is a link to nothing"
     is_inside = end.is_relative_to(root.resolve()) and not path.readlink().is_absolute()
-    return None if is_inside else "is a link out of the tree"
+    return None if is_inside else _LED_OUT
