@@ -12,7 +12,8 @@ RUN_START_MS = 1_000_000
 
 def line(key: str, seconds: float, value: Any = None, **metadata: Any) -> str:
     """One line, so many seconds after run_start."""
-    event = {"namespace": "", "time_ms": RUN_START_MS + 1000 * seconds, "event_type": "POINT_IN_TIME", "key": key}
+    event_type = {"start": "INTERVAL_START", "stop": "INTERVAL_END"}.get(key.rpartition("_")[2], "POINT_IN_TIME")
+    event = {"namespace": "", "time_ms": RUN_START_MS + 1000 * seconds, "event_type": event_type, "key": key}
     return ":::MLLOG " + json.dumps({**event, "value": value, "metadata": {"file": "x.py", "lineno": 1, **metadata}})
 
 

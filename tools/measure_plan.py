@@ -78,7 +78,7 @@ def main() -> None:
     answers = []
     for ranks, packs in PREDICTED:
         measured = [run.sequences_per_second for run in runs[ranks, packs]]
-        predicted = shared_cores_rate(known, ranks, runs[ranks, packs][0].batch, cores)
+        predicted = shared_cores_rate(known, ranks, runs[ranks, packs][0].batch)
         error = predicted / statistics.median(measured) - 1
         answers.append({"ranks": ranks, "measured": measured, "predicted": predicted, "error": error})
         print(f"{ranks} ranks: measured {statistics.median(measured):,.0f} sequences/s, predicted {error:+.1%}")

@@ -63,11 +63,13 @@ def test_sweep_table_picture_and_budget(capsys, tmp_path):
         (["--precision", "int4"], "int4 is unknown"),
         (["--gpu", "a100", "--precision", "fp8"], "nobody published FP8"),
         (["--budget", "5"], "is for --sweep"),
+        (["--sweep", "--gpus", "8"], "chooses GPUs"),
         (["--sweep", "--budget", "5"], "needs a price"),
         (["--sweep", "--svg", "plan.pdf"], "is no picture"),
         (["--config", "config_x.sh"], "source config_x.sh"),
         (["--model", "base"], "BERT-large only"),
-        (["--cores", "2"], "needs a measured run"),
+        (["--samples", "nan"], "--samples"),
+        (["--shared-cores"], "needs a measured run"),
         (["--calibrate", "/nowhere"], "cannot be read"),
         (["--simulate-ranks", "12"], "multiple"),
         (["--gpus", "5"], "no batch of the reference"),
@@ -123,6 +125,11 @@ def test_calibration_by_a_log_of_gpus(capsys, tmp_path):
     found = as_json(capsys, *words)
     assert found["sequences_per_second"] == pytest.approx(9000)
     assert found["evaluation_seconds"] == pytest.approx(1)
+    reached = write_log(tmp_path / "reached.txt", 8, 768, 9000.0)
+    more = [as_json(capsys, *words[:4], "--batch", 1536, *extra)["samples"] for extra in ((), ("--calibrate", reached))]
+    here = [as_json(capsys, *words[:4], "--batch", 768, *extra)["samples"] for extra in ((), ("--calibrate", reached))]
+    assert here[1] == pytest.approx(100_000)
+    assert more[1] / more[0] == pytest.approx(here[1] / here[0])
     code, text = plan(capsys, *words, "--efficiency", 0.5)
     assert code == 2
     assert "beside --calibrate" in text
@@ -130,10 +137,10 @@ def test_calibration_by_a_log_of_gpus(capsys, tmp_path):
 
 def test_ranks_that_share_cores(capsys, tmp_path):
     log = write_log(tmp_path / "log.txt", 1, 34, 500.0)
-    found = as_json(capsys, "--calibrate", log, "--cores", 2, "--gpus", 4)
-    assert found == {"ranks": 4, "cores": 2, "batch": 34, "sequences_per_second": pytest.approx(500)}
+    found = as_json(capsys, "--calibrate", log, "--shared-cores", "--gpus", 4)
+    assert found == {"ranks": 4, "batch": 34, "sequences_per_second": pytest.approx(500)}
     (tmp_path / "no.txt").write_text("nothing")
-    code, text = plan(capsys, "--calibrate", tmp_path / "no.txt", "--cores", 2)
+    code, text = plan(capsys, "--calibrate", tmp_path / "no.txt", "--shared-cores")
     assert code == 2
     assert "names no ranks" in text
 

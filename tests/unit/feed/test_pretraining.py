@@ -23,6 +23,7 @@ SHAPE = SimpleNamespace(vocab_size=500, max_position_embeddings=64)
 def settings(folder, **changes) -> SimpleNamespace:
     values = {"input_dir": folder, "synthetic_data": False, "data_reader": "auto", "train_batch_size": 6}
     values |= {"gradient_accumulation_steps": 2, "max_sequences_per_pack": 1, "counts_of_bins": None}
+    values |= {"max_seq_length": None, "max_predictions_per_seq": None}
     return SimpleNamespace(**{**values, "exchange_by": "lengths", **changes})
 
 

@@ -63,9 +63,8 @@ def test_ranks_that_share_cores():
 
     runs = [one(8), one(32)]
     assert calibrate.two_parts(runs) == pytest.approx((10.0, 5.0))
-    assert calibrate.shared_cores_rate(runs, 1, 32, 2) == pytest.approx(runs[1].sequences_per_second)
-    assert calibrate.shared_cores_rate(runs, 2, 32, 2) == pytest.approx(runs[1].sequences_per_second)
-    assert calibrate.shared_cores_rate(runs, 4, 32, 2) == pytest.approx(32 / (320 + 10) * 1e3)
-    assert calibrate.shared_cores_rate(runs[:1], 4, 8, 2) == pytest.approx(runs[0].sequences_per_second)
+    assert calibrate.shared_cores_rate(runs, 1, 32) == pytest.approx(runs[1].sequences_per_second)
+    assert calibrate.shared_cores_rate(runs, 2, 32) == pytest.approx(32 / (320 + 10) * 1e3)
+    assert calibrate.shared_cores_rate(runs[:1], 4, 8) == pytest.approx(runs[0].sequences_per_second)
     with pytest.raises(UserError, match="several ranks"):
-        calibrate.shared_cores_rate([dataclasses.replace(runs[0], ranks=2)], 2, 8, 2)
+        calibrate.shared_cores_rate([dataclasses.replace(runs[0], ranks=2)], 2, 8)

@@ -144,7 +144,7 @@ def test_runs_that_lack_something_give_a_page(tmp_path, kwargs):
 
 
 def test_many_runs_and_evaluations_give_a_page_of_bearable_size(tmp_path):
-    for index in range(300):
+    for index in range(150):
         evaluations = [(100 * k, 2.0 * k, 0.0007 * k) for k in range(1, 5)]
         write_log(tmp_path / "many" / f"result_{index}.txt", evaluations, logged={"seed": index})
     evaluations = [(100 * k, 2.0 * k, k / 6800) for k in range(1, 5001)]

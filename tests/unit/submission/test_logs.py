@@ -18,10 +18,10 @@ def test_what_a_good_log_says(log: Path) -> None:
     assert read.value("seed") == 1
     assert read.minutes is not None
     assert read.minutes > 0
-    events = [json.loads(line.partition("MLLOG ")[2]) for line in log.read_text().splitlines()]
-    evaluations = [event for event in events if event["key"] == "eval_accuracy"]
-    assert len(evaluations) > 1
-    assert read.evaluations == [(event["metadata"]["epoch_num"], event["value"]) for event in evaluations]
+    told = [json.loads(line.partition(":::MLLOG ")[2]) for line in log.read_text().splitlines()]
+    accuracies = [fields for fields in told if fields["key"] == "eval_accuracy"]
+    assert read.evaluations == [(fields["metadata"]["epoch_num"], fields["value"]) for fields in accuracies]
+    assert read.evaluations[-1][1] == 0.721
     assert [event.line for event in read.events] == list(range(1, len(read.events) + 1))
 
 

@@ -96,7 +96,7 @@ MUTATIONS = {
         "plain numbers",
         "not a count",
     ),
-    "same seed": ("seed", '"value": 1', '"value": 2', "seeds", "result_2.txt: line 8: seed 2 is in result_1.txt"),
+    "same seed": ("seed", '"value": 1', '"value": 2', "seeds", "seed 2 is in result_1.txt, line "),
     "off the grid": ("eval_accuracy", r'"epoch_num": (\d)', r'"epoch_num": 1\1', "evaluations", "the grid says 150000"),
     "few samples evaluated": ("eval_samples", "10000", "100", "evaluations", "eval_samples is 100"),
     "trained less": ("train_samples", r'"value": \d+', '"value": 2000000', "evaluations", "but trained on 2000000"),
@@ -194,7 +194,7 @@ def test_the_division_that_the_user_names_wins(three_logs: list[Path]) -> None:
 def test_a_call_site_outside_the_tree(three_logs: list[Path], tree_root: Path) -> None:
     _claim(three_logs)
     _edit(three_logs[0], "seed", r'"lineno": \d+', '"lineno": 100000')
-    _edit(three_logs[0], "init_stop", r'"file": "[^"]*"', '"file": "/etc/passwd"')
+    _edit(three_logs[1], "init_stop", r'"file": "[^"]*"', '"file": "/etc/passwd"')
     outcome, words = _complaining(three_logs, system=SYSTEM, tree=tree_root)["call sites"]
     assert outcome is Outcome.WARN
     assert "tests/unit/submission/conftest.py:100000 is not in the tree" in words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import re
 from pathlib import Path
 
@@ -153,4 +154,15 @@ def test_unpacked_runs_share_their_counts(tmp_path: Path) -> None:
                 line["metadata"]["epoch_num"] = count if line["key"] != "epoch_start" else 0
             if line["key"] == "train_samples":
                 line["value"] = count
+    assert "copies" not in told(runs, tmp_path)
+
+
+@pytest.mark.parametrize("noise", [0, 2, 5])
+def test_steady_intervals_of_thousands_of_accelerators_are_no_copies(noise: int, tmp_path: Path) -> None:
+    runs, chance = simulated(8), random.Random(noise)
+    for run in runs:
+        now = nth(run, "run_start")["time_ms"]
+        for line in run[run.index(nth(run, "run_start")) :]:
+            now += 350 + chance.randint(-noise, noise) if line["key"] == "eval_start" else 1
+            line["time_ms"] = now
     assert "copies" not in told(runs, tmp_path)

@@ -227,3 +227,46 @@ def test_programs_that_log_less_or_more_raise_no_error(tmp_path: Path) -> None:
         run.insert(8, nth(run, "epoch_start") | {"key": "block_start"})
     said = told(runs, tmp_path)
     assert {check: words for check, (outcome, words) in said.items() if outcome in (ERROR, WARN)} == {}
+
+
+def test_keys_that_a_later_writer_adds_may_come_anywhere_before_the_end(tree_root: Path, tmp_path: Path) -> None:
+    runs = committed(tree_root / "results" / "cpu_demo" / "bert")
+    for run in runs:
+        run.insert(len(run) - 2, nth(run, "train_samples") | {"key": "steps"})
+        run.insert(9, nth(run, "recipe") | {"key": "cpu"})
+    assert set(told(runs, tmp_path)) == {"speed"}  # the note of a pause
+    runs[3].append(nth(runs[3], "steps") | {"key": "tokens", "time_ms": runs[3][-1]["time_ms"]})
+    assert "tokens comes after run_stop" in told(runs, tmp_path)["order of events"][1]
+
+
+def test_runs_beside_each_other_on_other_machines(tree_root: Path, tmp_path: Path) -> None:
+    runs = committed(tree_root / "results" / "cpu_demo" / "bert")
+    for index, run in enumerate(runs):
+        run.insert(9, nth(run, "recipe") | {"key": "hosts", "value": [f"node{index}"]})
+    beside(7)(runs)
+    said = told(runs, tmp_path)
+    assert said["runs apart"][0] is NOTE
+    assert "same settings" not in said
+
+
+ODD = [None, True, "", [], {}, [[1]], {"value": {}}, -1, 10**400, 10**300, float("nan"), float("-inf"), 5e-324, "1e5"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_nothing_in_a_log_stops_the_checks(tree_root: Path, tmp_path_factory, data: st.DataObject) -> None:
+    runs = committed(tree_root / "results" / "cpu_demo" / "bert")[:3] if data.draw(st.booleans()) else simulated(7)[:3]
+    for _ in range(4):
+        line = data.draw(st.sampled_from(data.draw(st.sampled_from(runs))))
+        odd = data.draw(st.sampled_from(ODD))
+        place = data.draw(st.sampled_from(["value", "time_ms", "metadata", "epoch_num", "key"]))
+        if place == "epoch_num":
+            line["metadata"] = {"epoch_num": odd}
+        elif place == "key":
+            line["key"] = data.draw(
+                st.sampled_from(["run_start", "run_stop", "eval_accuracy", "configuration", "hosts"])
+            )
+        else:
+            line[place] = odd
+    said = told(runs, tmp_path_factory.mktemp("odd"))
+    assert [words for _, words in said.values() if not re.match(r"(ERROR: |warning: )?result_\d\.txt: ", words)] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the 
 from mlbert.core.errors import UserError
 from mlbert.store.open import describe, open_store
 from mlbert.store.ragged import Ragged
-from mlbert.store.tfrecord import write_examples
+from mlbert.store.tfrecord import read_widths, write_examples
+from mlbert.store.tfrecord_plain import Widths
 from sequences_of_rows import sequences_of
 from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences
 from tf2_bert.rows import Rows
@@ -34,7 +36,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def matched(patterns: Any, tokens: int | None = None, predictions: int | None = None) -> Files:
-    return match_files(str(patterns), "INPUT_FILES", tokens, predictions)
+    """The files, with the widths of the first one, or those of `folder`, where none are given."""
+    there = [
+        name for name in sorted(glob.glob(str(patterns))) if Path(name).stat().st_size > 16 and Path(name).is_file()
+    ]
+    own = read_widths(there[0], skip_bad=True) if there and tokens is None else Widths(LONGEST, MAX_PREDICTIONS)
+    return match_files(str(patterns), "INPUT_FILES", Widths(tokens or own[0], predictions or own[1]))
 
 
 def training(files: Files, rows: int = 8, seed: int = 3, **options: Any) -> TFRecordTraining:
@@ -201,10 +208,19 @@ def test_what_cannot_be_files_is_refused(folder: Path, tmp_path: Path) -> None:
     assert "names no files" in message(" , ")
     (tmp_path / "empty").write_bytes(b"short")
     assert "empty: holds no record" in message(tmp_path / "empty")
-    (tmp_path / "text").write_text("plain text, no records")
-    assert "is text, not TFRecords" in message(tmp_path / "text")
-    assert "have 32 tokens and 5 predictions, 512 and 5 are asked for" in message(folder / "part-*", 512)
     assert "nowhere://bucket/x: cannot be read" in message("nowhere://bucket/x")
+
+
+def test_nothing_is_read_before_a_set_is_opened(folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("plain text, no records")
+    for files, reason in (
+        (matched(text, LONGEST, MAX_PREDICTIONS), "is text, not TFRecords"),
+        (matched(folder / "part-*", 512, 5), "have 32 tokens and 5 predictions, 512 and 5 are asked for"),
+    ):
+        for data in (training(files), TFRecordEvaluation(files, 4, None, vocab_size=VOCAB_SIZE)):
+            with pytest.raises(UserError, match=reason):
+                data.open()
 
 
 def test_errors_of_others_are_left_alone(folder: Path) -> None:

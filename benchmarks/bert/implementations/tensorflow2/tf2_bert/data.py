@@ -22,8 +22,16 @@ from typing import Any, Protocol
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
-from mlbert.store.base import Store, StoreInfo
-from mlbert.store.open import check_same_vocabulary, check_shape, check_vocabulary, describe, open_store
+from mlbert.store.base import Store, StoreInfo, named_by_files
+from mlbert.store.open import (
+    check_opened,
+    check_same_vocabulary,
+    check_shape,
+    check_vocabulary,
+    describe,
+    open_store,
+    widths_at_most,
+)
 from tf2_bert.rows import Rows
 from tf2_bert.store_data import StoreEvaluation, StoreTraining
 from tf2_bert.store_rows import RowShape, row_shape, zero_rows
@@ -47,7 +55,7 @@ class Inputs:
 
     @property
     def train_data(self) -> str:
-        """``sha256:...`` of the training set, or ``synthetic``."""
+        """What names the training set, see `StoreInfo.known_as`, or ``synthetic``."""
         return _identity(self.train)
 
     @property
@@ -165,19 +173,20 @@ def inspect(config: TrainConfig) -> Inputs:
         reason = f"packs of {config.max_sequences_per_pack} sequences are not made of what tf.data reads"
         raise UserError("MAX_SEQUENCES_PER_PACK", reason, "Give DATADIR_PHASE2 instead of INPUT_FILES")
     widths = (config.max_seq_length, config.max_predictions_per_seq)
+    most = widths_at_most(*widths, shape)
     notes: tuple[str, ...] = ()
     train: Source
     if config.input_files:
-        train = match_files(config.input_files, "INPUT_FILES", *widths)
+        train = match_files(config.input_files, "INPUT_FILES", most)
     else:
-        train = describe(config.input_dir)
+        train = describe(config.input_dir, most)
     evaluation: Source
     if config.eval_files:
-        evaluation = match_files(config.eval_files, "EVAL_FILES", None, None)
+        evaluation = match_files(config.eval_files, "EVAL_FILES", most)
     elif config.input_files:
         evaluation, notes = train, (EVALUATED_ON_TRAINING,)
     else:
-        evaluation = describe(config.eval_dir)
+        evaluation = describe(config.eval_dir, most)
     vocabulary = None
     if isinstance(train, StoreInfo):
         if isinstance(evaluation, StoreInfo):
@@ -212,8 +221,9 @@ def _check_model(source: Source, model: BertConfig, file: Path) -> None:
 
 
 def _identity(source: Source) -> str:
-    synthetic = isinstance(source, StoreInfo) and source.kind == "synthetic"
-    return "synthetic" if synthetic else f"sha256:{source.identity}"
+    if isinstance(source, Files):
+        return named_by_files(source.identity, source.content)
+    return "synthetic" if source.kind == "synthetic" else source.known_as
 
 
 def training_data(config: TrainConfig, inputs: Inputs, seed: int) -> TrainingData:
@@ -273,4 +283,10 @@ def _synthetic(config: TrainConfig, model: BertConfig) -> SyntheticStore:
 def _opener(config: TrainConfig, inputs: Inputs, info: StoreInfo) -> Callable[[], Store]:
     if config.synthetic_data:
         return lambda: _synthetic(config, inputs.shape)
-    return lambda: open_store(info.folder)
+
+    def opened() -> Store:
+        store = open_store(info.folder)
+        check_opened(info, store.info)
+        return store
+
+    return opened

@@ -12,10 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.core.rules import MASKED_SHARE
 from mlbert.store.ragged import Ragged, offsets_of
 from tf2_bert.rows import Rows
-
-MASKED_SHARE = 0.15  # of a sequence's tokens, in the benchmark's rule
 
 
 class RowShape(NamedTuple):

@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.core.rules import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.store.base import StoreInfo
 from mlbert.store.ragged import Ragged
-from tf2_bert.store_rows import MASKED_SHARE
 
 NUM_SEQUENCES = 1 << 20
 DIFFERENT = 1024  # sequences that all others repeat
 FIRST_WORD = 5  # ids below are special tokens
-MAX_PREDICTIONS = 76  # of a sequence, in the benchmark's rule
 
 
 class SyntheticStore:

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from mlbert.core.errors import UserError
+from mlbert.store.content import content_of
 from mlbert.store.tfrecord import RESTORE, ExampleReader, read_widths
 from mlbert.store.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, BadExample, Widths, parse_example
 from tf2_bert.distributed import distributed
@@ -42,6 +43,7 @@ class Files:
     patterns: str  # as they were given
     names: tuple[str, ...]  # sorted
     identity: str  # as `mlbert.store.tfrecord_store.describe` gives it for a folder of these files
+    content: str | None  # likewise
     widths: Widths  # of every record
 
     @property
@@ -50,15 +52,15 @@ class Files:
         return RowShape(*self.widths, 1)
 
 
-def match_files(patterns: str, variable: str, max_seq_length: int | None, max_predictions: int | None) -> Files:
-    """The files of some globs with commas between. Reads names, sizes, and the list sizes of the first good record.
+def match_files(patterns: str, variable: str, widths: Widths) -> Files:
+    """The files of some globs with commas between. Looks at names and sizes; reads no record.
 
     Args:
         patterns: local, or of any other file system such as gs://.
         variable: the setting that they come from.
-        max_seq_length, max_predictions: what records must have; None: what the first one has.
+        widths: what records must have, see `check_widths`.
 
-    Raises UserError: a glob that matches nothing, a file that is empty or no TFRecords, or other list sizes.
+    Raises UserError: a glob that matches nothing, or a file that is empty.
     """
     found: set[str] = set()
     for pattern in filter(None, map(str.strip, patterns.split(","))):
@@ -76,13 +78,18 @@ def match_files(patterns: str, variable: str, max_seq_length: int | None, max_pr
         if (size := _asked(name, tf.io.gfile.stat).length) < HEADER_BYTES + FOOTER_BYTES:
             raise UserError(name, "holds no record", RESTORE)
         sized.append((os.path.basename(name), size))
-    own = _first_widths(names[0])
-    wanted = Widths(max_seq_length or own.max_seq_length, max_predictions or own.max_predictions)
-    if wanted != own:
+    folders = {Path(name).parent for name in names}
+    content = content_of(folders.pop(), [Path(name) for name in names]) if len(folders) == 1 else None
+    return Files(patterns, tuple(names), hashlib.sha256(json.dumps(sized).encode()).hexdigest(), content, widths)
+
+
+def check_widths(files: Files) -> None:
+    """Reads the list sizes of the first good record. Raises UserError: they are others, or the file is no TFRecords."""
+    own, wanted = _first_widths(files.names[0]), files.widths
+    if own != wanted:
         reason = f"its records have {own.max_seq_length} tokens and {own.max_predictions} predictions, "
         reason += f"{wanted.max_seq_length} and {wanted.max_predictions} are asked for"
-        raise UserError(names[0], reason, "Set MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ to the files', or neither")
-    return Files(patterns, tuple(names), hashlib.sha256(json.dumps(sized).encode()).hexdigest(), own)
+        raise UserError(files.names[0], reason, "Set MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ to the files'")
 
 
 def _asked(name: str, question: Any) -> Any:
@@ -143,7 +150,8 @@ class TFRecordTraining(_TFRecordData):
         self._seed = seed
 
     def open(self) -> None:
-        """Nothing is read before `dataset`."""
+        """Look at the first record. Raises UserError: it has other list sizes."""
+        check_widths(self.files)
 
     def dataset(self, strategy: Any, first_step: int = 0) -> Any:
         """Batches of B rows for each replica and step, as a tf.distribute.DistributedDataset. With another
@@ -183,7 +191,8 @@ class TFRecordEvaluation(_TFRecordData):
         self.num_examples = num_examples or 0  # known after `open` where all are wanted
 
     def open(self) -> None:
-        """Count the records. Raises UserError: fewer than asked for, or a file is damaged."""
+        """Count the records. Raises UserError: fewer than asked for, other list sizes, or a file is damaged."""
+        check_widths(self.files)
         records = tf.data.TFRecordDataset(list(self.files.names)).take(self._wanted or -1)
         try:
             available = int(records.reduce(np.int64(0), lambda count, _: count + 1))

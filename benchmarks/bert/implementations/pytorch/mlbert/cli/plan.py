@@ -19,6 +19,7 @@ from mlbert.core.config import environment, split_arguments
 from mlbert.core.errors import UserError
 from mlbert.core.plan import planned_world_size
 from mlbert.plan import calibrate as calibration
+from mlbert.plan import model as times
 from mlbert.plan import report, shapes, simulate, sweep
 from mlbert.plan.estimate import Estimate, Prices, estimate
 from mlbert.plan.model import Job
@@ -49,7 +50,7 @@ def plan(
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="Dollars.", min=0, max=1e4)] = None,
     watts_per_gpu: Annotated[float | None, typer.Option(help="With its part of the node.", min=1, max=1e5)] = None,
     calibrate: Annotated[list[Path] | None, typer.Option(help="MLPerf log of mlbert on such GPUs; repeat.")] = None,
-    cores: Annotated[int | None, typer.Option(help="CPU cores that ranks share: no GPU.", min=1, max=1024)] = None,
+    shared_cores: Annotated[bool, typer.Option(help="Of --gpus ranks on the CPU that --calibrate is of.")] = False,
     to_4096: Annotated[bool, typer.Option("--sweep", help="1 to 4,096 GPUs, each with its best batch.")] = False,
     budget: Annotated[float | None, typer.Option(help="Dollars of one run; with --sweep.", min=0, max=1e9)] = None,
     picture: Annotated[Path | None, typer.Option("--svg", "--png", help="Picture of --sweep.")] = None,
@@ -59,9 +60,11 @@ def plan(
     """Predict a run from MLPerf's published results: time, samples, memory, cost, and what limits it."""
     if batch is not None and batch_per_gpu is not None:
         raise UserError("--batch-per-gpu", "is given beside --batch", "Give one of the two")
+    if to_4096 and (gpus or nodes or batch or batch_per_gpu):
+        raise UserError("--sweep", "chooses GPUs and batch itself", "Leave --gpus, --nodes and --batch out")
     logs = [read_measured(path) for path in calibrate or ()]
-    if cores is not None:
-        return _shared_cores(logs, gpus, batch, cores, as_json)
+    if shared_cores:
+        return _shared_cores(logs, gpus or 1, batch, as_json)
     configured = _configured(config) if config is not None or environment().get("CONFIG_FILE") else _Configured()
     name = ALIASES.get(gpu, gpu)
     if name not in GPUS:
@@ -139,9 +142,17 @@ class _Asker:
             raise UserError("--efficiency", "is given beside --calibrate", "Give one of the two")
         if logs:
             like = replace(given, batch=logs[0].batch, batch_per_gpu=None, gpus=logs[0].ranks, nodes=None)
-            parameters = calibration.calibrated(parameters, job_of(like, self), logs)
+            job = job_of(like, self)
+            parameters = calibration.calibrated(parameters, job, logs)
+            ratios = [
+                log.samples / times.samples(replace(job, batch=log.batch), parameters) for log in logs if log.samples
+            ]
             reached = [log.samples for log in logs if log.samples is not None]
-            samples = sum(reached) / len(reached) if reached and samples is None else samples
+            if ratios and self.shape.is_large:  # other batches need as many more or fewer than the reference
+                share = parameters.samples_share * sum(ratios) / len(ratios)
+                parameters = replace(parameters, samples_share=share)
+            elif reached and samples is None:
+                samples = sum(reached) / len(reached)
         if efficiency is not None:
             each = shapes.named("large").flops / (efficiency * GPUS[given.gpu].peak_tflops * 1e12) * 1e3
             parameters = replace(parameters, sequence_ms={**parameters.sequence_ms, given.gpu: each})
@@ -191,15 +202,15 @@ def read_measured(path: Path) -> calibration.Measured:
         raise UserError(path, f"tells no speed: {error}", "Give a log of a run with evaluations") from None
 
 
-def _shared_cores(
-    logs: Sequence[calibration.Measured], ranks: int | None, batch: int | None, cores: int, as_json: bool
-) -> int:
+def _shared_cores(logs: Sequence[calibration.Measured], ranks: int, batch: int | None, as_json: bool) -> int:
     if not logs:
-        raise UserError("--cores", "needs a measured run", "Give --calibrate LOG of one rank with all cores")
-    ranks, batch = ranks or 1, batch or logs[0].batch
-    rate = calibration.shared_cores_rate(logs, ranks, batch, cores)
-    found: dict[str, float] = {"ranks": ranks, "cores": cores, "batch": batch, "sequences_per_second": rate}
-    words = f"{ranks} ranks on {cores} cores, batch {batch}: {rate:,.0f} sequences/s"
+        raise UserError("--shared-cores", "needs a measured run", "Give --calibrate LOG of one rank with all cores")
+    if batch is not None and batch > MOST_GPUS:
+        raise UserError("--batch", f"{batch} is more than a CPU's step", f"Give at most {MOST_GPUS}")
+    batch = batch or logs[0].batch
+    rate = calibration.shared_cores_rate(logs, ranks, batch)
+    found = {"ranks": ranks, "batch": batch, "sequences_per_second": rate}
+    words = f"{ranks} ranks that share the cores, batch {batch}: {rate:,.0f} sequences/s"
     _print(json.dumps(found, indent=2) if as_json else words)
     return 0
 

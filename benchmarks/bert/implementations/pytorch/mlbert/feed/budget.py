@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import torch
 
+from mlbert.core.rules import MASKED_SHARE
 from mlbert.feed.batch import IGNORED_LABEL, Batch
 from mlbert.feed.host_batch import HostBatch
 
 TOKEN_MULTIPLE = 128  # tiles of a GPU's matrix products
 MASKED_MULTIPLE = 16  # inner dimension of an FP8 product
-MASKED_SHARE = 0.15  # of a sequence's tokens, in the benchmark's rule
 
 
 @dataclass(frozen=True)

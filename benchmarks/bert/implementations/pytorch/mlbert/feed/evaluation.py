@@ -9,8 +9,9 @@ from mlbert.core.errors import UserError
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.packed import pack_slots
 from mlbert.store.checks import check_tokens
-from mlbert.store.open import describe, open_store
+from mlbert.store.open import check_opened, describe, open_store
 from mlbert.store.order import even_parts, make_units
+from mlbert.store.tfrecord_plain import Widths
 
 
 class EvalSet:
@@ -23,6 +24,7 @@ class EvalSet:
             to one shape.
         max_tokens: slots of a pack; None: see `mlbert.feed.packed.pack_slots`.
         vocab_size: entries of the model's vocabulary, compared with every token id of a set that does not know its own.
+        most: what a sequence may have, see `mlbert.store.open.describe`.
     """
 
     def __init__(
@@ -36,9 +38,10 @@ class EvalSet:
         world_size: int = 1,
         max_tokens: int | None = None,
         vocab_size: int | None = None,
+        most: Widths | None = None,
     ) -> None:
         assert 0 <= rank < world_size
-        self.info = describe(data_dir)
+        self.info = describe(data_dir, most)
         if self.info.num_sequences is not None or num_examples < 1:
             self._check_size(num_examples, self.info.num_sequences or 0)
         if packs_per_batch < 1:
@@ -54,6 +57,7 @@ class EvalSet:
         """Read the examples and pack them: the first touch of evaluation data. Raises UserError: a file is missing or
         damaged, or the set is smaller than asked for."""
         store = open_store(self.info.folder)
+        check_opened(self.info, store.info)
         self._check_size(self.num_examples, len(store))
         units = make_units(store, self.num_examples, self.max_tokens, self._max_sequences, seed=0)
         self._batches = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.settings import TrainConfig
-from mlbert.store.open import check_same_vocabulary, check_shape, check_vocabulary, describe
+from mlbert.store.open import check_same_vocabulary, check_shape, check_vocabulary, describe, widths_at_most
 
 SYNTHETIC = "synthetic"
 
@@ -17,7 +17,7 @@ class PreTrainingInputs:
     """Inputs that fit each other."""
 
     shape: BertConfig  # of the model
-    train_data: str  # "sha256:..." of the data set, or "synthetic"
+    train_data: str  # see `StoreInfo.known_as`, or "synthetic"
     eval_data: str  # likewise
     max_sequence_length: int  # of the training set, tokens
     sequences_per_pack: float | None  # see `StoreInfo.sequences_per_pack`
@@ -32,7 +32,8 @@ def inspect(config: TrainConfig) -> PreTrainingInputs:
     if config.synthetic_data:
         rate = 1.0 if packed == 1 else None
         return PreTrainingInputs(shape, SYNTHETIC, SYNTHETIC, shape.max_position_embeddings, rate, None)
-    train_set, eval_set = describe(config.input_dir), describe(config.eval_dir)
+    most = widths_at_most(config.max_seq_length, config.max_predictions_per_seq, shape)
+    train_set, eval_set = describe(config.input_dir, most), describe(config.eval_dir, most)
     check_same_vocabulary(train_set, eval_set)
     vocabulary = config.input_dir.parent / "vocab.txt"
     found = vocabulary if vocabulary.exists() else None
@@ -42,8 +43,8 @@ def inspect(config: TrainConfig) -> PreTrainingInputs:
         check_shape(data, shape, config.bert_config_file)
     return PreTrainingInputs(
         shape,
-        f"sha256:{train_set.identity}",
-        f"sha256:{eval_set.identity}",
+        train_set.known_as,
+        eval_set.known_as,
         train_set.max_seq_length,
         train_set.sequences_per_pack(packed),
         found,

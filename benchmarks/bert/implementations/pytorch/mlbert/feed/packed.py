@@ -13,8 +13,9 @@ from mlbert.feed.source import StepSource
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import check_counts
 from mlbert.store.checks import check_tokens
-from mlbert.store.open import describe, in_memory, open_store
+from mlbert.store.open import check_opened, describe, in_memory, open_store
 from mlbert.store.order import Deal, Mask, StepReader, StepShare
+from mlbert.store.tfrecord_plain import Widths
 
 
 def pack_slots(info: StoreInfo, max_sequences: int, wanted: int | None) -> int:
@@ -39,6 +40,7 @@ class PackedSource(StepSource):
             None: each rank reads what it is dealt.
         max_tokens: slots of a pack; None: see `pack_slots`.
         vocab_size: entries of the model's vocabulary, compared with every token id of a set that does not know its own.
+        most: what a sequence may have, see `mlbert.store.open.describe`.
     """
 
     def __init__(
@@ -57,9 +59,10 @@ class PackedSource(StepSource):
         mask: Mask | None = None,
         max_tokens: int | None = None,
         vocab_size: int | None = None,
+        most: Widths | None = None,
     ) -> None:
         self.share = StepShare(packs_per_step, accumulation, rank, world_size)
-        self.info = describe(data_dir)
+        self.info = describe(data_dir, most)
         self.max_tokens = pack_slots(self.info, max_sequences_per_pack, max_tokens)
         self.vocab_size = vocab_size if self.info.vocab_size is None else self.info.vocab_size
         self._max_sequences = max_sequences_per_pack
@@ -92,6 +95,7 @@ class PackedSource(StepSource):
         """Open and check the set, and pack it unless packs are stored: the first touch of training data.
         Raises UserError: a file is missing or damaged, or the set is too small for one step."""
         store = self._open_store()
+        check_opened(self.info, store.info)
         self._check_counts(store.info)
         self._reader = self._make_reader(store, max_tokens=self.max_tokens, max_sequences=self._max_sequences)
         if self.steps_per_epoch == 0:

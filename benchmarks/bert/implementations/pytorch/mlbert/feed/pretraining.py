@@ -6,15 +6,16 @@ import math
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
+from mlbert.core.rules import MASKED_SHARE
 from mlbert.core.settings import TrainConfig
-from mlbert.feed.budget import MASKED_SHARE, Budget
+from mlbert.feed.budget import Budget
 from mlbert.feed.dali import DaliSource
 from mlbert.feed.evaluation import EvalSet
 from mlbert.feed.exchange import ExchangeGroup
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.synthetic import SyntheticEvalSet, SyntheticSource
 from mlbert.store.deals import by_length, contiguous
-from mlbert.store.open import describe
+from mlbert.store.open import describe, widths_at_most
 from mlbert.store.order import Deal
 
 
@@ -41,6 +42,7 @@ def make_source(
         deal=deal,
         gather_over=gather_over,
         vocab_size=shape.vocab_size,
+        most=widths_at_most(config.max_seq_length, config.max_predictions_per_seq, shape),
     )
 
 
@@ -51,7 +53,8 @@ def make_evaluation_set(
     to know."""
     if config.synthetic_data:
         return SyntheticEvalSet(_synthetic(config, shape, seed, rank, world_size))
-    num_examples = config.num_eval_examples or describe(config.eval_dir).num_sequences
+    most = widths_at_most(config.max_seq_length, config.max_predictions_per_seq, shape)
+    num_examples = config.num_eval_examples or describe(config.eval_dir, most).num_sequences
     if num_examples is None:
         raise UserError("NUM_EVAL_EXAMPLES", f"is none, and {config.eval_dir} does not tell its size", "Set it")
     return EvalSet(
@@ -62,6 +65,7 @@ def make_evaluation_set(
         rank=rank,
         world_size=world_size,
         vocab_size=shape.vocab_size,
+        most=most,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.feed.budget import MASKED_SHARE
+from mlbert.core.rules import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.feed.exchange import ExchangeGroup
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.source import StepSource
@@ -18,7 +18,6 @@ from mlbert.store.ragged import Ragged, offsets_of
 # Quantiles of the sequence lengths of the benchmark's training set, 512 tokens at most (public length histogram).
 LENGTH_QUANTILES = ((0.0, 5), (0.01, 22), (0.05, 36), (0.10, 48), (0.25, 84), (0.50, 204), (0.75, 484), (0.766, 512))
 CLS, SEP, MASK, FIRST_WORD = 2, 3, 4, 5
-MAX_PREDICTIONS = 76  # of a sequence, in the benchmark's rule
 
 
 def lengths_at(shares: np.ndarray, max_tokens: int) -> np.ndarray:

@@ -81,16 +81,19 @@ def two_parts(runs: Sequence[Measured]) -> tuple[float, float]:
     return each, mean_step - each * mean_size
 
 
-def shared_cores_rate(runs: Sequence[Measured], ranks: int, batch: int, cores: int) -> float:
+def shared_cores_rate(runs: Sequence[Measured], ranks: int, batch: int) -> float:
     """Sequences a second of ``ranks`` on one machine, from runs of one rank with all its cores.
 
     The cores limit, not the ranks: together they work through the batch as fast as one rank with all cores does. What a
-    step costs whatever its batch is done by every rank, at once where there is a core for each, else in turns.
+    step costs whatever its batch (the optimizer above all) every rank does, on its share of the cores.
+
+    Raises:
+        UserError: a run of several ranks.
     """
     if any(run.ranks != 1 for run in runs):
-        raise UserError("--calibrate", "holds a run of several ranks", "With --cores, give logs of one rank")
+        raise UserError("--calibrate", "holds a run of several ranks", "With --shared-cores, give logs of one rank")
     each, constant = two_parts(runs)
-    return batch / (each * batch + constant * max(1.0, ranks / cores)) * 1e3
+    return batch / (each * batch + constant * ranks) * 1e3
 
 
 def calibrated(parameters: Parameters, job: model.Job, runs: Sequence[Measured]) -> Parameters:

@@ -26,6 +26,7 @@ from mlbert.store import nvidia, tfrecord
 from mlbert.store.base import StoreInfo
 from mlbert.store.bins import BINS, describe_bins, read_bins
 from mlbert.store.checks import mask_problems, pack_problems, row_problems
+from mlbert.store.content import keep_digests, state_of
 from mlbert.store.manifest import MANIFEST, file_md5, file_sha256, read_manifest
 from mlbert.store.nvidia_folder import bins_of, list_shards
 from mlbert.store.open import describe
@@ -242,19 +243,23 @@ def _check_nvidia(job: FileJob, tally: _Tally) -> None:
 def verify(
     folders: Sequence[Path], *, md5: Md5List | None = None, workers: int = 1, progress: Progress = SILENT
 ) -> list[SetReport]:
-    """Check sets of any kind; files or their rows are compared with published sums (``md5``) by file name. Raises
-    UserError: there is no such folder, or it holds no set."""
+    """Check sets of any kind; files or their rows are compared with published sums (``md5``) by file name. The digests
+    of files without a manifest are kept, see `mlbert.store.content`. Raises UserError: there is no such folder, or it
+    holds no set."""
     plans = [_plan(folder) for folder in folders]
     jobs = [job for _, planned, _ in plans for job in planned]
     if md5:
         sums = ((md5.files.get(job.path.name, ""), md5.rows.get(job.path.name, "")) for job in jobs)
         jobs = [replace(job, md5=file, rows_md5=rows) for job, (file, rows) in zip(jobs, sums, strict=True)]
-    sizes = [job.path.stat().st_size if job.path.exists() else 0 for job in jobs]
+    states = {job.path: state_of(job.path) for job in jobs if job.path.exists()}
+    sizes = [states.get(job.path, [0])[0] for job in jobs]
     common: dict[str, Any] = {"where": folders[0], "sizes": sizes, "workers": workers, "progress": progress}
     reports = iter(run_jobs(check_file, jobs, name="verifying", **common))
     results = []
     for folder, (info, planned, problems) in zip(folders, plans, strict=True):
         files = [next(reports) for _ in planned]
+        if info is not None and not info.is_listed and all(report.content for report in files):
+            keep_digests(folder, {report.path: report.content for report in files}, states)
         problems = problems + _same_content(files)
         problems += [f"{report.path}: {problem}" for report in files for problem in report.problems]
         results.append(SetReport(folder, info, files, problems))

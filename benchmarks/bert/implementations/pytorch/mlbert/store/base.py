@@ -32,7 +32,7 @@ class StoreInfo:
 
     folder: Path  # where it lies
     kind: str  # "mlbert", "bins", "mds", "tfrecord", "nvidia-fixed", "nvidia-variable" or "nvidia-packed"
-    identity: str  # sha256 that names the data: of our manifest, or over the sorted file names and sizes of other kinds
+    identity: str  # sha256 that names the data: of our manifest or index, or over the sorted names and sizes of files
     max_seq_length: int  # of one sequence, at most, tokens
     max_predictions: int  # masked tokens of one sequence, at most
     num_sequences: int | None  # sequences in all; None when it takes reading to know
@@ -41,12 +41,26 @@ class StoreInfo:
     max_pack_tokens: int | None = None  # slots of a pack, when packs are stored; None for a set of single sequences
     num_packs: int | None = None  # of a set that stores packs; None where it takes reading to know
     bins: tuple[BinInfo, ...] = ()  # shortest sequences first; none where the set is not cut by length
+    is_listed: bool = True  # `identity` stands for the contents; False: for names and sizes alone
+    content: str | None = None  # sha256 of such files' contents, see `mlbert.store.content`; None: nobody hashed them
+
+    @property
+    def known_as(self) -> str:
+        """What names the data in a log."""
+        if self.is_listed:
+            return f"sha256:{self.identity}"
+        return named_by_files(self.identity, self.content)
 
     def sequences_per_pack(self, max_sequences: int) -> float | None:
         """Of what steps take of the set where at most ``max_sequences`` share a pack; None: only packing tells."""
         if max_sequences == 1:
             return 1.0
         return round(self.num_sequences / self.num_packs, 4) if self.num_packs and self.num_sequences else None
+
+
+def named_by_files(names_and_sizes: str, content: str | None) -> str:
+    """What names files without a manifest in a log: their contents where these were hashed (sha256 both)."""
+    return f"content:sha256:{content}" if content else f"names-and-sizes:sha256:{names_and_sizes}"
 
 
 class Store(Protocol):

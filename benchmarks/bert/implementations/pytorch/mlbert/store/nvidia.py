@@ -24,6 +24,7 @@ import numpy as np
 from mlbert.core.errors import UserError
 from mlbert.store.base import BinInfo, Store, StoreInfo
 from mlbert.store.bins import BinnedStore
+from mlbert.store.content import content_of, name_of
 from mlbert.store.file_map import FileMap
 from mlbert.store.nvidia_folder import bin_name, bins_of, check_bins, list_shards
 from mlbert.store.nvidia_index import Limits, item_starts, load_index
@@ -57,7 +58,7 @@ def _describe(folder: Path, paths: Sequence[Path], limits: Limits) -> StoreInfo:
     if not paths:
         raise UserError(folder, "holds no HDF5 file", "Give a folder of NVIDIA's HDF5 shards")
     first = inspect(paths[0])
-    named = [f"{path.parent.name}/{path.name} {path.stat().st_size}" for path in paths]
+    named = [f"{name_of(folder, path)} {path.stat().st_size}" for path in paths]
     return StoreInfo(
         folder=folder,
         kind=f"nvidia-{first.kind}",
@@ -67,6 +68,8 @@ def _describe(folder: Path, paths: Sequence[Path], limits: Limits) -> StoreInfo:
         num_sequences=None,
         vocab_size=None,
         vocabulary_sha256=None,
+        is_listed=False,
+        content=content_of(folder, paths),
         max_pack_tokens=limits.max_seq_length if first.kind == "packed" else None,
     )
 

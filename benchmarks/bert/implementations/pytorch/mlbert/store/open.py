@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
+from mlbert.core.rules import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BINS, BinnedStore, describe_bins, open_bins
 from mlbert.store.manifest import MANIFEST, file_sha256, no_folder, read_manifest
 from mlbert.store.prepared import ShardSet, info_of
+from mlbert.store.tfrecord_plain import Widths
 
 ACCEPTED = (
     "a prepared set (manifest.json), bins (bins.json), TFRecord files, HDF5 shards in NVIDIA's fixed-length, "
@@ -21,15 +24,38 @@ ACCEPTED = (
 IN_MEMORY_BYTES = 4 << 30  # smaller sets are held in memory as one piece
 
 
-def describe(folder: Path | str) -> StoreInfo:
-    """What is known of the set in ``folder`` without reading a sample (allowed before ``run_start``).
-    Raises UserError: no such folder, nothing in it that is a set, or a set that contradicts itself."""
+def describe(folder: Path | str, most: Widths | None = None) -> StoreInfo:
+    """What is known of the set in ``folder`` without training or evaluating on it. With ``most``, what a sequence may
+    have, not even the first record of TFRecords is read, so that it is allowed before ``run_start``; `check_opened`
+    compares it then. Raises UserError: no such folder, nothing in it that is a set, or a set that contradicts itself.
+    """
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         return info_of(read_manifest(folder))
     if (folder / BINS).exists():
         return describe_bins(folder)
-    return _foreign(folder).describe(folder)
+    module = _foreign(folder)
+    if most is not None and hasattr(module, "outline"):
+        return module.outline(folder, most)
+    return module.describe(folder)
+
+
+def widths_at_most(max_seq_length: int | None, max_predictions: int | None, shape: BertConfig) -> Widths:
+    """What a sequence may have: as MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ say, else the model's positions and the
+    benchmark's share of masked tokens."""
+    tokens = max_seq_length or shape.max_position_embeddings
+    return Widths(tokens, max_predictions or min(MAX_PREDICTIONS, math.ceil(MASKED_SHARE * tokens)))
+
+
+def check_opened(known: StoreInfo, found: StoreInfo) -> None:
+    """Compares a set, now that it is open, with what it was taken for. Raises UserError: its sequences are longer, or
+    have more masked tokens."""
+    for name, setting in (("max_seq_length", "MAX_SEQ_LENGTH"), ("max_predictions", "MAX_PREDICTIONS_PER_SEQ")):
+        expected, there = getattr(known, name), getattr(found, name)
+        if there > expected:
+            what = "tokens" if name == "max_seq_length" else "masked tokens"
+            reason = f"has sequences of {there} {what}, {expected} were expected"
+            raise UserError(known.folder, reason, f"Set {setting}={there}; the model needs as many positions as tokens")
 
 
 def open_store(folder: Path | str, verify: bool | None = None) -> Store:

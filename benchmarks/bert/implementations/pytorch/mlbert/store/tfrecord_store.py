@@ -21,6 +21,7 @@ import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.store.base import StoreInfo
+from mlbert.store.content import content_of
 from mlbert.store.file_map import FileMap
 from mlbert.store.index_cache import IndexCache
 from mlbert.store.manifest import file_size
@@ -46,19 +47,26 @@ def accepts(folder: Path | str) -> bool:
 def describe(folder: Path | str) -> StoreInfo:
     """What file names, sizes and the first record's list sizes tell of a folder of TFRecords. Raises UserError: no such
     files, or the first one is not TFRecords."""
-    files = find_files(folder)
     # A bad record is told by whoever reads the set.
-    widths = read_widths(files[0], skip_bad=True)
+    return outline(folder, read_widths(find_files(folder)[0], skip_bad=True))
+
+
+def outline(folder: Path | str, most: Widths) -> StoreInfo:
+    """The same without reading a record: the list sizes are those that the records may have at most. Raises UserError:
+    no such files."""
+    files = find_files(folder)
     named = [(file.name, file_size(file)) for file in files]
     return StoreInfo(
         folder=Path(folder),
         kind="tfrecord",
         identity=hashlib.sha256(json.dumps(named).encode()).hexdigest(),
-        max_seq_length=widths.max_seq_length,
-        max_predictions=widths.max_predictions,
+        max_seq_length=most.max_seq_length,
+        max_predictions=most.max_predictions,
         num_sequences=None,
         vocab_size=None,
         vocabulary_sha256=None,
+        is_listed=False,
+        content=content_of(Path(folder), files),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, TypeGuard
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.logs import Event, Log
 
+_LARGEST = int(sys.float_info.max)
 _OURS = ("configuration", "recipe")
 _OUR_PACKAGES = ("/mlbert/", "/tf2_bert/")
 _CALLBACK = "/mlbert/log.py"  # writes the logs of other people's training programs
@@ -73,5 +75,7 @@ def where(log: Log, event: Event | None = None) -> str:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value is a plain, finite number; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a plain, finite number that fits a float; true and false are none."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) <= _LARGEST
+    return isinstance(value, float) and math.isfinite(value)

@@ -23,6 +23,7 @@ _STATUSES = {
     "preview": "Preview",
 }
 _ANYWHERE = ("run_stop",)  # whatever ends a run logs it
+_NOT_THERE = "is not in the tree"
 _FEWEST_LOGS = 3  # that can outvote one
 
 
@@ -84,17 +85,28 @@ def _calls(log: Log, sources: Sources) -> Iterable[Complaint]:
     for name in dict.fromkeys(event.call_site[0] for event in log.events if event.call_site):
         if sources.is_altered(name):
             yield error(log, f"{name} is not the file of source.json", _CODE)
+    wrong = [problem for event in log.events if (problem := _wrong_call(log, event, sources))]
+    if sources.gap:  # other code than ran: one tells enough, of a file that is missing rather than another call
+        wrong.sort(key=lambda problem: not problem.endswith(_NOT_THERE))
+        more = f", and {len(wrong) - 1} more lines are other calls there" if len(wrong) > 1 else ""
+        yield from (Complaint(Outcome.WARN, problem + more, OWN_FORM) for problem in wrong[:1])
+    else:
+        yield from (Complaint(Outcome.ERROR, problem, OWN_FORM) for problem in wrong)
     for event in log.events:
         if event.call_site is None:
             yield error(log, f"{event.key} names no file and line", OWN_FORM, event)
-            continue
-        name, number = event.call_site
-        if sources.line(name, number) is None:
-            outcome = Outcome.WARN if sources.gap else Outcome.ERROR
-            yield Complaint(outcome, f"{where(log, event)}{event.key}: {name}:{number} is not in the tree", OWN_FORM)
-        elif sources.call_of(name, number, event.key) is None:
-            outcome = Outcome.WARN if sources.gap else Outcome.ERROR
-            yield Complaint(outcome, f"{where(log, event)}{name}:{number} does not log {event.key}", OWN_FORM)
+
+
+def _wrong_call(log: Log, event: Event, sources: Sources) -> str:
+    """What is wrong with the place that a line names; empty where nothing."""
+    if event.call_site is None:
+        return ""
+    name, number = event.call_site
+    if sources.line(name, number) is None:
+        return f"{where(log, event)}{event.key}: {name}:{number} {_NOT_THERE}"
+    if sources.call_of(name, number, event.key) is None:
+        return f"{where(log, event)}{name}:{number} does not log {event.key}"
+    return ""
 
 
 def _odd_calls(logs: Sequence[Log]) -> Iterable[Complaint]:

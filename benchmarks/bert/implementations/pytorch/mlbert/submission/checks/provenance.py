@@ -64,16 +64,17 @@ _FORMS = {
 def check_event_types(results: ResultSet) -> Complaints:
     """Interval keys start and end intervals, all others are points in time; this code's logs have no namespace."""
     for log in results.logs:
+        ours = is_ours(log)  # looks through the whole log
         for event in log.events:
             wanted = _type_of(event.key)
             if f'"event_type": "{wanted}"' in event.text and '"namespace": ""' in event.text:
                 continue
             fields = json.loads(event.text)
-            is_asked = is_ours(log) or (event.key in _INTERVALS and "event_type" in fields)
+            is_asked = ours or (event.key in _INTERVALS and "event_type" in fields)
             if fields.get("event_type") != wanted and is_asked:
                 text = f"{where(log, event)}{event.key} is of type {fields.get('event_type')!r}, not {wanted}"
-                yield Complaint(Outcome.ERROR if is_ours(log) else Outcome.WARN, text, _EVENT_TYPES)
-            if fields.get("namespace") != "" and is_ours(log):
+                yield Complaint(Outcome.ERROR if ours else Outcome.WARN, text, _EVENT_TYPES)
+            if fields.get("namespace") != "" and ours:
                 text = f"{event.key} is of the namespace {fields.get('namespace')!r}, ours have none"
                 yield error(log, text, OWN_FORM, event)
 

@@ -3,13 +3,14 @@
 Among the 14 published v5.0 systems and this code's three small ones (170 logs, 765 pairs), two honest runs have at most
 one accuracy in a row in common and two within 2e-5, one growth of accuracy within 2e-6, three intervals between
 evaluations within 1 ms, and one sample count where packing varies them (elsewhere most counts, so what most pairs share
-says nothing). Six intervals in a row are never proportional to within 3 ms where the usual difference is below 0.1 s,
-nor are four within 60 ms where it is above.
+says nothing). How many intervals have to agree follows from how much those of most pairs differ: 4 on shared CPUs and
+two GPUs, 4 to 10 on 4 to 512 GPUs. So many in a row are never proportional to within 3 ms there.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -24,7 +25,9 @@ _SAME_ACCURACIES, _NEAR_ACCURACIES, _NEAR = 3, 5, 2e-5
 _SAME_GROWTHS, _GROWTH = 4, 2e-6
 _SAME_SAMPLES = 4
 _ROUNDING_MS = 1.2
-_NOISY_MS, _WINDOW_NOISY, _WINDOW = 100, 4, 6
+_MIN_WINDOW, _MAX_WINDOW = 4, 10**6
+_LOG_ODDS, _CHANCE_MS = 16, 0.8  # exp(-16) for all windows of a set; a match has the chance 0.8 ms / noise
+_LONG_MS = 10_000  # intervals that never last equally long by chance
 _MIN_DECIMALS = 5  # shorter accuracies agree by chance
 _OWN_RUNS = "rules: ten runs, each with a seed of its own"
 
@@ -41,10 +44,9 @@ def check_copies(results: ResultSet) -> Complaints:
     """No run is a copy of another: accuracies, packed sample counts and intervals of time are its own."""
     runs = [_run_of(log) for log in results.logs]
     pairs = list(itertools.combinations(runs, 2))
-    noise = [statistics.median(_differences(a, b)) for a, b in pairs if a.intervals and b.intervals]
     shared = [_shared_counts(a, b)[1] for a, b in pairs]
     counts_vary = bool(shared) and statistics.median(shared) < _SAME_SAMPLES / 2
-    window = _WINDOW_NOISY if noise and statistics.median(noise) > _NOISY_MS else _WINDOW
+    window = _window([(a.intervals, b.intervals) for a, b in pairs])
     for one, other in pairs:
         for what, (end, length) in _likenesses(one, other, window, counts_vary):
             first, last = other.lines[end - length], other.lines[end - 1]
@@ -65,8 +67,21 @@ def _run_of(log: Log) -> _Run:
     return _Run(log, lines, [one.accuracy for one in evaluations], samples, intervals)
 
 
-def _differences(one: _Run, other: _Run) -> list[float]:
-    return [abs(a - b) for a, b in zip(one.intervals, other.intervals, strict=False)]
+def _window(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> int:
+    """How many intervals in a row agree by a copy only, by how much those of most pairs differ but for their speed."""
+    noise, usual = [], []
+    for one, other in pairs:
+        both = list(zip(one, other, strict=False))
+        if both and (total := sum(a for a, _ in both)) > 0:
+            factor = sum(b for _, b in both) / total
+            noise.append(statistics.median(abs(b - factor * a) for a, b in both))
+            usual.append(total / len(both))
+    if not noise:
+        return _MAX_WINDOW
+    low = sorted(noise)[len(noise) // 4]  # a few copies do not make a set noiseless
+    if low <= 2 * _CHANCE_MS:
+        return _MIN_WINDOW + 2 if statistics.median(usual) > _LONG_MS else _MAX_WINDOW
+    return max(_MIN_WINDOW, math.ceil(_LOG_ODDS / math.log(low / _CHANCE_MS)))
 
 
 def _likenesses(one: _Run, other: _Run, window: int, counts_vary: bool) -> Iterable[tuple[str, tuple[int, int]]]:
