@@ -62,21 +62,18 @@ train() {
     EXPERIMENT="${i}" "${root}/benchmarks/bert/implementations/pytorch/launch/run_and_time.sh"
 }
 
-# The submission tree: system description, code, and the log of every run.
+# The submission tree: system description, code, and the log of every run, sealed with what the run wrote beside it.
 make_tree() {
-    local system="${MLPERF_SUBMISSION_PLATFORM}" results i
-    results="${out}/results/${system}/bert"
+    local system="${MLPERF_SUBMISSION_PLATFORM}"
     rm -rf "${out}/export" "${out}/results"
-    mkdir -p "${out}/systems" "${results}"
+    mkdir -p "${out}/systems"
     mlbert submission describe-system --out "${out}/systems/${system}.json" \
         --submitter "${MLPERF_SUBMISSION_ORG}" --division "${MLPERF_DIVISION}"
     mlbert submission export "${out}/export"
     rm -rf "${out}/benchmarks"
     mv "${out}/export/benchmarks" "${out}/export/source.json" "${out}/"
     rm -rf "${out}/export"
-    for ((i = 0; i < runs; i++)); do
-        cp "${out}/result_${i}.txt" "${results}/"
-    done
+    mlbert submission seal "${system}" --tree "${out}" --from "${out}"
 }
 
 source "${root}/benchmarks/bert/implementations/pytorch/launch/setup_venv.sh"

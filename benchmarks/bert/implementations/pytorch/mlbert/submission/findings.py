@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 _MAX_COMPLAINTS = 6
+_PLACE = re.compile(r"^\S+\.txt: (line \d+: )?")  # where a complaint was found
 _MAX_CHARACTERS = 300  # of a complaint in the table
 
 
@@ -68,16 +71,21 @@ def finding_of(check: str, subject: str, complaints: Sequence[Complaint], passed
 
 
 def _join(complaints: Sequence[Complaint]) -> str:
-    """No more complaints than a reader takes in; behind those of a rule, the rule."""
+    """No more complaints than a reader takes in, what several logs have in common once; behind those of a rule, the
+    rule."""
+    same: dict[Complaint, list[str]] = {}
+    for complaint in complaints:
+        same.setdefault(complaint._replace(text=_PLACE.sub("", complaint.text)), []).append(complaint.text)
     rules: dict[tuple[Outcome, str], list[str]] = {}
-    for complaint in complaints[:_MAX_COMPLAINTS]:
-        rules.setdefault((complaint.outcome, complaint.rule), []).append(_shown(complaint.text))
+    for common, texts in itertools.islice(same.items(), _MAX_COMPLAINTS):
+        more = f" (and in {len(texts) - 1} more places)" if len(texts) > 1 else ""
+        rules.setdefault((common.outcome, common.rule), []).append(_shown(texts[0]) + more)
     has_several = len({outcome for outcome, _ in rules}) > 1
     parts = []
     for (outcome, rule), texts in rules.items():
         severity = f"{outcome.value}: " if has_several else ""
         parts.append(severity + "; ".join(texts) + (f" [{rule}]" if rule else ""))
-    left_out = len(complaints) - _MAX_COMPLAINTS
+    left_out = len(same) - _MAX_COMPLAINTS
     return "; ".join(parts) + (f"; and {left_out} more" if left_out > 0 else "")
 
 

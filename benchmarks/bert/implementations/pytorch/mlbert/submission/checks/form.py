@@ -46,6 +46,8 @@ def check_lines(results: ResultSet) -> Complaints:
     for log in results.logs:
         for text in log.broken:
             yield error(log, text, LOG_FORMAT)
+        if not log.events:
+            yield error(log, "holds no line of an MLPerf log", LOG_FORMAT)
     for log in results.logs:
         for event in log.events:
             if event.metadata is None:
