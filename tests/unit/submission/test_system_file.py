@@ -147,6 +147,10 @@ def test_a_description_of_another_size_or_submitter(changes, check, words, publi
     assert words in text
 
 
+def test_counts_of_any_length_are_read(published: list[Path]) -> None:
+    assert "values" not in describe(published, number_of_nodes="9" * 400)
+
+
 def test_a_build_for_gpus_on_a_machine_without(ours: list[Path]) -> None:
     edit(ours[0], "packages", r"\+cpu", "+cu130")
     outcome, text = told(ours, ROOT)["machine"]

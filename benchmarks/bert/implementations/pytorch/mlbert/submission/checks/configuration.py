@@ -94,7 +94,7 @@ def _warmup(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     """The ramp is a number of steps, or a part of all steps."""
     steps, part, limit = (settings.get(env) for env in ("WARMUP_STEPS", "WARMUP_PROPORTION", "MAX_STEPS"))
     wanted, said = steps, f"WARMUP_STEPS = {steps}"
-    if part and is_number(part) and is_number(limit):
+    if part and is_number(part) and is_number(limit) and is_number(limit * part):
         wanted, said = int(limit * part), f"WARMUP_PROPORTION = {part} of MAX_STEPS = {limit}"
     for key in ("opt_learning_rate_warmup_steps", "num_warmup_steps"):
         event = log.first(key)

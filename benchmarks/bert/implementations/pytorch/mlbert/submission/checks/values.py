@@ -28,6 +28,7 @@ _COUNTS = (_BATCH, _ACCUMULATION)
 _WHOLE = (*_COUNTS, _STEPS, *_WARMUPS, _START)
 _LEAST_RATE = 1e-7
 _SINGLE = ("train_samples", "eval_samples", "init_stop", "run_start", "run_stop")
+_COUNT = re.compile(r"\d{1,9}", re.ASCII)
 _MACHINES = ("number_of_nodes", "accelerators_per_node")
 _OTHER_OPTIMIZERS = re.compile(r"opt_(adam|adamw|sgd|madgrad|acclip|lars|adagrad)_")
 _OTHER_SCHEDULES = ("constant", "cosine", "exponential", "step", "wsd")
@@ -209,7 +210,7 @@ def _accumulation(log: Log, is_closed: bool) -> Iterable[Complaint]:
 def _shares(log: Log, system: Mapping[str, Any] | None) -> Iterable[Complaint]:
     """Accelerators have equal shares of a batch; our own batch is nominal, and checked against the configuration."""
     event, counts = log.first(_BATCH), [str((system or {}).get(key)) for key in _MACHINES]
-    if event is None or not is_number(event.value) or not all(map(str.isdecimal, counts)) or is_ours(log):
+    if event is None or not is_number(event.value) or not all(map(_COUNT.fullmatch, counts)) or is_ours(log):
         return
     nodes, each = map(int, counts)
     if nodes * each > 0 and math.fmod(event.value, nodes * each):
