@@ -14,7 +14,8 @@ from mlbert.submission.own_checks import run_checks
 from mlbert.submission.result_set import ResultSet
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS = "cpu_demo"  # a committed result of this code
+OURS = "cpu_demo"
+TREE = ROOT / "tests/assets/own_tree"  # with a result of this code
 _VALUE = r'"value": [^{]*?, "metadata"'
 
 
@@ -48,12 +49,12 @@ def add_line(path: Path, after: str, key: str, value: str) -> int:
 
 
 def copy_of_ours(folder: Path, num_logs: int = 1) -> list[Path]:
-    """The first logs of a committed result and its description, as in a tree below the folder."""
+    """The first logs of a result of this code and its description, as in a tree below the folder."""
     (folder / "systems").mkdir(parents=True)
     results = folder / "results" / OURS / "bert"
     results.mkdir(parents=True)
-    shutil.copy(ROOT / "systems" / f"{OURS}.json", folder / "systems")
-    names = sorted((ROOT / "results" / OURS / "bert").glob("result_*.txt"))[:num_logs]
+    shutil.copy(TREE / "systems" / f"{OURS}.json", folder / "systems")
+    names = sorted((TREE / "results" / OURS / "bert").glob("result_*.txt"))[:num_logs]
     return [Path(shutil.copy(name, results / name.name)) for name in names]
 
 

@@ -25,6 +25,8 @@ Run = list[Line]
 Edit = Callable[[list[Run]], None]
 Told = dict[str, tuple[Outcome, str]]
 
+OWN_LOGS = "tests/assets/own_tree/results/cpu_demo/bert"  # ten of this code, below the root of the tree
+
 
 @cache
 def _committed(folder: Path) -> list[list[str]]:

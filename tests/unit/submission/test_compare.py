@@ -18,7 +18,7 @@ from mlbert.submission.logs import read_log
 from mlbert.submission.run_numbers import minutes_to_train, samples_per_second, samples_to_target
 
 ROOT = Path(__file__).resolve().parents[3]
-DEMO = ROOT / "results/cpu_demo"
+DEMO = ROOT / "tests/assets/own_tree/results/cpu_demo"
 PUBLISHED = ROOT / "tests/assets/published_logs/2xXE9712x4GB200.tar.xz"
 
 
@@ -117,12 +117,13 @@ def test_missed_targets_other_settings_and_few_runs(tmp_path: Path) -> None:
 def test_commits_of_this_history() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("no git history here")
-    found = compared(DEMO, ROOT / "results/tf2_cpu_demo")
+    older, newer = ROOT / "results/cpu_cluster", ROOT / "results/tf2_cpu_demo"
+    found = compared(older, newer)
     if "does not have both" in found.history:
         pytest.skip("a shallow clone")
     assert re.fullmatch(r"B is \d+ commits after A; \d+ files of benchmarks/ differ\.", found.history)
     assert all(name.startswith("benchmarks/") for name in found.files)
-    back = compared(ROOT / "results/tf2_cpu_demo", DEMO)
+    back = compared(newer, older)
     assert back.history == found.history.replace("after", "before")
 
 

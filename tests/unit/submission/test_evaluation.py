@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edited_logs import Edit, Run, committed, configure, drop, each, mark, nth, put, repeat, simulated, told
+from edited_logs import OWN_LOGS, Edit, Run, committed, configure, drop, each, mark, nth, put, repeat, simulated, told
 from mlbert.submission.findings import Outcome
 
 ERROR, WARN = Outcome.ERROR, Outcome.WARN
@@ -75,7 +75,7 @@ OURS = {
 @pytest.mark.parametrize("name", OURS)
 def test_a_fault_is_named(name: str, tree_root: Path, tmp_path: Path) -> None:
     edit, wanted, check, words = OURS[name]
-    runs = committed(tree_root / "results" / "cpu_demo" / "bert")
+    runs = committed(tree_root / OWN_LOGS)
     edit(runs)
     outcome, said = told(runs, tmp_path)[check]
     assert outcome is wanted, said
@@ -133,7 +133,7 @@ def test_epoch_numbers_that_count_no_samples_are_a_warning(tmp_path: Path) -> No
 
 
 def test_an_aborted_run_may_end_anywhere(tree_root: Path, tmp_path: Path) -> None:
-    runs = committed(tree_root / "results" / "cpu_demo" / "bert")
+    runs = committed(tree_root / OWN_LOGS)
     edits = [drop(key) for key in ("block_stop", "epoch_stop", "train_samples", "eval_samples")]
     each(only(4), *edits, mark("run_stop", "status", "aborted"), drop("eval_accuracy", 3))(runs)
     said = told(runs, tmp_path)

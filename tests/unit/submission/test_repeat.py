@@ -23,7 +23,7 @@ from stored_sets import VOCAB_SIZE, make_rows, random_lengths, write_set
 from training_settings import train_arguments
 
 ROOT = Path(__file__).resolve().parents[3]
-DEMO = ROOT / "results/cpu_demo/bert"
+DEMO = ROOT / "tests/assets/own_tree/results/cpu_demo/bert"
 MLBERT = [sys.executable, "-c", "from mlbert.cli.main import main; main()"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edited_logs import Edit, Run, committed, configure, each, nth, put, shift, simulated, told
+from edited_logs import OWN_LOGS, Edit, Run, committed, configure, each, nth, put, shift, simulated, told
 from mlbert.submission.findings import Outcome
 
 
@@ -93,7 +93,7 @@ OURS = {
 @pytest.mark.parametrize("name", OURS)
 def test_a_run_that_does_not_belong_is_named(name: str, tree_root: Path, tmp_path: Path) -> None:
     edit, check, words = OURS[name]
-    runs = committed(tree_root / "results" / "cpu_demo" / "bert")
+    runs = committed(tree_root / OWN_LOGS)
     edit(runs)
     outcome, said = told(runs, tmp_path)[check]
     assert outcome is Outcome.ERROR
@@ -107,13 +107,13 @@ def test_committed_results_raise_no_error(system: str, tree_root: Path, tmp_path
 
 
 def test_paths_seeds_and_experiments_differ_rightly(tree_root: Path, tmp_path: Path) -> None:
-    runs = committed(tree_root / "results" / "cpu_demo" / "bert")
+    runs = committed(tree_root / OWN_LOGS)
     each(configure("LOGDIR", "/elsewhere"), configure("EVALDIR", "/job17/eval"), configure("SEED", 5))(runs)
     assert "same settings" not in told(runs, tmp_path)
 
 
 def test_the_first_log_is_named_when_it_differs(tree_root: Path, tmp_path: Path) -> None:
-    runs = committed(tree_root / "results" / "cpu_demo" / "bert")
+    runs = committed(tree_root / OWN_LOGS)
     put("ranks", 2, which=0)(runs)
     put("python", None, which=2)(runs)
     runs[5].remove(nth(runs[5], "commit"))

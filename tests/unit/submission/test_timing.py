@@ -9,7 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edited_logs import Edit, Run, committed, drop, each, mark, move, nth, put, repeat, shift, simulated, stamp, told
+from edited_logs import (
+    OWN_LOGS,
+    Edit,
+    Run,
+    committed,
+    drop,
+    each,
+    mark,
+    move,
+    nth,
+    put,
+    repeat,
+    shift,
+    simulated,
+    stamp,
+    told,
+)
 from mlbert.submission.findings import Outcome
 
 ERROR, WARN, NOTE = Outcome.ERROR, Outcome.WARN, Outcome.NOTE
@@ -149,7 +165,7 @@ OURS = {
 @pytest.mark.parametrize("name", OURS)
 def test_a_fault_is_named(name: str, tree_root: Path, tmp_path: Path) -> None:
     edit, wanted, check, words = OURS[name]
-    runs = committed(tree_root / "results" / "cpu_demo" / "bert")
+    runs = committed(tree_root / OWN_LOGS)
     if name == "continued":
         runs[3].insert(9, nth(runs[3], "recipe") | {"key": "resumed_from_step"})
     edit(runs)
@@ -230,7 +246,7 @@ def test_programs_that_log_less_or_more_raise_no_error(tmp_path: Path) -> None:
 
 
 def test_keys_that_a_later_writer_adds_may_come_anywhere_before_the_end(tree_root: Path, tmp_path: Path) -> None:
-    runs = committed(tree_root / "results" / "cpu_demo" / "bert")
+    runs = committed(tree_root / OWN_LOGS)
     for run in runs:
         run.insert(len(run) - 2, nth(run, "train_samples") | {"key": "steps"})
         run.insert(9, nth(run, "recipe") | {"key": "cpu"})
@@ -240,7 +256,7 @@ def test_keys_that_a_later_writer_adds_may_come_anywhere_before_the_end(tree_roo
 
 
 def test_runs_beside_each_other_on_other_machines(tree_root: Path, tmp_path: Path) -> None:
-    runs = committed(tree_root / "results" / "cpu_demo" / "bert")
+    runs = committed(tree_root / OWN_LOGS)
     for index, run in enumerate(runs):
         run.insert(9, nth(run, "recipe") | {"key": "hosts", "value": [f"node{index}"]})
     beside(7)(runs)
@@ -255,7 +271,7 @@ ODD = [None, True, "", [], {}, [[1]], {"value": {}}, -1, 10**400, 10**300, float
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_nothing_in_a_log_stops_the_checks(tree_root: Path, tmp_path_factory, data: st.DataObject) -> None:
-    runs = committed(tree_root / "results" / "cpu_demo" / "bert")[:3] if data.draw(st.booleans()) else simulated(7)[:3]
+    runs = committed(tree_root / OWN_LOGS)[:3] if data.draw(st.booleans()) else simulated(7)[:3]
     for _ in range(4):
         line = data.draw(st.sampled_from(data.draw(st.sampled_from(runs))))
         odd = data.draw(st.sampled_from(ODD))
