@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mlbert.submission.findings import Outcome
@@ -19,7 +19,7 @@ TREE = ROOT / "tests/assets/own_tree"  # with a result of this code
 _VALUE = r'"value": [^{]*?, "metadata"'
 
 
-def edit(path: Path, key: str, pattern: str, replacement: str) -> int:
+def edit(path: Path, key: str, pattern: str, replacement: str | Callable[[re.Match[str]], str]) -> int:
     """Replaces in every line of a key; the number of the first, from 1."""
     lines = path.read_text().splitlines(keepends=True)
     marked = [number for number, line in enumerate(lines) if f'"key": "{key}"' in line]

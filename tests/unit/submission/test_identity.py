@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from audit import ROOT, copy_of_ours, edit, told
+from audit import ROOT, copy_of_ours, edit, set_value, told
 from mlbert.core.provenance import SOURCE_STATEMENT
+from mlbert.submission.checks.identity import check_whose
 from mlbert.submission.findings import Outcome
 from mlbert.submission.logs import read_log
-from mlbert.submission.result_set import is_ours
+from mlbert.submission.result_set import ResultSet, is_ours
 
 IDENTITY = "benchmarks/bert/implementations/pytorch/mlbert/core/identity.py"
 
@@ -52,6 +53,36 @@ def test_the_callback_for_other_programs_is_not_this_code(log: Path) -> None:
     for key in ("seed", "init_stop"):
         edit(log, key, r'"file": "[^"]*"', '"file": "benchmarks/bert/implementations/pytorch/mlbert/log.py"')
     assert not is_ours(read_log(log))
+
+
+def test_an_image_of_another_commit(ours: Path) -> None:
+    commit = read_log(ours).value("commit")
+    set_value(ours, "image_commit", f'"{commit[:12]}-dirty"')
+    assert "writer" not in told([ours], ROOT)
+    number = set_value(ours, "image_commit", f'"{"4" * 40}"')
+    outcome, text = told([ours], ROOT)["writer"]
+    assert outcome is Outcome.WARN
+    assert f"result_0.txt: line {number}: image_commit is 4444" in text
+
+
+@pytest.mark.parametrize(
+    ("platform", "folder", "name", "is_warned"),
+    [
+        ("16xNVIDIA GB200", "tyche_ngpu64", "Tyche (1x NVIDIA GB200 NVL72)", False),
+        ("1xNVIDIA HGX B200", "nyx_n1_ngc25.04_pytorch", "Nyx (1x NVIDIA DGX B200)", False),
+        ("2xA5000", "7920T_2xA5000_hdd", "Dell Precision 7920", False),
+        ("1xDGX-H100", "XE9680x8H200-SXM-141GB", "XE9680x8H200-SXM-141GB", True),
+        ("another machine", "XE9680x8H200-SXM-141GB", "XE9680x8H200-SXM-141GB", False),
+    ],
+)
+def test_a_platform_of_another_system(platform, folder, name, is_warned, tmp_path, new_log) -> None:
+    path = tmp_path / "results" / folder / "bert" / "result_0.txt"
+    path.parent.mkdir(parents=True)
+    number = set_value(new_log(path), "submission_platform", json.dumps(platform))
+    results = ResultSet([read_log(path)], {"system_name": name})
+    said = [complaint for complaint in check_whose(results) if "submission_platform" in complaint.text]
+    assert [complaint.outcome for complaint in said] == [Outcome.WARN] * is_warned
+    assert all(f"result_0.txt: line {number}: submission_platform is" in complaint.text for complaint in said)
 
 
 # Every key of the identity, the submission and the hyper-parameters that one function writes.

@@ -182,7 +182,7 @@ def test_system_description_against_logs(three_logs: list[Path], tree_root: Path
     system = SYSTEM | {"division": "Closed", "submitter": "Other", "accelerators_per_node": "none"}
     complaining = _complaining(three_logs, system=system, tree=tree_root)
     assert complaining["division"][1].startswith("division 'Closed' is neither open nor closed")
-    assert "submitter is 'Other', submission_org in the logs 'SomeOrg'" in complaining["submitter"][1]
+    assert "submission_org is 'SomeOrg', systems/" in complaining["submitter"][1]
     assert "accelerators_per_node is 'none', not a number" in complaining["submitter"][1]
 
 

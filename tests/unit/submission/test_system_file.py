@@ -65,7 +65,12 @@ MUTATIONS = {
     "list": ({"framework": ["PyTorch 2.13.0"]}, "system description", "not text"),
     "words for a count": ({"accelerators_per_node": "none"}, "submitter", "'none', not a number"),
     "division": ({"division": "closed"}, "division", "says 'open', not 'closed'"),
-    "submitter": ({"submitter": "Other"}, "submitter", "is 'Other', submission_org in the logs 'mlbert'"),
+    "submitter": ({"submitter": "Other"}, "submitter", "submission_org is 'mlbert', systems/cpu_demo.json: line 2: "),
+    "too few threads": ({"host_processor_vcpu_count": "1"}, "system description", "is 1, fewer than 1 x 2 of host"),
+    "to do": ({"host_storage_type": "TODO"}, "system description", "is 'TODO', still to be written"),
+    "to do later": ({"cooling": "tbd: ask them"}, "system description", "is 'tbd: ask them', still to be written"),
+    "question": ({"hw_notes": "?"}, "system description", "hw_notes is '?', still to be written"),
+    "GPU build": ({"framework": "PyTorch 2.13.0+cu130"}, "machine", "the logs ran PyTorch 2.13.0+cpu"),
     "status": ({"status": "sold out"}, "system description", "none of the four that the rules know"),
     "another status": ({"status": "Preview"}, "filed under", "is 'research', the system description says 'Preview'"),
     "a model of none": (
@@ -116,10 +121,42 @@ def test_a_field_of_nobodys_is_a_note(ours: list[Path]) -> None:
 def test_others_fill_in_as_they_like(published: list[Path]) -> None:
     blank = dict.fromkeys(("cooling", "hw_notes", "host_networking", "accelerator_frequency"), "")
     assert "system description" not in describe(published, **blank, other_software_stack={"cuda": "12"})
-    for changes in ({"operating_system": ""}, {"accelerator_model_name": "N/A"}, {"status": "onprem"}):
+    for changes in (
+        *({"operating_system": ""}, {"accelerator_model_name": "N/A"}, {"status": "onprem"}),
+        *({"host_storage_type": "", "host_storage_capacity": ""}, {"accelerator_memory_capacity": "0 GB"}),
+        *({"cooling": "TODO"}, {"host_processor_vcpu_count": "71"}),
+    ):
         assert describe(published, **changes)["system description"][0] is Outcome.WARN, changes
     for changes in ({"framework": ""}, {"number_of_nodes": "0"}, {"accelerators_per_node": 8}, {"submitter": None}):
         assert describe(published, **changes)["system description"][0] is Outcome.ERROR, changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "words"),
+    [
+        ({"accelerators_per_node": "8"}, "machine", "8 init_start, systems/2xXE9712x4GB200.json: line"),
+        ({"number_of_nodes": "16"}, "machine", "accelerators_per_node is 4 on 16 nodes"),
+        ({"number_of_nodes": "5"}, "values", "global_batch_size 768 has no equal shares for 5 nodes x 4 accelerators"),
+        ({"submitter": "Habana"}, "submitter", "submission_org is 'Dell', systems/2xXE9712x4GB200.json: line 2: "),
+    ],
+)
+def test_a_description_of_another_size_or_submitter(changes, check, words, published) -> None:
+    outcome, text = describe(published, **changes)[check]
+    assert outcome is Outcome.WARN
+    assert "result_0.txt: line " in text
+    assert words in text
+
+
+def test_counts_of_any_length_are_read(published: list[Path]) -> None:
+    assert "values" not in describe(published, number_of_nodes="9" * 400)
+
+
+def test_a_build_for_gpus_on_a_machine_without(ours: list[Path]) -> None:
+    edit(ours[0], "packages", r"\+cpu", "+cu130")
+    outcome, text = told(ours, ROOT)["machine"]
+    assert outcome is Outcome.ERROR
+    assert "framework is 'PyTorch 2.13.0+cpu', the logs ran PyTorch 2.13.0+cu130 (line " in text
+    assert "warning: result_0.txt: systems/cpu_demo.json: line 20: accelerators_per_node is 0, the logs ran" in text
 
 
 def test_a_gpu_that_the_description_does_not_have(ours: list[Path]) -> None:

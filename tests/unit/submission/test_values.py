@@ -58,6 +58,11 @@ IMPOSSIBLE = [
     ("num_warmup_steps", "50", "values", "num_warmup_steps is 50, but opt_learning_rate_warmup_steps"),
     ("start_warmup_step", "10", "values", "the rate is negative before it"),
     ("start_warmup_step", "-1e12", "values", "further back than"),
+    ("opt_learning_rate_training_steps", "6700.5", "values", "not a whole number"),
+    ("opt_learning_rate_warmup_steps", "0.5", "values", "not a whole number"),
+    ("num_warmup_steps", "0.5", "values", "not a whole number"),
+    ("start_warmup_step", "-0.5", "values", "not a whole number"),
+    ("start_warmup_step", '"zero"', "plain numbers", "'zero' is not a plain number"),
     ("train_samples", "0", "values", "at least 1"),
     ("submission_benchmark", '"resnet"', "rules", "is 'resnet', not 'bert'"),
 ]
@@ -79,6 +84,9 @@ CLOSED = [
     ("opt_learning_rate_training_steps", "670", "values", "but training went on to 2"),
     ("eval_samples", "20000", "rules", "closed wants 10000"),
     ("cache_clear", "false", "rules", "cache_clear is false"),
+    ("cache_clear", '"False"', "rules", "cache_clear is false"),
+    ("cache_clear", "0", "rules", "cache_clear is 0"),
+    ("opt_base_learning_rate", "1e-11", "values", "below 1e-07 nothing is learnt"),
 ]
 
 
@@ -140,6 +148,51 @@ def test_caches_are_cleared_before_the_run(closed: Path, ours: Path) -> None:
     assert "result_0.txt: cache_clear is missing" in told([ours])["rules"][1]
 
 
+def test_whole_steps_may_be_floats_and_numbers_text(closed: Path) -> None:
+    for key, value in (("opt_learning_rate_training_steps", "6700.0"), ("start_warmup_step", "0.0")):
+        set_value(closed, key, value)
+    assert "values" not in told([closed])
+    number = set_value(closed, "opt_lamb_weight_decay_rate", '"0.01"')
+    outcome, text = told([closed])["plain numbers"]
+    assert outcome is Outcome.WARN
+    assert f"result_0.txt: line {number}: opt_lamb_weight_decay_rate '0.01' is not a plain number" in text
+
+
+@pytest.mark.parametrize(("key", "line"), [("cache_clear", "value"), ("run_stop", "status"), ("seed", "key")])
+def test_a_name_twice_in_a_line(key: str, line: str, closed: Path) -> None:
+    number = edit(closed, key, f'"{line}": ', f'"{line}": "x", "{line}": ')
+    outcome, text = told([closed])["lines"]
+    assert outcome is Outcome.ERROR
+    assert f"result_0.txt: line {number}: ValueError the name '{line}' is there twice" in text
+
+
+def move(path: Path, key: str, milliseconds: int) -> int:
+    """Changes the time of a key's lines; the first of them."""
+    return edit(path, key, r'"time_ms": (\d+)', lambda told: f'"time_ms": {int(told[1]) + milliseconds}')
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["ours", "others"])
+def test_caches_fill_again(is_own: bool, tmp_path: Path, new_log: Callable[..., Path]) -> None:
+    logs = copy_of_ours(tmp_path, 3) if is_own else [new_log(tmp_path / f"result_{n}.txt", seed=n) for n in range(3)]
+    assert "rules" not in told(logs)
+    number = move(logs[1], "cache_clear", -700_000)
+    outcome, text = told(logs[1:2])["rules"]
+    assert outcome is (Outcome.ERROR if is_own else Outcome.WARN)
+    assert f"result_1.txt: line {number}: cache_clear comes 700" in text
+    move(logs[1], "cache_clear", -(10**10))
+    outcome, text = told(logs[:2])["rules"]
+    assert outcome is (Outcome.ERROR if is_own else Outcome.WARN)
+    assert f"result_1.txt: line {number}: cache_clear comes before the run_stop of result_0.txt (line " in text
+
+
+def test_caches_of_one_run_left_open(tmp_path: Path, new_log: Callable[..., Path]) -> None:
+    logs = [new_log(tmp_path / f"result_{n}.txt", seed=n) for n in range(3)]
+    number = set_value(logs[1], "cache_clear", "null")
+    outcome, text = told(logs)["rules"]
+    assert outcome is Outcome.WARN
+    assert f"result_1.txt: line {number}: cache_clear is null, in other logs true" in text
+
+
 def test_a_key_said_twice(closed: Path, ours: Path) -> None:
     number = add_line(closed, "opt_lamb_beta_2", "opt_lamb_beta_2", "")
     outcome, text = told([closed])["single lines"]
@@ -174,7 +227,27 @@ NOT_AS_SET = [
     ("cache_clear", "false", "CACHES_CLEARED = True"),
     ("ranks", "2", "config_cpu_1x1x32x1_demo.sh is for 1 x 1"),
     ("ranks", '"1"', "is '1', not a count"),
+    ("num_warmup_steps", "50", "WARMUP_STEPS = 100"),
+    ("opt_learning_rate_warmup_steps", "50", "WARMUP_STEPS = 100"),
+    ("train_data", '"synthetic"', "SYNTH_DATA = False"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "outcome", "words"),
+    [
+        ("WARMUP_STEPS", "7", Outcome.ERROR, "num_warmup_steps is 100, its configuration says WARMUP_STEPS = 7"),
+        ("WARMUP_PROPORTION", "0.1", Outcome.ERROR, "says WARMUP_PROPORTION = 0.1 of MAX_STEPS = 4300"),
+        ("SYNTH_DATA", "true", Outcome.ERROR, "its configuration says SYNTH_DATA = True"),
+        ("RESUME", "true", Outcome.WARN, "its configuration says RESUME = True, but it has no resumed_from_step"),
+    ],
+)
+def test_a_setting_is_that_of_its_keys(name: str, value: str, outcome: Outcome, words: str, ours: Path) -> None:
+    edit(ours, "configuration", rf'("{name}": {{"value": )[^,]*', rf"\g<1>{value}")
+    said, text = told([ours])["configuration"]
+    assert said is outcome
+    assert "result_0.txt: line " in text
+    assert words in text
 
 
 @pytest.mark.parametrize(("key", "value", "words"), NOT_AS_SET, ids=lambda part: str(part)[:40])

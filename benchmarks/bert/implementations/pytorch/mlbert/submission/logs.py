@@ -118,7 +118,7 @@ def read_log(path: Path) -> Log:
 
 
 def _event(number: int, text: str) -> Event:
-    fields = json.loads(text)
+    fields = _DECODER.decode(text)
     time_ms = float(fields["time_ms"])
     if not math.isfinite(time_ms):
         raise ValueError(f"time_ms is {time_ms}")
@@ -126,6 +126,19 @@ def _event(number: int, text: str) -> Event:
         raise ValueError(f"is nested more than {_MAX_DEPTH} deep")
     metadata = fields.get("metadata") if isinstance(fields.get("metadata"), dict) else None
     return Event(number, text, time_ms, str(fields["key"]), fields["value"], metadata)
+
+
+def _said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of a name that is there twice a program reads the last value, a person the first."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        names = [name for name, _ in pairs]
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {doubled!r} is there twice")
+    return fields
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_said_once)
 
 
 def is_too_deep(text: str) -> bool:

@@ -51,12 +51,12 @@ def check_overlap(results: ResultSet) -> Complaints:
             text = (
                 f"{log.path.name}: line {line}: run_start lies {(stopped - started) / 1000:.4g} s before the run_stop"
             )
-            is_wrong = is_ours(log) and is_ours(before) and not _are_apart(log, before)
+            is_wrong = is_ours(log) and is_ours(before) and not are_apart(log, before)
             text += f" of {before.path.name}" + ("" if is_wrong else "; several machines side by side?")
             yield Complaint(Outcome.ERROR if is_wrong else Outcome.NOTE, text, _ONE_AT_A_TIME if is_wrong else "")
 
 
-def _are_apart(one: Log, other: Log) -> bool:
+def are_apart(one: Log, other: Log) -> bool:
     """Whether two runs name their machines, and none in common."""
     hosts, others = (log.value("hosts") for log in (one, other))
     if not isinstance(hosts, list) or not isinstance(others, list) or not hosts or not others:

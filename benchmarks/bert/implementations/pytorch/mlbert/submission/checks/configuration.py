@@ -10,10 +10,11 @@ from typing import Any
 from mlbert.core import rules
 from mlbert.core.config_files import parse_config_name
 from mlbert.core.settings import train_settings
-from mlbert.submission.findings import Complaint, Complaints
+from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import SETTINGS_OF
 from mlbert.submission.logs import Event, Log
-from mlbert.submission.result_set import OWN_FORM, ResultSet, error, is_number, is_ours
+from mlbert.submission.result_set import OWN_FORM, ResultSet, error, is_number, is_ours, where
+from mlbert.submission.run_view import is_continued
 
 _AS_SET = "this code's own logs: a key has the value of its setting in the configuration"
 _DATA = (
@@ -22,6 +23,7 @@ _DATA = (
     "model_shape_sha256",
     "starting_weights_sha256",
 )  # digests of what the settings name
+_SYNTHETIC = "synthetic"
 _CHOSEN = ("auto", "ops", "none")  # settings that leave the choice to the program
 _PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "fp8-forward": "float8"}
 _MOST_BATCHES_LATE = 5
@@ -39,6 +41,8 @@ def check_configuration(results: ResultSet) -> Complaints:
             continue
         for logged in log.events:
             yield from _against_setting(log, logged, settings)
+        yield from _warmup(log, settings)
+        yield from _sources(log, settings)
         yield from _batch(log, settings)
         yield from _ranks(log, event)
         yield from _intervals(log, settings)
@@ -84,6 +88,31 @@ def _is_same(key: str, logged: Any, wanted: Any) -> bool:
     if isinstance(logged, bool) or isinstance(wanted, bool):
         return logged is wanted
     return bool(logged == wanted)
+
+
+def _warmup(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
+    """The ramp is a number of steps, or a part of all steps."""
+    steps, part, limit = (settings.get(env) for env in ("WARMUP_STEPS", "WARMUP_PROPORTION", "MAX_STEPS"))
+    wanted, said = steps, f"WARMUP_STEPS = {steps}"
+    if part and is_number(part) and is_number(limit) and is_number(limit * part):
+        wanted, said = int(limit * part), f"WARMUP_PROPORTION = {part} of MAX_STEPS = {limit}"
+    for key in ("opt_learning_rate_warmup_steps", "num_warmup_steps"):
+        event = log.first(key)
+        if event is not None and is_number(wanted) and event.value != wanted:
+            yield error(log, f"{key} is {event.value!r}, its configuration says {said}", _AS_SET, event)
+
+
+def _sources(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
+    """Generated data has no digest; a run that is to go on says from where."""
+    generated = settings.get("SYNTH_DATA")
+    for event in (log.first("train_data"), log.first("eval_data")):
+        if event is not None and isinstance(generated, bool) and generated is not (event.value == _SYNTHETIC):
+            text = f"{event.key} is {event.value!r}, its configuration says SYNTH_DATA = {generated}"
+            yield error(log, text, _AS_SET, event)
+    event = log.first("configuration")
+    if settings.get("RESUME") is True and not is_continued(log):
+        text = f"{where(log, event)}its configuration says RESUME = True, but it has no resumed_from_step"
+        yield Complaint(Outcome.WARN, text, _AS_SET)
 
 
 def _batch(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import CLOSED_KEYS, is_numeric
 from mlbert.submission.logs import Event
@@ -85,5 +87,12 @@ def check_numbers(results: ResultSet) -> Complaints:
 
 
 def _is_no_number(event: Event) -> bool:
-    """Whether a value is none in any spelling: NaN, or true or nothing where the closed division wants one."""
-    return isinstance(event.value, float) or (event.key in CLOSED_KEYS and not isinstance(event.value, str))
+    """Whether a value is none in any spelling: NaN, or what is not even a number's text where closed wants one."""
+    return isinstance(event.value, float) or (event.key in CLOSED_KEYS and not _is_text_of_number(event.value))
+
+
+def _is_text_of_number(value: object) -> bool:
+    try:
+        return isinstance(value, str) and math.isfinite(float(value))
+    except ValueError:
+        return False

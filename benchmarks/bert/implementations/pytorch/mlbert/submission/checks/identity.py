@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from mlbert.core.provenance import recipe_file
 from mlbert.submission.call_sites import Sources
@@ -25,6 +26,7 @@ _STATUSES = {
 _ANYWHERE = ("run_stop",)  # whatever ends a run logs it
 _NOT_THERE = "is not in the tree"
 _FEWEST_LOGS = 3  # that can outvote one
+_SHORTEST_WORD = 3
 
 
 def check_call_sites(results: ResultSet) -> Complaints:
@@ -60,6 +62,10 @@ def check_whose(results: ResultSet) -> Complaints:
         folder = log.path.parent.parent.name
         if is_ours(log) and platform and platform.value != folder and results.system_file is not None:
             yield error(log, f"submission_platform is {platform.value!r}, filed under {folder!r}", _FILED, platform)
+        if platform and not is_ours(log) and not _is_of(str(platform.value), folder, results.system):
+            text = f"{where(log, platform)}submission_platform is {platform.value!r}, filed under {folder!r}, "
+            text += f"the description's system_name is {results.system.get('system_name')!r}"
+            yield Complaint(Outcome.WARN, text, _FILED)
         if status is None:
             continue
         wanted = _STATUSES.get(str(status.value))
@@ -72,6 +78,16 @@ def check_whose(results: ResultSet) -> Complaints:
                 f"{where(log, status)}submission_status is {status.value!r}, the system description says {described!r}"
             )
             yield Complaint(strict, text, _FILED)
+
+
+def _is_of(platform: str, folder: str, system: Mapping[str, Any]) -> bool:
+    """Whether a platform that names a model, such as 2xNVIDIA GB200, shares a word with its folder or description."""
+    parts = re.split(r"[^a-z0-9]+|(?<=\d)x(?=[a-z0-9])", platform.casefold())
+    words = [word for part in parts if len(word := part.lstrip("0123456789")) >= _SHORTEST_WORD]
+    names = (folder, system.get("system_name"), system.get("accelerator_model_name"))
+    known = re.sub(r"[^a-z0-9]", "", " ".join(map(str, names)).casefold())
+    names_model = any(re.search(r"\d", word) for word in words)
+    return not names_model or any(word in known for word in words)
 
 
 def _plain(text: str) -> str:

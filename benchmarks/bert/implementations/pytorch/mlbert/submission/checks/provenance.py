@@ -205,6 +205,10 @@ def _forms(log: Log) -> Iterable[Complaint]:
         pattern, problem = _FORMS.get(event.key, (None, ""))
         if pattern is not None and not pattern.fullmatch(str(event.value)):
             yield error(log, f"{event.key} {event.value!r} is {problem}", OWN_FORM, event)
+    built, commit = log.first("image_commit"), str(log.value("commit"))
+    told = str(built.value).removesuffix("-dirty") if built is not None else "none"
+    if told not in ("none", "unknown") and not commit.startswith(told):
+        yield Complaint(Outcome.WARN, f"{where(log, built)}image_commit is {told}, commit {commit}", OWN_FORM)
     image, digest = log.value("image"), log.first("image_digest")
     if image == "none" and digest is not None and digest.value != "none":
         yield error(log, "image_digest of no image", OWN_FORM, digest)

@@ -13,7 +13,7 @@ from mlbert.core.provenance import TENSORFLOW2
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import DISTRIBUTIONS_OF
 from mlbert.submission.logs import Log
-from mlbert.submission.result_set import ResultSet, is_number, is_ours
+from mlbert.submission.result_set import ResultSet, is_number, is_ours, where
 from mlbert.submission.templates import FIELDS
 
 _MEANINGFUL = "rules: the system description says what the system is"
@@ -31,8 +31,9 @@ _ABOVE_ZERO = (
 )
 _NOTED = (
     *("host_processor_model_name", "host_processor_core_count", "host_memory_capacity", "accelerator_model_name"),
-    "operating_system",
+    *("operating_system", "host_storage_type", "host_storage_capacity"),
 )
+_UNWRITTEN = re.compile(r"(todo|fixme|tbd|xxx+|fill[ _-]?in)\b.*|\?+", re.IGNORECASE | re.DOTALL)
 _STATUSES = ("availableonpremise", "availablecloud", "researchdevelopmentorinternalrdi", "preview")
 _NOTHING = ("", "n/a", "na", "none", "-", "no", "0")
 _OPTIONAL = ("framework_name",)
@@ -68,10 +69,11 @@ def check_submitter(results: ResultSet) -> Complaints:
     """The system description names the submitter that the logs name, and counts are numbers in text."""
     told = _description(results)
     submitter = told.fields.get("submitter")
-    for said in dict.fromkeys(str(log.value("submission_org")) for log in results.logs if log.first("submission_org")):
+    orgs = [(log, event) for log in results.logs if (event := log.first("submission_org"))]
+    for said, (log, event) in {str(org[1].value): org for org in reversed(orgs)}.items():
         if said.casefold() != str(submitter).casefold():
-            text = f"is {submitter!r}, submission_org in the logs {said!r}"
-            yield told.says(told.strict, "submitter", text, _MACHINE)
+            complaint = told.says(told.strict, "submitter", f"is {submitter!r}", _MACHINE)
+            yield complaint._replace(text=f"{where(log, event)}submission_org is {said!r}, {complaint.text}")
     for key in _COUNTS:
         if told.count(key) is None:
             yield told.says(Outcome.ERROR, key, f"is {told.fields.get(key)!r}, not a number", _TEXT)
@@ -91,12 +93,14 @@ def check_description(results: ResultSet) -> Complaints:
         is_asked = told.strict is Outcome.ERROR or key in _TEXTS
         if key in FIELDS and not isinstance(value, str) and (is_asked or key in _COUNTS):
             yield told.says(Outcome.ERROR if is_asked else Outcome.WARN, key, f"is {value!r}, not text", _TEXT)
+        if _UNWRITTEN.fullmatch(str(value).strip()):
+            yield told.says(told.strict, key, f"is {value!r}, still to be written", _MEANINGFUL)
         if key not in FIELDS and key not in _OPTIONAL:
             yield told.says(Outcome.NOTE, key, "is no field of a system description", "")
     for key in _ABOVE_ZERO:
-        number = re.match(r"-?\d+(\.\d+)?", told.text(key))
-        if number and float(number[0]) <= 0:
+        if _is_nothing(told.text(key)):
             yield told.says(Outcome.ERROR, key, f"is {told.text(key)!r}", _MEANINGFUL)
+    yield from _threads(told)
     if (status := told.text("status")) and re.sub(r"[^a-z]|in(?= cloud)", "", status.casefold()) not in _STATUSES:
         yield told.says(told.strict, "status", f"is {status!r}, none of the four that the rules know", _MEANINGFUL)
     yield from _accelerators(told)
@@ -109,6 +113,32 @@ def check_machine(results: ResultSet) -> Complaints:
         for key, problem in itertools.chain(_software(told, log), _hardware(told, log)):
             complaint = told.says(Outcome.ERROR, key, problem, _MACHINE)
             yield complaint._replace(text=f"{log.path.name}: {complaint.text}")
+        for problem in _unused_gpu_build(told, log):
+            complaint = told.says(Outcome.WARN, "accelerators_per_node", problem, _MACHINE)
+            yield complaint._replace(text=f"{log.path.name}: {complaint.text}")
+    for log in results.logs:
+        if not is_ours(log):
+            yield from _processes(told, log)
+
+
+def _unused_gpu_build(told: _Description, log: Log) -> Iterable[str]:
+    ran = str(_packages(log).get("torch"))
+    is_without = told.count("accelerators_per_node") == 0 and not log.value("gpus")
+    if is_without and "+cu" in ran and log.value("recipe") != TENSORFLOW2:
+        yield f"is 0, the logs ran PyTorch {ran}"
+
+
+def _processes(told: _Description, log: Log) -> Iterable[Complaint]:
+    """Others have a process for each accelerator; where more than one tells of itself, all do, or one a node."""
+    nodes, each, starts = told.count("number_of_nodes"), told.count("accelerators_per_node"), log.all("init_start")
+    if nodes and each and len(starts) > 1 and len(starts) not in (nodes, nodes * each):
+        complaint = told.says(Outcome.WARN, "accelerators_per_node", f"is {each} on {nodes} nodes", _MACHINE)
+        yield complaint._replace(text=f"{where(log, starts[0])}{len(starts)} init_start, {complaint.text}")
+
+
+def _packages(log: Log) -> Mapping[str, Any]:
+    packages = log.value("packages")
+    return packages if isinstance(packages, dict) else {}
 
 
 def _description(results: ResultSet) -> _Description:
@@ -144,7 +174,25 @@ def _doubled(told: _Description) -> Iterable[Complaint]:
             yield told.says(outcome, key, f"is there {len(found)} times: {found}", _MEANINGFUL)
 
 
+def _is_nothing(text: str) -> bool:
+    """Whether a field begins with a number that is 0 or less."""
+    number = re.match(r"-?\d+(\.\d+)?", text)
+    return number is not None and float(number[0]) <= 0
+
+
+def _threads(told: _Description) -> Iterable[Complaint]:
+    """A node has a thread for each core; of others' it may be one processor's."""
+    processors = told.count("host_processors_per_node") if told.strict is Outcome.ERROR else 1
+    cores, threads = told.count("host_processor_core_count"), told.count("host_processor_vcpu_count")
+    if processors and cores and threads and threads < processors * cores:
+        text = f"is {threads}, fewer than {processors} x {cores} of host_processor_core_count"
+        yield told.says(told.strict, "host_processor_vcpu_count", text, _MEANINGFUL)
+
+
 def _accelerators(told: _Description) -> Iterable[Complaint]:
+    key = "accelerator_memory_capacity"
+    if told.count("accelerators_per_node") and _is_nothing(told.text(key)):
+        yield told.says(told.strict, key, f"is {told.text(key)!r}", _MEANINGFUL)
     count, model = told.count("accelerators_per_node"), told.text("accelerator_model_name")
     if count == 0 and model.casefold() not in _NOTHING:
         yield told.says(told.strict, "accelerators_per_node", f"is 0, but the accelerator is {model!r}", _MEANINGFUL)
@@ -153,14 +201,16 @@ def _accelerators(told: _Description) -> Iterable[Complaint]:
 
 
 def _software(told: _Description, log: Log) -> Iterable[tuple[str, str]]:
-    packages = log.value("packages") if isinstance(log.value("packages"), dict) else {}
+    packages = _packages(log)
     name = "TensorFlow" if log.value("recipe") == TENSORFLOW2 else "PyTorch"
     ran = next((packages[key] for key in DISTRIBUTIONS_OF[name] if packages.get(key)), None)
     framework = told.text("framework")
     if framework and log.first("recipe") and name.casefold() not in framework.casefold():
         yield "framework", f"is {framework!r}, the logs ran {name}"
-    elif framework and ran and _version(ran) not in framework:
-        yield "framework", f"is {framework!r}, the logs ran {name} {ran}"
+    elif framework and ran and (_version(ran) not in framework or not _is_build(ran, framework)):
+        event = log.first("packages")
+        place = f" (line {event.line})" if event else ""
+        yield "framework", f"is {framework!r}, the logs ran {name} {ran}{place}"
     stack = told.text("other_software_stack")
     for package, version in {**packages, "Python": log.value("python")}.items():
         found = re.search(rf"(?<![\w-]){re.escape(package)} (\d\S*?)(?=,|;|\s|$)", stack)
@@ -175,6 +225,13 @@ def _software(told: _Description, log: Log) -> Iterable[tuple[str, str]]:
         yield "operating_system", f"is {told.text('operating_system')!r}, the logs ran on {platform}"
 
 
+def _is_build(ran: str, framework: str) -> bool:
+    """Whether a version's build such as +cpu is the one described, where both tell one."""
+    described = re.search(re.escape(_version(ran)) + r"\+([\w.]+)", framework)
+    build = ran.partition("+")[2]
+    return described is None or not build or described[1] == build
+
+
 def _version(text: str) -> str:
     """A version without what a build adds, such as +cpu."""
     return text.partition("+")[0]
@@ -182,7 +239,7 @@ def _version(text: str) -> str:
 
 def _hardware(told: _Description, log: Log) -> Iterable[tuple[str, str]]:
     nodes, each, ranks = told.count("number_of_nodes"), told.count("accelerators_per_node"), log.value("ranks")
-    packages = log.value("packages") if isinstance(log.value("packages"), dict) else {}
+    packages = _packages(log)
     if nodes and each and is_number(ranks) and nodes * each != ranks:
         yield "accelerators_per_node", f"is {each} on {nodes} nodes, the logs have {ranks} ranks"
     if each and str(packages.get("torch")).endswith("+cpu") and log.value("recipe") != TENSORFLOW2:

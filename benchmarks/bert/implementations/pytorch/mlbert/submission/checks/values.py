@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from mlbert.core.rules import BENCHMARK, NUM_EVAL_SAMPLES, TARGET_MLM_ACCURACY
+from mlbert.submission.checks.caches import check_caches
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import is_hyperparameter
 from mlbert.submission.logs import Event, Log
@@ -16,7 +17,6 @@ from mlbert.submission.result_set import ResultSet, error, is_number, is_ours, w
 _MEANING = "rules: hyper-parameters are logged as they were used"
 _CLOSED = "rules, BERT closed: LAMB, the reference's clipping and polynomial decay, sequences of 512"
 _ONE_LINE = "compliance_checker: a key of a run is logged once"
-_CACHES = "rules: caches are cleared before a run"
 
 _ACCUMULATION = "gradient_accumulation_steps"
 _BATCH = "global_batch_size"
@@ -24,9 +24,12 @@ _RATE = "opt_base_learning_rate"
 _STEPS = "opt_learning_rate_training_steps"
 _WARMUPS = ("opt_learning_rate_warmup_steps", "num_warmup_steps")
 _START = "start_warmup_step"
-_WHOLE = (_BATCH, _ACCUMULATION)
+_COUNTS = (_BATCH, _ACCUMULATION)
+_WHOLE = (*_COUNTS, _STEPS, *_WARMUPS, _START)
+_LEAST_RATE = 1e-7
 _SINGLE = ("train_samples", "eval_samples", "init_stop", "run_start", "run_stop")
-_LATE_FROM = "run_start"
+_COUNT = re.compile(r"\d{1,9}", re.ASCII)
+_MACHINES = ("number_of_nodes", "accelerators_per_node")
 _OTHER_OPTIMIZERS = re.compile(r"opt_(adam|adamw|sgd|madgrad|acclip|lars|adagrad)_")
 _OTHER_SCHEDULES = ("constant", "cosine", "exponential", "step", "wsd")
 _MAX_PADDING = 1000  # an evaluation may be filled up to whole batches
@@ -62,6 +65,7 @@ _RANGES = {
     "opt_lamb_learning_rate_decay_poly_power": _Range(0, 100, has_low=False),
     _STEPS: _Range(1, 1e9),
     **dict.fromkeys(_WARMUPS, _Range(0, _MOST_SAMPLES)),
+    _START: _Range(-_MOST_SAMPLES, _MOST_SAMPLES),
     "train_samples": _Range(1, _MOST_SAMPLES),
     "eval_samples": _Range(1, _MOST_SAMPLES),
 }
@@ -75,11 +79,12 @@ _RANGES_BY_ENDING = {
 def check_values(results: ResultSet) -> Complaints:
     """Hyper-parameters are possible numbers and agree with each other and with the training that took place."""
     for log in results.logs:
-        yield from _possible(log)
+        yield from _possible(log, results.wanted_division == "closed")
         yield from _warmup(log, results.wanted_division == "closed")
         yield from _epsilons(log)
         yield from _schedule(log, results.wanted_division == "closed")
         yield from _accumulation(log, results.wanted_division == "closed")
+        yield from _shares(log, results.system)
 
 
 def check_single_lines(results: ResultSet) -> Complaints:
@@ -103,20 +108,29 @@ def check_rules(results: ResultSet) -> Complaints:
             if event.value != BENCHMARK:
                 text = f"submission_benchmark is {event.value!r}, not {BENCHMARK!r}"
                 yield error(log, text, "rules: results/<system>/bert holds results of BERT", event)
-        yield from _caches(log, results)
         if results.wanted_division == "closed":
             yield from _closed(log)
+    yield from check_caches(results)
 
 
-def _possible(log: Log) -> Iterable[Complaint]:
+def _possible(log: Log, is_closed: bool) -> Iterable[Complaint]:
     for event in log.events:
         wanted = _range_of(event.key)
         if wanted is None or not is_number(event.value):
             continue  # what is no number is told by another check
         if event.value not in wanted:
             yield error(log, f"{event.key} is {event.value!r}, possible is {wanted}", _MEANING, event)
-        elif event.key in _WHOLE and (event.value != int(event.value) or (is_ours(log) and type(event.value) is float)):
+        elif event.key in _WHOLE and not _is_whole(event, is_ours(log)):
             yield error(log, f"{event.key} is {event.value!r}, not a whole number", _MEANING, event)
+        elif is_closed and event.key == _RATE and event.value < _LEAST_RATE:
+            yield error(log, f"{_RATE} is {event.value!r}, below {_LEAST_RATE:g} nothing is learnt", _MEANING, event)
+
+
+def _is_whole(event: Event, is_own: bool) -> bool:
+    """NVIDIA logs whole steps as floats; our own counts are integers."""
+    return bool(event.value == int(event.value)) and not (
+        is_own and event.key in _COUNTS and type(event.value) is float
+    )
 
 
 def _range_of(key: str) -> _Range | None:
@@ -193,20 +207,17 @@ def _accumulation(log: Log, is_closed: bool) -> Iterable[Complaint]:
         yield Complaint(Outcome.ERROR if is_closed else Outcome.WARN, text, _MEANING)
 
 
-def _caches(log: Log, results: ResultSet) -> Iterable[Complaint]:
-    events = log.all("cache_clear")
-    is_strict = results.wanted_division == "closed" or (is_ours(log) and results.system is not None)
-    if not events and is_ours(log):  # of others compliance_checker tells
-        yield error(log, "cache_clear is missing", _CACHES)
-    for event in events:
-        if event.value is False:
-            text = f"{where(log, event)}cache_clear is false"
-            yield Complaint(Outcome.ERROR if is_strict else Outcome.WARN, text, _CACHES)
-        for late_from in ("init_start", _LATE_FROM) if is_ours(log) else (_LATE_FROM,):
-            first = log.first(late_from)
-            if first is not None and first.line < event.line:
-                yield error(log, f"cache_clear comes after {late_from} (line {first.line})", _CACHES, event)
-                break
+def _shares(log: Log, system: Mapping[str, Any] | None) -> Iterable[Complaint]:
+    """Accelerators have equal shares of a batch; our own batch is nominal, and checked against the configuration."""
+    event, counts = log.first(_BATCH), [str((system or {}).get(key)) for key in _MACHINES]
+    if event is None or not is_number(event.value) or not all(map(_COUNT.fullmatch, counts)) or is_ours(log):
+        return
+    nodes, each = map(int, counts)
+    if nodes * each > 0 and math.fmod(event.value, nodes * each):
+        text = (
+            f"{where(log, event)}{_BATCH} {event.value!r} has no equal shares for {nodes} nodes x {each} accelerators"
+        )
+        yield Complaint(Outcome.WARN, text, _MEANING)
 
 
 def _closed(log: Log) -> Iterable[Complaint]:
