@@ -68,6 +68,18 @@ OURS = {
     "before training": (each(only(1), at(0, 0)), ERROR, "evaluations", "comes before any training"),
     "small evaluation": (put("eval_samples", 100), ERROR, "evaluations", "eval_samples is 100, NUM_EVAL_EXAMPLES 2000"),
     "beyond MAX_STEPS": (ends(600_000), ERROR, "evaluations", "more than MAX_STEPS allows"),
+    "more steps than MAX_STEPS": (
+        each(*(configure("MAX_STEPS", 1000, which) for which in range(10))),
+        ERROR,
+        "evaluations",
+        "more than MAX_STEPS allows",
+    ),
+    "the same again": (
+        each(*(put("eval_accuracy", 3600 / 18304, index) for index in (2, 3, 4))),
+        ERROR,
+        "accuracies",
+        "is that of the evaluation before and of the one behind it",
+    ),
     "beyond the limit": (ends(410_000), ERROR, "evaluations", "more than MAX_SAMPLES_TERMINATION allows"),
 }
 
@@ -86,6 +98,18 @@ OTHERS = {
     "above one": (put("eval_accuracy", 1.2, 2), ERROR, "accuracies", "eval_accuracy is 1.2"),
     "zero": (put("eval_accuracy", 0.0, 2), ERROR, "accuracies", "eval_accuracy is 0"),
     "missed": (put("eval_accuracy", 0.7199, -1), ERROR, "accuracies", "success, but the last accuracy 0.7199 is below"),
+    "hit, then below": (
+        each(put("eval_accuracy", 0.7201, 3), put("eval_accuracy", 0.7199, -1)),
+        ERROR,
+        "accuracies",
+        "success, but the last accuracy 0.7199 is below",
+    ),
+    "the same again": (
+        each(*(put("eval_accuracy", 0.61234, index) for index in (2, 3, 4))),
+        WARN,
+        "accuracies",
+        "accuracy 0.61234 is that of the evaluation before",
+    ),
     "went on": (put("eval_accuracy", 0.7201, 3), WARN, "accuracies", "or more, and the run went on"),
     "aborted at the target": (mark("run_stop", "status", "aborted"), WARN, "accuracies", "aborted, but line"),
     "jump": (put("eval_accuracy", 0.3, 8), WARN, "accuracies", "accuracy jumps from 0.3 to"),

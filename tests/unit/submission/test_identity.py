@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +36,31 @@ def swap(path: Path, first: str, second: str) -> None:
 
 
 def test_a_good_log_passes(ours: Path) -> None:
-    assert {outcome for outcome, _ in told([ours], ROOT).values()} <= {Outcome.NOTE}
+    said = told([ours], ROOT)
+    assert "72.16 s since the evaluation before" in said.pop("speed")[1]  # another job had the cores
+    assert {outcome for outcome, _ in said.values()} <= {Outcome.NOTE}
+
+
+def test_a_run_before_its_commit(ours: Path) -> None:
+    lines = ours.read_text().splitlines()
+    early = [
+        re.sub(r'"time_ms": (\d+)', lambda found: f'"time_ms": {int(found[1]) - 7 * 86_400_000}', line)
+        for line in lines
+    ]
+    ours.write_text("\n".join(early) + "\n")
+    outcome, text = told([ours], ROOT)["code"]
+    assert outcome is Outcome.ERROR
+    assert re.match(r"result_0\.txt: line 48: run_start lies 167\.8 hours before commit 457f900ece", text)
+
+
+@pytest.mark.parametrize(("limit", "is_wrong"), [("190.0", False), ("60.0", True)])
+def test_a_run_beyond_its_time(ours: Path, limit: str, is_wrong: bool) -> None:
+    edit(ours, "configuration", r'("MAX_SECONDS": \{"value": )200\.0', rf"\g<1>{limit}")
+    outcome, text = told([ours]).get("configuration", (Outcome.PASS, ""))
+    assert (outcome is Outcome.ERROR) == is_wrong
+    assert not is_wrong or text.startswith(
+        "result_0.txt: line 85: the run took 200 s, its configuration says MAX_SECONDS"
+    )
 
 
 @pytest.mark.parametrize("deleted", ["configuration", "recipe"])

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from edited_logs import OWN_LOGS, Edit, Run, committed, configure, each, nth, put, shift, simulated, told
+from mlbert.submission.checks.twins import check_copies_between
 from mlbert.submission.findings import Outcome
+from mlbert.submission.logs import Log, read_log
 
 
 def copied(scale: float = 1.0, offset: float = 0.0, first: int = 0, what: str = "all") -> Edit:
@@ -122,6 +124,65 @@ def test_the_first_log_is_named_when_it_differs(tree_root: Path, tmp_path: Path)
     assert "result_2.txt: line 22: python is None, in result_0.txt '3.11.7'" in said
     assert "result_5.txt: commit is None, in result_0.txt '" in said
     assert said.count(".txt: ") == 3
+
+
+def moved_accuracies(runs: list[Run]) -> None:
+    """The last three accuracies of run 3 become those of run 1."""
+    for index in (-1, -2, -3):
+        nth(runs[3], "eval_accuracy", index)["value"] = nth(runs[1], "eval_accuracy", index)["value"]
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_the_end_of_another_run_is_found(ours: bool, tree_root: Path, tmp_path: Path) -> None:
+    runs = committed(tree_root / "results" / "cpu_demo" / "bert") if ours else simulated(5)
+    runs[3][:] = [line for line in runs[3] if line is not nth(runs[3], "eval_accuracy", 1)]
+    moved_accuracies(runs)
+    outcome, said = told(runs, tmp_path)["copies"]
+    assert outcome is Outcome.ERROR
+    assert re.search(r"result_3\.txt: line \d+: 3 accuracies, up to line \d+, are those of result_1\.txt", said), said
+
+
+def _set_of(runs: list[Run], folder: Path) -> list[Log]:
+    told(runs, folder)  # writes them
+    return [read_log(path) for path in sorted(folder.glob("result_*.txt"))]
+
+
+def test_copies_between_systems_name_both(tmp_path: Path) -> None:
+    runs, others = simulated(5), simulated(6)
+    folders = [tmp_path / name / "bert" for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    assert not list(check_copies_between([_set_of(runs, folders[0]), _set_of(others, folders[1])]))
+    others[4] = copy.deepcopy(runs[2])
+    (complaint,) = check_copies_between([_set_of(runs, folders[0]), _set_of(others, folders[1])])
+    assert complaint.outcome is Outcome.ERROR
+    assert re.search(r"^other/bert/result_4\.txt: line \d+: .* one/bert/result_2\.txt from line \d+", complaint.text)
+
+
+def other_lines(runs: list[Run]) -> None:
+    for line in runs[3]:
+        line["metadata"]["lineno"] += 7
+
+
+def other_data(runs: list[Run]) -> None:
+    for which, run in enumerate(runs):
+        name = "/data/easy/part_1" if which == 3 else f"/data/phase2/part_{which}"
+        run.insert(run.index(nth(run, "eval_start")), nth(run, "epoch_start") | {"key": "data_file", "value": name})
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (other_lines, "submission_benchmark is logged at /code/train.py:27, in the other logs at /code/train.py:20"),
+        (other_data, "data_file is in '/data/easy', in the other logs in '/data/phase2'"),
+    ],
+)
+def test_another_version_or_other_data_of_another_program(edit: Edit, words: str, tmp_path: Path) -> None:
+    runs = simulated(5)
+    edit(runs)
+    outcome, said = told(runs, tmp_path)["same settings"]
+    assert outcome is Outcome.WARN
+    assert re.search(r"^result_3\.txt: line \d+: " + re.escape(words), said), said
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,38 @@ def at_once(runs: list[Run]) -> None:
             nth(runs[3], key, index)["time_ms"] = nth(runs[3], "block_start")["time_ms"]
 
 
+def late_start(ms: int) -> Edit:
+    """The clock, and what comes before the first evaluation, starts so long before it."""
+
+    def edit(runs: list[Run]) -> None:
+        end, first = runs[3].index(nth(runs[3], "eval_start")), runs[3].index(nth(runs[3], "init_stop"))
+        for line in runs[3][first:end]:
+            line["time_ms"] = nth(runs[3], "eval_start")["time_ms"] - ms
+
+    return edit
+
+
+def later_clock(ms: int) -> Edit:
+    """Training begins, and the clock starts so much later."""
+
+    def edit(runs: list[Run]) -> None:
+        line = nth(runs[3], "run_start")
+        runs[3].remove(line)
+        behind = next(n for n, one in enumerate(runs[3]) if one["key"] == "eval_start")
+        runs[3].insert(behind, line)
+        shift("run_start", ms)(runs)
+
+    return edit
+
+
+def tell_throughput(value: float) -> Edit:
+    """Run 3 logs how many samples a second it trains."""
+    return lambda runs: runs[3].insert(
+        runs[3].index(nth(runs[3], "eval_start")),
+        nth(runs[3], "epoch_start") | {"key": "tracked_stats", "value": {"throughput": value}},
+    )
+
+
 def beside(which: int) -> Edit:
     """Run 3 starts 10 s after another one."""
 
@@ -93,7 +125,25 @@ OURS = {
     "a run at thrice the speed": (squeezed(1 / 3), ERROR, "speed", "in other runs at most"),
     "late run_start": (each(stamp(lambda ms: ms + 8_000, "run_start")), ERROR, "speed", "since the start"),
     "everything at one time": (at_once, ERROR, "speed", "in 0.321 s since the start"),
-    "a pause": (shift("eval_start", 60_000, 3), NOTE, "speed", "since the evaluation before, usually"),
+    "a long pause": (shift("eval_start", 55_000, 3), WARN, "speed", "since the evaluation before, usually"),
+    "stood still": (shift("eval_accuracy", 240_000, 3), ERROR, "speed", "251.8 s since the evaluation before, usually"),
+    "summer time": (shift("eval_start", 3_600_000, 3), ERROR, "speed", "since the evaluation before, usually"),
+    "a slow start": (shift("eval_start", 240_000), WARN, "speed", "since the start, usually"),
+    "half of the start cut": (late_start(4_500), ERROR, "speed", "times the usual rate: trained before run_start?"),
+    "a third of the start cut": (late_start(8_000), WARN, "speed", "times the usual rate: trained before run_start?"),
+    "trained before the clock": (
+        later_clock(30_000),
+        ERROR,
+        "order of events",
+        "epoch_start is earlier than run_start",
+    ),
+    "evaluations of no time": (cut_evaluations(0), ERROR, "evaluation time", "no evaluation took more than 1 ms"),
+    "twice below the target": (
+        put("eval_accuracy", 0.23, -1),
+        ERROR,
+        "accuracies",
+        "success, but the last accuracy 0.23 is below",
+    ),
     "short evaluations": (cut_evaluations(50), ERROR, "evaluation time", "an evaluation took 50 ms, usually"),
     "a short evaluation": (shift("eval_stop", -500, 2), ERROR, "evaluation time", "an evaluation took"),
     "unscored time": (shift("run_start", 600_000), ERROR, "clock", "run_start comes 600 s after init_stop"),
@@ -177,7 +227,29 @@ def test_a_fault_is_named(name: str, tree_root: Path, tmp_path: Path) -> None:
 OTHERS = {
     "seconds": (stamp(lambda ms: ms // 1000), ERROR, "clock", "looks like seconds, not milliseconds"),
     "future": (stamp(lambda ms: ms + 10**12), ERROR, "clock", "is in the future"),
-    "two runs at once": (beside(7), NOTE, "runs apart", "several machines side by side?"),
+    "two runs at once": (beside(7), WARN, "runs apart", "several machines side by side?"),
+    "many runs at once": (
+        each(*(shift("submission_benchmark", -10_000_000 * which, which=which) for which in range(1, 10))),
+        NOTE,
+        "runs apart",
+        "several machines side by side?",
+    ),
+    "stood still": (shift("eval_accuracy", 20_000_000, 3), ERROR, "speed", "s since the evaluation before, usually"),
+    "half of the start cut": (late_start(500_000), ERROR, "speed", "times the usual rate: trained before run_start?"),
+    "a pause": (shift("eval_start", 4_000_000, 3), WARN, "speed", "since the evaluation before, usually"),
+    "a throughput of its own": (
+        tell_throughput(50),
+        WARN,
+        "speed",
+        "the throughput of tracked_stats is 50 samples a second",
+    ),
+    "trained before the clock": (
+        later_clock(30_000),
+        ERROR,
+        "order of events",
+        "epoch_start is earlier than run_start",
+    ),
+    "evaluations of no time": (cut_evaluations(0), WARN, "evaluation time", "no evaluation took more than 1 ms"),
     "an interval cut": (shift("eval_start", -1_000_000, 3), ERROR, "speed", "in other runs at most"),
     "a fast interval": (shift("eval_start", -750_000, 3), WARN, "speed", "in other runs at most"),
     "a run at thrice the speed": (squeezed(1 / 3), ERROR, "speed", "in other runs at most"),
@@ -185,7 +257,8 @@ OTHERS = {
     "half an hour of nothing": (shift("run_start", 2_000_000), ERROR, "clock", "run_start comes 2000 s after"),
     "compiling before the clock": (shift("run_start", 300_000), WARN, "clock", "run_start comes 300 s after"),
     "two runs in one log": (repeat("run_stop", after=600_000), ERROR, "order of events", "run_stop comes again"),
-    "two ranks": (repeat("run_stop", after=3), WARN, "order of events", "run_stop comes again"),
+    "two ranks": (repeat("init_stop", after=3), WARN, "order of events", "init_stop comes again"),
+    "stopped twice": (repeat("run_stop", after=3), ERROR, "order of events", "run_stop comes again"),
     "stopped early": (
         stamp(lambda ms: ms - 10_000, "run_stop"),
         ERROR,
@@ -198,7 +271,21 @@ OTHERS = {
         "order of events",
         "eval_start at 31000 samples, its eval_accuracy at",
     ),
-    "no eval_start": (drop("eval_start", 2), WARN, "order of events", "eval_accuracy without eval_start"),
+    "no eval_start": (drop("eval_start", 2), ERROR, "order of events", "eval_accuracy without eval_start"),
+    "no eval_stop": (drop("eval_stop", 2), ERROR, "order of events", "eval_accuracy without eval_stop"),
+    "two eval_starts": (repeat("eval_start", 2), ERROR, "order of events", "eval_start comes again before"),
+    "no eval_start twice": (
+        each(drop("eval_start", 2), drop("eval_start", 1)),
+        WARN,
+        "order of events",
+        "eval_accuracy without eval_start",
+    ),
+    "no eval_stop at all": (
+        lambda runs: runs.__setitem__(3, [line for line in runs[3] if line["key"] != "eval_stop"]),
+        NOTE,
+        "order of events",
+        "eval_accuracy without eval_stop in the whole log",
+    ),
     "an evaluation twice": (repeat("eval_accuracy", 2), WARN, "order of events", "eval_accuracy comes again"),
 }
 
@@ -222,7 +309,35 @@ def test_a_fault_of_another_program_is_named(name: str, tmp_path: Path) -> None:
 )
 def test_honest_packed_runs_raise_no_error(tmp_path_factory, seed: int, batch: int, speed: float, slow: bool) -> None:
     said = told(simulated(seed, batch, speed, slow), tmp_path_factory.mktemp("honest"))
+    if slow and said.get("speed", (NOTE, ""))[0] is WARN:  # the slow interval, where it is long
+        assert "usually" in said.pop("speed")[1]
     assert {check: words for check, (outcome, words) in said.items() if outcome in (ERROR, WARN)} == {}
+
+
+def test_a_run_faster_than_a_steady_set(tmp_path: Path) -> None:
+    runs = simulated(1)
+    for which, run in enumerate(runs):
+        ms = nth(run, "run_stop")["time_ms"] - nth(run, "run_start")["time_ms"]
+        squeezed(nth(run, "train_samples")["value"] / ms / (0.112 if which == 3 else 0.1), which)(runs)
+    outcome, said = told(runs, tmp_path)["speed"]
+    assert outcome is WARN
+    assert re.search(r"^result_3\.txt: line \d+: the whole run trained 112 samples a second, the others 100,", said), (
+        said
+    )
+    squeezed(1.05)(runs)
+    assert "speed" not in told(runs, tmp_path)
+
+
+def test_data_opened_before_the_clock(tmp_path: Path) -> None:
+    runs = simulated(1)
+    for run in runs:
+        start = run.index(nth(run, "run_start"))
+        run.insert(start, run[start] | {"key": "data_file", "value": "/data/part_1"})
+    assert "order of events" not in told(runs, tmp_path)
+    stamp(lambda ms: ms - 2, "data_file")(runs)
+    outcome, said = told(runs, tmp_path)["order of events"]
+    assert outcome is WARN
+    assert re.fullmatch(r"result_3\.txt: line \d+: data_file is opened before run_start", said)
 
 
 def test_programs_that_log_less_or_more_raise_no_error(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ def text(found: Estimate) -> str:
     of_step = ", ".join(f"{name} {value:.1f}" for name, value in parts if value)
     micro = f" in {found.micro_batches} micro-batches" if found.micro_batches > 1 else ""
     lines = [
-        f"job: {job.gpus} {job.gpu} on {job.nodes} node{'s' * (job.nodes > 1)}, {'FP8' if job.fp8 else '16-bit'} products, batch "
-        f"{job.batch:,} = {job.sequences:g} sequences a GPU{micro}",
+        f"job: {job.gpus} {job.gpu} on {job.nodes} node{'s' * (job.nodes > 1)}, "
+        f"{'FP8' if job.fp8 else '16-bit'} products, batch {job.batch:,} = {job.sequences:g} sequences a GPU{micro}",
         f"samples to the target: {found.samples:,.0f} on average, one run varies by {found.samples_spread:,.0f}; "
         f"reference point of the rules {found.rules_samples:,.0f}",
         f"evaluations: {found.evaluations}, of {found.evaluation_seconds:.2f} s each",

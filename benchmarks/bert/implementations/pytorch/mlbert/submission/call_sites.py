@@ -45,6 +45,14 @@ class Sources:
         elif git_state(tree)[1]:
             self.gap = f"the tree had been modified since commit {commit} when it was exported"
 
+    @property
+    def committed_ms(self) -> float | None:
+        """When the log's commit was made, in ms since 1970; ``None`` where its history is not here."""
+        if self._commit is None:
+            return None
+        told = (_git(self.tree, "show", "-s", "--format=%ct", self._commit) or "").strip()
+        return 1000.0 * int(told) if told.isdecimal() else None
+
     def is_altered(self, name: str) -> bool:
         """Whether a file of an export is not the one that its source.json states."""
         if self._commit is not None or name not in self._digests:

@@ -12,6 +12,7 @@ from pathlib import Path
 from mlbert.core.errors import UserError
 from mlbert.core.rules import BENCHMARK, NUM_RESULT_FILES, olympic_mean
 from mlbert.submission import official, seal, tools
+from mlbert.submission.checks.twins import check_copies_between
 from mlbert.submission.export import check_source, export_tree, is_checkout, is_export
 from mlbert.submission.findings import Complaint, Finding, Outcome, finding_of
 from mlbert.submission.layout import check_layout, read_system
@@ -123,6 +124,10 @@ def _check_tree(place: Workplace, findings: list[Finding], division: str | None,
 
     def own() -> list[Finding]:
         rows = []
+        if len(result_sets) > 1:
+            copies = list(check_copies_between(results.logs for _, results in result_sets))
+            words = _first_line(check_copies_between)
+            rows.append(finding_of("own: copies between systems", place.name(tree / "results"), copies, words))
         for folder, results in result_sets:
             rows += _own_rows(results, place.name(folder))
             if (folder.parent / seal.SUMS).exists() or any(is_ours(log) for log in results.logs):

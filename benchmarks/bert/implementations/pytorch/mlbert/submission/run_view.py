@@ -51,6 +51,11 @@ def samples_of(event: Event) -> float | None:
     return samples if is_number(samples) else None
 
 
+def significant_digits(value: float) -> int:
+    """How many digits a number is told with, without leading zeros; an infinite or missing one has none."""
+    return len(repr(abs(value)).partition("e")[0].replace(".", "").strip("0")) if value else 0
+
+
 def setting(log: Log, name: str) -> Any:
     """A value of this code's resolved `configuration`; ``None`` where the log has none."""
     configuration = log.value("configuration")

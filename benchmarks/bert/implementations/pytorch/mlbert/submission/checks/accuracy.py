@@ -1,8 +1,9 @@
 """Whether the accuracies of a log can be, and whether its status is what they say.
 
 In 140 published v5.0 logs accuracy grows by at most 0.18 from one evaluation to the next (0.05 in this code's small
-runs), the last evaluation adds at most 0.001, and no run goes on behind the target. This code's accuracy is a share of
-one number of predictions, the same at every evaluation: 18,304 in all 272 of its published small runs' evaluations.
+runs), the last evaluation adds at most 0.001, no two in a row are equal, and no run goes on behind the target. This
+code's accuracy is a share of one number of predictions, the same at every evaluation: 18,304 in all 272 of its
+published small runs' evaluations.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from mlbert.core.rules import TARGET_MLM_ACCURACY
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.logs import Log
 from mlbert.submission.result_set import ResultSet, error, is_number, is_ours
-from mlbert.submission.run_view import Evaluation, evaluations_of, setting, target_of
+from mlbert.submission.run_view import Evaluation, evaluations_of, setting, significant_digits, target_of
 
 _JUMP = 0.3
+_FLAT, _MIN_DIGITS = 3, 4
 _TRIVIAL_TARGET = 0.1
 _MAX_PREDICTIONS = 10**6
 _MIN_SHARES = 8
@@ -25,6 +27,7 @@ _SHARE_FIT = 1e-6
 _MOST = 0.8  # of the accuracies, to know the number of predictions
 _SHARE = "rules, BERT: masked-token accuracy is correct predictions / predictions"
 _ENDS_AT_TARGET = "rules: a run ends when an evaluation reaches the target"
+_RUNS_DIFFER = "rules, BERT: an evaluation measures the model as trained so far"
 _RANGE = "rules, BERT: masked-token accuracy lies between 0 and 1"
 
 
@@ -34,6 +37,7 @@ def check_accuracies(results: ResultSet) -> Complaints:
         evaluations = evaluations_of(log)
         yield from _range(log, evaluations)
         yield from _jumps(log, evaluations)
+        yield from _flat(log, evaluations)
         yield from _target(log)
         yield from _end(log, evaluations)
     yield from _shares([log for log in results.logs if is_ours(log)])
@@ -54,6 +58,19 @@ def _jumps(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
         if after.accuracy - before.accuracy > _JUMP:
             text = f"{after.where}: accuracy jumps from {before.accuracy:.4g} to {after.accuracy:.4g}"
             yield Complaint(Outcome.WARN, f"{log.path.name}: {text} in one evaluation")
+
+
+def _flat(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
+    """The same accuracy again and again; a model that learns nothing, or diverged, may have that honestly."""
+    for index in range(len(evaluations) - _FLAT + 1):
+        values = {one.accuracy for one in evaluations[index : index + _FLAT]}
+        accuracy = evaluations[index].accuracy
+        if len(values) == 1 and significant_digits(accuracy) >= _MIN_DIGITS:
+            is_wrong = is_ours(log) and log.status == "success" and accuracy > _TRIVIAL_TARGET
+            text = f"{log.path.name}: {evaluations[index + 1].where}: accuracy {accuracy!r} is that of the evaluation"
+            text += " before and of the one behind it, to the last digit"
+            yield Complaint(Outcome.ERROR if is_wrong else Outcome.WARN, text, _RUNS_DIFFER if is_wrong else "")
+            return
 
 
 def _target(log: Log) -> Complaints:
@@ -87,7 +104,7 @@ def _end(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
         yield Complaint(sure, f"{text} or more, and the run went on", _ENDS_AT_TARGET)
     if log.status == "success" and last.accuracy < target:
         text = f"{log.path.name}: {last.where}: success, but the last accuracy {last.accuracy:.6g} is below {target}"
-        yield Complaint(sure if hits else Outcome.ERROR, text, _ENDS_AT_TARGET)
+        yield Complaint(Outcome.ERROR, text, _ENDS_AT_TARGET)
     if log.status == "success" and hits and hits[0] is evaluations[0]:
         text = f"{log.path.name}: {hits[0].where}: success at the very first evaluation"
         yield Complaint(Outcome.WARN, f"{text}, at {hits[0].samples:.10g} samples")

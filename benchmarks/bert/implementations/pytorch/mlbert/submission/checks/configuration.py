@@ -14,7 +14,7 @@ from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import SETTINGS_OF
 from mlbert.submission.logs import Event, Log
 from mlbert.submission.result_set import OWN_FORM, ResultSet, error, is_number, is_ours, where
-from mlbert.submission.run_view import is_continued
+from mlbert.submission.run_view import evaluations_of, is_continued
 
 _AS_SET = "this code's own logs: a key has the value of its setting in the configuration"
 _DATA = (
@@ -27,6 +27,7 @@ _SYNTHETIC = "synthetic"
 _CHOSEN = ("auto", "ops", "none")  # settings that leave the choice to the program
 _PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "fp8-forward": "float8"}
 _MOST_BATCHES_LATE = 5
+_LATE_SHARE, _LATE_SECONDS = 1.1, 30  # of a time limit: a step and what ends a run take their time
 
 
 def check_configuration(results: ResultSet) -> Complaints:
@@ -47,6 +48,7 @@ def check_configuration(results: ResultSet) -> Complaints:
         yield from _ranks(log, event)
         yield from _intervals(log, settings)
         yield from _totals(log, settings)
+        yield from _time_limit(log, settings)
         target = settings.get("TARGET_MLM_ACCURACY")
         if results.wanted_division == "closed" and is_number(target) and target < rules.TARGET_MLM_ACCURACY:
             text = f"TARGET_MLM_ACCURACY is {target}, closed wants {rules.TARGET_MLM_ACCURACY}"
@@ -166,6 +168,17 @@ def _intervals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
             yield error(log, text, _AS_SET, event)
             return
         due += interval * math.floor((samples - due) / interval + 1)
+
+
+def _time_limit(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
+    """A run ends with the step that reaches MAX_SECONDS and one more evaluation."""
+    limit, start, stop = settings.get("MAX_SECONDS"), log.first("run_start"), log.first("run_stop")
+    if not is_number(limit) or start is None or stop is None:
+        return
+    took = [one.stop.time_ms - one.start.time_ms for one in evaluations_of(log) if one.start and one.stop]
+    seconds = (stop.time_ms - start.time_ms) / 1000
+    if seconds > limit * _LATE_SHARE + _LATE_SECONDS + max(took, default=0) / 1000:
+        yield error(log, f"the run took {seconds:.4g} s, its configuration says MAX_SECONDS = {limit:g}", _AS_SET, stop)
 
 
 def _totals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:

@@ -20,6 +20,7 @@ from mlbert.submission.run_view import Evaluation, evaluations_of, is_continued,
 
 _MAX_COUNT_SLACK = 0.01
 _LARGEST_STEP = 3  # nominal batches
+_MEAN_STEP = 1.5  # nominal batches: packs may hold more than their set's factor says
 _MIN_EXACT = 4  # other runs whose train_samples are those of their last evaluation
 _THOROUGH = f"rules, BERT: an evaluation is of all {NUM_EVAL_SAMPLES} samples"
 _AS_CONFIGURED = "a run does what its configuration says"
@@ -97,7 +98,9 @@ def _configured(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
     slack = _LARGEST_STEP * batch
     yield from _due(log, evaluations, slack)
     steps, limit = setting(log, "MAX_STEPS"), setting(log, "MAX_SAMPLES_TERMINATION")
-    ends = [steps * slack if is_number(steps) else None, limit + slack if is_number(limit) else None]
+    # A log that counts its steps tells it better: `checks.configuration`.
+    can_tell = is_number(steps) and log.first("steps") is None
+    ends = [steps * _MEAN_STEP * batch + slack if can_tell else None, limit + slack if is_number(limit) else None]
     for end, name in zip(ends, ("MAX_STEPS", "MAX_SAMPLES_TERMINATION"), strict=True):
         if end is not None and evaluations[-1].samples > end:
             text = f"{evaluations[-1].where}: {evaluations[-1].samples} samples, more than {name} allows"

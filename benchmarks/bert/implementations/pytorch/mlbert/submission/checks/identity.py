@@ -25,6 +25,7 @@ _STATUSES = {
 }
 _ANYWHERE = ("run_stop",)  # whatever ends a run logs it
 _NOT_THERE = "is not in the tree"
+_CLOCKS_APART_MS = 600_000  # of the machine that committed and the one that ran
 _FEWEST_LOGS = 3  # that can outvote one
 _SHORTEST_WORD = 3
 
@@ -50,6 +51,10 @@ def check_code(results: ResultSet) -> Complaints:
         sources, commit = Sources(results.tree, log), log.first("commit")
         if commit and sources.lacks_commit and _FULL_COMMIT.fullmatch(str(commit.value)):
             yield error(log, f"commit {commit.value} is not in the tree's history", _CODE, commit)
+        start, made = log.first("run_start"), sources.committed_ms
+        if start is not None and made is not None and start.time_ms < made - _CLOCKS_APART_MS:
+            hours = (made - start.time_ms) / 3_600_000
+            yield error(log, f"run_start lies {hours:.4g} hours before commit {log.value('commit')}", _CODE, start)
         yield from _files(log, sources)
 
 

@@ -34,6 +34,7 @@ _PHASES = (
 )
 _PHASE_OF = {key: number for number, keys in enumerate(_PHASES) for key in keys}
 _SKEW_MS = 1000
+_MIN_PAIRS = 4  # evaluations, to know what the others have
 _RANKS_APART_MS = 10_000  # between the same line of several ranks
 _ORDER = "rules: run_start and run_stop enclose training and its evaluations, once each"
 
@@ -52,6 +53,7 @@ def _once(log: Log) -> Complaints:
         for again in events[1:2]:
             text = f"{log.path.name}: line {again.line}: {key} comes again, first in line {events[0].line}"
             is_rank = not is_ours(log) and abs(again.time_ms - events[0].time_ms) < _RANKS_APART_MS
+            is_rank = is_rank and key == "init_stop"  # the run itself only one of them tells
             yield Complaint(Outcome.WARN if is_rank else Outcome.ERROR, text, "" if is_rank else _ORDER)
 
 
@@ -62,6 +64,12 @@ def _enclosed(log: Log) -> Complaints:
     if init_stop is not None and start is not None and init_stop.time_ms > start.time_ms + skew:
         yield error(log, f"line {init_stop.line}: init_stop is later than run_start in line {start.line}", _ORDER)
     evaluations = log.all("eval_accuracy")
+    training = [event for key in _STARTS_AND_STOPS for event in log.all(key)]
+    for event in [event for event in training if start is not None and event.time_ms < start.time_ms - skew][:1]:
+        yield error(log, f"line {event.line}: {event.key} is earlier than run_start", _ORDER)
+    for event in [event for event in log.all("data_file") if start is not None and event.time_ms < start.time_ms][:1]:
+        text = f"{log.path.name}: line {event.line}: data_file is opened before run_start"
+        yield Complaint(Outcome.WARN, text)
     early = [event for event in evaluations if start is not None and event.time_ms < start.time_ms - skew]
     late = [event for event in evaluations if stop is not None and event.time_ms > stop.time_ms + skew]
     for event in early[:1]:
@@ -132,7 +140,12 @@ def _contradictions(log: Log) -> Complaints:
         again = repeated[0].again[0]
         text = f"{log.path.name}: line {again.line}: eval_accuracy comes again, first in {repeated[0].where}"
         yield Complaint(Outcome.WARN, text, _ORDER)
-    for key in ("eval_start", "eval_stop"):
+    missing = [key for key in _MANY[:2] if not log.first(key)]
+    if evaluations and missing:
+        text = f"{log.path.name}: {evaluations[0].where}: eval_accuracy without {' and '.join(missing)}"
+        yield Complaint(Outcome.NOTE, f"{text} in the whole log; the rules ask for eval_start and eval_stop")
+    for key in _MANY[:2]:
+        yield from _again(log, key)
         told = [(one, _of(one, key)) for one in evaluations]
         agreeing = sum(event is not None and samples_of(event) == one.samples for one, event in told)
         if 2 * agreeing > len(evaluations):
@@ -143,10 +156,27 @@ def _of(one: Evaluation, key: str) -> Event | None:
     return one.start if key == "eval_start" else one.stop
 
 
+def _again(log: Log, key: str) -> Iterator[Complaint]:
+    """The one evaluation that has a key twice, where every other one has it once."""
+    found: list[list[Event]] = [[]]
+    for event in log.events:
+        if event.key == key:
+            found[-1].append(event)
+        elif event.key == "eval_accuracy":
+            found.append([])
+    told = found[:-1]
+    if len(told) >= _MIN_PAIRS and sorted(map(len, told)) == [*[1] * (len(told) - 1), 2]:
+        first, again = next(events for events in told if len(events) > 1)
+        text = f"line {again.line}: {key} comes again before eval_accuracy, first in line {first.line}"
+        yield error(log, text, _ORDER)
+
+
 def _disagreeing(log: Log, key: str, told: list[tuple[Evaluation, Event | None]]) -> Iterator[Complaint]:
+    is_odd = len(told) >= _MIN_PAIRS and sum(event is None for _, event in told) == 1
     for one, event in told:
         if event is None:
-            yield Complaint(Outcome.WARN, f"{log.path.name}: {one.where}: eval_accuracy without {key}")
+            text = f"{log.path.name}: {one.where}: eval_accuracy without {key}"
+            yield Complaint(Outcome.ERROR if is_odd else Outcome.WARN, text, _ORDER if is_odd else "")
         elif samples_of(event) not in (None, one.samples):
             text = f"line {event.line}: {key} at {samples_of(event)} samples, its eval_accuracy at {one.samples}"
             yield error(log, text, SAMPLE_COUNTS)

@@ -29,6 +29,8 @@ _OWN_KEYS = frozenset(
 )
 _OF_A_RUN = frozenset({"SEED", "EXPERIMENT", "LOGDIR"})
 _MAX_WORDS = 60
+_MIN_OTHERS = 3  # logs that agree, to call one the odd one
+_MIN_MOVED, _MOVED_SHARE = 3, 0.5  # keys logged at other lines
 _SEED_RULE = "rules: seeds are random and logged; package_checker wants them distinct in closed"
 
 
@@ -42,6 +44,43 @@ def check_same_settings(results: ResultSet) -> Complaints:
             if value != told[first]:
                 for text in _differences(key, value, told[first], results.logs[first].path.name):
                     yield _differs(log, key, text)
+    others = [log for log in results.logs if not is_ours(log)]
+    yield from _other_code(others)
+    yield from _other_data(others)
+
+
+def _other_code(logs: Sequence[Log]) -> Iterator[Complaint]:
+    """Another program's log most of whose keys are called at other lines than all other logs call them at."""
+    sites: list[dict[str, set[tuple[str, int]]]] = []
+    for log in logs:
+        sites.append(defaultdict(set))
+        for event in log.events:
+            if event.call_site is not None:
+                sites[-1][event.key].add(event.call_site)
+    for number, log in enumerate(logs):
+        others = [told for other, told in enumerate(sites) if other != number]
+        if len(others) < _MIN_OTHERS:
+            return
+        shared = [key for key in sites[number] if all(key in told and told[key] == others[0][key] for told in others)]
+        moved = [key for key in shared if sites[number][key].isdisjoint(others[0][key])]
+        if len(moved) >= max(_MIN_MOVED, _MOVED_SHARE * len(shared)):
+            event = next(event for event in log.events if event.key == moved[0] and event.call_site is not None)
+            here, there = (":".join(map(str, site)) for site in (event.call_site or (), min(others[0][moved[0]])))
+            text = f"{log.path.name}: line {event.line}: {event.key} is logged at {here}, in the other logs at {there}"
+            text += f", {len(moved)} of {len(shared)} keys elsewhere: another version of the program?"
+            yield Complaint(Outcome.WARN, text, ONE_SETTING)
+
+
+def _other_data(logs: Sequence[Log]) -> Iterator[Complaint]:
+    """Another program's log that reads its data files from another folder than all other logs."""
+    told = [{str(PurePath(str(event.value)).parent): event for event in log.all("data_file")} for log in logs]
+    for number, log in enumerate(logs):
+        others = [set(folders) for other, folders in enumerate(told) if other != number]
+        if len(others) < _MIN_OTHERS or not others[0] or any(folders != others[0] for folders in others):
+            continue
+        for folder in [folder for folder in told[number] if folder not in others[0]][:1]:
+            text = f"{log.path.name}: line {told[number][folder].line}: data_file is in {_short(folder)}"
+            yield Complaint(Outcome.WARN, f"{text}, in the other logs in {_short(min(others[0]))}", ONE_SETTING)
 
 
 def _shared_keys(logs: Sequence[Log]) -> list[str]:
