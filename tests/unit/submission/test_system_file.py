@@ -43,8 +43,8 @@ def describe(logs: list[Path], **changes: Any) -> dict[str, tuple[Outcome, str]]
 
 
 def test_good_descriptions_pass(ours: list[Path], published: list[Path]) -> None:
-    assert {outcome for outcome, _ in describe(ours).values()} <= {Outcome.NOTE}
-    assert Outcome.ERROR not in {outcome for outcome, _ in describe(published).values()}
+    for logs in (ours, published):
+        assert describe(logs).keys().isdisjoint(("submitter", "filed under", "system description", "machine"))
 
 
 @pytest.mark.parametrize("field", FIELDS)
