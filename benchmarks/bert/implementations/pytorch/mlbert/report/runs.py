@@ -11,7 +11,8 @@ from typing import Any
 from mlbert.core.rules import BENCHMARK, TARGET_MLM_ACCURACY
 from mlbert.report.sources import Source
 from mlbert.submission.logs import Event, Log
-from mlbert.submission.run_numbers import samples_to_target, setting
+from mlbert.submission.run_numbers import samples_to_target
+from mlbert.submission.run_view import setting
 
 Points = Sequence[tuple[float, float]]
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from mlbert.submission.logs import Log
 from mlbert.submission.run_files import run_file
-from mlbert.submission.run_numbers import evaluations, samples_per_second, samples_to_target
+from mlbert.submission.run_numbers import samples_per_second, samples_to_target
+from mlbert.submission.run_view import evaluations_of
 from mlbert.submission.significance import FEWEST_RUNS
 
 LEVEL = 0.05  # of good runs at most fall out of an interval
@@ -42,18 +43,18 @@ def judge(log: Log, repeated: Log, siblings: Sequence[Log]) -> list[Row]:
     """Judge a repeated run; ``siblings`` are the runs of the same settings beside the log, it among them."""
     rows = [Row("status", str(log.status), str(repeated.status), str(log.status), log.status == repeated.status)]
     has_spread = len(siblings) >= FEWEST_RUNS
-    wanted, got = evaluations(log), evaluations(repeated)
-    drawn = [evaluations(run) for run in siblings] if has_spread else [wanted]
+    wanted, got = evaluations_of(log), evaluations_of(repeated)
+    drawn = [evaluations_of(run) for run in siblings] if has_spread else [wanted]
     # Behind the first that reached the target only the slow ones are left, whose accuracies are lower.
     length = min(map(len, drawn))
     targets = [value for run in siblings if (value := samples_to_target(run)) is not None]
     mine, other = samples_to_target(log), samples_to_target(repeated)
     level = LEVEL / (length + 1)
     for index in range(length):
-        samples, accuracy = wanted[index]
-        low, high = _interval([run[index][1] for run in drawn], level, ACCURACY)
+        samples, accuracy = wanted[index].samples, wanted[index].accuracy
+        low, high = _interval([run[index].accuracy for run in drawn], level, ACCURACY)
         # A run that reached the target sooner has no more evaluations: samples to the target tells of it.
-        found = got[index][1] if index < len(got) else None
+        found = got[index].accuracy if index < len(got) else None
         if found is None and other is not None and has_spread:
             continue
         agrees = found is not None and low <= found <= high
@@ -71,10 +72,10 @@ def remarks(log: Log, repeated: Log, same_seed: bool) -> list[str]:
     """Sentences about what is told and not judged: equality, order of the data, losses, precision, speed."""
     told = []
     if same_seed:
-        pairs = list(zip(evaluations(log), evaluations(repeated), strict=False))
-        equal = sum(a[1] == b[1] for a, b in pairs)
+        pairs = list(zip(evaluations_of(log), evaluations_of(repeated), strict=False))
+        equal = sum(a.accuracy == b.accuracy for a, b in pairs)
         told.append(f"{equal} of {len(pairs)} accuracies are equal to the last digit.")
-        if any(a[0] != b[0] for a, b in pairs):
+        if any(a.samples != b.samples for a, b in pairs):
             told.append("Evaluations came after other numbers of samples: the code deals them out in another order.")
         told.append(_losses(log, repeated))
     for key in ("precision", "ops"):

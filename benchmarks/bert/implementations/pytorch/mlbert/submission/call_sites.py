@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import re
-import subprocess
 from functools import lru_cache
 from pathlib import Path
 
 from mlbert.core.mllog import constants
 from mlbert.core.provenance import SOURCE_STATEMENT, git_state, tree_digest
+from mlbert.submission.history import git, has_commit
 from mlbert.submission.logs import Log
 
 # Where one of these is called, the end of the run is logged for whatever ended it.
@@ -37,11 +36,11 @@ class Sources:
             self.gap = "the log names no commit"
         elif log.value("tree_modified"):
             self.gap = f"the tree had been modified since commit {commit}"
-        elif _has_commit(tree, commit):
+        elif has_commit(tree, commit):
             self._commit = commit
         elif commit not in (git_state(tree)[0], tree_digest(tree)):
             self.gap = f"commit {commit} is not here"
-            self.lacks_commit = _git(tree, "rev-parse", "--is-shallow-repository") == "false\n"
+            self.lacks_commit = git(tree, "rev-parse", "--is-shallow-repository") == "false\n"
         elif git_state(tree)[1]:
             self.gap = f"the tree had been modified since commit {commit} when it was exported"
 
@@ -50,7 +49,7 @@ class Sources:
         """When the log's commit was made, in ms since 1970; ``None`` where its history is not here."""
         if self._commit is None:
             return None
-        told = (_git(self.tree, "show", "-s", "--format=%ct", self._commit) or "").strip()
+        told = (git(self.tree, "show", "-s", "--format=%ct", self._commit) or "").strip()
         return 1000.0 * int(told) if told.isdecimal() else None
 
     def is_altered(self, name: str) -> bool:
@@ -96,7 +95,7 @@ class Sources:
     def python_files(self, folder: str) -> list[str]:
         """Names of the Python files below a folder of the tree."""
         if self._commit is not None:
-            listed = _git(self.tree, "ls-tree", "-r", "--name-only", self._commit, "--", folder) or ""
+            listed = git(self.tree, "ls-tree", "-r", "--name-only", self._commit, "--", folder) or ""
             return [name for name in listed.splitlines() if name.endswith(".py")]
         return [path.relative_to(self.tree).as_posix() for path in sorted((self.tree / folder).rglob("*.py"))]
 
@@ -143,11 +142,6 @@ def terminal_name(node: ast.expr) -> str | None:
     return node.id if isinstance(node, ast.Name) else None
 
 
-def _has_commit(tree: Path, commit: str) -> bool:
-    is_name = re.fullmatch(r"[0-9a-f]{40}", commit)
-    return bool(is_name) and _git(tree, "cat-file", "-e", f"{commit}^{{commit}}") is not None
-
-
 def _stated_digests(tree: Path) -> dict[str, str]:
     """File name to SHA-256 as an export's source.json states them; empty without one."""
     try:
@@ -160,14 +154,4 @@ def _stated_digests(tree: Path) -> dict[str, str]:
 @lru_cache(maxsize=512)
 def _shown(tree: Path, commit: str, name: str) -> str | None:
     """A file of a commit, which never changes."""
-    return _git(tree, "show", f"{commit}:{name}")
-
-
-def _git(tree: Path, *arguments: str) -> str | None:
-    if not (tree / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(["git", "-C", str(tree), *arguments], capture_output=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.decode("utf-8", errors="replace")
+    return git(tree, "show", f"{commit}:{name}")

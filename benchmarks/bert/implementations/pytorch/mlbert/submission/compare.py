@@ -19,9 +19,9 @@ from mlbert.submission.run_numbers import (
     minutes_to_train,
     samples_per_second,
     samples_to_target,
-    setting,
     stamps_evaluations,
 )
+from mlbert.submission.run_view import setting
 from mlbert.submission.significance import FEWEST_RUNS, Ratio, compare
 
 _RESULT_PATTERN = "result_*.txt"

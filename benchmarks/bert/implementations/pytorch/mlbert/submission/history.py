@@ -9,14 +9,14 @@ _SECONDS = 60.0
 
 
 def git(tree: Path, *words: str) -> str | None:
-    """What git prints; ``None`` where it fails or the tree is no checkout."""
+    """What git prints, to its last newline; ``None`` where it fails or the tree is no checkout."""
     if not (tree / ".git").exists():
         return None
     try:
         done = subprocess.run(["git", "-C", str(tree), *words], capture_output=True, timeout=_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode("utf-8", errors="replace").strip()
+    return done.stdout.decode("utf-8", errors="replace")
 
 
 def has_commit(tree: Path, commit: object) -> bool:

@@ -17,7 +17,7 @@ from mlbert.core.settings import settings_by_env
 from mlbert.store.open import describe
 from mlbert.submission.history import git, has_commit, num_commits
 from mlbert.submission.logs import Log, read_log
-from mlbert.submission.run_numbers import setting
+from mlbert.submission.run_view import setting
 
 IMPLEMENTATIONS = "benchmarks/bert/implementations"
 _RECIPES = ("packed_lamb", "ddp_adam", TENSORFLOW2)

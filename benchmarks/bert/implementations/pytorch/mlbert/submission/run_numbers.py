@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from mlbert.submission.logs import Event, Log
-from mlbert.submission.result_set import is_number
+from mlbert.submission.logs import Log
+from mlbert.submission.run_view import evaluations_of, samples_of
 
 _MS = 1000.0
 
@@ -19,7 +17,7 @@ def samples_per_second(log: Log) -> float | None:
     begin, seconds, samples = start.time_ms, 0.0, 0.0
     end_key = "eval_start" if stamps_evaluations(log) else "eval_accuracy"
     for event in log.events:
-        if event.key == end_key and (count := _samples(event)) is not None:
+        if event.key == end_key and (count := samples_of(event)) is not None:
             seconds += (event.time_ms - begin) / _MS
             samples, begin = count, event.time_ms
         elif event.key == "eval_stop":
@@ -34,28 +32,10 @@ def stamps_evaluations(log: Log) -> bool:
 
 def samples_to_target(log: Log) -> float | None:
     """Training samples when the target was reached; ``None`` for a run that did not, or whose log does not tell."""
-    found = evaluations(log)
-    return found[-1][0] if log.status == "success" and found else None
-
-
-def evaluations(log: Log) -> list[tuple[float, float]]:
-    """Training samples so far and accuracy of every evaluation that tells both in numbers."""
-    pairs = ((_samples(event), event.value) for event in log.all("eval_accuracy"))
-    return [(samples, float(value)) for samples, value in pairs if samples is not None and is_number(value)]
+    found = evaluations_of(log)
+    return found[-1].samples if log.status == "success" and found else None
 
 
 def minutes_to_train(log: Log) -> float | None:
     """Minutes from run_start to run_stop; ``None`` for a run that did not reach the target."""
     return log.minutes if log.status == "success" else None
-
-
-def setting(log: Log, env: str) -> Any:
-    """A value of a log's configuration; ``None`` where it is not set, or the log is another program's."""
-    configuration = log.value("configuration")
-    row = configuration.get(env) if isinstance(configuration, dict) else None
-    return row.get("value") if isinstance(row, dict) else None
-
-
-def _samples(event: Event) -> float | None:
-    count: Any = (event.metadata or {}).get("epoch_num")
-    return float(count) if is_number(count) else None
