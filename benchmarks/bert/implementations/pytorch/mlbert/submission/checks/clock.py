@@ -53,10 +53,10 @@ def check_overlap(results: ResultSet) -> Complaints:
     usual = Outcome.WARN if _FEW_OVERLAPS * len(overlaps) < len(pairs) else Outcome.NOTE
     for (_, stopped, _, before), (started, _, line, log) in overlaps:
         text = f"{log.path.name}: line {line}: run_start lies {(stopped - started) / 1000:.4g} s before the run_stop"
-        is_wrong = is_ours(log) and is_ours(before) and not are_apart(log, before)
-        is_explained = is_ours(log) and is_ours(before)
+        are_ours = is_ours(log) and is_ours(before)
+        is_wrong = are_ours and not are_apart(log, before)
         text += f" of {before.path.name}" + ("" if is_wrong else "; several machines side by side?")
-        outcome = Outcome.ERROR if is_wrong else Outcome.NOTE if is_explained else usual
+        outcome = Outcome.ERROR if is_wrong else Outcome.NOTE if are_ours else usual
         yield Complaint(outcome, text, _ONE_AT_A_TIME if is_wrong else "")
 
 

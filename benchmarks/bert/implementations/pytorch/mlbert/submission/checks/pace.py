@@ -153,7 +153,7 @@ def _rate(own: Sequence[_Interval]) -> float:
 def _against_throughput(log: Log, own: Sequence[_Interval]) -> Complaints:
     """The samples a second that a program logs itself; far from the stamps', they are of another unit."""
     told = [
-        (event, event.value["throughput"])
+        (event, float(event.value["throughput"]))
         for event in log.all("tracked_stats")
         if isinstance(event.value, dict) and is_number(event.value.get("throughput")) and event.value["throughput"] > 0
     ]
