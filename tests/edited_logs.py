@@ -18,7 +18,7 @@ from mlbert.submission.result_set import ResultSet
 _TOKEN = ":::MLLOG "
 _CHECKS = (
     *("lines", "status", "order of events", "time stamps", "clock", "runs apart", "speed", "evaluation time"),
-    *("same settings", "plain numbers", "seeds", "copies", "evaluations", "accuracies", "single lines"),
+    *("same settings", "plain numbers", "seeds", "series", "copies", "evaluations", "accuracies", "single lines"),
 )
 Line = dict[str, Any]
 Run = list[Line]

@@ -13,6 +13,7 @@ import pytest
 
 from audit import ROOT, copy_of_ours, edit, set_value, told
 from mlbert.core.provenance import SOURCE_STATEMENT
+from mlbert.store.base import named_by_files
 from mlbert.submission.checks.identity import check_whose
 from mlbert.submission.findings import Outcome
 from mlbert.submission.logs import read_log
@@ -110,6 +111,12 @@ def test_a_platform_of_another_system(platform, folder, name, is_warned, tmp_pat
     assert all(f"result_0.txt: line {number}: submission_platform is" in complaint.text for complaint in said)
 
 
+@pytest.mark.parametrize("content", [None, "1" * 64])
+def test_data_known_by_its_files_is_data(content: str | None, ours: Path) -> None:
+    set_value(ours, "train_data", f'"{named_by_files("0" * 64, content)}"')
+    assert "writer" not in told([ours], ROOT)
+
+
 # Every key of the identity, the submission and the hyper-parameters that one function writes.
 DELETED = (
     *("config_file", "config_file_sha256", "config_parents", "model_shape", "model_shape_sha256", "train_data"),
@@ -157,7 +164,7 @@ MUTATIONS = {
     "another shape": ("model_shape_sha256", r'"value": "\w\w', '"value": "00', "code", "demo.json is another file"),
     "no such config": ("config_file", "demo.sh", "gone.sh", "code", "gone.sh is not in the tree"),
     "no such recipe": ("recipe", "packed_lamb", "packed_adam", "code", "recipes/packed_adam.py is not in the tree"),
-    "data": ("train_data", "sha256:", "sha256:0", "writer", "neither sha256: of a set nor synthetic"),
+    "data": ("train_data", "sha256:", "sha256:0", "writer", "neither the identity of a set nor synthetic"),
     "digest": ("image_digest", '"none"', '"sha256:12"', "writer", "is no sha256: digest"),
     "digest of nothing": ("image_digest", '"none"', f'"sha256:{"0" * 64}"', "writer", "image_digest of no image"),
     "image commit": ("image_commit", '"none"', '"latest"', "writer", "'latest' is no commit"),

@@ -83,6 +83,7 @@ OURS = {
     "data folder": (configure("EVALDIR", "/data/other"), "same settings", "configuration EVALDIR is 'other'"),
     "rate": (put("opt_base_learning_rate", 0.01), "same settings", "opt_base_learning_rate is 0.01"),
     "seed": (reseeded, "seeds", "is in result_1.txt, line 8, too"),
+    "experiment": (configure("EXPERIMENT", 1), "series", "EXPERIMENT is 1, as in result_1.txt"),
     "copy": (copied(), "copies", "accuracies, up to line"),
     "scaled copy": (copied(scale=1.07), "copies", "are those of result_1.txt"),
     "half a copy": (copied(what="accuracies", first=4), "copies", "3 accuracies, up to line"),
@@ -106,6 +107,14 @@ def test_a_run_that_does_not_belong_is_named(name: str, tree_root: Path, tmp_pat
 def test_committed_results_raise_no_error(system: str, tree_root: Path, tmp_path: Path) -> None:
     found = told(committed(tree_root / "results" / system / "bert"), tmp_path)
     assert {check: words for check, (outcome, words) in found.items() if outcome is Outcome.ERROR} == {}
+
+
+def test_a_run_left_out_of_a_series_is_told(tree_root: Path, tmp_path: Path) -> None:
+    runs = committed(tree_root / OWN_LOGS)
+    del runs[4]
+    outcome, said = told(runs, tmp_path)["series"]
+    assert outcome is Outcome.WARN
+    assert re.search(r"result_4\.txt: line \d+: EXPERIMENT is 5, the one before is 3: a run was left out", said), said
 
 
 def test_paths_seeds_and_experiments_differ_rightly(tree_root: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from mlbert.submission.checks.identity import check_call_sites, check_code, chec
 from mlbert.submission.checks.order import check_order
 from mlbert.submission.checks.pace import check_evaluation_time, check_pace
 from mlbert.submission.checks.provenance import check_event_types, check_writer
-from mlbert.submission.checks.same import check_same_settings, check_seeds
+from mlbert.submission.checks.same import check_same_settings, check_seeds, check_series
 from mlbert.submission.checks.system_file import check_description, check_machine, check_submitter
 from mlbert.submission.checks.timing import check_status, check_time
 from mlbert.submission.checks.twins import check_copies
@@ -41,6 +41,7 @@ CHECKS: Mapping[str, Check] = {
     "same settings": check_same_settings,
     "plain numbers": check_numbers,
     "seeds": check_seeds,
+    "series": check_series,
     "copies": check_copies,
     "evaluations": check_evaluations,
     "accuracies": check_accuracies,

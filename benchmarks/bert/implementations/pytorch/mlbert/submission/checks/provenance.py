@@ -47,7 +47,8 @@ _MANY = frozenset(_PHASES[5])
 _DIGEST = re.compile(r"(\S+@)?sha256:[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}|tree:sha256:[0-9a-f]{64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_DATA = re.compile(r"(sha256:)?[0-9a-f]{64}(,(sha256:)?[0-9a-f]{64})*|synthetic")
+_SET = r"([a-z0-9-]+:)*[0-9a-f]{64}"
+_DATA = re.compile(f"{_SET}(,{_SET})*|synthetic")
 _FORMS = {
     "commit": (_COMMIT, "neither a commit of 40 hexadecimal digits nor tree:sha256:..."),
     "image_digest": (re.compile(f"none|{_DIGEST.pattern}"), "no sha256: digest"),
@@ -55,8 +56,8 @@ _FORMS = {
     "config_file_sha256": (re.compile(f"none|{_SHA256.pattern}"), "no SHA-256"),
     "model_shape_sha256": (_SHA256, "no SHA-256"),
     "starting_weights_sha256": (re.compile(f"none|unknown|{_SHA256.pattern}"), "no SHA-256"),
-    "train_data": (_DATA, "neither sha256: of a set nor synthetic"),
-    "eval_data": (_DATA, "neither sha256: of a set nor synthetic"),
+    "train_data": (_DATA, "neither the identity of a set nor synthetic"),
+    "eval_data": (_DATA, "neither the identity of a set nor synthetic"),
     "python": (re.compile(r"\d+\.\d+\.\d+\S*"), "no version"),
 }
 

@@ -5,6 +5,7 @@ The value that most logs have counts as the right one, so that complaints name t
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,8 @@ from mlbert.core.settings import settings_by_env
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import is_hyperparameter
 from mlbert.submission.logs import Event, Log
-from mlbert.submission.result_set import ONE_SETTING, OWN_FORM, ResultSet, error, is_ours
+from mlbert.submission.result_set import ONE_SETTING, OWN_FORM, ResultSet, error, is_ours, where
+from mlbert.submission.run_view import setting
 
 _WHOSE = ("submission_org", "submission_platform", "submission_status")
 _SHAPES = ("d_batch_size", "max_predictions_per_seq", "max_sequence_length")  # other programs' own
@@ -31,6 +33,7 @@ _OF_A_RUN = frozenset({"SEED", "EXPERIMENT", "LOGDIR"})
 _MAX_WORDS = 60
 _MIN_OTHERS = 3  # logs that agree, to call one the odd one
 _MIN_MOVED, _MOVED_SHARE = 3, 0.5  # keys logged at other lines
+_SERIES_RULE = "rules: ten runs in a row are scored, not the best of more"
 _SEED_RULE = "rules: seeds are random and logged; package_checker wants them distinct in closed"
 
 
@@ -159,6 +162,26 @@ def check_seeds(results: ResultSet) -> Complaints:
     is_asked = results.wanted_division == "closed" or any(is_ours(log) for log in results.logs)
     for (seed, *_), found in uses.items():
         yield from _repeated(seed, found, Outcome.ERROR if is_asked else Outcome.WARN)
+
+
+def check_series(results: ResultSet) -> Complaints:
+    """This code's runs are those of one series, by EXPERIMENT: each once, none left out."""
+    runs: dict[int, Log] = {}
+    for log in results.logs:
+        number = setting(log, "EXPERIMENT")
+        if not isinstance(number, int):
+            continue
+        if number in runs:
+            yield error(
+                log, f"EXPERIMENT is {number}, as in {runs[number].path.name}", _SERIES_RULE, log.first("configuration")
+            )
+        runs[number] = log
+    numbers = sorted(runs)
+    for before, after in itertools.pairwise(numbers):
+        if after - before > 1:
+            place = where(runs[after], runs[after].first("configuration"))
+            text = f"{place}EXPERIMENT is {after}, the one before is {before}: a run was left out"
+            yield Complaint(Outcome.WARN, text, _SERIES_RULE)
 
 
 def _repeated(seed: str, found: Sequence[tuple[Log, Event]], outcome: Outcome) -> Complaints:
