@@ -1,5 +1,6 @@
 #!/bin/bash
 # pairs.sh BEFORE AFTER TREE: five times, each side in turn; BEFORE and AFTER are folders with the package of the two commits.
+set -euo pipefail
 for i in 1 2 3 4 5; do
     for side in before after; do
         folder="$1"

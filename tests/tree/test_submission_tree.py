@@ -14,6 +14,8 @@ from packaging.utils import canonicalize_name
 
 from mlbert.submission.call_sites import Sources
 from mlbert.submission.logs import read_log
+from mlbert.submission.run_files import NAMES
+from mlbert.submission.seal import SUMS
 
 SYSTEM_FIELDS = set(
     re.findall(
@@ -66,7 +68,9 @@ def test_every_description_belongs_to_results(tree_root: Path) -> None:
 def test_every_result_folder_has_ten_logs_and_a_system_file(tree_root: Path) -> None:
     for folder in sorted(path for path in (tree_root / "results").iterdir() if path.is_dir()):
         assert (tree_root / "systems" / f"{folder.name}.json").is_file()
-        assert [path.name for path in folder.iterdir()] == ["bert"]
+        names = {path.name for path in folder.iterdir()}
+        sealed = {f"run_{i}.{name}" for i in range(RUNS) for name in NAMES} | {SUMS}
+        assert names in ({"bert"}, {"bert", *sealed})
         logs = {path.name for path in (folder / "bert").glob("result_*.txt")}
         assert logs == {f"result_{i}.txt" for i in range(RUNS)}
 
