@@ -20,6 +20,7 @@ from mlbert.submission.run_view import Evaluation, evaluations_of, setting, sign
 
 _JUMP = 0.3
 _FLAT, _MIN_DIGITS = 3, 4
+_MANY_SAMPLES = 1000
 _TRIVIAL_TARGET = 0.1
 _MAX_PREDICTIONS = 10**6
 _MIN_SHARES = 8
@@ -49,7 +50,9 @@ def _range(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
             yield error(log, f"{one.where}: eval_accuracy is {one.accuracy}", _RANGE)
         elif one.accuracy == 0:
             text = f"{log.path.name}: {one.where}: eval_accuracy is 0, not one token right"
-            is_wrong = log.status == "success"  # a run that diverged may say so
+            evaluated = log.value("eval_samples")
+            # A run that diverged may say so, or a trial with few samples.
+            is_wrong = log.status == "success" and is_number(evaluated) and evaluated >= _MANY_SAMPLES
             yield Complaint(Outcome.ERROR if is_wrong else Outcome.WARN, text, _RANGE if is_wrong else "")
 
 

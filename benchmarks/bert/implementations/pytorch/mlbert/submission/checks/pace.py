@@ -36,7 +36,8 @@ _TOLD_LOW, _TOLD_HIGH, _OTHER_UNIT = 0.6, 1.5, 4.0  # by the stamps, times the l
 _PAUSE = 3.0  # times the usual interval
 _LONG_PAUSE_MS = 30_000  # longer than usual
 _STOOD_STILL, _STOOD_STILL_MS = 10.0, 60_000
-_MIN_INTERVALS = 4
+_MIN_INTERVALS, _MIN_RUNS = 4, 3
+_NOISY_MS = 2000  # shorter intervals of this code are trials': one stall of the CPU triples them
 _BEFORE = ("start", "evaluation before")
 _MIN_EVALUATION_MS = 20  # below, the clock's resolution shows
 _SHORT, _TOO_SHORT, _TOO_SHORT_OTHERS = 0.4, 0.25, 0.1  # of the median evaluation
@@ -62,7 +63,7 @@ def check_pace(results: ResultSet) -> Complaints:
             max(one.pace for one in other) for path, other in intervals.items() if path != log.path and len(other) > 1
         ]
         # The second fastest run: the fastest may itself be the one that cannot be.
-        limit = sorted(fastest)[-2] if len(fastest) > 1 else max(fastest, default=None)
+        limit = sorted(fastest)[-2] if len(fastest) >= _MIN_RUNS else None
         yield from _too_fast(log, own, limit)
         yield from _early(log, own)
         yield from _pauses(log, own)
@@ -107,6 +108,8 @@ def _judge(log: Log, one: _Interval, usual: float, limit: float | None) -> Outco
         if usual < math.inf and one.pace > _IMPOSSIBLE_ALONE * usual:
             return Outcome.ERROR
         return Outcome.WARN if one.pace > _IMPOSSIBLE_SHARED * usual else None
+    if is_ours(log) and one.samples / limit < _NOISY_MS:
+        return Outcome.WARN if one.pace > _UNUSUAL * limit else None
     impossible = _IMPOSSIBLE_SHARED if is_ours(log) else _IMPOSSIBLE
     if one.pace > impossible * limit or one.pace > _IMPOSSIBLE_HERE * max(limit, _NOISE * usual):
         return Outcome.ERROR
