@@ -100,7 +100,13 @@ def test_other_data_is_refused(run: Path, tmp_path: Path) -> None:
 
 def test_an_interrupted_repetition_leaves_nothing(run: Path, tmp_path: Path) -> None:
     words = ("submission", "repeat", run, "--out", tmp_path / "again")
-    process = subprocess.Popen([*MLBERT, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    # A suite that a shell runs in the background has Ctrl-C ignored, and its children too.
+    process = subprocess.Popen(
+        [*MLBERT, *map(str, words)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     give_up = time.monotonic() + 120
     while not (tmp_path / "again/result_0.txt").exists():  # the child trains
         assert time.monotonic() < give_up
