@@ -37,7 +37,8 @@ _PAUSE = 3.0  # times the usual interval
 _LONG_PAUSE_MS = 30_000  # longer than usual
 _STOOD_STILL, _STOOD_STILL_MS = 10.0, 60_000
 _MIN_INTERVALS, _MIN_RUNS = 4, 3
-_NOISY_MS = 2000  # shorter intervals of this code are trials': one stall of the CPU triples them
+# Shorter intervals are trials', which one stall of the CPU makes many times as long.
+_NOISY_OURS_MS, _NOISY_MS = 2000, 1000
 _BEFORE = ("start", "evaluation before")
 _MIN_EVALUATION_MS = 20  # below, the clock's resolution shows
 _SHORT, _TOO_SHORT, _TOO_SHORT_OTHERS = 0.4, 0.25, 0.1  # of the median evaluation
@@ -105,15 +106,19 @@ def _judge(log: Log, one: _Interval, usual: float, limit: float | None) -> Outco
     if one.ms <= 0:
         return Outcome.ERROR
     if limit is None:
-        if usual < math.inf and one.pace > _IMPOSSIBLE_ALONE * usual:
+        if one.pace > _IMPOSSIBLE_ALONE * usual and not _is_noisy(log, one.samples / usual):
             return Outcome.ERROR
         return Outcome.WARN if one.pace > _IMPOSSIBLE_SHARED * usual else None
-    if is_ours(log) and one.samples / limit < _NOISY_MS:
+    if _is_noisy(log, one.samples / limit):
         return Outcome.WARN if one.pace > _UNUSUAL * limit else None
     impossible = _IMPOSSIBLE_SHARED if is_ours(log) else _IMPOSSIBLE
     if one.pace > impossible * limit or one.pace > _IMPOSSIBLE_HERE * max(limit, _NOISE * usual):
         return Outcome.ERROR
     return Outcome.WARN if one.pace > _UNUSUAL * limit else None
+
+
+def _is_noisy(log: Log, usual_ms: float) -> bool:
+    return usual_ms < (_NOISY_OURS_MS if is_ours(log) else _NOISY_MS)
 
 
 def _early(log: Log, own: Sequence[_Interval]) -> Complaints:
@@ -122,7 +127,7 @@ def _early(log: Log, own: Sequence[_Interval]) -> Complaints:
         return
     first, usual = own[0], statistics.median(one.pace for one in own[1:])
     if first.pace > _EARLY_UNUSUAL * usual:
-        is_wrong = first.pace > _EARLY * usual
+        is_wrong = first.pace > _EARLY * usual and not _is_noisy(log, first.samples / usual)
         text = (
             f"{log.path.name}: {first.where}: {first.samples:.10g} samples in {first.ms / 1000:.4g} s since the start"
         )
