@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -101,6 +102,16 @@ def told(runs: list[Run], folder: Path, **about: Any) -> Told:
     results = ResultSet(logs, **about)
     findings = [finding_of(name, "here", list(CHECKS[name](results)), "") for name in _CHECKS]
     return {one.check: (one.outcome, one.words) for one in findings if one.outcome != Outcome.PASS}
+
+
+def expect_fault_of_another_program(fault: tuple[Edit, Outcome, str, str], folder: Path) -> None:
+    """An edit of run 3 in a simulated set is told so severely, by this check, with its file, a line and these words."""
+    edit, wanted, check, words = fault
+    runs = simulated(1)
+    edit(runs)
+    outcome, said = told(runs, folder)[check]
+    assert outcome is wanted, said
+    assert re.search(r"result_3\.txt: line \d+: .*" + re.escape(words), said), said
 
 
 def nth(run: Run, key: str, index: int = 0) -> Line:

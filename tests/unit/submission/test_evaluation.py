@@ -7,7 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from edited_logs import OWN_LOGS, Edit, Run, committed, configure, drop, each, mark, nth, put, repeat, simulated, told
+from edited_logs import (
+    OWN_LOGS,
+    Edit,
+    Run,
+    committed,
+    configure,
+    drop,
+    each,
+    expect_fault_of_another_program,
+    mark,
+    nth,
+    put,
+    repeat,
+    simulated,
+    told,
+)
 from mlbert.submission.findings import Outcome
 
 ERROR, WARN = Outcome.ERROR, Outcome.WARN
@@ -124,12 +139,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_fault_of_another_program_is_named(name: str, tmp_path: Path) -> None:
-    edit, wanted, check, words = OTHERS[name]
-    runs = simulated(1)
-    edit(runs)
-    outcome, said = told(runs, tmp_path)[check]
-    assert outcome is wanted, said
-    assert re.search(r"result_3\.txt: line \d+: .*" + re.escape(words), said), said
+    expect_fault_of_another_program(OTHERS[name], tmp_path)
 
 
 def test_success_without_a_known_target_at_the_first_evaluation(tmp_path: Path) -> None:

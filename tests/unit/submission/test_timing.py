@@ -16,6 +16,7 @@ from edited_logs import (
     committed,
     drop,
     each,
+    expect_fault_of_another_program,
     mark,
     move,
     nth,
@@ -276,12 +277,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_fault_of_another_program_is_named(name: str, tmp_path: Path) -> None:
-    edit, wanted, check, words = OTHERS[name]
-    runs = simulated(1)
-    edit(runs)
-    outcome, said = told(runs, tmp_path)[check]
-    assert outcome is wanted, said
-    assert re.search(r"result_3\.txt: line \d+: .*" + re.escape(words), said), said
+    expect_fault_of_another_program(OTHERS[name], tmp_path)
 
 
 @settings(max_examples=15, deadline=None)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ _MS_PER_MINUTE = 60_000
 _MAX_BYTES = 50 * 2**20  # what the repository checker allows for a file
 _MAX_CHARACTERS = 50_000
 _MAX_DEPTH = 100
+_OURS = ("configuration", "recipe")
+_OUR_PACKAGES = ("/mlbert/", "/tf2_bert/")
+_CALLBACK = "/mlbert/log.py"  # writes the logs of other people's training programs
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,13 @@ class Event:
     key: str
     value: Any
     metadata: dict[str, Any] | None  # None where the line has none, which crashes the official checkers
+
+    @property
+    def is_of_this_code(self) -> bool:
+        """Whether only this code writes such a key, or the call that wrote it stands in this code."""
+        name = f"/{self.call_site[0]}" if self.call_site else ""
+        is_our_call = any(package in name for package in _OUR_PACKAGES) and not name.endswith(_CALLBACK)
+        return self.key in _OURS or is_our_call
 
     @property
     def call_site(self) -> tuple[str, int] | None:
@@ -45,9 +57,21 @@ class Log:
     events: Sequence[Event]  # in file order
     broken: Sequence[str] = ()  # sentences about lines that cannot be read
 
+    @cached_property
+    def is_of_this_code(self) -> bool:
+        """Whether this code wrote one of the lines."""
+        return any(event.is_of_this_code for event in self.events)
+
+    @cached_property
+    def _by_key(self) -> dict[str, list[Event]]:
+        found: dict[str, list[Event]] = defaultdict(list)
+        for event in self.events:
+            found[event.key].append(event)
+        return dict(found)
+
     def all(self, key: str) -> list[Event]:
         """The events with this key, in order."""
-        return [event for event in self.events if event.key == key]
+        return list(self._by_key.get(key, ()))
 
     def first(self, key: str) -> Event | None:
         """The first event with this key."""

@@ -13,6 +13,7 @@ from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.logs import Event, Log, is_too_deep
 from mlbert.submission.result_set import ResultSet, is_number, is_ours
 from mlbert.submission.run_files import NAMES, run_file
+from mlbert.submission.run_view import is_continued
 
 # Two clocks: the log's is the wall clock, the metrics' counts seconds since run_start.
 _SLACK_SECONDS, _SLACK_SHARE = 1.0, 0.01
@@ -87,7 +88,7 @@ def _check_points(file: _RunFile) -> Complaints:
     logged = file.log.all("eval_accuracy")
     for event in logged:
         yield from _check_evaluation(file, event, evaluations)
-    if not file.log.all("resumed_from_step"):
+    if not is_continued(file.log):
         known = [(event.metadata or {}).get("epoch_num") for event in logged]
         for samples, (number, _) in evaluations.items():
             if samples not in known:
@@ -104,7 +105,7 @@ def _check_evaluation(file: _RunFile, event: Event, lines: dict[float, tuple[int
     if point.get("eval_accuracy") != event.value:
         yield file.differs(f"eval_accuracy is {point.get('eval_accuracy')}, in {place} {event.value}", number)
     start = file.log.first("run_start")
-    if start is None or file.log.all("resumed_from_step") or not is_number(point.get("seconds")):
+    if start is None or is_continued(file.log) or not is_number(point.get("seconds")):
         return
     seconds = (event.time_ms - start.time_ms) / 1000
     if not _is_near(point["seconds"], seconds):
@@ -126,7 +127,7 @@ def _check_summary(file: _RunFile) -> Complaints:
         if summary.get(name) != value:
             yield file.differs(f"{name} is {summary.get(name)!r}, in {log.path.name} {value!r}")
     told = summary.get("seconds_to_train")
-    if log.minutes is None or log.all("resumed_from_step"):
+    if log.minutes is None or is_continued(log):
         return
     if not is_number(told) or not _is_near(told, log.minutes * 60):
         yield file.differs(f"seconds_to_train is {told!r}, in {log.path.name} {log.minutes * 60:.3f}")

@@ -13,9 +13,6 @@ from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.logs import Event, Log
 
 _LARGEST = int(sys.float_info.max)
-_OURS = ("configuration", "recipe")
-_OUR_PACKAGES = ("/mlbert/", "/tf2_bert/")
-_CALLBACK = "/mlbert/log.py"  # writes the logs of other people's training programs
 
 # Rules that several checks name.
 LOG_FORMAT = "log format: every line is a JSON object with metadata, without which official tools crash"
@@ -56,12 +53,7 @@ Check = Callable[[ResultSet], Complaints]
 
 def is_ours(log: Log) -> bool:
     """Whether this code wrote a log: it tells its recipe or its configuration, or a call in this code wrote a line."""
-    return any(event.key in _OURS or _is_our_call(event) for event in log.events)
-
-
-def _is_our_call(event: Event) -> bool:
-    name = f"/{event.call_site[0]}" if event.call_site else ""
-    return any(package in name for package in _OUR_PACKAGES) and not name.endswith(_CALLBACK)
+    return log.is_of_this_code
 
 
 def error(log: Log, text: str, rule: str, event: Event | None = None) -> Complaint:

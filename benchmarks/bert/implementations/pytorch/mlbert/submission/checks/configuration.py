@@ -17,12 +17,7 @@ from mlbert.submission.result_set import OWN_FORM, ResultSet, error, is_number, 
 from mlbert.submission.run_view import evaluations_of, is_continued
 
 _AS_SET = "this code's own logs: a key has the value of its setting in the configuration"
-_DATA = (
-    "train_data",
-    "eval_data",
-    "model_shape_sha256",
-    "starting_weights_sha256",
-)  # digests of what the settings name
+_DATA = ("train_data", "eval_data", "model_shape_sha256", "starting_weights_sha256")  # of what the settings name
 _SYNTHETIC = "synthetic"
 _CHOSEN = ("auto", "ops", "none")  # settings that leave the choice to the program
 _PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "fp8-forward": "float8"}
@@ -143,7 +138,9 @@ def _ranks(log: Log, configuration: Event) -> Iterable[Complaint]:
     if event is None or parts is None:
         return
     if parts.nodes * parts.ranks != event.value:
-        yield error(log, f"ranks is {event.value}, but {name} is for {parts.nodes} x {parts.ranks}", _AS_SET, event)
+        # DGXNNODES and DGXNGPU may be set after sourcing, and are no settings: the configuration does not tell them.
+        text = f"ranks is {event.value}, but {name} is for {parts.nodes} x {parts.ranks}"
+        yield Complaint(Outcome.WARN, where(log, event) + text, _AS_SET)
     for env, wanted in (("BATCHSIZE", parts.batch), ("GRADIENT_STEPS", parts.accumulation)):
         entry = configuration.value.get(env, {})
         if str(entry.get("origin")).startswith(f"{name}:") and entry["value"] != wanted:
@@ -154,7 +151,7 @@ def _intervals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     """An evaluation comes with the first step at or after each multiple of the interval."""
     due, interval = settings.get("EVAL_ITER_START_SAMPLES"), settings.get("EVAL_ITER_SAMPLES")
     batch = log.value("global_batch_size")
-    if settings.get("EVAL_SCHEDULE") not in (None, "steps") or log.first("resumed_from_step"):
+    if settings.get("EVAL_SCHEDULE") not in (None, "steps") or is_continued(log):
         return
     if not (is_number(due) and is_number(interval) and is_number(batch) and interval > 0):
         return
@@ -186,7 +183,7 @@ def _totals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     steps, samples, event = log.value("steps"), log.value("train_samples"), log.first("steps")
     rows, ranks, most = settings.get("BATCHSIZE"), log.value("ranks"), settings.get("MAX_SEQUENCES_PER_PACK")
     limit, length, tokens = settings.get("MAX_STEPS"), log.value("max_sequence_length"), log.first("tokens")
-    if event is None or not is_number(steps) or not is_number(samples) or log.first("resumed_from_step"):
+    if event is None or not is_number(steps) or not is_number(samples) or is_continued(log):
         return
     skipped = log.value("skipped_steps") or 0
     if is_number(limit) and steps > limit:

@@ -65,7 +65,7 @@ _FORMS = {
 def check_event_types(results: ResultSet) -> Complaints:
     """Interval keys start and end intervals, all others are points in time; this code's logs have no namespace."""
     for log in results.logs:
-        ours = is_ours(log)  # looks through the whole log
+        ours = is_ours(log)
         for event in log.events:
             wanted = _type_of(event.key)
             if f'"event_type": "{wanted}"' in event.text and '"namespace": ""' in event.text:

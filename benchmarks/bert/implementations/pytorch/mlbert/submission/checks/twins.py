@@ -135,20 +135,20 @@ def _likenesses(one: _Run, other: _Run, window: int, counts_vary: bool) -> Itera
         yield "accuracies", same
     near = _longest(abs(a - b) < _NEAR for a, b in pairs)
     if near[1] >= _NEAR_ACCURACIES:
-        yield "accuracies, to 5 digits,", near
+        yield "accuracies, to 5 digits", near
     growths = _longest(abs((b - a) - (d - c)) < _GROWTH for (a, c), (b, d) in itertools.pairwise(pairs))
     if growths[1] >= _SAME_GROWTHS:
-        yield "accuracies, but for one number added to all,", (growths[0] + 1, growths[1] + 1)
+        yield "accuracies, but for one number added to all", (growths[0] + 1, growths[1] + 1)
     counts = _shared_counts(one, other)
     if counts_vary and counts[1] >= _SAME_SAMPLES:
-        yield "sample counts, which vary with packing,", counts
+        yield "sample counts, which vary with packing", counts
     times = list(zip(one.intervals, other.intervals, strict=False))
     equal = _longest(abs(a - b) <= 1 for a, b in times)
     if equal[1] >= window:
-        yield "intervals between evaluations, to 1 ms,", equal
+        yield "intervals between evaluations, to 1 ms", equal
     for end in range(window, len(times) + 1):
         if _are_proportional(times[end - window : end]):
-            yield "intervals between evaluations, times one factor,", (end, window)
+            yield "intervals between evaluations, times one factor", (end, window)
             return
 
 
