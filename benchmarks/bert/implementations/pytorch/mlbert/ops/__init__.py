@@ -2,7 +2,7 @@
 `select` and told by `describe`.
 """
 
-from mlbert.ops import fp8, implementations
+from mlbert.ops import fp8, fp8_casts, implementations
 from mlbert.ops.attention import attention, capture_obstacle
 from mlbert.ops.dropout import Key, dropout_key, dropout_keys
 from mlbert.ops.dropout import keep_mask as dropout_keep_mask
@@ -26,6 +26,7 @@ __all__ = [
     "embedding_sum",
     "feed_forward",
     "fp8",
+    "fp8_casts",
     "gated_gelu",
     "implementations",
     "layer_norm_dropout",

@@ -46,7 +46,6 @@ from mlbert.ops.fp8_scaling import (
     Quantised,
     Scaled,
     Slot,
-    padded_tokens,
 )
 from mlbert.ops.linear import joined
 
@@ -269,43 +268,6 @@ def _check_sizes(*weights: Tensor) -> None:
         assert not any(n % INNER_MULTIPLE for n in weight.shape), f"FP8 needs sizes in 16s, not {tuple(weight.shape)}"
 
 
-def _plain_quantise(
-    x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype, out: Quantised | None = None
-) -> Quantised:
-    if x.numel():
-        amax.copy_(torch.maximum(amax, x.abs().amax()))
-    largest = torch.finfo(dtype).max
-    rows = (x.float() * scale).clamp(-largest, largest).to(dtype)
-    if out is None:
-        out = Quantised(torch.empty_like(rows), rows.new_zeros(x.shape[1], padded_tokens(x.shape[0])))
-    out.rows.copy_(rows)
-    out.columns[:, : x.shape[0]].copy_(rows.t())
-    return out
-
-
-def _plain_quantise_sum(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> tuple[Quantised, Tensor]:
-    return _plain_quantise(x, scale, amax, dtype), x.sum(0, dtype=torch.float32)
-
-
-def _plain_gelu(pre: Tensor, bias: Tensor, exact: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> Quantised:
-    out = F.gelu(pre.float() + bias.float(), approximate="none" if exact else "tanh")
-    return _plain_quantise(out, scale, amax, dtype)
-
-
-def _plain_gelu_backward(
-    d_out: Tensor, pre: Tensor, bias: Tensor, exact: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype
-) -> tuple[Quantised, Tensor]:
-    form = "none" if exact else "tanh"
-    d_pre = torch.ops.aten.gelu_backward(d_out.float(), pre.float() + bias.float(), approximate=form)
-    return _plain_quantise(d_pre, scale, amax, dtype), d_pre.sum(0)
-
-
-def _plain_norm(*arguments: Any) -> tuple[Tensor, Tensor, Quantised]:
-    *rest, scale, amax = arguments
-    out = norm.dropout_add_layer_norm(*rest)
-    return out, out, _plain_quantise(out.detach(), scale, amax, TYPES[INPUT])
-
-
 def _plain_product(
     a: Tensor, b: Tensor, inverse_a: Tensor, inverse_b: Tensor, dtype: torch.dtype, fast: bool, bias: Tensor | None
 ) -> Tensor:
@@ -325,9 +287,3 @@ def _scaled_product(
 registry.register("fp8_product", "plain")(_plain_product)
 for _name in ("native", "triton"):
     registry.register("fp8_product", _name)(_scaled_product)
-for _name in ("plain", "native"):
-    registry.register("fp8_quantise", _name)(_plain_quantise)
-    registry.register("fp8_quantise_sum", _name)(_plain_quantise_sum)
-    registry.register("fp8_gelu", _name)(_plain_gelu)
-    registry.register("fp8_gelu_backward", _name)(_plain_gelu_backward)
-    registry.register("fp8_dropout_add_layer_norm", _name)(_plain_norm)
