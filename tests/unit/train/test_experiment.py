@@ -276,6 +276,26 @@ def test_checkpoint_of_another_shape_is_refused(tmp_path, capsys):
     assert "belongs to another run: model" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"learning_rate": 0.5}, "LR is 0.01, this run has 0.5"),
+        ({"weight_decay_rate": 0.5}, "WEIGHT_DECAY_RATE is 0.01, this run has 0.5"),
+        ({"precision": "bf16"}, "PRECISION is 'fp32', this run has 'bf16'"),
+        ({"gradient_accumulation_steps": 1}, "GRADIENT_STEPS is 2, this run has 1"),
+        ({"max_steps": 9}, "LR_DECAY_END is 2, this run has 9"),
+    ],
+)
+def test_a_run_is_not_continued_by_another_method(tmp_path, capsys, changed, words):
+    started = {"max_steps": 2, "save_checkpoint_steps": 1}
+    assert run(tmp_path, **started) == 1
+    (tmp_path / "out/run_0/summary.json").unlink()
+    before = (tmp_path / "out/result_0.txt").read_bytes()
+    assert run(tmp_path, **{**started, **changed}, resume=1) == 2
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "out/result_0.part1.txt").read_bytes() == before
+
+
 def test_vocabulary_that_does_not_match_the_shards_is_refused(tmp_path, capsys, prepared_data):
     data = tmp_path / "data"
     shutil.copytree(prepared_data, data)

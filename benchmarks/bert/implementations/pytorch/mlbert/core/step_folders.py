@@ -107,14 +107,12 @@ class StepFolders:
         if digest != record.get("tensors_sha256"):
             raise _DamagedError("its tensors differ from their checksum")
         if record.get("identity") != self.identity:
-            raise UserError(folder, self._difference(record["identity"]), "Remove the folder or set another LOGDIR")
+            raise UserError(folder, self._difference(record["identity"]), "Set it so, or set another LOGDIR")
         return record["state"]
 
     def _difference(self, found: dict) -> str:
-        keys = sorted(k for k in {*found, *self.identity} if found.get(k) != self.identity.get(k))
-        return (
-            f"belongs to another run: {keys[0]} is {found.get(keys[0])!r}, this run has {self.identity.get(keys[0])!r}"
-        )
+        name = next(k for k in {**self.identity, **found} if found.get(k) != self.identity.get(k))
+        return f"belongs to another run: {name} is {found.get(name)!r}, this run has {self.identity.get(name)!r}"
 
 
 class _DamagedError(Exception):
