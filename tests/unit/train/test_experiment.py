@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -169,6 +170,26 @@ def test_resume_keeps_the_seed_that_the_system_drew(tmp_path):
     assert run(tmp_path, max_steps=400, seed="none", resume=1) == 1
     seeds = [event["value"] for event in events(tmp_path / "out" / "result_0.txt") if event["key"] == "seed"]
     assert seeds == [drawn]
+
+
+def test_a_log_that_fills_the_disk_is_no_success(tmp_path):
+    """A limit on the size of files stands for the disk: of all files only the log grows beyond it."""
+    limit = 60_000
+    words = {"max_steps": 400, "eval_iter_start_samples": 1, "eval_iter_samples": 1, "num_eval_examples": 4}
+    process = start_process(tmp_path, "out", **words, log_freq=0, shape={"vocab_size": 8, "hidden_size": 8})
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, output
+    assert "out/result_0.txt: cannot be written (File too large)" in output
+    assert "Traceback" not in output
+    assert not (tmp_path / "out/run_0/summary.json").exists()
+    assert (tmp_path / "out/result_0.txt").stat().st_size <= limit
+
+
+def test_weights_are_readable_like_any_file(tmp_path):
+    assert run(tmp_path, save_checkpoint_steps=6) == 1
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert modes == {(tmp_path / "out/run_0/config.json").stat().st_mode & 0o777}
 
 
 def test_a_run_that_never_started_may_be_repeated(tmp_path):
