@@ -139,6 +139,29 @@ def test_config_resolves(config_file: Path) -> None:
     assert not resolved.warnings
 
 
+def test_no_large_config_is_slow_by_omission(config_file: Path) -> None:
+    """Several GPUs: the reduction overlaps backward, the update is shared out, and unpacked ranks get equal work."""
+    values = exports_after(config_file)
+    config = resolve(defaults_of(values["RECIPE"]), values, {}, [], []).config
+    if config.recipe == TENSORFLOW2 or config.bert_config_file.stem != "large":
+        return  # a demonstration on CPUs, or TensorFlow's own ways
+    assert config.cuda_graph_mode == ("none" if config.max_sequences_per_pack == 1 else "full_iteration")
+    assert config.gradient_clipping != "before", "it would wait for the whole gradient"
+    assert config.max_sequences_per_pack > 1 or config.exchange_padding != "off"
+    if config.recipe == "packed_lamb":
+        assert config.sharded_optimizer == "node"
+        if "A100" not in config_file.name:
+            assert config_file.with_stem(config_file.stem.removesuffix("_fp8") + "_fp8").is_file(), "FP8 beside it"
+
+
+def test_an_fp8_config_is_the_one_beside_it_but_for_the_precision(config_file: Path) -> None:
+    if not config_file.stem.endswith("_fp8"):
+        return
+    own, other = (exports_after(path) for path in (config_file, config_file.with_stem(config_file.stem[:-4])))
+    assert (own["PRECISION"], other["PRECISION"]) == ("fp8", "bf16")
+    assert {k for k in own | other if own.get(k) != other.get(k)} == {"DGXSYSTEM", "CONFIG_FILE", "LOGDIR", "PRECISION"}
+
+
 def test_a_config_can_be_sourced_from_any_folder(config_file: Path, tmp_path: Path) -> None:
     assert exports_after(config_file, shell=f"cd '{tmp_path}'") == exports_after(config_file)
 

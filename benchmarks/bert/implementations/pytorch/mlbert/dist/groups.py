@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
-from mlbert.dist.world import World
+from mlbert.dist.world import World, nccl_options
 
 POLL_SECONDS = 1e-4
 
@@ -172,4 +172,5 @@ def _handle(ranks: list[int], world: World, timeout_s: float) -> dist.ProcessGro
     if len(ranks) in (1, world.world_size):
         return None
     # Without local synchronisation every rank would have to make every other node's group too.
-    return dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), use_local_synchronization=True)
+    timeout = timedelta(seconds=timeout_s)
+    return dist.new_group(ranks, timeout=timeout, pg_options=nccl_options(timeout), use_local_synchronization=True)
