@@ -20,6 +20,7 @@ from tf2_bert import recipe as tensorflow2
 
 NAME = re.compile(r"config_(?P<system>\w+?)_(?P<nodes>\d+)x(?P<ranks>\d+)x(?P<batch>\d+)x(?P<steps>\d+)(_\w+)?\.sh")
 SOURCE_LINE = 'source "$(dirname "${BASH_SOURCE[0]}")/env.sh"'
+FP8_SYSTEMS = ("b200_n1", "dgxh100_n1", "dgxh100_n8", "gb200", "h200_n1", "inventec_p8000_h100_n1")
 STUBS = ("run.sub", "run_pretraining.py")
 
 
@@ -150,8 +151,14 @@ def test_no_large_config_is_slow_by_omission(config_file: Path) -> None:
     assert config.max_sequences_per_pack > 1 or config.exchange_padding != "off"
     if config.recipe == "packed_lamb":
         assert config.sharded_optimizer == "node"
-        if "A100" not in config_file.name:
-            assert config_file.with_stem(config_file.stem.removesuffix("_fp8") + "_fp8").is_file(), "FP8 beside it"
+
+
+@pytest.mark.parametrize("system", FP8_SYSTEMS)
+def test_each_config_of_a_machine_with_fp8_has_one_for_it(system: str, tree_root: Path) -> None:
+    stems = {path.stem for path in (tree_root / "benchmarks/bert/implementations" / system).glob("config_*.sh")}
+    in_bf16 = {stem for stem in stems if not stem.endswith("_fp8")}
+    assert in_bf16
+    assert stems == in_bf16 | {f"{stem}_fp8" for stem in in_bf16}
 
 
 def test_an_fp8_config_is_the_one_beside_it_but_for_the_precision(config_file: Path) -> None:
