@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +20,7 @@ from mlbert.feed.host_batch import HostBatch
 
 TOKEN_MULTIPLE = 128  # tiles of a GPU's matrix products
 MASKED_MULTIPLE = 16  # inner dimension of an FP8 product
+PARTS = (0.6, 0.8)  # of the most tokens, for batches that vary
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,21 @@ class Budget:
             max_seqlen=max(max_seqlen),
             has_labels=any(labels),
         )
+
+    def smaller_ones(self) -> tuple[Budget, ...]:
+        """Budgets for batches that vary, the smallest first: parts of this one's tokens, as many sequences.
+
+        None where sequences are packed: batches are full then.
+        """
+        if self.sequences * self.max_seqlen > self.tokens:
+            return ()
+        smaller = []
+        for part in PARTS:
+            tokens = _rounded_up(math.ceil(part * self.tokens), TOKEN_MULTIPLE)
+            # Rounding gives a sequence one masked token more than its share at most, see `of_packs`.
+            masked = math.ceil(self.masked * tokens / self.tokens) + self.sequences
+            smaller.append(replace(self, tokens=tokens, masked=min(self.masked, _rounded_up(masked, MASKED_MULTIPLE))))
+        return tuple(dict.fromkeys(budget for budget in smaller if budget.tokens < self.tokens))
 
     def holds(self, batch: HostBatch) -> bool:
         """Whether the batch is within all four sizes, and has labels where the budget has them."""

@@ -72,6 +72,8 @@ class Model(Protocol):
     """An `nn.Module`; what it derives from its weights (FP8 copies, scales) is its own affair."""
 
     dtype: torch.dtype
+    # False: the next step finds the scales of FP8; set where a replay did what the host could not see.
+    is_calibrated: bool
 
     def __call__(self, batch: Batch, keys: Keys | None) -> Any:
         """What the objective reads; without keys there is no dropout."""
@@ -102,10 +104,6 @@ class Model(Protocol):
 
     def forget_step(self) -> None:
         """Drops what a pass that was no step left behind."""
-
-    @property
-    def is_calibrated(self) -> bool:
-        """False: the next step must be called, not replayed, so that the model learns its scales."""
 
     def recording(self) -> AbstractContextManager[object]:
         """Within it the model counts as calibrated; afterwards it is as before."""
