@@ -172,6 +172,11 @@ class TrainConfig(TextSettings, TensorFlow2Settings):
         "What is clipped: the gradient's sum over the ranks, each rank's own before that, or each bucket of its own.",
         choices=("after", "before", "buckets"),
     )
+    gradient_reduction: str = row(
+        "GRADIENT_REDUCTION",
+        "How gradients travel to be summed over the ranks; sums are added up in float32 either way.",
+        choices=("fp32", "bf16"),
+    )
     bucket_mib: int = row(
         "BUCKET_MIB", "Size of the buckets in which gradients travel.", "MiB", at_least=1, at_most=4096
     )

@@ -67,6 +67,16 @@ class RankGroup:
         data = buffer.view(torch.uint8)
         return all_gather(data, data.chunk(self.size)[self.rank], group=self.handle, async_op=True)
 
+    def begin_all_to_all(self, received: Tensor, sent: Tensor) -> dist.Work | None:
+        """Starts sending part `r` of `size` equal ones to each rank r, which gets them in the order of ranks.
+
+        Bytes travel as they are, so any dtype does. None for a rank alone.
+        """
+        if self.size == 1:
+            return None
+        buffers = received.view(torch.uint8), sent.view(torch.uint8)
+        return dist.all_to_all_single(*buffers, group=self.handle, async_op=True)
+
     def all_gather(self, data: np.ndarray, given_up: Callable[[], bool] = lambda: False) -> list[np.ndarray]:
         """The ``data`` of each rank of the group (uint8 [n], any n), on the host, in the order of ranks.
 
