@@ -82,6 +82,7 @@ DEFAULTS: Mapping[str, object] = {
     "weight_decay_rate": 1e-6,
     "max_grad_norm": None,
     "gradient_clipping": "after",
+    "gradient_reduction": "fp32",
     "bucket_mib": 25,
     "optimizer_implementation": "ops",
     "sharded_optimizer": "off",

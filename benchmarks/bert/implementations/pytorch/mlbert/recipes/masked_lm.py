@@ -74,6 +74,7 @@ DEFAULTS: Mapping[str, object] = {
     "decay_all": True,
     "max_grad_norm": None,
     "gradient_clipping": "after",
+    "gradient_reduction": "fp32",
     "bucket_mib": 25,
     "optimizer_implementation": "ops",
     "sharded_optimizer": "off",
