@@ -61,6 +61,10 @@ class EvaluationSet(Protocol):
     def num_examples(self) -> int:
         """Over all ranks; may be known after `open` only."""
 
+    @property
+    def budgets(self) -> Sequence[Budget]:
+        """What a batch holds at most, the smallest first, for a graph of each; known before `open`."""
+
     def open(self) -> None:
         """First touch of the data. Raises UserError for a damaged file or too few samples."""
 
