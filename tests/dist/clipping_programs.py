@@ -76,6 +76,8 @@ def arrivals(world: World) -> dict[str, Any]:
     reducer = BucketClippingReducer(
         flat.parameters, flat.grad, flat.offsets, world, buckets, max_norm=1.0, accumulation=2
     )
+    reducer.warm_up()
+    assert not flat.grad.any(), "warming up leaves no gradient"
     seen = []
     for last in (False, True):
         reducer.prepare(last)

@@ -15,6 +15,7 @@ SUITES = (
     *(f"ops/triton/test_{name}.py" for name in ("attention", "cast", "embedding", "loss", "norm")),
     "ops/test_fp8.py",
     "models/test_fp8.py::test_kernels_equal_their_plain_twins",
+    "models/test_step_counts.py",
     "optim/test_triton_update.py",
     "train/test_step_triton.py",
 )

@@ -10,7 +10,7 @@ All ranks start the buckets in the same order, so a bucket that is ready early w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,13 +91,28 @@ class GradientReducer:
         self._addresses = [flat_grad.data_ptr() + offset * flat_grad.element_size() for offset in offsets]
         self._buckets_of = [[n for n, b in enumerate(self._buckets) if i in b.parameters] for i in range(len(params))]
         self._armed = False
-        self._missing: list[set[int]] = []
+        self._missing: list[set[int]] = []  # of each bucket, the parameters whose gradients are not there yet
+        self._told: set[int] = set()  # parameters whose gradients backward has written into the buffer itself
         self._works: list[dist.Work | None] = []
         self.num_buckets = len(self._buckets)
         self.num_started = 0  # buckets under way or done in the present pass
         self.num_overlapped = 0
-        hooked = [(n, p) for n, p in enumerate(params) if p.requires_grad] if world.world_size > 1 else []
-        self._hooks = [param.register_post_accumulate_grad_hook(self._hook(index)) for index, param in hooked]
+        self._is_alone = world.world_size == 1
+        hooked = [] if self._is_alone else [(n, p) for n, p in enumerate(params) if p.requires_grad]
+        self._hooks = [
+            param.register_post_accumulate_grad_hook(lambda _, index=index: self._accumulated(index))
+            for index, param in hooked
+        ]
+
+    def warm_up(self) -> None:
+        """Runs every collective that gradients travel by, at its true size, on a gradient that is zero and stays so.
+
+        It connects the ranks, of every group: a library of collectives connects lazily, by the way that it chooses for
+        a size. All ranks call it together.
+        """
+        self._world.warm_up(self._flat_grad.device)
+        self.prepare(last=True)
+        self.finish()
 
     def prepare(self, last: bool) -> None:
         """Call before each micro-batch's backward; `last` tells that gradients are complete after this one."""
@@ -107,8 +122,9 @@ class GradientReducer:
 
     def _arm(self) -> None:
         """From here on the hooks start buckets."""
-        self._armed = bool(self._hooks)
+        self._armed = not self._is_alone
         if self._armed:
+            self._told.clear()
             self._missing = [{i for i in b.parameters if self._params[i].requires_grad} for b in self._buckets]
 
     def finish(self) -> None:
@@ -133,23 +149,33 @@ class GradientReducer:
             hook.remove()
         self._hooks.clear()
 
-    def _hook(self, index: int) -> Callable[[Tensor], None]:
+    def gradient_is_there(self, index: int) -> None:
+        """Tells that backward has added the gradient of parameter `index` into the buffer, and adds no more to it.
+
+        PyTorch tells so itself of each gradient that it accumulates. Whoever writes one into the buffer and gives
+        PyTorch none calls this instead, after the write is queued on the current stream.
+        """
+        if self._armed:
+            self._told.add(index)
+            self._take(index)
+
+    def _accumulated(self, index: int) -> None:
+        # Some versions of PyTorch run the hook where backward gave them no gradient to add, too.
+        if self._armed and index not in self._told:
+            self._take(index)
+
+    def _take(self, index: int) -> None:
+        grad = self._params[index].grad
+        assert grad is not None, "gradients are views of the buffer"
+        assert grad.data_ptr() == self._addresses[index], "a .grad was replaced: use FlatParameters.zero_grad"
         buckets = self._buckets_of[index]
-
-        def gradient_is_there(param: Tensor) -> None:
-            if not self._armed:
-                return
-            assert param.grad is not None, "the hook runs after accumulation"
-            assert param.grad.data_ptr() == self._addresses[index], "a .grad was replaced: use FlatParameters.zero_grad"
-            late = "a gradient changed after its sum had started: one backward after prepare"
-            assert buckets[0] >= self.num_started, late
-            for bucket in buckets:
-                self._missing[bucket].discard(index)
-            # In order, however early a later one is ready: collectives pair up by the order of their start.
-            while self.num_started < len(self._buckets) and not self._missing[self.num_started]:
-                self._begin_next()
-
-        return gradient_is_there
+        late = "a gradient changed after its sum had started: one backward after prepare"
+        assert buckets[0] >= self.num_started, late
+        for bucket in buckets:
+            self._missing[bucket].discard(index)
+        # In order, however early a later one is ready: collectives pair up by the order of their start.
+        while self.num_started < len(self._buckets) and not self._missing[self.num_started]:
+            self._begin_next()
 
     def _begin_next(self) -> None:
         part = self._slices[self.num_started]

@@ -125,6 +125,12 @@ class ShardedReducer(GradientReducer):
         self._second_stream = torch.cuda.Stream(flat_grad.device) if self._sums_twice and flat_grad.is_cuda else None
         super().__init__(params, flat_grad, offsets, world, layout.buckets(offsets), clip_before, loss_scale)
 
+    def warm_up(self) -> None:
+        """As in `GradientReducer`; what a sharded optimizer sums and gathers runs once too."""
+        super().warm_up()
+        self._layout.all_reduce_sum(self._flat_grad.new_zeros(1))
+        self._layout.all_gather(self._flat_grad)
+
     def _begin(self, part: Tensor) -> dist.Work | None:
         groups = self._layout.groups
         if groups.inside.size == 1:

@@ -326,6 +326,11 @@ class World:
         """Returns once every rank is here."""
         self.all_reduce_sum(torch.zeros(1))
 
+    def warm_up(self, device: torch.device) -> None:
+        """Connects all ranks, over the host and between their devices; all ranks call it together."""
+        self.barrier()
+        self.all_reduce_max(self.all_reduce_sum(torch.zeros(1, device=device)))
+
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sums the tensor over all ranks, in place on each; returns it."""
         if self.world_size > 1:

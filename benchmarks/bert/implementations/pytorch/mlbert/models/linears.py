@@ -44,8 +44,7 @@ class LayerLinears:
 
     def dropout_add_norm(self, reader: int, *arguments: Any) -> Hidden:
         """`mlbert.ops.dropout_add_layer_norm` of the arguments; linear layer `reader` reads the result."""
-        out = ops.dropout_add_layer_norm(*arguments)
-        return Hidden(out, out, None)
+        return Hidden(*ops.dropout_add_layer_norm_twice(*arguments), None)
 
 
 class _Fp8LayerLinears(LayerLinears):

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from mlbert.core import rules
 from mlbert.core.config import Resolved
+from mlbert.core.continuing import fixed_settings
 from mlbert.core.events import Events, MLPerfEvents, Several
 from mlbert.core.identity import (
     Identity,
@@ -204,6 +205,7 @@ def assemble(
     """
     graphs = choose_graphs(config.cuda_graph_mode, method, config.gradient_accumulation_steps, world.device)
     state = TrainState(next_eval_samples=config.eval_iter_start_samples)
+    identity = {**method.identity, **fixed_settings(config)}
     objects = (method.model, method.objective, method.flat, method.sync, method.optimizer)
     capture = graphs.capture() if graphs else None  # an evaluation runs between any two steps
     budgets = method.evaluation.budgets if graphs else ()
@@ -214,7 +216,7 @@ def assemble(
         ledger=Ledger(state, events.skipped),
         evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture, budgets),
         snapshots=Snapshots(
-            CheckpointFolder(checkpoints, config.keep_checkpoints, dict(method.identity)), method, state, seed, world
+            CheckpointFolder(checkpoints, config.keep_checkpoints, identity), method, state, seed, world
         ),
         events=events,
         lifecycle=lifecycle,

@@ -31,11 +31,16 @@ FORWARD_TILE, BACKWARD_TILE = 4096, 2048  # elements a program holds of each of 
 QUANTISED_TILE = 16384  # more rows write longer pieces of a transposed row; twice as many spill registers
 
 
-@registry.register("dropout_add_layer_norm", "triton")
-def dropout_add_layer_norm(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias=None):
+def dropout_add_layer_norm(*arguments):
     """See `mlbert.ops.norm.dropout_add_layer_norm`."""
+    return dropout_add_layer_norm_twice(*arguments)[0]
+
+
+@registry.register("dropout_add_layer_norm", "triton")
+def dropout_add_layer_norm_twice(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias=None):
+    """See `mlbert.ops.norm.dropout_add_layer_norm_twice`; the gradients of both names are added in registers."""
     threshold = dropout_threshold(dropout_p)
-    return _DropoutNorm.apply(x, residual, x_bias, weight, bias, eps, threshold, key, rows, False, None)[0]
+    return _DropoutNorm.apply(x, residual, x_bias, weight, bias, eps, threshold, key, rows, False, None)
 
 
 @registry.register("layer_norm_dropout", "triton")
@@ -66,6 +71,7 @@ class _DropoutNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_output, quantisation):
+        ctx.set_materialize_grads(False)  # copies have no gradient, and zeros for them would be written
         tokens, hidden = x.shape
         _check(x, residual, (weight, bias, x_bias), rows, threshold)
         x, residual = x.contiguous(), None if residual is None else residual.contiguous()
@@ -88,13 +94,15 @@ class _DropoutNorm(torch.autograd.Function):
         ctx.save_for_backward(total, mean, inverse, weight, rows, *((key,) if isinstance(key, Tensor) else ()))
         ctx.dropout, ctx.drop_output = (None if isinstance(key, Tensor) else key, threshold), drop_output
         ctx.types = bias.dtype, None if x_bias is None else x_bias.dtype
-        if not quantisation:
-            return (out,)
         ctx.mark_non_differentiable(*copies)
         return out, out.detach(), *copies
 
     @staticmethod
-    def backward(ctx, d_out, d_twin=None, *_):
+    def backward(ctx, d_out, d_twin, *_):
+        if d_out is None:
+            d_out, d_twin = d_twin, None
+        if d_out is None:
+            return (None,) * 11
         total, mean, inverse, weight, rows, *saved_key = ctx.saved_tensors
         (key, threshold), (bias_type, x_bias_type) = ctx.dropout, ctx.types
         tokens, hidden = total.shape
