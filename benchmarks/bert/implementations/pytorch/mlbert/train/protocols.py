@@ -167,6 +167,9 @@ class FlatBuffers(Protocol):
 class GradientSync(Protocol):
     """What happens to gradients between backward and update."""
 
+    def warm_up(self) -> None:
+        """Runs every collective that training needs, once; all ranks call it together, with gradients of zero."""
+
     def prepare(self, last: bool) -> None:
         """Announces a backward pass, or its replay; the last one of a step may start reducing."""
 
