@@ -192,6 +192,12 @@ def test_weights_are_readable_like_any_file(tmp_path):
     assert modes == {(tmp_path / "out/run_0/config.json").stat().st_mode & 0o777}
 
 
+def test_more_threads_than_the_machine_has_cpus_are_refused(tmp_path, capsys):
+    assert run(tmp_path, cpu_threads=4000) == 2
+    assert "CPU_THREADS=4000: this machine has" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_run_that_never_started_may_be_repeated(tmp_path):
     assert run(tmp_path, init_checkpoint="/nowhere/model.safetensors") == 2
     assert (tmp_path / "out" / "result_0.txt").exists()

@@ -24,6 +24,7 @@ from rich.console import Console
 from mlbert.core import rules
 from mlbert.core.config import Resolved
 from mlbert.core.continuing import fixed_settings
+from mlbert.core.errors import UserError
 from mlbert.core.events import Events, MLPerfEvents, Several
 from mlbert.core.identity import (
     Identity,
@@ -59,8 +60,11 @@ _PARTS = "gradient_accumulation_steps"
 
 
 def threads_per_rank(config: TrainConfig, world: World) -> int:
-    """CPU threads of this rank: the setting, or an equal share of the cores that the process may use."""
+    """CPU threads of this rank: the setting, or an equal share of the cores that the process may use. Raises UserError
+    for more threads than CPUs, with which OpenMP may bring the whole machine to its limit."""
     if config.cpu_threads:
+        if config.cpu_threads > (cpus := os.cpu_count() or 1):
+            raise UserError(f"CPU_THREADS={config.cpu_threads}", f"this machine has {cpus} CPUs", "Set it to none")
         return config.cpu_threads
     return max(1, len(os.sched_getaffinity(0)) // world.local_world_size)
 
@@ -68,13 +72,14 @@ def threads_per_rank(config: TrainConfig, world: World) -> int:
 def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Console) -> Outcome:
     """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
     config, paths = resolved.config, RunFolder.of(resolved.config)
+    num_threads = threads_per_rank(config, world)
     inputs = recipe.inspect(config)
     if world.rank == 0:
         paths.prepare(config.resume)
     world.start()
     if world.rank == 0 and config.resume:
         paths.set_log_aside()
-    torch.set_num_threads(threads_per_rank(config, world))
+    torch.set_num_threads(num_threads)
     seed = world.broadcast_int(choose_seed(config, paths))
     log = MLPerfLogger(paths.log if world.rank == 0 else None, rank=world.rank, root=tree_root())
 
