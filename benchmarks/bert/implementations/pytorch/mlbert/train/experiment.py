@@ -126,6 +126,7 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
         lifecycle.accept_warnings()
         run.step.warm_up()
         if run.step.graphs:
+            run.evaluator.record()
             run.step.record()
             say(f"CUDA graphs: {config.cuda_graph_mode}, {method.budget}")
         monitor.open(run.state)
@@ -213,12 +214,13 @@ def assemble(
     state = TrainState(next_eval_samples=config.eval_iter_start_samples)
     objects = (method.model, method.objective, method.flat, method.sync, method.optimizer)
     capture = graphs.capture() if graphs else None  # an evaluation runs between any two steps
+    budgets = method.evaluation.budgets if graphs else ()
     return Run(
         method=method,
         step=Step(*objects, world.all_reduce_max, events.say, graphs, method.loss_scale),
         reader=Reader(method.source, method.objective, method.model, world, lifecycle.watch, lambda: lifecycle.warned),
         ledger=Ledger(state, events.skipped),
-        evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture),
+        evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture, budgets),
         snapshots=Snapshots(
             CheckpointFolder(checkpoints, config.keep_checkpoints, dict(method.identity)), method, state, seed, world
         ),
