@@ -25,6 +25,7 @@ def load_tool() -> ModuleType:
 
 
 tool = load_tool()
+sass = tool.sass
 # One kernel of each kind for every architecture. The variants only where most runs are; those of float32 and float16
 # products, which take longest to compile, where a GPU runs them.
 EVERYWHERE = (
@@ -69,6 +70,19 @@ def test_neighbouring_columns_share_the_mixing_of_the_mask() -> None:
     ]
     multiplications, exponentials = report.ptx.count("mul.lo.s32"), report.ptx.count("ex2.approx")
     assert 0 < multiplications < 1.5 * exponentials
+
+
+def test_instructions_are_counted_by_opcode_and_loop() -> None:
+    """One loop that loads and adds four numbers at a time; a sum through shared memory and one store behind it."""
+    sums = next(r for r in tool.compile_case("cast fp8", 90) if r.kernel == "sum_partials_kernel")
+    counts, (loop,) = sass.instructions(sums.cubin), sass.loops(sums.cubin)
+    assert loop["FADD"] == 4 * loop["LDG.E.128"] > 0
+    assert counts["LDG.E.128"] == loop["LDG.E.128"]
+    assert counts["STG.E"] == 1
+    assert "STG.E" not in loop
+    assert all(counts[opcode] >= count for opcode, count in loop.items())
+    assert not {"NOP", ""} & counts.keys()
+    assert sass.classes(counts).total() == counts.total() <= sass.clocks(counts)
 
 
 @pytest.mark.parametrize("arch", tool.ARCHITECTURES)
