@@ -19,7 +19,7 @@ from mlbert.core.settings import settings_by_env
 from tf2_bert import recipe as tensorflow2
 
 NAME = re.compile(r"config_(?P<system>\w+?)_(?P<nodes>\d+)x(?P<ranks>\d+)x(?P<batch>\d+)x(?P<steps>\d+)(_\w+)?\.sh")
-SOURCE_LINE = 'source "$(dirname "${BASH_SOURCE[0]}")/env.sh"'
+SOURCE_LINE = 'source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"'
 STUBS = ("run.sub", "run_pretraining.py")
 
 

@@ -140,7 +140,13 @@ def test_dockerfile_passes_hadolint(tree_root: Path) -> None:
     if program is None:
         pytest.skip("hadolint is not installed (extra: test)")
     done = subprocess.run(
-        [program, str(tree_root / PYTORCH / "Dockerfile")], capture_output=True, text=True, check=False
+        [
+            program,
+            *(str(tree_root / folder / "Dockerfile") for folder in (PYTORCH, SYSTEMS / "inventec_p8000_h100_n1")),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
 
