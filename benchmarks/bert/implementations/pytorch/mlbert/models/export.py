@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import share_file
 from mlbert.core.model_card import model_card
 from mlbert.models.bert import AnyBert
 from mlbert.models.huggingface import model_config, obstacle, to_huggingface
@@ -32,6 +33,7 @@ def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], voca
         for target in (own,) if why_not else (own, peer):
             target.mkdir(parents=True, exist_ok=True)
             save_file(state, target / "model.safetensors", metadata={"format": "pt"})
+            share_file(target / "model.safetensors")
             if vocabulary is not None:
                 shutil.copyfile(vocabulary, target / VOCAB_FILE)
                 _write_json(target / CONFIG_FILE, _tokenizer(vocabulary, model.config.max_position_embeddings))

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mlbert.core.files import share_file
 from mlbert.core.step_folders import StepFolders
 
 _TENSORS = "tensors.safetensors"
@@ -39,6 +40,7 @@ class CheckpointFolder:
         def write(folder: Path) -> None:
             try:
                 save_file(tensors, folder / _TENSORS)
+                share_file(folder / _TENSORS)
             except SafetensorError as error:
                 raise OSError(str(error)) from None
 
