@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,9 @@ def train_once(world: World, mode: GraphMode, by_buckets: bool, recorded: bool) 
     for tensor in (flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *model.buffers()):
         changed.update(tensor.numpy().tobytes())
     reducer.close()
+    graph = weakref.ref(step._graphs[0].replay) if recorded else None
+    step.release()
+    assert graph is None or graph() is None, "nothing holds a graph any more"
     return {
         "mode": mode.value,
         "by_buckets": by_buckets,
