@@ -250,7 +250,7 @@ class TrainConfig(TextSettings, TensorFlow2Settings):
         "SAVE_CHECKPOINT_STEPS", "Distance between checkpoints; 0 saves none.", "steps", at_least=0, at_most=MOST_STEPS
     )
     keep_checkpoints: int = row(
-        "KEEP_CHECKPOINTS", "Newest ones that are kept.", "checkpoints", at_least=0, at_most=10_000
+        "KEEP_CHECKPOINTS", "Newest ones that are kept.", "checkpoints", at_least=0, at_most=MOST_STEPS
     )
     resume: bool = row("RESUME", "Continue from the newest good checkpoint in LOGDIR.")
     max_skipped_steps: int = row(

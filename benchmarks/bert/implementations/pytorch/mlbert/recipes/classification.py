@@ -24,6 +24,7 @@ import torch
 from mlbert.core import glue, schedules
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.config_files import nearest
+from mlbert.core.continuing import fixed_settings
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.world import World
@@ -213,6 +214,7 @@ def build(config: TrainConfig, inputs: TaskInputs, world: World, seed: int, warn
             "train_batch_size": config.train_batch_size,
             "train_data": inputs.train_data,
             "eval_data": inputs.eval_data,
+            **fixed_settings(config),
         },
         export=export,
         loss_scale=loss_scale,

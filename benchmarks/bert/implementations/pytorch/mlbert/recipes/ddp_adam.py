@@ -20,6 +20,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 from mlbert.core import schedules
+from mlbert.core.continuing import fixed_settings
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.bucket_clipping import BucketClippingReducer
 from mlbert.dist.groups import exchange_group
@@ -123,6 +124,7 @@ def build(
             "ranks": world.world_size,
             "train_data": inputs.train_data,
             "eval_data": inputs.eval_data,
+            **fixed_settings(config),
         },
         export=functools.partial(write_weights, model, vocabulary=inputs.vocabulary),
         loss_scale=loss_scale,

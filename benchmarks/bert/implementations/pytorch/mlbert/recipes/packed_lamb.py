@@ -18,6 +18,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 from mlbert.core import schedules
+from mlbert.core.continuing import fixed_settings
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.groups import ShardGroups, exchange_group
@@ -121,6 +122,7 @@ def build(
             "ranks": world.world_size,
             "train_data": inputs.train_data,
             "eval_data": inputs.eval_data,
+            **fixed_settings(config),
         },
         export=functools.partial(write_weights, model, vocabulary=inputs.vocabulary),
         loss_scale=loss_scale,
