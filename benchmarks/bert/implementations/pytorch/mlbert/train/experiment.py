@@ -125,6 +125,7 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
     if world.rank == 0:
         summary = artifacts.summarize(outcome, config, method, seed, world)
         artifacts.leave_behind(paths.folder, summary, asdict(identity), method)
+    run.step.release()
     world.stop()
     return outcome
 
