@@ -50,6 +50,7 @@ def defaults() -> dict[str, object]:
         "eval_iter_start_samples": 1000,
         "eval_iter_samples": 1000,
         "precision": "auto",
+        "fp8_fast_accumulation": "forward",
         "loss_scale": 131072.0,
         "loss_scale_window": 2000,
         "cpu_threads": None,
