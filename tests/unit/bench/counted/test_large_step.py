@@ -19,6 +19,8 @@ from mlbert.bench.counted.model import seconds_of_parts
 from mlbert.bench.counted.steps import Counted, count
 from mlbert.cli.bench import CONFIGS
 from mlbert.models import BertConfig
+from mlbert.plan import memory
+from mlbert.plan.shapes import BENCHMARK
 
 LARGE = BertConfig.from_json(CONFIGS / "large.json")
 H200, PACKS, TOKENS = GPUS["h200"], 48, 24_576
@@ -99,6 +101,14 @@ def test_an_evaluation_is_a_forward_pass(precision: str) -> None:
     flops, of_step = (sum(total.flops for total in side.values()) for side in (sums, step))
     assert flops == pytest.approx(of_step / 3, rel=0.01)
     assert sums[parts.UPDATE].launches == sums[parts.CLEARING].launches == 0
+
+
+@pytest.mark.parametrize("precision", MODES)
+def test_the_planner_tells_the_memory_that_is_counted(precision: str) -> None:
+    counted = large_step(precision)
+    sequences = TOKENS * BENCHMARK.sequences / BENCHMARK.tokens
+    held = memory.of(LARGE, "h200", sequences, 1, fp8=precision == "fp8")
+    assert held.total - held.context == pytest.approx(counted.memory.peak / 1e9, rel=0.03)
 
 
 def test_modelled_times_are_no_shorter_than_bytes_and_flops_allow() -> None:
