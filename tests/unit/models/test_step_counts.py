@@ -31,7 +31,7 @@ SHAPE = BertConfig(
 )
 
 
-LINEAR_OPS = ("linear_qkv", "linear_gelu", "feed_forward")
+LINEAR_OPS = ("linear", "linear_qkv", "linear_gelu", "feed_forward")
 
 
 class _NoProducts:

@@ -47,7 +47,7 @@ from mlbert.ops.fp8_scaling import (
     Scaled,
     Slot,
 )
-from mlbert.ops.linear import joined
+from mlbert.ops.weights import joined
 
 
 class Hidden(NamedTuple):

@@ -22,9 +22,9 @@ from mlbert.ops import registry
 from mlbert.ops.dropout import dropout_threshold
 from mlbert.ops.fp8_scaling import Quantised, padded_tokens
 from mlbert.ops.native_library import check_rows
-from mlbert.ops.triton.cast import quantised_buffers, store_quantised
 from mlbert.ops.triton.device import ACTIVATION_TYPES
 from mlbert.ops.triton.mask import keep, key_argument, load_key, row_hash
+from mlbert.ops.triton.quantise import quantised_buffers
 from mlbert.ops.triton.sums import sum_partials, walking_programs
 
 FORWARD_TILE, BACKWARD_TILE = 4096, 2048  # elements a program holds of each of its tensors
@@ -150,6 +150,24 @@ def _statistics(value, is_column, hidden, eps):
     mean = tl.sum(tl.where(is_column, value, 0.0), 1) / hidden
     centred = tl.where(is_column, value - mean[:, None], 0.0)
     return mean, centred, 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / hidden + eps)
+
+
+@triton.jit
+def store_quantised(value, row, column, tokens, padded, columns, out_rows, out_columns, scale, amax):
+    """Writes a float32 tile, 0 where outside, as FP8 to out_rows [T, F] and out_columns [F, U]; raises amax."""
+    inside = (row < tokens)[:, None] & (column < columns)[None, :]
+    # A maximum does not depend on the order, so the atomic is deterministic.
+    tl.atomic_max(amax, tl.max(tl.max(tl.abs(value), 1), 0), sem="relaxed")
+    largest = 448.0 if out_rows.dtype.element_ty == tl.float8e4nv else 57344.0
+    scaled = value * scale
+    # Comparisons are false for NaN, which passes.
+    scaled = tl.where(scaled > largest, largest, tl.where(scaled < -largest, -largest, scaled))
+    small = scaled.to(out_rows.dtype.element_ty)
+    wide_row, wide_column = row.to(tl.int64), column.to(tl.int64)
+    tl.store(out_rows + wide_row[:, None] * columns + column[None, :], small, mask=inside)
+    # Columns up to U are written as well: products read them, as zeros.
+    transposed_inside = (column < columns)[:, None] & (row < padded)[None, :]
+    tl.store(out_columns + wide_column[:, None] * padded + row[None, :], tl.trans(small), mask=transposed_inside)
 
 
 @triton.jit(do_not_specialize=["key", "tokens"], do_not_specialize_on_alignment=["quantisation_scale", "amax"])
