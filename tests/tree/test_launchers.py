@@ -39,7 +39,10 @@ if "run_and_time.sh" in line:
     run = Path(os.environ["LOGDIR"], "run_" + os.environ["EXPERIMENT"])
     run.mkdir(parents=True)
     status = int(os.environ.get("STATUS", "0"))
-    if status < 2:
+    if os.environ.get("RUN_STOP"):
+        line = dict(key="run_stop", metadata=json.loads(os.environ["RUN_STOP"]))
+        run.with_name(run.name.replace("run_", "result_") + ".txt").write_text(json.dumps(line) + "\\n")
+    elif status < 2:
         (run / "summary.json").write_text("{{}}")
     sys.exit(status)
 """
@@ -56,6 +59,7 @@ class Bench:
         ours = tree_root / "benchmarks/bert/implementations"
         (implementations / "pytorch").symlink_to(ours / "pytorch")
         (self.system / "run.sub").write_bytes((ours / "cpu_demo/run.sub").read_bytes())
+        (self.system / "run_pretraining.py").touch()  # asked for the settings before the ranks start
         self.launch = implementations / "pytorch/launch"
         self.logs, self.programs, self.notes = root / "logs", root / "bin", root / "notes"
         self.programs.mkdir()
@@ -163,6 +167,15 @@ def test_container_is_pulled_once_a_node_and_found_by_name(bench: Bench) -> None
     assert [call["words"] for call in bench.calls("srun")] == [
         [*once, f"--container-image={image}", *container, "true"],
         [*once, *container, str(bench.launch / "check_node.sh")],
+        [
+            "--mpi=none",
+            "--nodes=1",
+            "--ntasks=1",
+            *container,
+            "python3",
+            f"{bench.system}/run_pretraining.py",
+            "--print-config",
+        ],
         [*ranks, "--ntasks=8", "--ntasks-per-node=4", *container, str(bench.launch / "run_and_time.sh")],
         ["--mpi=none", "--nodes=1", "--ntasks=1", *container, *report],
         [*once, "enroot", "remove", "--force", "pyxis_mlbert_7"],
@@ -179,6 +192,46 @@ def test_a_failing_rank_fails_the_job_and_starts_no_further_run(bench: Bench) ->
     done = bench.job(NEXP=3, STATUS=3)
     assert done.returncode == 3
     assert len(bench.calls("srun", "run_and_time.sh")) == 1
+
+
+@pytest.mark.parametrize(
+    ("srun", "run_stop", "status"),
+    [
+        (137, {"reason": "rank 1 on n2 died after step 4", "status": "aborted"}, 3),
+        (143, {"reason": "rank 0 on n1 is silent after step 4 (30 s)", "status": "aborted"}, 3),
+        (137, {"reason": "SIGTERM", "status": "aborted"}, 143),
+        (139, None, 3),
+        (2, None, 2),
+        (137, {"status": "success"}, 0),
+    ],
+)
+def test_the_job_s_status_is_the_run_s(bench: Bench, srun: int, run_stop: dict | None, status: int) -> None:
+    image = bench.logs.with_name("bert.sqsh")  # in a container, so that the report is a stand-in's too
+    image.touch()
+    exports = {"RUN_STOP": json.dumps(run_stop)} if run_stop else {}
+    done = bench.job(STATUS=srun, CONT=image, **exports)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert f"run 0 ended with status {status}." in done.stdout
+    assert (status != 0) or "writing its results broke off with status 137" in done.stdout
+
+
+def test_a_success_without_its_results_is_not_trained_again(bench: Bench) -> None:
+    bench.logs.mkdir()
+    line = {"key": "run_stop", "metadata": {"status": "success"}}
+    (bench.logs / "result_0.txt").write_text(json.dumps(line) + "\n")
+    image = bench.logs.with_name("bert.sqsh")
+    image.touch()
+    done = bench.job(SLURM_RESTART_COUNT=1, TIMED=1, CONT=image)
+    assert (done.returncode, "run 0 is finished." in done.stdout) == (0, True)
+    assert bench.calls("srun", "run_and_time.sh") == []
+
+
+def test_a_job_leaves_no_temporary_files(bench: Bench, tmp_path: Path) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    bench.job(TMPDIR=scratch, NEXP=2)
+    assert list(scratch.iterdir()) == []
+    assert [path.name for path in bench.logs.iterdir() if path.name.startswith(".")] == []
 
 
 def test_a_missed_target_fails_the_job_after_all_runs(bench: Bench) -> None:
