@@ -81,7 +81,7 @@ def arrivals(world: World) -> dict[str, Any]:
     seen = []
     for last in (False, True):
         reducer.prepare(last)
-        x = Probe.apply(layers[0](torch.ones(2, 64)), lambda: seen.append((reducer.num_started, len(reducer._works))))
+        x = Probe.apply(layers[0](torch.ones(2, 64)), lambda: seen.append((reducer.num_started, len(reducer._chains))))
         for layer in layers[1:]:
             x = layer(x)
         x.sum().backward()

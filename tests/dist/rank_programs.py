@@ -145,47 +145,6 @@ def overlap(world: World) -> dict[str, Any]:
     return {"seen": seen, "overlapped": reducer.num_overlapped, "buckets": reducer.num_buckets}
 
 
-class WritesItself(torch.autograd.Function):
-    """x w^T whose backward adds w's gradient into the buffer itself, gives PyTorch none, and says so."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, is_there: Any) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.is_there = is_there
-        return x @ weight.T
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        x, weight = ctx.saved_tensors
-        weight.grad.addmm_(grads[0].T, x)
-        ctx.is_there()
-        return grads[0] @ weight, None, None
-
-
-def written(world: World, itself: bool) -> dict[str, Any]:
-    """The gradient, and what had started when backward reached the first of four layers, of which every second one
-    writes its weights' gradient itself or not. Before that the collectives run once, on nothing."""
-    torch.manual_seed(5)
-    layers = [nn.Linear(64, 64) for _ in range(4)]
-    flat = FlatParameters(nn.Sequential(*layers).named_parameters())
-    reducer = summed_in_buckets(flat, world, 64 * 64)
-    reducer.warm_up()
-    assert not flat.grad.any(), "warming up leaves no gradient"
-    seen: list[int] = []
-    for last in (False, True):
-        reducer.prepare(last)
-        x = torch.ones(2, 64) + world.rank
-        for index, layer in enumerate(layers):
-            if index % 2 and itself:
-                x = WritesItself.apply(x, layer.weight, lambda i=2 * index: reducer.gradient_is_there(i)) + layer.bias
-            else:
-                x = layer(x)
-            x = Probe.apply(x, lambda: seen.append(reducer.num_started)) if index == 0 else torch.tanh(x)
-        x.sum().backward()
-    reducer.finish()
-    return {"grad": flat.grad.tolist(), "seen": seen}
-
-
 def second_backward(world: World) -> str:
     """A gradient that changes after its bucket has started must not pass unnoticed."""
     parameter = nn.Parameter(torch.ones(3))
@@ -224,7 +183,6 @@ def everything(world: World) -> dict[str, Any]:
         "uneven_use": uneven_use(world),
         "no_backward": no_backward(world),
         "overlap": overlap(world),
-        "written": {"itself": written(world, True), "by torch": written(world, False)},
         "second_backward": second_backward(world),
         "numbers": numbers(world),
     }

@@ -192,6 +192,14 @@ def test_weights_are_readable_like_any_file(tmp_path):
     assert modes == {(tmp_path / "out/run_0/config.json").stat().st_mode & 0o777}
 
 
+def test_an_evaluation_on_the_training_set_is_refused(tmp_path, capsys, prepared_data):
+    same = prepared_data / "train"
+    shape = {"vocab_size": read_manifest(same).vocab_size}
+    changes = {"synthetic_data": 0, "input_dir": same, "eval_dir": same, "num_eval_examples": 8, "shape": shape}
+    assert run(tmp_path, **changes) == 2
+    assert "train: is the training set" in capsys.readouterr().err
+
+
 def test_more_threads_than_the_machine_has_cpus_are_refused(tmp_path, capsys):
     assert run(tmp_path, cpu_threads=4000) == 2
     assert "CPU_THREADS=4000: this machine has" in capsys.readouterr().err
@@ -360,5 +368,7 @@ def test_records_train_as_they_are(tmp_path, prepared_data, capsys):
     shape = {"max_position_embeddings": 512, "vocab_size": vocab_size}
     assert run(tmp_path, shape=shape, max_steps=3, **data) == 1
     assert json.loads((tmp_path / "out/run_0/summary.json").read_text())["steps"] == 3
-    assert run(tmp_path, "small", shape={**shape, "vocab_size": 50}, max_steps=3, **{**data, "eval_dir": records}) == 2
+    hdf5_to_tfrecords(prepared_data / "eval", tmp_path / "others")
+    data["eval_dir"] = tmp_path / "others"
+    assert run(tmp_path, "small", shape={**shape, "vocab_size": 50}, max_steps=3, **data) == 2
     assert "the model's vocabulary has 50 entries" in capsys.readouterr().err

@@ -172,6 +172,11 @@ class TrainConfig(TextSettings, TensorFlow2Settings):
         "What is clipped: the gradient's sum over the ranks, each rank's own before that, or each bucket of its own.",
         choices=("after", "before", "buckets"),
     )
+    gradient_reduction: str = row(
+        "GRADIENT_REDUCTION",
+        "How gradients travel to be summed over the ranks; sums are added up in float32 either way.",
+        choices=("fp32", "bf16"),
+    )
     bucket_mib: int = row(
         "BUCKET_MIB", "Size of the buckets in which gradients travel.", "MiB", at_least=1, at_most=4096
     )
@@ -218,6 +223,11 @@ class TrainConfig(TextSettings, TensorFlow2Settings):
         "Number format of the matrix products; fp8 is the encoder's, fp8-forward without those of gradients.",
         choices=("auto", "fp32", "bf16", "fp16", "fp8", "fp8-forward"),
     )
+    fp8_fast_accumulation: str = row(
+        "FP8_FAST_ACCUMULATION",
+        "Which FP8 products let the tensor cores of Hopper add with fewer bits; all adds those of gradients.",
+        choices=("forward", "all"),
+    )
     loss_scale: float = row(
         "LOSS_SCALE", "What fp16 multiplies the loss by at first; halved at an overflow.", above=0, at_most=2**24
     )
@@ -245,7 +255,7 @@ class TrainConfig(TextSettings, TensorFlow2Settings):
         "SAVE_CHECKPOINT_STEPS", "Distance between checkpoints; 0 saves none.", "steps", at_least=0, at_most=MOST_STEPS
     )
     keep_checkpoints: int = row(
-        "KEEP_CHECKPOINTS", "Newest ones that are kept.", "checkpoints", at_least=0, at_most=10_000
+        "KEEP_CHECKPOINTS", "Newest ones that are kept.", "checkpoints", at_least=0, at_most=MOST_STEPS
     )
     resume: bool = row("RESUME", "Continue from the newest good checkpoint in LOGDIR.")
     max_skipped_steps: int = row(
@@ -314,6 +324,11 @@ LAUNCH_SETTINGS: tuple[Setting, ...] = (
     _launch("BIND_CPUS", bool, "Bind each rank to the cores and memory beside its GPU."),
     _launch("CLEAR_CACHES", bool, "Drop the page cache before each run."),
     _launch("NCCL_TEST", bool, "Measure the network before the first run and name the slowest node."),
+    _launch(
+        "NCCL_NVLS_ENABLE", int, "For NCCL: sums in NVLink switches; not set: where it can.", at_least=0, at_most=2
+    ),
+    _launch("NCCL_GRAPH_REGISTER", int, "For NCCL: registers the buffers of captured sums.", at_least=0, at_most=1),
+    _launch("NCCL_LOCAL_REGISTER", int, "For NCCL: lets PyTorch register buffers.", at_least=0, at_most=1),
     _launch("CHECK_COMPLIANCE", bool, "Check each run's log inside the job."),
     _launch("COLLECT_RESULTS", bool, "Copy the logs to results/<platform>/bert of the tree."),
     _launch("TIMED", bool, "Runs count as results: an interrupted one is recorded as aborted, never continued."),

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from mlbert.dist.groups import RankGroup
+from mlbert.dist.sums import Chain, Steps, all_reduced
 from mlbert.dist.world import World
 
 NORM_ROW = 4096  # elements whose squares are added in float32
@@ -61,6 +62,7 @@ class GradientReducer:
         clip_before: norm to which each rank clips its own share of the gradient before the sum; then nothing may be
             clipped after it, and buckets start after backward only. None: no clipping here. See `clip_share`.
         loss_scale: float32 scalar that losses are multiplied by; None: they are not.
+        in_bf16: gradients travel rounded; see `mlbert.dist.sums`.
 
     Attributes:
         num_buckets: collectives of a step.
@@ -79,6 +81,7 @@ class GradientReducer:
         buckets: Sequence[Bucket],
         clip_before: float | None,
         loss_scale: Tensor | None = None,
+        in_bf16: bool = False,
     ) -> None:
         assert len(params) == len(offsets), "one offset for each parameter"
         self._params = list(params)
@@ -92,15 +95,16 @@ class GradientReducer:
         self._buckets_of = [[n for n, b in enumerate(self._buckets) if i in b.parameters] for i in range(len(params))]
         self._armed = False
         self._missing: list[set[int]] = []  # of each bucket, the parameters whose gradients are not there yet
-        self._told: set[int] = set()  # parameters whose gradients backward has written into the buffer itself
-        self._works: list[dist.Work | None] = []
+        self._in_bf16 = in_bf16
+        self._stream = torch.cuda.Stream(flat_grad.device) if flat_grad.is_cuda and self._has_steps() else None
+        self._chains: list[Chain] = []
         self.num_buckets = len(self._buckets)
         self.num_started = 0  # buckets under way or done in the present pass
         self.num_overlapped = 0
         self._is_alone = world.world_size == 1
         hooked = [] if self._is_alone else [(n, p) for n, p in enumerate(params) if p.requires_grad]
         self._hooks = [
-            param.register_post_accumulate_grad_hook(lambda _, index=index: self._accumulated(index))
+            param.register_post_accumulate_grad_hook(lambda _, index=index: self._gradient_is_there(index))
             for index, param in hooked
         ]
 
@@ -124,7 +128,6 @@ class GradientReducer:
         """From here on the hooks start buckets."""
         self._armed = not self._is_alone
         if self._armed:
-            self._told.clear()
             self._missing = [{i for i in b.parameters if self._params[i].requires_grad} for b in self._buckets]
 
     def finish(self) -> None:
@@ -139,8 +142,8 @@ class GradientReducer:
         self.num_overlapped = self.num_started
         while self.num_started < len(self._buckets):
             self._begin_next()
-        self._complete(self._works)
-        self._works.clear()
+        self._complete(self._chains)
+        self._chains.clear()
         self.num_started = 0
 
     def close(self) -> None:
@@ -149,22 +152,9 @@ class GradientReducer:
             hook.remove()
         self._hooks.clear()
 
-    def gradient_is_there(self, index: int) -> None:
-        """Tells that backward has added the gradient of parameter `index` into the buffer, and adds no more to it.
-
-        PyTorch tells so itself of each gradient that it accumulates. Whoever writes one into the buffer and gives
-        PyTorch none calls this instead, after the write is queued on the current stream.
-        """
-        if self._armed:
-            self._told.add(index)
-            self._take(index)
-
-    def _accumulated(self, index: int) -> None:
-        # Some versions of PyTorch run the hook where backward gave them no gradient to add, too.
-        if self._armed and index not in self._told:
-            self._take(index)
-
-    def _take(self, index: int) -> None:
+    def _gradient_is_there(self, index: int) -> None:
+        if not self._armed:
+            return
         grad = self._params[index].grad
         assert grad is not None, "gradients are views of the buffer"
         assert grad.data_ptr() == self._addresses[index], "a .grad was replaced: use FlatParameters.zero_grad"
@@ -181,16 +171,20 @@ class GradientReducer:
         part = self._slices[self.num_started]
         if self._loss_scale is not None and self._clip_before is None:
             part.div_(self._loss_scale)
-        self._works.append(self._begin(part))
+        self._chains.append(Chain(self._sum(part), self._stream))
         self.num_started += 1
 
-    def _begin(self, part: Tensor) -> dist.Work | None:
-        return self._world.begin_all_reduce_sum(part)
+    def _has_steps(self) -> bool:
+        """Whether a sum is more than one collective."""
+        return self._in_bf16 and self._world.world_size > 1
 
-    def _complete(self, works: Sequence[dist.Work | None]) -> None:
-        for work in works:
-            if work is not None:
-                work.wait()
+    def _sum(self, part: Tensor) -> Steps:
+        return all_reduced(part, RankGroup(self._world.rank, self._world.world_size), self._in_bf16)
+
+    def _complete(self, chains: Sequence[Chain]) -> None:
+        # Chain after chain, step after step: all ranks begin collectives in the same order.
+        while chains:
+            chains = [chain for chain in chains if chain.advance()]
 
 
 def norm_of(x: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from mlbert.feed.host_batch import HostBatch
 
 TOKEN_MULTIPLE = 128  # tiles of a GPU's matrix products
 MASKED_MULTIPLE = 16  # inner dimension of an FP8 product
+DEVIATIONS = 6.0  # of the number of masked tokens, which is binomial
 PARTS = (0.6, 0.8)  # of the most tokens, for batches that vary
 
 
@@ -45,6 +46,14 @@ class Budget:
         share = max(MASKED_SHARE, max_predictions / max_seqlen)
         masked = min(math.floor(share * max_tokens) + max_sequences, max_sequences * max_predictions)
         return cls.rounded(packs * max_tokens, packs * max_sequences, packs * masked, max_seqlen)
+
+    @classmethod
+    def of_sequences(cls, sequences: int, length: int, rate: float) -> Budget:
+        """What so many sequences of at most that length hold, each token masked with a chance of `rate`; one time in a
+        billion they have more masked ones."""
+        tokens = sequences * length
+        masked = rate * tokens + DEVIATIONS * math.sqrt(rate * (1 - rate) * tokens)
+        return cls.rounded(tokens, sequences, math.ceil(masked), length)
 
     @classmethod
     def rounded(cls, tokens: int, sequences: int, masked: int, max_seqlen: int) -> Budget:

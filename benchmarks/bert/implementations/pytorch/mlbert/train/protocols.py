@@ -61,6 +61,10 @@ class EvaluationSet(Protocol):
     def num_examples(self) -> int:
         """Over all ranks; may be known after `open` only."""
 
+    @property
+    def budgets(self) -> Sequence[Budget]:
+        """What a batch holds at most, the smallest first, for a graph of each; known before `open`."""
+
     def open(self) -> None:
         """First touch of the data. Raises UserError for a damaged file or too few samples."""
 
@@ -162,6 +166,9 @@ class FlatBuffers(Protocol):
 
 class GradientSync(Protocol):
     """What happens to gradients between backward and update."""
+
+    def warm_up(self) -> None:
+        """Runs every collective that training needs, once; all ranks call it together, with gradients of zero."""
 
     def prepare(self, last: bool) -> None:
         """Announces a backward pass, or its replay; the last one of a step may start reducing."""

@@ -37,6 +37,7 @@ from mlbert.train.protocols import FlatBuffers, GradientSync, Keys, LossScale, M
 
 SETTING = "CUDA_GRAPH_MODE"
 WARM_UP_TOKENS = 8
+WARM_UP_SEQUENCES = 65  # on a GPU, where some kernels are for many tokens only
 
 Passing = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -166,16 +167,22 @@ class Step:
         return next((graph for graph in usable if all(map(graph.budget.holds, batches))), None)
 
     def warm_up(self) -> None:
-        """Forward, backward, the reduction, and a forward pass as in evaluation, on made-up tokens.
+        """Forward, backward, reduction and update, and a forward pass as in evaluation, on made-up tokens.
 
-        Builds kernels, buffers and the communicators that gradients travel by; all ranks call it together. Weights and
-        optimizer stay untouched, gradients are zero afterwards.
+        Builds kernels and buffers, and connects the ranks in each of their groups, so that nothing of it is left for
+        the time that counts; all ranks call it together. Weights and optimizer stay untouched, gradients are zero
+        afterwards.
         """
-        self._write_numbers(0, 0, [1.0] * self._num_divisors)
-        batch = HostBatch.made_up(WARM_UP_TOKENS, page_locked=self._device.type == "cuda")
+        is_cuda, updates = self._device.type == "cuda", self._optimizer.num_updates
+        self._sync.warm_up()
+        # Divisors of 0 make gradients that are not finite, and such an update changes nothing.
+        self._write_numbers(0, 0, [0.0] * self._num_divisors)
+        batch = HostBatch.made_up(WARM_UP_TOKENS, page_locked=is_cuda, sequences=WARM_UP_SEQUENCES if is_cuda else 1)
         self._sync.prepare(last=True)
         self._forward_backward(batch.to(self._device))
         self._sync.finish()
+        self._optimizer.step(0.0)
+        assert self._optimizer.num_updates == updates, "warming up changed the weights"
         with torch.no_grad():
             self._objective.sums(self._model, batch.to(self._device))
         self._flat.zero_grad()
@@ -216,6 +223,11 @@ class Step:
         if scale:
             scale.load_state_dict(scale_before)
         self._model.weights_changed()
+
+    def release(self) -> None:
+        """Ends the graphs; no step comes after it. NCCL waits for those that hold its collectives before it ends."""
+        self._graphs.clear()
+        self._calibrating = None
 
     def _make_ready(self, graph: _Graph) -> None:
         """For the graph's function: copies of the weights are there already, as its scales are."""
