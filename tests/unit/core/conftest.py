@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-
 # What a recipe gives: everything but the three folders.
 DEFAULTS = {
     "recipe": "packed_lamb",
