@@ -280,6 +280,36 @@ def test_docker_needs_an_image(bench: Bench) -> None:
     assert "CONT is not set" in done.stderr
 
 
+@pytest.mark.parametrize("launcher", ["run_with_docker.sh", "run_multinode.sh"])
+def test_help_needs_no_config(bench: Bench, launcher: str) -> None:
+    del bench.exports["CONFIG_FILE"]
+    done = bench.start(str(bench.launch / launcher), "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"../pytorch/launch/{launcher}" in done.stdout
+    assert not any(line.startswith("#") for line in done.stdout.splitlines())
+
+
+def test_docker_takes_no_words(bench: Bench) -> None:
+    done = bench.start(str(bench.launch / "run_with_docker.sh"), "--max_steps", "5", DGXNNODES=1, CONT="bert:1")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+def test_a_host_that_may_not_drop_its_caches_writes_nothing_back(bench: Bench) -> None:
+    for name, text in {"sync": 'touch "${NOTES}"', "sudo": "exit 1"}.items():
+        (bench.programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (bench.programs / name).chmod(0o755)
+    # As an ordinary user, to whom root's own file is closed.
+    words = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all", "bash"]
+    environ = {"PATH": f"{bench.programs}:/usr/bin:/bin", "NOTES": str(bench.notes)}
+    program = (bench.launch / "drop_caches.sh").read_text()
+    if os.geteuid() != 0:
+        words = ["bash"]
+    done = subprocess.run(words, input=program, env=environ, cwd="/", capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "was not dropped" in done.stderr
+    assert not bench.notes.exists()
+
+
 def test_ssh_starts_torchrun_on_each_host(bench: Bench) -> None:
     done = bench.start(str(bench.launch / "run_multinode.sh"), "--max_steps", "5", HOSTS="n1,n2", BATCHSIZE=4)
     calls = bench.calls("ssh")
@@ -327,7 +357,10 @@ def server(tmp_path: Path) -> Path:
         (folder / "numa_node").write_text(f"{node}\n")
     smi = tmp_path / "bin/nvidia-smi"
     smi.parent.mkdir()
-    smi.write_text('#!/bin/bash\nlast="${!#}"\necho "00000000:$((${last#--id=} + 1))B:00.0"\n')
+    smi.write_text(
+        '#!/bin/bash\necho asked >>"${0}.notes"\n'
+        'for i in 0 1 2 3; do echo "${i}, GPU-${i}aaaa, 00000000:$((i + 1))B:00.0"; done\n'
+    )
     smi.chmod(0o755)
     return tmp_path
 
@@ -357,6 +390,16 @@ def test_ranks_are_bound_beside_their_gpus(tree_root: Path, server: Path) -> Non
         "node 0 cpus 0,1,2,3",
         "node 0 cpus 4,5,6,7",
     ]
+
+
+def test_a_rank_asks_for_the_gpus_once_and_finds_those_that_it_may_use(tree_root: Path, server: Path) -> None:
+    assert bound(tree_root, server, "0-31", gpus=True, CUDA_VISIBLE_DEVICES="GPU-3a,GPU-2a,1,0") == [
+        "node 0 cpus 0,1,2,3",
+        "node 0 cpus 4,5,6,7",
+        "node 1 cpus 8,9,10,11",
+        "node 1 cpus 12,13,14,15",
+    ]
+    assert (server / "bin/nvidia-smi.notes").read_text().split() == ["asked"] * 4
 
 
 def test_without_gpus_ranks_spread_over_the_nodes(tree_root: Path, server: Path) -> None:

@@ -233,6 +233,52 @@ def test_norm_quantises_for_the_next_layer(choice: str, tokens: int, calibrated:
         assert relative(a.float(), b.float()) <= 2**-7, "one rounding to bfloat16 more or less"
 
 
+@pytest.mark.parametrize(
+    ("dropout", "with_bias", "with_twin"), [(0.0, False, True), (0.1, True, False), (0.1, True, True)]
+)
+@pytest.mark.parametrize("shape", [(0, 16), (1, 16), (15, 24), (17, 48), (63, 40), (130, 70)])
+def test_norm_passes_equal_autograd(
+    choice: str, shape: tuple[int, int], dropout: float, with_bias: bool, with_twin: bool
+) -> None:
+    """Forward and backward op against autograd of the plain norm in float32, up to the formats' rounding."""
+    generator = torch.Generator().manual_seed(shape[0])
+    draw = lambda *size: torch.randn(*size, generator=generator)  # noqa: E731
+    x, residual, d_out, d_twin = (draw(*shape).bfloat16() for _ in range(4))
+    weight, bias, x_bias = (draw(shape[1]) for _ in range(3))
+    rows = torch.randint(0, 2**31 - 1, shape[:1], dtype=torch.int32, generator=generator)
+    leaves = [t.float().clone().requires_grad_() for t in (residual, x, x_bias, weight, bias)]
+    settings = (1e-12, dropout, 2**31 + 7, rows)
+    exact = ops.reference.dropout_add_layer_norm(
+        leaves[1], leaves[0], *leaves[3:], *settings, leaves[2] if with_bias else None
+    )
+    exact.backward(d_out.float() + (d_twin.float() if with_twin else 0.0))
+
+    scale, amax, d_scale, d_amax = torch.tensor(64.0), torch.zeros(()), torch.tensor(1024.0), torch.zeros(())
+    forward = ops.registry.implementation("fp8_dropout_add_layer_norm_forward", x)
+    out, small, saved = forward(x, residual, weight, bias, *settings, x_bias if with_bias else None, scale, amax)
+    backward = ops.registry.implementation("fp8_dropout_add_layer_norm_backward", x)
+    twin = d_twin if with_twin else None
+    found = backward(d_out, twin, saved, weight, dropout, settings[2], rows, d_scale, d_amax)
+
+    torch.testing.assert_close(out.float(), exact.detach(), rtol=2**-8, atol=1e-5)
+    assert torch.equal(small.rows.float(), (out.float() * scale).clamp(-448, 448).to(E4M3).float())
+    bound = {"rtol": 2**-6, "atol": 2**-6}  # the sum that backward reads is rounded to bfloat16
+    torch.testing.assert_close(found.residual.float(), leaves[0].grad, **bound)
+    torch.testing.assert_close(found.x.rows.float() / d_scale, leaves[1].grad, rtol=2**-3 + 2**-6, atol=2**-6)
+    sums = (leaves[1].grad.sum(0), leaves[3].grad, leaves[4].grad)
+    for ours, wanted in zip((found.x_bias, found.weight, found.bias), sums, strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, wanted, rtol=2**-6, atol=2**-6 * max(1, shape[0]) ** 0.5)
+    for copies, dtype in ((small, E4M3), (found.x, E5M2)):
+        assert copies.rows.dtype == copies.columns.dtype == dtype
+        assert copies.columns.shape == (shape[1], fp8_scaling.padded_tokens(shape[0]))
+        assert torch.equal(copies.columns[:, : shape[0]].float(), copies.rows.float().t())
+        assert not copies.columns[:, shape[0] :].float().any()
+    if shape[0]:
+        assert float(amax) == float(out.abs().max())
+        assert float(d_amax) == pytest.approx(float(leaves[1].grad.abs().max()), rel=2**-6)
+
+
 def test_weights_are_quantised_once_for_all_that_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for the micro-batches of a step, once for an evaluation, after each update, into the same memory."""
     x, weight, _, d_out = example(8, 16, 32)

@@ -1,7 +1,7 @@
 # BERT-large, packed, on eight DGX H100.
 # 8 nodes x 8 GPUs x 36 packs per optimizer step x 1 accumulation step: global batch 4,608 sequences.
 # shellcheck shell=bash source-path=SCRIPTDIR
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"
 
 export DGXNNODES=8
 export DGXNGPU=8
@@ -14,7 +14,10 @@ export PRECISION=bf16
 export BATCHSIZE=36
 export GRADIENT_STEPS=1
 export PACKING_FACTOR=2
-export CUDA_GRAPH_MODE=segmented
+export CUDA_GRAPH_MODE=full_iteration # published: segmented, in which our reduction would not overlap backward
+export SHARDED_OPTIMIZER=node # published: --distributed_lamb, whose groups are a node's GPUs
+export GRADIENT_REDUCTION=bf16 # published: float16
+export WEIGHTS_ALLGATHER=bf16 # published: float16, the weights that its model has
 
 export LR=0.00301
 export MAX_STEPS=740

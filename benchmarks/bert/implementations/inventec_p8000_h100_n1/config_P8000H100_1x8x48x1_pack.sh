@@ -1,7 +1,7 @@
 # BERT-large, packed, on one Inventec P8000 with 8 H100.
 # 1 node x 8 GPUs x 48 packs per optimizer step x 1 accumulation step: global batch 768 sequences.
 # shellcheck shell=bash source-path=SCRIPTDIR
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"
 
 export DGXNNODES=1
 export DGXNGPU=8
@@ -15,7 +15,9 @@ export PRECISION=bf16
 export BATCHSIZE=48
 export GRADIENT_STEPS=1
 export PACKING_FACTOR=2
-export CUDA_GRAPH_MODE=segmented
+export CUDA_GRAPH_MODE=full_iteration # published: segmented, in which our reduction would not overlap backward
+export SHARDED_OPTIMIZER=node # published: --distributed_lamb, whose groups are a node's GPUs
+export WEIGHTS_ALLGATHER=bf16 # published: float16, the weights that its model has
 
 export LR=0.00096
 export MAX_STEPS=3680

@@ -34,9 +34,8 @@ check_settings() {
     for name in DGXNNODES DGXNGPU RECIPE LOGDIR; do
         [[ -n "${!name:-}" ]] || fail "${name} is not set. Source a config first: source config_<system>.sh"
     done
-    for name in DGXNNODES DGXNGPU NEXP; do
-        [[ "${!name}" =~ ^[1-9][0-9]*$ ]] || fail "${name}=${!name} is not a number of at least 1."
-    done
+    # shellcheck source-path=SCRIPTDIR source=processes.sh
+    source "${launch_dir}/processes.sh"
     for name in TIMED NCCL_TEST CLEAR_CACHES CHECK_COMPLIANCE COLLECT_RESULTS BIND_CPUS RESUME; do
         enabled "${name}" 0 || true
     done
@@ -56,8 +55,6 @@ check_settings() {
 
 # Without a container and without PYTHON everything runs in the tree's virtual environment, unless another one is active.
 choose_python() {
-    # shellcheck source-path=SCRIPTDIR source=processes.sh
-    source "${launch_dir}/processes.sh"
     if [[ -z "${CONT:-}" && -n "${PYTHON:-}" ]]; then
         PYTHON="$(realpath --no-symlinks "$(command -v "${PYTHON}" || echo missing)")"
         [[ -x "${PYTHON}" ]] || fail "PYTHON names no program that can be started."

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mlbert import ops
 from mlbert.ops import fp8
@@ -36,7 +35,7 @@ class LayerLinears:
 
     def product(self, which: int, hidden: Hidden, weight: Tensor) -> Tensor:
         """x W^T of one linear layer."""
-        return F.linear(hidden.product, weight.to(hidden.product.dtype))
+        return ops.linear(hidden.product, weight)
 
     def feed_forward(self, hidden: Hidden, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
         """Both feed-forward products with GELU between them; see `mlbert.ops.feed_forward`."""
@@ -44,8 +43,7 @@ class LayerLinears:
 
     def dropout_add_norm(self, reader: int, *arguments: Any) -> Hidden:
         """`mlbert.ops.dropout_add_layer_norm` of the arguments; linear layer `reader` reads the result."""
-        out = ops.dropout_add_layer_norm(*arguments)
-        return Hidden(out, out, None)
+        return Hidden(*ops.dropout_add_layer_norm_twice(*arguments), None)
 
 
 class _Fp8LayerLinears(LayerLinears):

@@ -47,7 +47,7 @@ from mlbert.ops.fp8_scaling import (
     Scaled,
     Slot,
 )
-from mlbert.ops.linear import joined
+from mlbert.ops.weights import joined
 
 
 class Hidden(NamedTuple):
@@ -100,8 +100,7 @@ def dropout_add_layer_norm(slot: Slot | None, *arguments: Any) -> Hidden:
     """`mlbert.ops.dropout_add_layer_norm` of all its arguments, quantised for the linear layer of `slot`, if there is
     one."""
     if slot is None or not slot.takes_input:
-        out = norm.dropout_add_layer_norm(*arguments)
-        return Hidden(out, out, None)
+        return Hidden(*norm.dropout_add_layer_norm_twice(*arguments), None)
     op = registry.implementation("fp8_dropout_add_layer_norm", arguments[0])
     (out, twin, small), inverse = slot.cast(INPUT, lambda scale, amax: op(*arguments, scale, amax))
     return Hidden(out, twin, Scaled.of(small, inverse))
