@@ -59,7 +59,7 @@ class Blocks:
 # by multiples of 64, whose bits of the mask it writes together; the others by multiples of 32.
 _HOPPER = {
     32: (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
-    64: (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
+    64: (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
     128: (Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 2), Blocks(32, 64, 8, 2)),
 }
 _AMPERE = {
