@@ -4,7 +4,8 @@ Each kernel is compiled for compute capability 9.0 and its SASS counted (`sass.p
 keys, one head, one sequence of L tokens) walks ceil(L / B) blocks of B keys or queries::
 
     step      max(clocks of the main loop's instructions * warps / 4,
-              1 clock for each 2,048 multiplications and additions of the matrix products); the main loop: the one with matrix products; its clocks: `sass.clocks`, at least one an instruction
+              1 clock for each 2,048 multiplications and additions of the matrix products); the main loop is
+              the one with those, its clocks are `sass.clocks`: at least one an instruction
     rest      (the kernel's instructions - those of all its loops - those of the main loop) * warps / 4: what stands
               outside, less the last block's step, which is compiled apart and takes the place of one round of the loop
     program   ceil(L / B) * step + rest
