@@ -153,6 +153,9 @@ def fp8_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]]:
     norm = cases.dropout_add_layer_norm().arguments(0)
     form = {op: registry.form(op, "triton") for op in registry.available(cases.device) if op.startswith("fp8_")}
     element = wide.element_size()
+    x, _, weight, _, _, dropout, key, rows, _ = norm
+    saved = form["fp8_dropout_add_layer_norm_forward"](*norm, scale, amax)[2]
+    gradients = (x, None, saved, weight, dropout, key, rows, scale, amax)
     return {
         "fp8_quantise": (lambda: form["fp8_quantise"](wide, *settings), (element + 2) * wide.numel()),
         "fp8_quantise_sum": (lambda: form["fp8_quantise_sum"](wide, *settings), (element + 2) * wide.numel()),
@@ -164,6 +167,10 @@ def fp8_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]]:
         "fp8_dropout_add_layer_norm": (
             lambda: form["fp8_dropout_add_layer_norm"](*norm, scale, amax),
             (4 * element + 2) * narrow.numel(),
+        ),
+        "fp8_dropout_add_layer_norm_backward": (
+            lambda: form["fp8_dropout_add_layer_norm_backward"](*gradients),
+            (3 * element + 2) * narrow.numel(),
         ),
     }
 

@@ -51,7 +51,7 @@ def norm_forward(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias, s
     mean, inverse = (torch.empty(tokens, dtype=torch.float32, device=x.device) for _ in range(2))
     if tokens:
         block, groups, warps = _tile(hidden, FORWARD_PIECE)
-        norm_fp8_forward_kernel[(triton.cdiv(tokens, 4 * groups),)](
+        fp8_norm_forward_kernel[(triton.cdiv(tokens, 4 * groups),)](
             *(x, residual, x_bias, weight, bias, rows, key_argument(key), total, mean, inverse, out),
             *(*fp8_arguments(copies), scale, amax, tokens, padded_tokens(tokens), hidden, eps, threshold),
             *(groups, block),
@@ -70,7 +70,7 @@ def norm_backward(d_out, d_twin, saved, weight, dropout_p, key, rows, scale, ama
     programs = min(triton.cdiv(tokens, 4 * groups), walking_programs(d_out.device))
     partial = torch.empty(programs, 3, hidden, dtype=torch.float32, device=d_out.device)
     if tokens:
-        norm_fp8_backward_kernel[(programs,)](
+        fp8_norm_backward_kernel[(programs,)](
             *(d_out, d_twin, *saved, weight, rows, key_argument(key), d_residual, *fp8_arguments(copies)),
             *(scale, amax, partial, tokens, padded_tokens(tokens), hidden, dropout_threshold(dropout_p)),
             *(groups, block),
@@ -136,7 +136,7 @@ def forward_rows(
 
 
 @triton.jit(do_not_specialize=["key", "tokens"], do_not_specialize_on_alignment=["quantisation_scale", "amax"])
-def norm_fp8_forward_kernel(
+def fp8_norm_forward_kernel(
     x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, out_rows, out_columns,
     quantisation_scale, amax, tokens, padded, hidden: tl.constexpr, eps, threshold: tl.constexpr,
     GROUPS: tl.constexpr, BLOCK: tl.constexpr,
@@ -193,7 +193,7 @@ def backward_rows(
 
 
 @triton.jit(do_not_specialize=["key", "tokens"], do_not_specialize_on_alignment=["quantisation_scale", "amax"])
-def norm_fp8_backward_kernel(
+def fp8_norm_backward_kernel(
     d_out, d_twin, total, means, inverses, weight, rows, key, d_residual, out_rows, out_columns, quantisation_scale,
     amax, partial, tokens, padded, hidden: tl.constexpr, threshold: tl.constexpr, GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
