@@ -164,8 +164,8 @@ def fp8_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]]:
             lambda: form["fp8_gelu_backward"](wide, wide, bias, False, *settings),
             (2 * element + 2) * wide.numel(),
         ),
-        "fp8_dropout_add_layer_norm": (
-            lambda: form["fp8_dropout_add_layer_norm"](*norm, scale, amax),
+        "fp8_dropout_add_layer_norm_forward": (
+            lambda: form["fp8_dropout_add_layer_norm_forward"](*norm, scale, amax),
             (4 * element + 2) * narrow.numel(),
         ),
         "fp8_dropout_add_layer_norm_backward": (

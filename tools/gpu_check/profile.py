@@ -40,7 +40,6 @@ _OP_GROUPS = {
     "attention": "attention",
     "dropout_add_layer_norm": "norm",
     "layer_norm_dropout": "norm",
-    "fp8_dropout_add_layer_norm": "norm",
     "fp8_dropout_add_layer_norm_forward": "norm",
     "fp8_dropout_add_layer_norm_backward": "norm",
     "fp8_quantise": "cast",

@@ -19,7 +19,6 @@ OPS = {
     "dropout_add_layer_norm",
     "embedding_sum",
     "feed_forward",
-    "fp8_dropout_add_layer_norm",
     "fp8_dropout_add_layer_norm_backward",
     "fp8_dropout_add_layer_norm_forward",
     "fp8_gelu",
