@@ -133,7 +133,7 @@ def test_casts_take_no_more_instructions_than_they_did() -> None:
 
 def test_quantising_norms_take_no_more_instructions_than_they_did() -> None:
     """Instructions of a thread for each of its numbers, of a round of the loop where there is one; and what spills."""
-    ceilings = {"norm_fp8_forward_kernel": (49, 24), "norm_fp8_backward_kernel": (42, 68)}
+    ceilings = {"fp8_norm_forward_kernel": (49, 24), "fp8_norm_backward_kernel": (42, 68)}
     with tool.recording(90) as launches:
         tool.cases()["norm D=1024 bf16 fp8 output"]()
     kernels = {launch.kernel.fn.__name__: launch for launch in launches}
