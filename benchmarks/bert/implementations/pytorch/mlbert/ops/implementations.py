@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib
 
-import torch
-
 from mlbert.core.config import environment
 from mlbert.core.native import NativeUnavailable
 from mlbert.ops import cublaslt, native_library, registry
@@ -29,5 +27,3 @@ def _triton(kind: str) -> None:
 @registry.loader("cublaslt")
 def _cublaslt(kind: str) -> None:
     cublaslt.library()
-    if torch.cuda.is_available():
-        cublaslt.check_results(kind)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from mlbert.core.settings import TrainConfig
 from mlbert.dist.lifecycle import Lifecycle
 from mlbert.dist.world import World
 from mlbert.ops.peak import gemm_peak_flops
+from mlbert.ops.proof import prove
 from mlbert.train import artifacts
 from mlbert.train.checkpoint import CheckpointFolder
 from mlbert.train.evaluate import Evaluator
@@ -100,6 +102,7 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
         log.start("init_start")
         log_submission(log.event, config)
         log.event("seed", seed)
+        prove(config.ops, config.precision, world.device, world.all_reduce_max, say)
         config, method = build_fitting(config, lambda c: recipe.build(c, inputs, world, seed, say), world, say)
         if config is not resolved.config:
             resolved = replace(resolved, config=config, origin={**resolved.origin, _PARTS: "AUTO_MICRO_BATCH"})
@@ -124,11 +127,7 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
             log.event("resumed_from_step", run.state.step)
             say(f"resumed at step {run.state.step}, {run.state.samples} samples")
         lifecycle.accept_warnings()
-        run.step.warm_up()
-        if run.step.graphs:
-            run.evaluator.record()
-            run.step.record()
-            say(f"CUDA graphs: {config.cuda_graph_mode}, {method.budget}")
+        start_up(run, say)
         monitor.open(run.state)
         log.end("init_stop")
         world.barrier()
@@ -143,6 +142,15 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
         artifacts.leave_behind(paths.folder, summary, asdict(identity), method)
     world.stop()
     return outcome
+
+
+def start_up(run: Run, say: Callable[[str], object]) -> None:
+    """What takes time once: kernels, connections, graphs. All ranks call it together."""
+    run.step.warm_up()
+    if graphs := run.step.graphs:
+        run.evaluator.record()
+        run.step.record()
+        say(f"CUDA graphs: {graphs.mode.value}, {graphs.budget}")
 
 
 def tell(inputs: Inputs, method: Method, world: World) -> Told:
