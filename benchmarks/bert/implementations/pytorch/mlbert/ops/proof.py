@@ -44,7 +44,13 @@ FP8_SHARE = 0.25  # of a rounding step of FP8
 DIFFERENTIABLE = ("fp8_dropout_add_layer_norm",)  # of the ops of FP8
 OWN_MASKS = "flash"  # draws its masks by itself: it is compared without dropout
 # What leaves an implementation out.
-REMEDIES = {"native": "OPS=plain", "triton": "OPS=plain", "cublaslt": "OPS=triton", "flash": "OPS=auto"}
+REMEDIES = {
+    "native": "OPS=plain",
+    "triton": "OPS=plain",
+    "cublaslt": "OPS=triton",
+    "flash": "OPS=auto",
+    "fmha": "OPS=auto",
+}
 OverRanks = Callable[[Tensor], Any]
 
 
