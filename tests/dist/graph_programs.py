@@ -68,7 +68,8 @@ def train_once(world: World, mode: GraphMode, way: str, recorded: bool) -> dict[
         counts = world.all_reduce_sum(torch.tensor(own)).tolist()
         norms.append(step(batches, SEED, i, objective.divisors(counts), 0.01).grad_norm)
     changed = hashlib.sha256()
-    for tensor in (flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *model.buffers()):
+    scales = [buffer for name, buffer in model.named_buffers() if not name.endswith("unread")]
+    for tensor in (flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *scales):
         changed.update(tensor.numpy().tobytes())
     reducer.close()
     graph = weakref.ref(step._graphs[0].replay) if recorded else None

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from emulated_cublaslt import Emulator, compile_emulator
-from gpu_check.error_rule import ErrorRule, draws_for
-from gpu_check.op_checks import pytorchs_own
 from mlbert import ops
 from mlbert.core import native
 from mlbert.ops import cublaslt, native_library, reference
+from mlbert.ops.comparison import pytorchs_own
+from mlbert.ops.error_rule import ErrorRule, draws_for
 
 Check = Callable[..., None]
 
@@ -65,7 +65,7 @@ def run(
 
 @pytest.fixture
 def error_rule(use_native: None) -> Check:
-    """check(name, arguments, dtype, gradient_of): output and gradients of the public op obey `gpu_check.error_rule`.
+    """check(name, arguments, dtype, gradient_of): output and gradients of the public op obey `mlbert.ops.error_rule`.
 
     `arguments` may be a function that draws them, where one draw holds too few numbers. `form` stands in for the
     public op.

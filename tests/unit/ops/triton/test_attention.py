@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_check.error_rule import ErrorRule, draws_for
-from gpu_check.op_checks import pytorchs_own
 from mlbert import ops
 from mlbert.ops import dropout, reference
+from mlbert.ops.comparison import pytorchs_own
+from mlbert.ops.error_rule import ErrorRule, draws_for
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 import triton.language as tl  # noqa: E402
@@ -167,7 +167,7 @@ def check(
     probability: float,
     slopes: Tensor | None = None,
 ) -> None:
-    """The rule of `gpu_check.error_rule`, one draw where that holds enough numbers."""
+    """The rule of `mlbert.ops.error_rule`, one draw where that holds enough numbers."""
     rule, draw, draws = ErrorRule(torch.finfo(dtype).eps), 0, 1
     while draw < draws:
         qkv, bounds, longest, rows = stream(lengths, num_heads, head_size, draw=draw)

@@ -12,6 +12,7 @@ loaded for them; `select` takes the user's choice, and the public functions ask 
     fmha     attention by ``csrc/fmha`` (`mlbert.ops.fmha`), where it was built, the other ops as in ``auto``: CUDA
 
 An op without the chosen implementation runs plain, and so do float64 tensors, and float16 ones where C kernels would.
+One that has failed its proof (`mlbert.ops.proof`) is left out, and the next one in order runs.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class _Selection:
 
 _choice = "auto"
 _selections: dict[str, _Selection] = {}
+_refused: dict[tuple[str, str, str], str] = {}  # kind of device, op, name -> why
 
 
 def register(op: str, name: str, remark: Callable[[], str] | None = None) -> Callable[[Form], Form]:
@@ -119,7 +121,9 @@ def describe(device: torch.device | str = "cpu") -> str:
     words = f"all {names[0]}" if len(names) == 1 else ", ".join(f"{op} {name}" for op, name in chosen)
     remarks = [text for choice in chosen if choice in _remarks and (text := _remarks[choice]())]
     missing = [f" (no {name} kernels: {reason})" for name, reason in selection.missing.items()]
-    return f"ops: {'; '.join([words, *remarks])}{''.join(missing)}"
+    kind = torch.device(device).type
+    refused = [f" ({op}: {name} {why})" for (where, op, name), why in _refused.items() if where == kind]
+    return f"ops: {'; '.join([words, *remarks])}{''.join(missing)}{''.join(refused)}"
 
 
 def implementation(op: str, tensor: torch.Tensor) -> Form:
@@ -142,6 +146,19 @@ def selected(device: torch.device | str = "cpu") -> dict[str, str]:
     return dict(_selection(torch.device(device).type).names)
 
 
+def refuse(op: str, name: str, device: torch.device | str, why: str) -> str:
+    """From now on implementation `name` of `op` is not chosen on this kind of device; returns what is instead."""
+    kind = torch.device(device).type
+    _refused[kind, op, name] = why
+    _selections.pop(kind, None)
+    return _selection(kind).names[op]
+
+
+def ops() -> tuple[str, ...]:
+    """The names of all ops, sorted."""
+    return tuple(sorted(_implementations))
+
+
 def form(op: str, name: str) -> Form:
     """Implementation `name` of `op`, whatever is selected."""
     return _implementations[op][name]
@@ -160,7 +177,7 @@ def _selection(kind: str) -> _Selection:
         wanted = () if _choice == "plain" else choices.get(_choice, choices.get("auto", ()))
         missing = {name: reason for name in wanted if (reason := _why_missing(name, kind))}
         names = {
-            op: next((name for name in wanted if name in forms and name not in missing), "plain")
+            op: next((n for n in wanted if n in forms and n not in missing and (kind, op, n) not in _refused), "plain")
             for op, forms in _implementations.items()
         }
         _selections[kind] = _Selection(names, missing)

@@ -44,6 +44,7 @@ from mlbert.core.settings import TrainConfig
 from mlbert.dist.lifecycle import Lifecycle
 from mlbert.dist.world import World
 from mlbert.ops.peak import gemm_peak_flops
+from mlbert.ops.proof import prove
 from mlbert.train import artifacts
 from mlbert.train.checkpoint import CheckpointFolder
 from mlbert.train.evaluate import Evaluator
@@ -98,6 +99,7 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
         log.start("init_start")
         log_submission(log.event, config)
         log.event("seed", seed)
+        prove(config.ops, config.precision, world.device, world.all_reduce_max, say)
         config, method = build_fitting(config, lambda c: recipe.build(c, inputs, world, seed, say), world, say)
         if config is not resolved.config:
             resolved = replace(resolved, config=config, origin={**resolved.origin, _PARTS: "AUTO_MICRO_BATCH"})

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from gpu_check import op_checks
-from gpu_check.error_rule import MAX_DRAWS, MIN_DRAWS, ErrorRule, draws_for
 from gpu_check.op_cases import OpCases
 from mlbert.models import BertConfig
 from mlbert.ops import registry
+from mlbert.ops.error_rule import MAX_DRAWS, MIN_DRAWS, ErrorRule, draws_for
 
 EPS = torch.finfo(torch.float32).eps
 

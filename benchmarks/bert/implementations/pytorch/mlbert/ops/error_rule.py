@@ -1,4 +1,4 @@
-"""When a fast implementation is exact enough, in one place, for the tests and for tools/gpu_check.sh.
+"""When a fast implementation is exact enough, in one place: for the proof before a run, tests and tools/gpu_check.sh.
 
 The rule: against the op in float64, the error of an implementation is at most twice that of PyTorch in the same
 precision. That holds for the root mean square error of the output and of each gradient, and where a draw of the inputs

@@ -1,0 +1,205 @@
+"""Before a run each chosen implementation proves itself against its plain twin, forward and backward, on this device.
+
+    for each op: small ugly problem (`mlbert.ops.proof_cases`) -> rule of `mlbert.ops.error_rule` -> kept, or refused
+    over all ranks: what one refuses, all refuse           -> the next implementation in order is proven, and so on
+
+So a kernel that nobody has run on a kind of device can't train wrongly in silence. FP8 numbers are compared with those
+of the twin, which rounds at the same points: in FP8 a few may fall to the other side of a step, in other types results
+may differ by a rounding step of bfloat16; both as root mean squares. Nothing is judged that is not chosen.
+
+What was found is kept in the user's cache folder, by device, driver, versions and the sources of all kernels. Anything
+in it that is damaged is not believed. Ranks may write at the same time.
+
+A kernel that breaks the device's context ends the process: no other kernel could run in it. The message names the op
+and how to leave its implementation out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from mlbert.core import native
+from mlbert.core.errors import UserError
+from mlbert.ops import cublaslt, registry
+from mlbert.ops.comparison import compare
+from mlbert.ops.precision import compute_dtype
+from mlbert.ops.proof_cases import Problems
+
+FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+FP8_SHARE = 0.25  # of a rounding step of FP8
+DIFFERENTIABLE = ("fp8_dropout_add_layer_norm",)  # of the ops of FP8
+OWN_MASKS = "flash"  # draws its masks by itself: it is compared without dropout
+# What leaves an implementation out.
+REMEDIES = {
+    "native": "OPS=plain",
+    "triton": "OPS=plain",
+    "cublaslt": "OPS=triton",
+    "flash": "OPS=auto",
+    "fmha": "OPS=auto",
+}
+OverRanks = Callable[[Tensor], Any]
+
+
+def prove(
+    choice: str, precision: str, device: torch.device, over_ranks: OverRanks, say: Callable[[str], object]
+) -> None:
+    """Selects `choice`, and refuses what does not compute what its twin does; all ranks call it together.
+
+    Args:
+        choice: of `registry.select`.
+        precision: of the run; ops of FP8 are proven where it has products in FP8.
+        device: where the run computes.
+        over_ranks: raises a tensor of the host to the ranks' largest values, in place.
+        say: is told of each implementation that is refused.
+
+    Raises:
+        UserError: as `registry.select`; or a kernel has broken the device.
+    """
+    registry.select(choice, device)
+    dtype = compute_dtype(precision, device)
+    names, found = registry.ops(), _load(device, dtype)
+    known = len(found)
+    while True:
+        chosen = registry.selected(device)
+        wanted = [op for op in names if chosen[op] != "plain" and (precision.startswith("fp8") or op[:4] != "fp8_")]
+        for key, op in ((f"{op} {chosen[op]}", op) for op in wanted):
+            found[key] = found[key] if key in found else check(op, chosen[op], device, dtype)
+        failed = torch.tensor([op in wanted and bool(found[f"{op} {chosen[op]}"]) for op in names], dtype=torch.int64)
+        over_ranks(failed)
+        for op in itertools.compress(names, failed.tolist()):
+            why = found.get(f"{op} {chosen[op]}") or "has failed its proof on another rank"
+            say(f"ops: {op} runs {registry.refuse(op, chosen[op], device, why)}: {chosen[op]} {why}")
+        if not failed.any():
+            break
+    if len(found) > known:
+        _store(device, dtype, found)
+
+
+def check(op: str, name: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Why implementation `name` of `op` is not to be used, in a few words; empty: it computes what the plain one does.
+
+    Raises:
+        UserError: it has broken the device.
+    """
+    problems, form = Problems(device, dtype, dropout=name != OWN_MASKS), registry.form(op, name)
+    cases = {case.op: case for case in problems.all()}
+    try:
+        if op not in cases:
+            why = _difference(form, registry.form(op, "plain"), problems.fp8()[op], op in DIFFERENTIABLE)
+        else:
+            why = compare(cases[op], form, dtype)[0].why
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except Exception as error:  # whatever a kernel, its compiler or its library raises
+        why = f"fails: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        _check_device(op, name, device, why)
+    return why
+
+
+def _check_device(op: str, name: str, device: torch.device, why: str) -> None:
+    """Raises UserError: nothing runs on the device any more."""
+    try:
+        torch.zeros(1, device=device).item()
+    except RuntimeError as error:
+        remedy = f"Set {REMEDIES.get(name, 'OPS=plain')}, which leaves it out"
+        raise UserError(f"the {name} kernel of {op}", f"has broken the {device.type} device: {why}", remedy) from error
+
+
+def _difference(
+    form: Callable[..., Any], plain: Callable[..., Any], arguments: Callable[[], tuple[Any, ...]], backward: bool
+) -> str:
+    """Why results are not the twin's; empty: they are."""
+    pairs = zip(*(_results(run, arguments(), backward) for run in (form, plain)), strict=True)
+    for number, (ours, theirs) in enumerate(pairs):
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            return f"gives {ours.dtype} {tuple(ours.shape)} in place of {theirs.dtype} {tuple(theirs.shape)}"
+        is_fp8 = theirs.dtype in FP8_TYPES
+        allowed = FP8_SHARE * torch.finfo(theirs.dtype).eps if is_fp8 else torch.finfo(torch.bfloat16).eps
+        error, size = float((ours.double() - theirs.double()).norm()), float(theirs.double().norm())
+        if not error <= allowed * size:  # written so that NaN fails
+            return f"result {number}: error {error:.3e} of {size:.3e}, allowed are {allowed:.3e} of it"
+    return ""
+
+
+def _results(function: Callable[..., Any], arguments: tuple[Any, ...], backward: bool) -> list[Tensor]:
+    """Results, the scalars that may have been written into, and for `backward` the gradients of the matrices."""
+    tensors = [x for x in arguments if isinstance(x, Tensor)]
+    wanted = [x.requires_grad_() for x in tensors if backward and x.is_floating_point() and x.dim()]
+    with torch.enable_grad():
+        results = [x for x in tree_leaves(function(*arguments)) if isinstance(x, Tensor)]
+    gradients: Sequence[Tensor] = ()
+    if backward:
+        outputs = [x for x in results if x.requires_grad]
+        gradients = torch.autograd.grad(outputs, wanted, [x.detach().sin() for x in outputs])
+    return [x.detach() for x in (*results, *(x for x in tensors if not x.dim()), *gradients)]
+
+
+def _load(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    """ "op name" -> why it was refused, or empty; nothing where nothing is known, or what is there is damaged."""
+    try:
+        kept = json.loads(_file(device, dtype).read_text())
+        found = kept["found"]
+        if kept["sha256"] == _digest(json.dumps(found)) and isinstance(found, dict):
+            return {str(key): str(why) for key, why in found.items()}
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return {}
+
+
+def _store(device: torch.device, dtype: torch.dtype, found: dict[str, str]) -> None:
+    """Keeps what was found; a folder that can't be written is no failure, the next run finds out again."""
+    path = _file(device, dtype)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=".proof-", dir=path.parent)
+        with os.fdopen(handle, "w") as file:
+            json.dump({"sha256": _digest(json.dumps(found)), "found": found}, file)
+        os.replace(name, path)
+
+
+def _file(device: torch.device, dtype: torch.dtype) -> Path:
+    facts = [*_software(), str(dtype), *_hardware(device)]
+    return native.cache_folder() / f"proof-{_digest(json.dumps(facts))[:32]}.json"
+
+
+def _hardware(device: torch.device) -> list[str]:
+    if device.type != "cuda":
+        return [device.type, str(torch.backends.cpu.get_cpu_capability())]
+    properties, driver = torch.cuda.get_device_properties(device), Path("/proc/driver/nvidia/version")
+    facts = [properties.name, f"{properties.major}.{properties.minor}", driver.read_text() if driver.exists() else ""]
+    with contextlib.suppress(native.NativeUnavailable):
+        facts.append(str(cublaslt.library().version))
+    return facts
+
+
+@functools.cache
+def _software() -> tuple[str, ...]:
+    """Versions, and a hash of all sources of kernels."""
+    sources = hashlib.sha256()
+    folders = (Path(__file__).parent, native.SOURCE_FOLDER.parent)
+    for path in sorted(p for f in folders for p in f.rglob("*") if p.suffix in (".py", ".c", ".h", ".cu")):
+        sources.update(path.name.encode() + path.read_bytes())
+    packages = [f"{d.name} {d.version}" for d in importlib.metadata.distributions() if _computes(d.name)]
+    return (torch.__version__, str(torch.version.cuda), *sorted(set(packages)), sources.hexdigest())
+
+
+def _computes(package: str | None) -> bool:
+    return package is not None and (package == "triton" or package.startswith("nvidia-"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,223 @@
+"""Before a run every chosen implementation proves itself: what is wrong, fails or damages is replaced, and told."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlbert import ops
+from mlbert.core.errors import UserError
+from mlbert.ops import proof, reference, registry
+from mlbert.ops.proof_cases import Problems
+
+CPU = torch.device("cpu")
+OP = "layer_norm_dropout"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(native_ops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cache of this test's own, and the choice as it was afterwards."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(registry, "_refused", {})
+    yield
+    monkeypatch.undo()
+    ops.select("auto")
+
+
+def alone(failed: Tensor) -> None:
+    """There is no other rank."""
+
+
+def proven(precision: str = "fp32", over_ranks: Callable[[Tensor], Any] = alone) -> list[str]:
+    """What is told of a proof."""
+    said: list[str] = []
+    proof.prove("auto", precision, CPU, over_ranks, said.append)
+    return said
+
+
+def damage(monkeypatch: pytest.MonkeyPatch, form: Callable[..., Any], name: str = "native", op: str = OP) -> None:
+    """An implementation becomes another; no other op is proven, to save time."""
+    monkeypatch.setitem(registry._implementations[op], name, form)
+    monkeypatch.setattr(registry, "ops", lambda: (op,))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
+def test_right_ones_stay(precision: str) -> None:
+    assert proven(precision) == []
+    assert set(registry.selected().values()) == {"native"}
+
+
+@pytest.mark.parametrize("op", ["dropout_add_layer_norm", "fp8_quantise", "fp8_gelu_backward", "fp8_quantise_sum"])
+def test_interpreted_kernels_pass(use_triton: None, op: str) -> None:
+    """The others take the interpreter minutes."""
+    assert registry.select("triton")[op] == "triton"
+    assert proof.check(op, "triton", CPU, torch.bfloat16) == ""
+
+
+def test_every_op_has_a_problem() -> None:
+    problems = Problems(CPU, torch.bfloat16)
+    assert {case.op for case in problems.all()} | set(problems.fp8()) == set(registry.ops())
+
+
+def wrong_gradient(x: Tensor, *settings: Any) -> Tensor:
+    x = x * 1.0
+    x.register_hook(lambda gradient: gradient * 1.01)
+    return reference.layer_norm_dropout(x, *settings)
+
+
+def not_a_number(x: Tensor, *settings: Any) -> Tensor:
+    out = reference.layer_norm_dropout(x, *settings)
+    return torch.where(torch.arange(len(out))[:, None] == len(out) - 1, torch.nan, out)
+
+
+def raises(*_: Any) -> Tensor:
+    raise RuntimeError("no kernel image is available\nfor this device")
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (lambda *a: reference.layer_norm_dropout(*a) * 1.001, "output: rms error"),
+        (wrong_gradient, "gradient of argument 0: rms error"),
+        (not_a_number, "output: rms error nan"),
+        (raises, "fails: RuntimeError: no kernel image is available"),
+    ],
+    ids=["result", "gradient", "NaN", "raises"],
+)
+def test_a_wrong_one_is_replaced_and_told(
+    monkeypatch: pytest.MonkeyPatch, form: Callable[..., Any], words: str
+) -> None:
+    damage(monkeypatch, form)
+    (line,) = proven()
+    assert line.startswith(f"ops: {OP} runs plain: native {words}")
+    assert "\n" not in line
+    chosen = registry.selected()
+    assert chosen.pop(OP) == "plain"
+    assert set(chosen.values()) == {"native"}
+    assert ops.select("auto")[OP] == "plain", "whoever selects later"
+    assert f"({OP}: native {words}" in ops.describe()
+
+
+def test_fp8_ops_are_held_to_their_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = registry.form("fp8_quantise", "plain")
+
+    def transposed_wrongly(x: Tensor, *settings: Any) -> Any:
+        copies = plain(x, *settings)
+        return copies._replace(columns=copies.columns.flip(0))
+
+    damage(monkeypatch, transposed_wrongly, op="fp8_quantise")
+    assert proven("bf16") == [], "nobody calls it"
+    (line,) = proven("fp8")
+    assert "fp8_quantise runs plain: native result 1" in line
+
+
+def test_the_next_one_in_order_is_proven_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    preferences = {**registry._PREFERENCES, "cpu": {"auto": ("worst", "worse", "native")}}
+    monkeypatch.setattr(registry, "_PREFERENCES", preferences)
+    damage(monkeypatch, raises, "worst")
+    damage(monkeypatch, not_a_number, "worse")
+    first, second = proven()
+    assert first.startswith(f"ops: {OP} runs worse: worst fails")
+    assert second.startswith(f"ops: {OP} runs native: worse output")
+
+
+def test_what_was_found_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a device, a precision and these sources."""
+    damage(monkeypatch, raises)
+    said = proven()
+    monkeypatch.setattr(registry, "_refused", {})
+    registry._selections.clear()
+    checked: list[str] = []
+    monkeypatch.setattr(proof, "check", lambda op, *_: checked.append(op) or "")
+    assert proven() == said
+    assert not checked
+    for change in (lambda: proven("bf16"), lambda: monkeypatch.setattr(proof, "_software", lambda: ("others",))):
+        monkeypatch.setattr(registry, "_refused", {})
+        change()
+        proven()
+        assert checked == [OP]
+        checked.clear()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0\xff", b"[]", b'{"found": {}}', b'{"sha256": "0", "found": {"layer_norm_dropout native": ""}}', None],
+)
+def test_a_damaged_cache_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    damage(monkeypatch, raises)
+    said = proven()
+    (file,) = (tmp_path / "mlbert").glob("proof-*.json")
+    kept = json.loads(file.read_text())
+    if content is None:  # one bit of what was found
+        content = json.dumps({**kept, "found": {**kept["found"], f"{OP} native": ""}}).encode()
+    file.write_bytes(content)
+    monkeypatch.setattr(registry, "_refused", {})
+    assert proven() == said
+    assert json.loads(file.read_text()) == kept, "it is whole again"
+
+
+def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert proven() == []
+
+
+def test_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails on another rank is replaced here too."""
+    rounds: list[Tensor] = []
+
+    def with_another(failed: Tensor) -> None:
+        rounds.append(failed.clone())
+        if len(rounds) == 1:
+            failed[registry.ops().index("attention")] = 1
+
+    (line,) = proven(over_ranks=with_another)
+    assert line == "ops: attention runs plain: native has failed its proof on another rank"
+    assert registry.selected()["attention"] == "plain"
+    assert len(rounds) == 2
+    assert not any(map(torch.any, rounds))
+
+
+def store(folder: str, number: int) -> None:
+    """Writes again and again, as ranks may."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", folder)
+        for _ in range(50):
+            proof._store(CPU, torch.float32, {f"op {i}": "x" * 1000 * number for i in range(20)})
+
+
+def test_two_write_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=store, args=(str(tmp_path), number)) for number in (1, 2)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        found = proof._load(CPU, torch.float32)
+        assert len(found) in (0, 20)
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert len(proof._load(CPU, torch.float32)) == 20
+    assert len(list((tmp_path / "mlbert").iterdir())) == 1, "nothing half-written is left"
+
+
+def test_a_broken_device_ends_the_run_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an illegal access every later call fails: here the one that looks whether the device still works."""
+    damage(monkeypatch, raises)
+    zeros = torch.zeros
+
+    def broken(*shape: Any, device: Any = None, **options: Any) -> Tensor:
+        if device is not None and shape == (1,):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return zeros(*shape, device=device, **options)
+
+    monkeypatch.setattr(torch, "zeros", broken)
+    with pytest.raises(UserError, match=f"native kernel of {OP}.*broken the cpu device.*OPS=plain"):
+        proof.check(OP, "native", CPU, torch.float32)
