@@ -13,13 +13,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from capturable import SHAPE, TensorLamb, select_capturable
 from host_batches import made_up_batches
-from mlbert.dist.lifecycle import Lifecycle
-from mlbert.feed.synthetic import SyntheticSource
 from mlbert.dist.bucket_clipping import BucketClippingReducer
 from mlbert.dist.capture import NoCapture
+from mlbert.dist.lifecycle import Lifecycle
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
+from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.ops.fp8_scaling import Products
@@ -70,7 +70,13 @@ def train_once(world: World, mode: GraphMode, by_buckets: bool, recorded: bool) 
     for tensor in (flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *model.buffers()):
         changed.update(tensor.numpy().tobytes())
     reducer.close()
-    return {"mode": mode.value, "by_buckets": by_buckets, "hash": changed.hexdigest(), "norms": norms, "overlapped": reducer.num_overlapped}
+    return {
+        "mode": mode.value,
+        "by_buckets": by_buckets,
+        "hash": changed.hexdigest(),
+        "norms": norms,
+        "overlapped": reducer.num_overlapped,
+    }
 
 
 def divisors(world: World) -> dict[str, Any]:

@@ -136,6 +136,8 @@ def sharded_overlap(world: World, nodes: bool = False) -> dict[str, Any]:
     flat = FlatParameters(model.named_parameters(), ShardLayout.multiple(groups))
     layout = ShardLayout(flat.padded_data.numel(), groups, 1)
     reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, None)
+    reducer.warm_up()
+    assert not flat.padded_grad.any(), "warming up leaves no gradient"
     own = torch.zeros(flat.numel)
     for last in (False, True):
         reducer.prepare(last)
@@ -209,9 +211,7 @@ def sharded(world: World, folder: str) -> dict[str, Any]:
     }
 
 
-def sharded_rounded(
-    world: World, folder: str, form: str, method: type[CompiledOptimizer] = Lamb
-) -> dict[str, Any]:
+def sharded_rounded(world: World, folder: str, form: str, method: type[CompiledOptimizer] = Lamb) -> dict[str, Any]:
     """Weights that travel rounded, through a checkpoint and without one."""
     name = form if method is Lamb else f"{method.name}_{form}"
     return {

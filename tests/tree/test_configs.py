@@ -20,6 +20,7 @@ from tf2_bert import recipe as tensorflow2
 
 NAME = re.compile(r"config_(?P<system>\w+?)_(?P<nodes>\d+)x(?P<ranks>\d+)x(?P<batch>\d+)x(?P<steps>\d+)(_\w+)?\.sh")
 SOURCE_LINE = 'source "$(dirname "${BASH_SOURCE[0]}")/env.sh"'
+FP8_SYSTEMS = ("b200_n1", "dgxh100_n1", "dgxh100_n8", "gb200", "h200_n1", "inventec_p8000_h100_n1")
 STUBS = ("run.sub", "run_pretraining.py")
 
 
@@ -137,6 +138,35 @@ def test_config_resolves(config_file: Path) -> None:
     resolved = resolve(defaults_of(values["RECIPE"]), values, {}, [], [])
     assert resolved.config.bert_config_file.is_file()
     assert not resolved.warnings
+
+
+def test_no_large_config_is_slow_by_omission(config_file: Path) -> None:
+    """Several GPUs: the reduction overlaps backward, the update is shared out, and unpacked ranks get equal work."""
+    values = exports_after(config_file)
+    config = resolve(defaults_of(values["RECIPE"]), values, {}, [], []).config
+    if config.recipe == TENSORFLOW2 or config.bert_config_file.stem != "large":
+        return  # a demonstration on CPUs, or TensorFlow's own ways
+    assert config.cuda_graph_mode == ("none" if config.max_sequences_per_pack == 1 else "full_iteration")
+    assert config.gradient_clipping != "before", "it would wait for the whole gradient"
+    assert config.max_sequences_per_pack > 1 or config.exchange_padding != "off"
+    if config.recipe == "packed_lamb":
+        assert config.sharded_optimizer == "node"
+
+
+@pytest.mark.parametrize("system", FP8_SYSTEMS)
+def test_each_config_of_a_machine_with_fp8_has_one_for_it(system: str, tree_root: Path) -> None:
+    stems = {path.stem for path in (tree_root / "benchmarks/bert/implementations" / system).glob("config_*.sh")}
+    in_bf16 = {stem for stem in stems if not stem.endswith("_fp8")}
+    assert in_bf16
+    assert stems == in_bf16 | {f"{stem}_fp8" for stem in in_bf16}
+
+
+def test_an_fp8_config_is_the_one_beside_it_but_for_the_precision(config_file: Path) -> None:
+    if not config_file.stem.endswith("_fp8"):
+        return
+    own, other = (exports_after(path) for path in (config_file, config_file.with_stem(config_file.stem[:-4])))
+    assert (own["PRECISION"], other["PRECISION"]) == ("fp8", "bf16")
+    assert {k for k in own | other if own.get(k) != other.get(k)} == {"DGXSYSTEM", "CONFIG_FILE", "LOGDIR", "PRECISION"}
 
 
 def test_a_config_can_be_sourced_from_any_folder(config_file: Path, tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ _OP_GROUPS = {
     "dropout_add_layer_norm": "norm",
     "layer_norm_dropout": "norm",
     "fp8_dropout_add_layer_norm": "norm",
+    "fp8_dropout_add_layer_norm_forward": "norm",
+    "fp8_dropout_add_layer_norm_backward": "norm",
     "fp8_quantise": "cast",
     "fp8_quantise_sum": "cast",
     "fp8_gelu": "cast",

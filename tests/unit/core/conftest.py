@@ -42,6 +42,7 @@ def defaults() -> dict[str, object]:
         "bucket_mib": 25,
         "optimizer_implementation": "ops",
         "sharded_optimizer": "off",
+        "gradient_reduction": "fp32",
         "weights_allgather": "fp32",
         "seed": None,
         "target_mlm_accuracy": 0.72,

@@ -145,3 +145,12 @@ def test_the_package_is_named_as_in_the_tree_wherever_it_is_installed(tmp_path: 
     assert {event["metadata"]["file"] for event in _events(logger.path)} == {
         "benchmarks/bert/implementations/pytorch/mlbert/core/identity.py"
     }
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_line_that_a_full_disk_does_not_take_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "result_0.txt").symlink_to("/dev/full")
+    log = MLPerfLogger(tmp_path / "result_0.txt", 0, ROOT)
+    with pytest.raises(UserError, match=r"result_0\.txt: cannot be written \(No space left on device\)"):
+        log.event("seed", 3)
+    log.close()

@@ -20,6 +20,8 @@ OPS = {
     "embedding_sum",
     "feed_forward",
     "fp8_dropout_add_layer_norm",
+    "fp8_dropout_add_layer_norm_backward",
+    "fp8_dropout_add_layer_norm_forward",
     "fp8_gelu",
     "fp8_gelu_backward",
     "fp8_product",

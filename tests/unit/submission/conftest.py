@@ -57,6 +57,7 @@ def make_config(division: str) -> TrainConfig:
         "bucket_mib": "25",
         "optimizer_implementation": "ops",
         "sharded_optimizer": "off",
+        "gradient_reduction": "fp32",
         "weights_allgather": "fp32",
         "target_mlm_accuracy": "0.72",
         "num_eval_examples": "10000",

@@ -288,7 +288,7 @@ def test_what_newer_logs_tell_is_as_set(key: str, value: str, words: str, ours: 
 
 
 def test_a_closed_target_and_a_configuration_of_another_form(ours: Path) -> None:
-    assert "closed wants 0.72" in told([ours], division="closed")["configuration"][1]
+    assert "closed wants 0.72" in told([ours], division="closed")["accuracies"][1]
     edit(ours, "configuration", r'"value": \{.*\}, "metadata"', '"value": {"LR": 1}, "metadata"')
     assert "no mapping of settings" in told([ours])["configuration"][1]
 

@@ -197,6 +197,10 @@ class BertBase(nn.Module):
         """False: FP8 scales are not known yet, so a step has to run outside a graph, each tensor finding its own."""
         return self.bert.linears.is_calibrated
 
+    @is_calibrated.setter
+    def is_calibrated(self, value: bool) -> None:
+        self.bert.linears.is_calibrated = value
+
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Within it the model counts as calibrated, for passes that warm up or record; afterwards all is as before."""

@@ -98,12 +98,36 @@ def _flash(
     """`attention` by PyTorch's own kernel; what that can't do (float32, ALiBi) runs plain."""
     if qkv.dtype not in FLASH_TYPES or alibi_slopes is not None:
         return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
-    # The kernel leaves tokens behind the last sequence unwritten, in the output and in the gradient.
-    used = (torch.arange(qkv.shape[0], device=qkv.device) < cu_seqlens[-1])[:, None, None]
-    q, k, v = torch.where(used[..., None], qkv, 0).unbind(1)
-    bounds = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    out = torch.ops.aten._flash_attention_forward(q, k, v, *bounds, dropout_p, False, False)[0]
-    return torch.where(used, out, 0)
+    return _Flash.apply(qkv, cu_seqlens, max_seqlen, dropout_p)
+
+
+class _Flash(torch.autograd.Function):
+    """Reads Q, K and V where they lie in qkv; each gradient is copied once, into its slice of the gradient of qkv.
+
+    The kernel leaves tokens behind the last sequence unwritten, in the output and in the gradients: the copy zeroes
+    them. (It allocates its three gradients itself, so that the copy can't be spared.)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float) -> Tensor:
+        ctx.settings = (max_seqlen, max_seqlen, dropout_p, False)
+        out, log_sums, *generator_state, _ = torch.ops.aten._flash_attention_forward(
+            *qkv.unbind(1), cu_seqlens, cu_seqlens, *ctx.settings, return_debug_mask=False
+        )
+        behind = torch.arange(qkv.shape[0], device=qkv.device) >= cu_seqlens[-1]
+        out.masked_fill_(behind[:, None, None], 0)
+        ctx.save_for_backward(qkv, cu_seqlens, behind, out, log_sums, *generator_state)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        qkv, cu_seqlens, behind, out, log_sums, *generator_state = ctx.saved_tensors
+        saved = (out, log_sums, cu_seqlens, cu_seqlens, *ctx.settings, *generator_state)
+        gradients = torch.ops.aten._flash_attention_backward(d_out.contiguous(), *qkv.unbind(1), *saved)
+        d_qkv, zero = torch.empty_like(qkv), qkv.new_zeros(())
+        for gradient, part in zip(gradients, d_qkv.unbind(1), strict=True):
+            torch.where(behind[:, None, None], zero, gradient, out=part)
+        return d_qkv, None, None, None
 
 
 def native_attention(

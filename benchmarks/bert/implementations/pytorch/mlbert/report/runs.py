@@ -11,6 +11,7 @@ from typing import Any
 from mlbert.core.rules import BENCHMARK, TARGET_MLM_ACCURACY
 from mlbert.report.sources import Source
 from mlbert.submission.logs import Event, Log
+from mlbert.submission.result_set import is_number
 from mlbert.submission.run_numbers import samples_to_target
 from mlbert.submission.run_view import setting
 
@@ -101,12 +102,7 @@ class Run:
 
 def number(value: object) -> float | None:
     """A plain, finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # an integer of more than 308 digits
-        return None
+    return float(value) if is_number(value) else None
 
 
 def read_run(source: Source) -> Run:

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from mlbert.core import rules
 from mlbert.core.config import Resolved
+from mlbert.core.errors import UserError
 from mlbert.core.events import Events, MLPerfEvents, Several
 from mlbert.core.identity import (
     Identity,
@@ -58,8 +59,11 @@ _PARTS = "gradient_accumulation_steps"
 
 
 def threads_per_rank(config: TrainConfig, world: World) -> int:
-    """CPU threads of this rank: the setting, or an equal share of the cores that the process may use."""
+    """CPU threads of this rank: the setting, or an equal share of the cores that the process may use. Raises UserError
+    for more threads than CPUs, with which OpenMP may bring the whole machine to its limit."""
     if config.cpu_threads:
+        if config.cpu_threads > (cpus := os.cpu_count() or 1):
+            raise UserError(f"CPU_THREADS={config.cpu_threads}", f"this machine has {cpus} CPUs", "Set it to none")
         return config.cpu_threads
     return max(1, len(os.sched_getaffinity(0)) // world.local_world_size)
 
@@ -67,13 +71,17 @@ def threads_per_rank(config: TrainConfig, world: World) -> int:
 def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Console) -> Outcome:
     """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
     config, paths = resolved.config, RunFolder.of(resolved.config)
+    num_threads = threads_per_rank(config, world)
     inputs = recipe.inspect(config)
+    if inputs.train_data == inputs.eval_data and not config.synthetic_data:
+        reason = "is the training set: how well it is known says nothing of other text"
+        raise UserError(config.eval_dir, reason, "Set EVALDIR to sequences that are left out of training")
     if world.rank == 0:
         paths.prepare(config.resume)
     world.start()
     if world.rank == 0 and config.resume:
         paths.set_log_aside()
-    torch.set_num_threads(threads_per_rank(config, world))
+    torch.set_num_threads(num_threads)
     seed = world.broadcast_int(choose_seed(config, paths))
     log = MLPerfLogger(paths.log if world.rank == 0 else None, rank=world.rank, root=tree_root())
 
@@ -118,6 +126,7 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
         lifecycle.accept_warnings()
         run.step.warm_up()
         if run.step.graphs:
+            run.evaluator.record()
             run.step.record()
             say(f"CUDA graphs: {config.cuda_graph_mode}, {method.budget}")
         monitor.open(run.state)
@@ -205,12 +214,13 @@ def assemble(
     state = TrainState(next_eval_samples=config.eval_iter_start_samples)
     objects = (method.model, method.objective, method.flat, method.sync, method.optimizer)
     capture = graphs.capture() if graphs else None  # an evaluation runs between any two steps
+    budgets = method.evaluation.budgets if graphs else ()
     return Run(
         method=method,
         step=Step(*objects, world.all_reduce_max, events.say, graphs, method.loss_scale),
         reader=Reader(method.source, method.objective, method.model, world, lifecycle.watch, lambda: lifecycle.warned),
         ledger=Ledger(state, events.skipped),
-        evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture),
+        evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture, budgets),
         snapshots=Snapshots(
             CheckpointFolder(checkpoints, config.keep_checkpoints, dict(method.identity)), method, state, seed, world
         ),

@@ -44,10 +44,6 @@ def check_configuration(results: ResultSet) -> Complaints:
         yield from _intervals(log, settings)
         yield from _totals(log, settings)
         yield from _time_limit(log, settings)
-        target = settings.get("TARGET_MLM_ACCURACY")
-        if results.wanted_division == "closed" and is_number(target) and target < rules.TARGET_MLM_ACCURACY:
-            text = f"TARGET_MLM_ACCURACY is {target}, closed wants {rules.TARGET_MLM_ACCURACY}"
-            yield error(log, text, "rules, BERT: the target is 0.720 masked-token accuracy", event)
 
 
 def _values(event: Event) -> dict[str, Any] | None:
