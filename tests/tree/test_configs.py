@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import subprocess
@@ -11,17 +12,23 @@ from pathlib import Path
 import pytest
 
 from mlbert import recipes
+from mlbert.core.bert_config import BertConfig
 from mlbert.core.config import Resolved, check_exports, peek, resolve
 from mlbert.core.config_files import read_yaml
 from mlbert.core.plan import make_plan, planned_world_size
 from mlbert.core.provenance import TENSORFLOW2
 from mlbert.core.settings import settings_by_env
+from mlbert.plan import memory
+from mlbert.plan.parameters import GPUS
+from mlbert.plan.shapes import BENCHMARK
 from tf2_bert import recipe as tensorflow2
 
 NAME = re.compile(r"config_(?P<system>\w+?)_(?P<nodes>\d+)x(?P<ranks>\d+)x(?P<batch>\d+)x(?P<steps>\d+)(_\w+)?\.sh")
-SOURCE_LINE = 'source "$(dirname "${BASH_SOURCE[0]}")/env.sh"'
+SOURCE_LINE = 'source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"'
 FP8_SYSTEMS = ("b200_n1", "dgxh100_n1", "dgxh100_n8", "gb200", "h200_n1", "inventec_p8000_h100_n1")
 STUBS = ("run.sub", "run_pretraining.py")
+# The first of these names that a description's accelerator has in it.
+GPU_NAMES = {"GB200": "gb200", "B200": "b200", "H200": "h200", "H100": "h100-sxm", "A100": "a100-sxm"}
 
 
 def exports_after(*configs: Path, shell: str = "set -euo pipefail") -> dict[str, str]:
@@ -219,3 +226,27 @@ def test_plan_of_every_config_has_no_warning(config_file: Path) -> None:
     ranks = planned_world_size(values)
     assert ranks == int(values["DGXNNODES"]) * int(values["DGXNGPU"])
     assert make_plan(config, ranks, values).warnings == ()
+
+
+def gpu_of(platform: str, tree_root: Path) -> str | None:
+    """As `mlbert.plan` calls it; None: the system has no GPU that it knows."""
+    folders = (tree_root / "systems", tree_root / "systems/templates")
+    path = next(folder / f"{platform}.json" for folder in folders if (folder / f"{platform}.json").is_file())
+    name = json.loads(path.read_text())["accelerator_model_name"]
+    return next((gpu for text, gpu in GPU_NAMES.items() if text in name), None)
+
+
+def test_a_step_of_the_config_fits_its_gpu(config_file: Path, tree_root: Path) -> None:
+    """As the planner counts it; what it says is compared with a counted step in tests/unit/bench/counted."""
+    values = exports_after(config_file)
+    gpu = gpu_of(values["MLPERF_SUBMISSION_PLATFORM"], tree_root)
+    if gpu is None:
+        pytest.skip("the system has no GPU that the planner knows")
+    config = resolve(defaults_of(values["RECIPE"]), values, {}, [], []).config
+    shape = BertConfig.from_json(config.bert_config_file)
+    packs = config.train_batch_size // config.gradient_accumulation_steps
+    sequences = packs * shape.max_position_embeddings * BENCHMARK.sequences / BENCHMARK.tokens
+    ranks = {"off": 1, "node": int(values["DGXNGPU"]), "all": planned_world_size(values)}
+    held = memory.of(shape, gpu, sequences, ranks[config.sharded_optimizer], fp8=config.precision == "fp8")
+    room = memory.USABLE * GPUS[gpu].memory_gb
+    assert held.total <= room, f"{held.total:.0f} GB of {room:.0f}: {held}"

@@ -244,7 +244,7 @@ class TrainConfig(TextSettings, TensorFlow2Settings):
     ops: str = row(
         "OPS",
         "Which implementation of the ops runs.",
-        choices=("auto", "plain", "native", "triton", "cublaslt", "flash"),
+        choices=("auto", "plain", "native", "triton", "cublaslt", "flash", "fmha"),
     )
     cuda_graph_mode: str = row(
         "CUDA_GRAPH_MODE",
