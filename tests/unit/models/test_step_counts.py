@@ -72,7 +72,7 @@ def counts_of(products: Products | None, packs: int, least: int | None = None) -
     return counts
 
 
-@pytest.mark.parametrize("products", [None])
+@pytest.mark.parametrize("products", [None, Products()])
 def test_no_pass_over_a_hidden_state_is_wasted(products: Products | None) -> None:
     """Nothing clears gradients that nobody reads; the two readers' gradients of a hidden state are added by the norm.
 
