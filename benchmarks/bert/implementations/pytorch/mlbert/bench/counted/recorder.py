@@ -209,7 +209,7 @@ class Recorder(TorchDispatchMode):
             written = {"amax_out"} | ({"bias"} if epilogue in _WRITING_EPILOGUES else set())
             written |= {"aux"} if epilogue == Epilogue.GELU_AUX_BIAS else set()
             reads = [left, right, *(value for name, value in operands.items() if name not in written)]
-            reads += [out] if settings.get("accumulate") else []
+            reads += [out] if settings.get("adds") else []
             writes = [out, *(value for name, value in operands.items() if name in written)]
             inner = left.shape[0 if settings.get("left_transposed") else 1]
             sides = tuple(map(self.operand, reads)), tuple(map(self.operand, writes))
