@@ -15,7 +15,7 @@ apex 24.04.01 065bc5c0146ee579d5db2b38ca3949da4dc799b871961a2c9eb19e18892166ce h
 LIST
 }
 
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+root="$(cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 mirror=""
 wanted=()
 

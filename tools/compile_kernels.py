@@ -34,7 +34,7 @@ from mlbert.feed import triton_expand
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.ops import dropout_key
-from mlbert.ops.triton import cast, device, embedding, loss, norm
+from mlbert.ops.triton import cast, device, embedding, loss, norm, norm_fp8
 from mlbert.ops.triton.attention import attention
 from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW
@@ -179,8 +179,10 @@ def _norm(
     settings = (1e-12, dropout, _key(device_key), _tensor(tokens, dtype=torch.int32))
     if quantised:
         scalars = torch.empty(2, device=_META)
-        names = norm.dropout_add_layer_norm_quantised(x, residual, weight, bias, *settings, x_bias, *scalars)[:2]
+        names = norm_fp8.dropout_add_layer_norm_quantised(x, residual, weight, bias, *settings, x_bias, *scalars)[:2]
         torch.autograd.backward(names, [torch.empty_like(x) for _ in names])
+        saved = norm_fp8.norm_forward(x, residual, weight, bias, *settings, x_bias, *scalars)[2]
+        norm_fp8.norm_backward(x, residual, saved, weight, *settings[1:], *scalars)
         return
     norm.dropout_add_layer_norm(x, residual, weight, bias, *settings, x_bias).backward(torch.empty_like(x))
     norm.layer_norm_dropout(x, weight, bias, *settings).backward(torch.empty_like(x))

@@ -24,7 +24,7 @@ from mlbert.plan.shapes import BENCHMARK
 from tf2_bert import recipe as tensorflow2
 
 NAME = re.compile(r"config_(?P<system>\w+?)_(?P<nodes>\d+)x(?P<ranks>\d+)x(?P<batch>\d+)x(?P<steps>\d+)(_\w+)?\.sh")
-SOURCE_LINE = 'source "$(dirname "${BASH_SOURCE[0]}")/env.sh"'
+SOURCE_LINE = 'source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"'
 FP8_SYSTEMS = ("b200_n1", "dgxh100_n1", "dgxh100_n8", "gb200", "h200_n1", "inventec_p8000_h100_n1")
 STUBS = ("run.sub", "run_pretraining.py")
 # The first of these names that a description's accelerator has in it.

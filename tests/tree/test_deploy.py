@@ -80,7 +80,7 @@ def test_kubernetes_numbers_are_those_of_the_config(job: dict[str, dict], tree_r
     container = pod["containers"][0]
     folder = tree_root / Path(container["workingDir"]).relative_to("/opt/mlbert")
     script = container["args"][0]
-    config = exports(folder / re.findall(r"source (\S+)", script)[0])
+    config = exports(folder / re.findall(r"source_config (\S+)", script)[0])
     assert str(spec["completions"]) == str(spec["parallelism"]) == config["DGXNNODES"]
     assert str(container["resources"]["limits"]["nvidia.com/gpu"]) == config["DGXNGPU"]
     paths = {mount["mountPath"] for mount in container["volumeMounts"]}
@@ -89,7 +89,12 @@ def test_kubernetes_numbers_are_those_of_the_config(job: dict[str, dict], tree_r
     assert pod["subdomain"] == job["Service"]["metadata"]["name"]
     assert job["Service"]["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}
     given = {item["name"]: item["value"] for item in container["env"]} | {"IMAGE": "mlbert@sha256:1"}
+    assert int(given["SAVE_CHECKPOINT_STEPS"]) > 0, "else RESUME finds nothing"
+    given |= {"RESUME": "1", "LR": "0.5"}
     words, environ = start(script, folder, tmp_path, JOB_COMPLETION_INDEX="3", **given)
+    kept = {"RESUME", "LR", "SAVE_CHECKPOINT_STEPS", "CLEAR_CACHES"}
+    assert {name: environ[name] for name in kept} == {name: given[name] for name in kept}
+    assert environ["BATCHSIZE"] == config["BATCHSIZE"]
     assert f"--nnodes={config['DGXNNODES']}" in words
     assert f"--nproc-per-node={config['DGXNGPU']}" in words
     assert "--node-rank=3" in words
@@ -119,6 +124,9 @@ def test_skypilot_numbers_are_those_of_the_config(task: dict, tree_root: Path, t
         tree_root,
         tmp_path,
         **task["envs"],
+        RESUME="1",
+        SAVE_CHECKPOINT_STEPS="200",
+        LOGDIR="/bucket",
         SKYPILOT_NODE_RANK="0",
         SKYPILOT_NODE_IPS="10.0.0.1\n10.0.0.2",
     )
@@ -126,6 +134,8 @@ def test_skypilot_numbers_are_those_of_the_config(task: dict, tree_root: Path, t
     assert Path(words[-1]).samefile(folder / "run_pretraining.py")
     assert environ["MASTER_ADDR"] == "10.0.0.1"
     assert "CONT" not in environ
+    assert (environ["RESUME"], environ["SAVE_CHECKPOINT_STEPS"], environ["LOGDIR"]) == ("1", "200", "/bucket")
+    assert environ["BATCHSIZE"] == config["BATCHSIZE"]
 
 
 def test_base_image_is_the_same_everywhere(task: dict, tree_root: Path) -> None:
@@ -140,7 +150,13 @@ def test_dockerfile_passes_hadolint(tree_root: Path) -> None:
     if program is None:
         pytest.skip("hadolint is not installed (extra: test)")
     done = subprocess.run(
-        [program, str(tree_root / PYTORCH / "Dockerfile")], capture_output=True, text=True, check=False
+        [
+            program,
+            *(str(tree_root / folder / "Dockerfile") for folder in (PYTORCH, SYSTEMS / "inventec_p8000_h100_n1")),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
 

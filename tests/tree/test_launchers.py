@@ -39,7 +39,10 @@ if "run_and_time.sh" in line:
     run = Path(os.environ["LOGDIR"], "run_" + os.environ["EXPERIMENT"])
     run.mkdir(parents=True)
     status = int(os.environ.get("STATUS", "0"))
-    if status < 2:
+    if os.environ.get("RUN_STOP"):
+        line = dict(key="run_stop", metadata=json.loads(os.environ["RUN_STOP"]))
+        run.with_name(run.name.replace("run_", "result_") + ".txt").write_text(json.dumps(line) + "\\n")
+    elif status < 2:
         (run / "summary.json").write_text("{{}}")
     sys.exit(status)
 """
@@ -56,6 +59,7 @@ class Bench:
         ours = tree_root / "benchmarks/bert/implementations"
         (implementations / "pytorch").symlink_to(ours / "pytorch")
         (self.system / "run.sub").write_bytes((ours / "cpu_demo/run.sub").read_bytes())
+        (self.system / "run_pretraining.py").touch()  # asked for the settings before the ranks start
         self.launch = implementations / "pytorch/launch"
         self.logs, self.programs, self.notes = root / "logs", root / "bin", root / "notes"
         self.programs.mkdir()
@@ -163,6 +167,15 @@ def test_container_is_pulled_once_a_node_and_found_by_name(bench: Bench) -> None
     assert [call["words"] for call in bench.calls("srun")] == [
         [*once, f"--container-image={image}", *container, "true"],
         [*once, *container, str(bench.launch / "check_node.sh")],
+        [
+            "--mpi=none",
+            "--nodes=1",
+            "--ntasks=1",
+            *container,
+            "python3",
+            f"{bench.system}/run_pretraining.py",
+            "--print-config",
+        ],
         [*ranks, "--ntasks=8", "--ntasks-per-node=4", *container, str(bench.launch / "run_and_time.sh")],
         ["--mpi=none", "--nodes=1", "--ntasks=1", *container, *report],
         [*once, "enroot", "remove", "--force", "pyxis_mlbert_7"],
@@ -179,6 +192,46 @@ def test_a_failing_rank_fails_the_job_and_starts_no_further_run(bench: Bench) ->
     done = bench.job(NEXP=3, STATUS=3)
     assert done.returncode == 3
     assert len(bench.calls("srun", "run_and_time.sh")) == 1
+
+
+@pytest.mark.parametrize(
+    ("srun", "run_stop", "status"),
+    [
+        (137, {"reason": "rank 1 on n2 died after step 4", "status": "aborted"}, 3),
+        (143, {"reason": "rank 0 on n1 is silent after step 4 (30 s)", "status": "aborted"}, 3),
+        (137, {"reason": "SIGTERM", "status": "aborted"}, 143),
+        (139, None, 3),
+        (2, None, 2),
+        (137, {"status": "success"}, 0),
+    ],
+)
+def test_the_job_s_status_is_the_run_s(bench: Bench, srun: int, run_stop: dict | None, status: int) -> None:
+    image = bench.logs.with_name("bert.sqsh")  # in a container, so that the report is a stand-in's too
+    image.touch()
+    exports = {"RUN_STOP": json.dumps(run_stop)} if run_stop else {}
+    done = bench.job(STATUS=srun, CONT=image, **exports)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert f"run 0 ended with status {status}." in done.stdout
+    assert (status != 0) or "writing its results broke off with status 137" in done.stdout
+
+
+def test_a_success_without_its_results_is_not_trained_again(bench: Bench) -> None:
+    bench.logs.mkdir()
+    line = {"key": "run_stop", "metadata": {"status": "success"}}
+    (bench.logs / "result_0.txt").write_text(json.dumps(line) + "\n")
+    image = bench.logs.with_name("bert.sqsh")
+    image.touch()
+    done = bench.job(SLURM_RESTART_COUNT=1, TIMED=1, CONT=image)
+    assert (done.returncode, "run 0 is finished." in done.stdout) == (0, True)
+    assert bench.calls("srun", "run_and_time.sh") == []
+
+
+def test_a_job_leaves_no_temporary_files(bench: Bench, tmp_path: Path) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    bench.job(TMPDIR=scratch, NEXP=2)
+    assert list(scratch.iterdir()) == []
+    assert [path.name for path in bench.logs.iterdir() if path.name.startswith(".")] == []
 
 
 def test_a_missed_target_fails_the_job_after_all_runs(bench: Bench) -> None:
@@ -280,6 +333,36 @@ def test_docker_needs_an_image(bench: Bench) -> None:
     assert "CONT is not set" in done.stderr
 
 
+@pytest.mark.parametrize("launcher", ["run_with_docker.sh", "run_multinode.sh"])
+def test_help_needs_no_config(bench: Bench, launcher: str) -> None:
+    del bench.exports["CONFIG_FILE"]
+    done = bench.start(str(bench.launch / launcher), "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"../pytorch/launch/{launcher}" in done.stdout
+    assert not any(line.startswith("#") for line in done.stdout.splitlines())
+
+
+def test_docker_takes_no_words(bench: Bench) -> None:
+    done = bench.start(str(bench.launch / "run_with_docker.sh"), "--max_steps", "5", DGXNNODES=1, CONT="bert:1")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+def test_a_host_that_may_not_drop_its_caches_writes_nothing_back(bench: Bench) -> None:
+    for name, text in {"sync": 'touch "${NOTES}"', "sudo": "exit 1"}.items():
+        (bench.programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (bench.programs / name).chmod(0o755)
+    # As an ordinary user, to whom root's own file is closed.
+    words = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all", "bash"]
+    environ = {"PATH": f"{bench.programs}:/usr/bin:/bin", "NOTES": str(bench.notes)}
+    program = (bench.launch / "drop_caches.sh").read_text()
+    if os.geteuid() != 0:
+        words = ["bash"]
+    done = subprocess.run(words, input=program, env=environ, cwd="/", capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "was not dropped" in done.stderr
+    assert not bench.notes.exists()
+
+
 def test_ssh_starts_torchrun_on_each_host(bench: Bench) -> None:
     done = bench.start(str(bench.launch / "run_multinode.sh"), "--max_steps", "5", HOSTS="n1,n2", BATCHSIZE=4)
     calls = bench.calls("ssh")
@@ -327,7 +410,10 @@ def server(tmp_path: Path) -> Path:
         (folder / "numa_node").write_text(f"{node}\n")
     smi = tmp_path / "bin/nvidia-smi"
     smi.parent.mkdir()
-    smi.write_text('#!/bin/bash\nlast="${!#}"\necho "00000000:$((${last#--id=} + 1))B:00.0"\n')
+    smi.write_text(
+        '#!/bin/bash\necho asked >>"${0}.notes"\n'
+        'for i in 0 1 2 3; do echo "${i}, GPU-${i}aaaa, 00000000:$((i + 1))B:00.0"; done\n'
+    )
     smi.chmod(0o755)
     return tmp_path
 
@@ -357,6 +443,16 @@ def test_ranks_are_bound_beside_their_gpus(tree_root: Path, server: Path) -> Non
         "node 0 cpus 0,1,2,3",
         "node 0 cpus 4,5,6,7",
     ]
+
+
+def test_a_rank_asks_for_the_gpus_once_and_finds_those_that_it_may_use(tree_root: Path, server: Path) -> None:
+    assert bound(tree_root, server, "0-31", gpus=True, CUDA_VISIBLE_DEVICES="GPU-3a,GPU-2a,1,0") == [
+        "node 0 cpus 0,1,2,3",
+        "node 0 cpus 4,5,6,7",
+        "node 1 cpus 8,9,10,11",
+        "node 1 cpus 12,13,14,15",
+    ]
+    assert (server / "bin/nvidia-smi.notes").read_text().split() == ["asked"] * 4
 
 
 def test_without_gpus_ranks_spread_over_the_nodes(tree_root: Path, server: Path) -> None:

@@ -28,6 +28,8 @@ BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 C_SUFFIXES = {".c", ".h", ".cpp", ".cu", ".cuh"}
 HOME_PATH = re.compile(r"/(?:home|root|Users|work|mnt|raid|lustre|scratch)/[\w.-]+/[\w./-]*")
+# Of no machine of ours: as Inventec published them.
+PUBLISHED_PATHS = ("/mnt/mlperf/bert_data", "/mnt/sqsh/bert_ngc23.09_pyt.sqsh")
 Trees = dict[Path, ast.Module]
 BUILT = {".so", ".o", ".a", ".pyc", ".pt", ".ckpt", ".safetensors"}
 
@@ -112,7 +114,8 @@ def test_no_path_of_a_machine(tracked: list[Path]) -> None:
         # Logs of real runs say where they ran; the suite's own pattern is not a path.
         if path.suffix not in looked_at or {"results", "records", "golden", "assets"} & set(path.parts):
             continue
-        if path != Path(__file__).resolve() and (paths := HOME_PATH.findall(code(path))):
+        paths = [name for name in HOME_PATH.findall(code(path)) if not name.startswith(PUBLISHED_PATHS)]
+        if paths and path != Path(__file__).resolve():
             found[str(path)] = paths
     assert found == {}
 

@@ -13,6 +13,7 @@ CALLED_BY_TORCH = {"forward", "backward"}
 # Definition -> who calls it, or why it may stay.
 ALLOWED = {
     "core/mllog.py: _do_log": "mlperf_logging calls it",
+    "core/mllog.py: handleError": "logging calls it",
     "log.py: on_train_begin": "transformers.Trainer calls it",
     "log.py: on_evaluate": "transformers.Trainer calls it",
     "log.py: on_train_end": "transformers.Trainer calls it",

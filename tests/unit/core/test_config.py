@@ -102,6 +102,14 @@ def test_a_near_miss_in_the_environment_is_reported(defaults, environ) -> None:
     assert "MAX_STEP is exported but is no setting; did you mean MAX_STEPS?" in resolved.warnings
 
 
+@pytest.mark.parametrize(
+    ("word", "ours"), [("LEARNING_RATE", "LR"), ("TRAIN_BATCH_SIZE", "BATCHSIZE"), ("EVAL_DIR", "EVALDIR")]
+)
+def test_another_systems_word_for_a_setting_is_reported(defaults, environ, word, ours) -> None:
+    resolved = _resolve(defaults, environ | {word: "1"})
+    assert f"{word} is exported but is no setting; did you mean {ours}?" in resolved.warnings
+
+
 def test_a_warm_up_longer_than_training_is_reported(defaults, environ) -> None:
     resolved = _resolve(defaults, environ | {"MAX_STEPS": "5"})
     assert resolved.warnings == ["the warm-up ends at step 10, after MAX_STEPS 5: LR is never reached"]

@@ -182,8 +182,8 @@ def test_model_takes_the_form(emulator) -> None:
         finally:
             registry.select("auto")
         results.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
-    # A layer: 2 products forward, 5 backward. The head: 1 and 2.
-    assert emulator.count("products") == 2 * 7 + 3
+    # A layer: 2 products forward, 5 backward. The heads: 1 and 3.
+    assert emulator.count("products") == 2 * 7 + 4
     for plain, found in zip(*results, strict=True):
         torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-6)
 
@@ -244,7 +244,7 @@ def test_products_read_the_copy_of_the_weights(emulator) -> None:
             registry.select("auto")
         results.append((flat.grad, counts["casts", "bfloat16"]))
     assert torch.equal(results[0][0], results[1][0])
-    weights = 4 * SMALL.num_hidden_layers + 2  # and the head's two
+    weights = 4 * SMALL.num_hidden_layers + 3  # and the heads' three
     assert results[0][1] - results[1][1] == weights
 
 

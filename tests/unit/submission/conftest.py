@@ -65,6 +65,7 @@ def make_config(division: str) -> TrainConfig:
         "eval_iter_start_samples": "150000",
         "eval_iter_samples": "150000",
         "precision": "fp32",
+        "fp8_fast_accumulation": "forward",
         "loss_scale": "131072",
         "loss_scale_window": "2000",
         "ops": "plain",

@@ -1,7 +1,7 @@
 # BERT-large on 8 V100, in TensorFlow 2 with Google's hyper-parameters of MLPerf v0.7.
 # 1 node x 8 replicas x 55 sequences per optimizer step x 11 accumulation steps: global batch 440 sequences.
 # shellcheck shell=bash source-path=SCRIPTDIR
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"
 
 export DGXNNODES=1
 export DGXNGPU=8

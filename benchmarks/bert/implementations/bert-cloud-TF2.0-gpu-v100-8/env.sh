@@ -1,6 +1,6 @@
 # Site facts of one cloud machine with 8 V100: image, paths and launcher words. Yours will differ: edit this file.
 # shellcheck shell=bash source-path=SCRIPTDIR source=../pytorch/launch/begin_system.sh
-source "$(dirname "${BASH_SOURCE[0]}")/../pytorch/launch/begin_system.sh"
+source "$(dirname "${BASH_SOURCE[0]:-$0}")/../pytorch/launch/begin_system.sh"
 
 # An image with TensorFlow for CUDA; without this line the machine's own Python runs.
 export CONT=/data/images/mlbert_tensorflow.sqsh

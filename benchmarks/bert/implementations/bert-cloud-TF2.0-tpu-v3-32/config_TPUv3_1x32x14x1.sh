@@ -1,7 +1,7 @@
 # BERT-large on a TPU v3-32, in TensorFlow 2 with Google's hyper-parameters of MLPerf v0.7.
 # 1 node x 32 replicas x 14 sequences per optimizer step x 1 accumulation steps: global batch 448 sequences.
 # shellcheck shell=bash source-path=SCRIPTDIR
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"
 
 export DGXNNODES=1
 export DGXNGPU=32

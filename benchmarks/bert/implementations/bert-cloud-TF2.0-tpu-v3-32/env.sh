@@ -1,6 +1,6 @@
 # Site facts of one cloud machine and its TPU v3-32: name, paths. Yours will differ: edit this file.
 # shellcheck shell=bash source-path=SCRIPTDIR source=../pytorch/launch/begin_system.sh
-source "$(dirname "${BASH_SOURCE[0]}")/../pytorch/launch/begin_system.sh"
+source "$(dirname "${BASH_SOURCE[0]:-$0}")/../pytorch/launch/begin_system.sh"
 
 export TPU=your_tpu
 

@@ -12,7 +12,7 @@
 # shellcheck disable=SC2034,SC2329  # common.sh reads what is set here, and calls start, collected and mlbert_once
 set -euo pipefail
 
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+here="$(cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 pytorch_dir="$(cd "${here}/../pytorch" && pwd)"
 config="" results_root="" timestamp="" env_setup=1 data_setup=1
 

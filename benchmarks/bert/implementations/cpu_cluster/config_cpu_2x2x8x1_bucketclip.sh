@@ -1,7 +1,7 @@
 # BERT of 1 layer x 128 from random initialisation on bins of the English that Python ships: two nodes, two ranks each.
 # 2 nodes x 2 ranks x 8 sequences per optimizer step x 1 accumulation step.
 # shellcheck shell=bash source-path=SCRIPTDIR
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"
 
 export DGXNNODES=2
 export DGXNGPU=2

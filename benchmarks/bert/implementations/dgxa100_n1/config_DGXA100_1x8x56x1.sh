@@ -1,7 +1,7 @@
 # BERT-large, unpacked, on one DGX A100 with 8 x 80 GB.
 # 1 node x 8 GPUs x 56 sequences per optimizer step x 1 accumulation step: global batch 448 sequences.
 # shellcheck shell=bash source-path=SCRIPTDIR
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"
 
 export DGXNNODES=1
 export DGXNGPU=8

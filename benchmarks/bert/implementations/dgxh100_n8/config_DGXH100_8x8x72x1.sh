@@ -1,7 +1,7 @@
 # BERT-large, unpacked, on eight DGX H100.
 # 8 nodes x 8 GPUs x 72 sequences per optimizer step x 1 accumulation step: global batch 4,608 sequences.
 # shellcheck shell=bash source-path=SCRIPTDIR
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"
 
 export DGXNNODES=8
 export DGXNGPU=8

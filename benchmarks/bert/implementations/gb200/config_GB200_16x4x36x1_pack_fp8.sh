@@ -1,7 +1,7 @@
 # BERT-large, packed, FP8 products, on 16 nodes with 4 GB200 each.
 # 16 nodes x 4 GPUs x 36 packs per optimizer step x 1 accumulation step: global batch 4,608 sequences.
 # shellcheck shell=bash source-path=SCRIPTDIR
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"
 
 export DGXNNODES=16
 export DGXNGPU=4

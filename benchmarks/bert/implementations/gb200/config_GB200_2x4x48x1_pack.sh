@@ -1,7 +1,7 @@
 # BERT-large, packed, on two nodes with 4 GB200 each.
 # 2 nodes x 4 GPUs x 48 packs per optimizer step x 1 accumulation step: global batch 768 sequences.
 # shellcheck shell=bash source-path=SCRIPTDIR
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"
 
 export DGXNNODES=2
 export DGXNGPU=4

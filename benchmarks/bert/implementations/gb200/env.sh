@@ -1,6 +1,6 @@
 # Site facts of nodes with 4 GB200: image, paths and launcher words. Yours will differ: edit this file, not the configs.
 # shellcheck shell=bash source-path=SCRIPTDIR source=../pytorch/launch/begin_system.sh
-source "$(dirname "${BASH_SOURCE[0]}")/../pytorch/launch/begin_system.sh"
+source "$(dirname "${BASH_SOURCE[0]:-$0}")/../pytorch/launch/begin_system.sh"
 
 # The image that docs/docker.md makes; without this line the nodes' own Python runs.
 export CONT=/data/images/mlbert.sqsh

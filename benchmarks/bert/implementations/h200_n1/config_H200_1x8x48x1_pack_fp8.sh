@@ -1,7 +1,7 @@
 # BERT-large, packed, FP8 products, on one node with 8 H200.
 # 1 node x 8 GPUs x 48 packs per optimizer step x 1 accumulation step: global batch 768 sequences.
 # shellcheck shell=bash source-path=SCRIPTDIR
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"
 
 export DGXNNODES=1
 export DGXNGPU=8

@@ -1,13 +1,13 @@
 # Site facts of Inventec's P8000 (8 H100) and P9000 (8 B200): image, paths and launcher words. Yours will differ: edit this file, not the configs.
 # shellcheck shell=bash source-path=SCRIPTDIR source=../pytorch/launch/begin_system.sh
-source "$(dirname "${BASH_SOURCE[0]}")/../pytorch/launch/begin_system.sh"
+source "$(dirname "${BASH_SOURCE[0]:-$0}")/../pytorch/launch/begin_system.sh"
 
-# The image that docs/docker.md makes; without this line the nodes' own Python runs.
-export CONT=/data/images/mlbert.sqsh
+# The image that `docker build` and `enroot import` make here (README.md); without this line the nodes' own Python runs.
+export CONT=/mnt/sqsh/bert_ngc23.09_pyt.sqsh
 export SRUN_ARGS=--gres=gpu:8
 
-# What launch/prepare_data.sh --outputdir /data/bert --packed makes.
-data_dir=/data/bert
+# What ./input_preprocessing/prepare_data.sh --outputdir /mnt/mlperf/bert_data --packed-data makes.
+data_dir=/mnt/mlperf/bert_data
 export DATADIR_PHASE2="${data_dir}/packed"
 export EVALDIR="${data_dir}/eval"
 export INIT_CHECKPOINT="${data_dir}/checkpoint/model.safetensors"

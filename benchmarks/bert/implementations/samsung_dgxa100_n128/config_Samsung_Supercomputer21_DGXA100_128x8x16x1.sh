@@ -1,7 +1,7 @@
 # BERT-large, unpacked from bins, on 128 DGX A100: Adam, each bucket of a rank's gradient clipped.
 # 128 nodes x 8 GPUs x 16 sequences per optimizer step x 1 accumulation step: global batch 16,384 sequences.
 # shellcheck shell=bash source-path=SCRIPTDIR
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"
 
 export DGXNNODES=128
 export DGXNGPU=8

@@ -1,6 +1,6 @@
 # Site facts of a CPU machine that runs the demonstration in TensorFlow 2: where things lie. Sourced by the configs beside it.
 # shellcheck shell=bash source-path=SCRIPTDIR source=../pytorch/launch/begin_system.sh
-source "$(dirname "${BASH_SOURCE[0]}")/../pytorch/launch/begin_system.sh"
+source "$(dirname "${BASH_SOURCE[0]:-$0}")/../pytorch/launch/begin_system.sh"
 
 export DATADIR_PHASE2="${tree_dir}/runs/quickstart/data/train"
 export EVALDIR="${tree_dir}/runs/quickstart/data/eval"

@@ -108,6 +108,20 @@ def test_casts_take_no_more_instructions_than_they_did() -> None:
     assert {name: count for name, count in found.items() if count > ceilings[name]} == {}
 
 
+def test_quantising_norms_take_no_more_instructions_than_they_did() -> None:
+    """Instructions of a thread for each of its numbers, of a round of the loop where there is one; and what spills."""
+    ceilings = {"norm_fp8_forward_kernel": (49, 24), "norm_fp8_backward_kernel": (42, 68)}
+    with tool.recording(90) as launches:
+        tool.cases()["norm D=1024 bf16 fp8 output"]()
+    kernels = {launch.kernel.fn.__name__: launch for launch in launches}
+    for name, (instructions, spilled) in ceilings.items():
+        report = tool.compile_launch(kernels[name], name, 90)
+        (counts,) = sass.loops(report.cubin) or [sass.instructions(report.cubin)]
+        numbers = 4 * kernels[name].arguments["GROUPS"] * 1024 / (32 * report.warps)
+        assert counts.total() <= instructions * numbers, name
+        assert report.spilled <= spilled, name
+
+
 @pytest.mark.parametrize("arch", tool.ARCHITECTURES)
 def test_a_launch_is_recorded_and_not_run(arch: int) -> None:
     with tool.recording(arch) as launches:

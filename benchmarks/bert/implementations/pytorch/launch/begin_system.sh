@@ -1,16 +1,26 @@
 # The first line of every system's env.sh sources this: it forgets the settings of any other config, names this one and
-# sets what env.sh and the configs build paths from.
+# sets what env.sh and the configs build paths from. Sourced by env.sh alone, without a config, it names the folder.
 #   system_dir   the system's folder            pytorch_dir   the code beside it            tree_dir   the whole tree
-# shellcheck shell=bash disable=SC2034
+# shellcheck shell=bash disable=SC2034,SC2154  # env.sh uses them; funcfiletrace is zsh's list of who sources whom
 
-# Sourced by env.sh, which is sourced by a config: the call stack has them in this order.
-config_file="${BASH_SOURCE[2]:?source a config_<system>.sh, which sources env.sh}"
-system_dir="$(cd "$(dirname "${config_file}")" && pwd)"
-pytorch_dir="$(cd "${system_dir}/../pytorch" && pwd)"
+if [[ -n "${ZSH_VERSION:-}" ]]; then
+    site_file="${funcfiletrace[1]%:*}" config_file="${funcfiletrace[2]%:*}"
+else
+    site_file="${BASH_SOURCE[1]}" config_file="${BASH_SOURCE[2]:-}"
+fi
+system_dir="$(cd "$(dirname "${site_file}")" && pwd)"
+# A link to the folder from elsewhere has no code beside it.
+[[ -d "${system_dir%/*}/pytorch" ]] || system_dir="$(cd "${system_dir}" && pwd -P)"
+pytorch_dir="${system_dir%/*}/pytorch"
 tree_dir="$(cd "${system_dir}/../../../.." && pwd)"
 # shellcheck source-path=SCRIPTDIR source=reset_settings.sh
 source "${pytorch_dir}/launch/reset_settings.sh"
 
-export CONFIG_FILE="${system_dir}/${config_file##*/}"
-DGXSYSTEM="$(basename "${CONFIG_FILE}" .sh)"
-export DGXSYSTEM="${DGXSYSTEM#config_}"
+if [[ "${config_file##*/}" == config_*.sh ]]; then
+    export CONFIG_FILE="${system_dir}/${config_file##*/}"
+    DGXSYSTEM="$(basename "${CONFIG_FILE}" .sh)"
+    export DGXSYSTEM="${DGXSYSTEM#config_}"
+else
+    export DGXSYSTEM="${system_dir##*/}"
+fi
+unset site_file config_file

@@ -37,12 +37,21 @@ joined() {
     echo "$*"
 }
 
+# index, UUID and bus of each GPU of the machine. One question, for nvidia-smi takes long on a large machine.
+mapfile -t gpus < <(nvidia-smi --query-gpu=index,uuid,pci.bus_id --format=csv,noheader 2>/dev/null)
+IFS=, read -r -a visible <<<"${CUDA_VISIBLE_DEVICES:-}"
+
 # NUMA node of this job's GPU number $1; nothing where there is none or it does not tell.
 gpu_node() {
-    local visible bus node=-1
-    IFS=, read -r -a visible <<<"${CUDA_VISIBLE_DEVICES:-}"
-    bus="$(nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader --id="${visible[$1]:-$1}" 2>/dev/null)" || return 0
-    bus="${bus,,}"
+    local wanted="${visible[$1]:-$1}" gpu index uuid bus="" node=-1
+    for gpu in "${gpus[@]}"; do
+        IFS=', ' read -r index uuid gpu <<<"${gpu}"
+        if [[ "${wanted}" == "${index}" || "${uuid}" == "${wanted}"* ]]; then
+            bus="${gpu,,}"
+            break
+        fi
+    done
+    [[ -n "${bus}" ]] || return 0
     # nvidia-smi writes eight digits of the domain, sysfs four.
     { read -r node <"${sysfs}/bus/pci/devices/${bus: -12}/numa_node"; } 2>/dev/null || return 0
     ((node < 0)) || echo "${node}"

@@ -13,7 +13,7 @@ fi
 name="$1"
 shift
 
-pytorch_dir="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+pytorch_dir="$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 tree_dir="$(cd "${pytorch_dir}/../../../.." && pwd)"
 
 builder="${BUILDER:-}"

@@ -4,7 +4,7 @@
 # Triton can, since each GPU compiles its own at first use. The Dockerfile calls it.
 set -euo pipefail
 
-pytorch_dir="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+pytorch_dir="$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 export PYTHONPATH="${pytorch_dir}${PYTHONPATH:+:${PYTHONPATH}}"
 
 python3 - <<'PYTHON'

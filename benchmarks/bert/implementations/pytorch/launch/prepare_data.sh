@@ -9,6 +9,7 @@
 # --checkpoint PREFIX  TensorFlow 1 checkpoint to start from, without .index (default: that of the download)
 # --eval PATH          evaluation text, or a folder of TFRecords or HDF5 shards (default: eval.txt of the text)
 # --packed             store packs of up to 512 tokens; --bins: a folder for each range of lengths; else as they come
+# --packed-data        the published word for --download --packed; with --skip-download, of what DIR/download holds
 # --shards N           shards of the packed set or of each bin
 # --workers N          processes (default: one for each core)
 # --parts N            text parts to make of a WikiExtractor folder (default 500)
@@ -16,7 +17,7 @@
 # --eval-samples N     samples of the evaluation set (default 10000)
 set -euo pipefail
 
-outputdir="" input="" download=0 mirror="" vocab="" checkpoint="" evaluation="" layout="" shards="" workers=0
+outputdir="" input="" download=0 published=0 skip=0 mirror="" vocab="" checkpoint="" evaluation="" layout="" shards="" workers=0
 parts=500 eval_articles=10000 eval_samples=10000
 
 fail() {
@@ -26,13 +27,16 @@ fail() {
 
 while (($#)); do
     case "$1" in
-    --packed | --bins)
-        [[ -z "${layout}" || "${layout}" == "${1#--}" ]] || fail "--packed and --bins exclude each other."
-        layout="${1#--}" && shift
+    --packed | --packed-data | --bins)
+        [[ "$1" != --packed-data ]] || published=1
+        word="${1%-data}"
+        [[ -z "${layout}" || "${layout}" == "${word#--}" ]] || fail "--packed and --bins exclude each other."
+        layout="${word#--}" && shift
         continue
         ;;
+    --skip-download) skip=1 && shift && continue ;;
     --download) download=1 && shift && continue ;;
-    -h | --help) sed -n '2,18s/^# //p' "${BASH_SOURCE[0]}" && exit 0 ;;
+    -h | --help) sed -n '2,19s/^# //p' "${BASH_SOURCE[0]}" && exit 0 ;;
     esac
     (($# > 1)) || fail "$1 needs a value, or is unknown. See prepare_data.sh --help."
     case "$1" in
@@ -52,6 +56,18 @@ while (($#)); do
     shift 2
 done
 [[ -n "${outputdir}" ]] || fail "--outputdir is missing. See prepare_data.sh --help."
+if ((published)) && [[ -z "${input}" ]]; then
+    download=$((1 - skip))
+    # As `prepare download` leaves it, or as NVIDIA's script does.
+    if ((skip)) && [[ -d "${outputdir}/download/results4" ]]; then
+        input="${outputdir}/download/results4" first="${outputdir}/phase1"
+        vocab="${vocab:-${first}/vocab.txt}" checkpoint="${checkpoint:-${first}/model.ckpt-28252}"
+    elif ((skip)); then
+        input="${outputdir}/download/text" first="${outputdir}/download"
+        [[ -d "${input}" ]] || fail "${outputdir}/download holds neither text nor results4. Leave --skip-download out."
+        vocab="${vocab:-${first}/vocab.txt}" checkpoint="${checkpoint:-${first}/tf1_ckpt/model.ckpt-28252}"
+    fi
+fi
 ((download)) || [[ -n "${input}" ]] || fail "--input is missing (or --download). See prepare_data.sh --help."
 ((download == 0)) || [[ -z "${input}" ]] || fail "--input and --download exclude each other."
 command -v mlbert >/dev/null || fail "mlbert is not in PATH. Run ./quickstart.sh once and source .venv/bin/activate, or pip install the tree."

@@ -16,7 +16,7 @@ if [[ ! -f "${system_dir}/run_pretraining.py" ]]; then
     exit 2
 fi
 
-launch_dir="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+launch_dir="$(cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # shellcheck source-path=SCRIPTDIR source=processes.sh
 source "${launch_dir}/processes.sh"
 

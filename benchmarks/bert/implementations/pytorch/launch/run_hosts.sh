@@ -8,7 +8,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # settings are read by their names; `hosts` is the sourcing file's
 
 system_dir="$(cd "$(dirname "${BASH_SOURCE[1]}")" && pwd)"
-launch_dir="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+launch_dir="$(cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 fail() {
     echo "error: $*" >&2
@@ -45,18 +45,12 @@ DATADIR_PHASE2="$(folder INPUT_DIR "training set")" || exit 2
 EVALDIR="$(folder EVAL_DIR "evaluation set")" || exit 2
 CHECKPOINTDIR_PHASE1="$(folder CHECKPOINTDIR_PHASE1 "folder of the starting weights")" || exit 2
 INIT_CHECKPOINT="$(weights "${CHECKPOINTDIR_PHASE1}")" || exit 2
+export DATADIR_PHASE2 EVALDIR INIT_CHECKPOINT
 unset INPUT_DIR EVAL_DIR CHECKPOINTDIR_PHASE1 # no settings: the trainer would warn of names so near to its own
 
-given=()
-# shellcheck disable=SC2013  # words are wanted
-for name in $(grep --invert-match '^#' "${launch_dir}/reset_settings.sh"); do
-    if [[ "${name}" =~ ^[A-Z] && -n "${!name:-}" ]]; then
-        given+=("${name}=${!name}")
-    fi
-done
-# shellcheck source=/dev/null
-source "${config}"
-export "${given[@]}"
+# shellcheck source-path=SCRIPTDIR source=source_config.sh
+source "${launch_dir}/source_config.sh"
+source_config "${config}"
 [[ -z "${PYTHON:-}" ]] || unset CONT # the hosts' own Python, then, and no image
 
 if [[ -z "${HOSTS:-}" ]]; then

@@ -6,6 +6,10 @@
 # shellcheck disable=SC2329  # train_on calls over_ssh or over_mpirun by its name
 set -euo pipefail
 
+if [[ "${1:-}" == -h || "${1:-}" == --help ]]; then
+    sed -n '2,5s/^# //p' "${BASH_SOURCE[0]}"
+    exit 0
+fi
 : "${CONFIG_FILE:?is not set: source a config_<system>.sh first}"
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -4,6 +4,11 @@
 # The settings are those of run.sub, as far as they concern one node; DOCKER_ARGS are further words for docker run.
 set -euo pipefail
 
+case "${1:-}" in
+-h | --help) sed -n '2,4s/^# //p' "${BASH_SOURCE[0]}" && exit 0 ;;
+?*) echo "error: run_with_docker.sh takes no words ($1): settings are exported, words for docker run are DOCKER_ARGS." >&2 && exit 2 ;;
+esac
+
 : "${CONFIG_FILE:?is not set: source a config_<system>.sh first}"
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -50,9 +50,7 @@ def step(
     seed: Annotated[int, typer.Option(help="Seed of weights, data and dropout.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     json_file: Annotated[str | None, typer.Option("--json", help="Write the record there; - for stdout.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="h100, h200: model a step there, measure nothing.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="h100, h200: model a step there, measure nothing.")] = None,
 ) -> int:
     """Time one training step: forward, backward, optimizer. With --model, tell what it would take on a GPU."""
     import torch

@@ -6,6 +6,7 @@ rows may be padded or not. Of tensors this module needs only shapes, slices and 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -195,7 +196,7 @@ def _fitted(own: str, name: str, tensor: Any | None, known: Shape, shape: BertCo
     """The tensor in the parameter's shape, vocabulary padding cut off; ``name`` is for the message."""
     if tensor is None:
         raise UserError(source, f"{name} holds no floating-point numbers", ANOTHER)
-    if not bool((tensor - tensor == 0).all()):  # infinite or not a number, in whichever library
+    if not bool((abs(tensor) < math.inf).all()):
         raise UserError(source, f"{name} holds numbers that are not finite", "Take a checkpoint from before that")
     wanted = list(known)
     vocabulary = own in (*VOCABULARY, *TIED)

@@ -333,16 +333,19 @@ def _parse(row: Setting, value: object) -> object:
 
 
 def _near_misses(environ: Mapping[str, str]) -> list[str]:
-    """Sentences about exports that look like a misspelt setting."""
+    """Sentences about exports that look like a misspelt setting, or have its name elsewhere (LEARNING_RATE for LR)."""
     known = settings_by_env()
+    elsewhere = {name_shape(word): row.env for row in known.values() for word in (row.name, row.flag) if word}
     by_shape = {name_shape(env): env for env in known}
     sentences = []
     for name in environ:
         if name in known or not name.isupper():
             continue
-        close = difflib.get_close_matches(name_shape(name), by_shape, n=1, cutoff=_NEAR_MISS_CUTOFF)
-        if close:
-            sentences.append(f"{name} is exported but is no setting; did you mean {by_shape[close[0]]}?")
+        shape = name_shape(name)
+        close = difflib.get_close_matches(shape, by_shape, n=1, cutoff=_NEAR_MISS_CUTOFF)
+        meant = by_shape[close[0]] if close else elsewhere.get(shape)
+        if meant:
+            sentences.append(f"{name} is exported but is no setting; did you mean {meant}?")
     return sentences
 
 

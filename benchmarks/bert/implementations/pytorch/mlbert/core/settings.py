@@ -223,6 +223,11 @@ class TrainConfig(TextSettings, TensorFlow2Settings):
         "Number format of the matrix products; fp8 is the encoder's, fp8-forward without those of gradients.",
         choices=("auto", "fp32", "bf16", "fp16", "fp8", "fp8-forward"),
     )
+    fp8_fast_accumulation: str = row(
+        "FP8_FAST_ACCUMULATION",
+        "Which FP8 products let the tensor cores of Hopper add with fewer bits; all adds those of gradients.",
+        choices=("forward", "all"),
+    )
     loss_scale: float = row(
         "LOSS_SCALE", "What fp16 multiplies the loss by at first; halved at an overflow.", above=0, at_most=2**24
     )
@@ -239,7 +244,7 @@ class TrainConfig(TextSettings, TensorFlow2Settings):
     ops: str = row(
         "OPS",
         "Which implementation of the ops runs.",
-        choices=("auto", "plain", "native", "triton", "cublaslt", "flash"),
+        choices=("auto", "plain", "native", "triton", "cublaslt", "flash", "fmha"),
     )
     cuda_graph_mode: str = row(
         "CUDA_GRAPH_MODE",

@@ -236,7 +236,8 @@ class BertBase(nn.Module):
         return F.linear(x, part.weight.to(self.dtype), part.bias.to(self.dtype))
 
     def _pooled(self, first_SD: Tensor) -> Tensor:
-        return torch.tanh(self._linear(first_SD, self.bert.pooler.dense))
+        dense = self.bert.pooler.dense
+        return torch.tanh(ops.linear(first_SD, dense.weight, dense.bias))
 
     def _masked_logits(self, hidden_MD: Tensor, predictions: _Predictions) -> Tensor:
         """Vocabulary logits [M, V] of hidden states, in the compute precision."""

@@ -4,7 +4,8 @@ Forms: ``plain`` (`mlbert.ops.reference.attention`) and ``native``: a C kernel t
 head at a time (``csrc/cpu/ops_attention.c``), or in bfloat16 on a processor with a matrix unit the same algorithm in
 its tiles (``csrc/cpu/ops_attention_tiles.c``), once that has reproduced the first kernel's results on a small problem.
 ``triton`` is `mlbert.ops.triton.attention`. ``flash`` is the FlashAttention 2 inside PyTorch, which draws its dropout
-from PyTorch's generator of the device instead of `key` and `rows`; it runs only where it is asked for.
+from PyTorch's generator of the device instead of `key` and `rows`; ``fmha`` is `mlbert.ops.fmha`. These two run only
+where they are asked for.
 
 All ops are plain `autograd.Function`s and not `torch.library.custom_op`s: measured with torch 2.13, the latter add
 60 us to a forward and 140 us to a forward and backward, and a small model calls some dozens of ops in a step.
@@ -26,7 +27,8 @@ from mlbert.ops.native_library import check_rows, is_bf16, library, pointer
 
 TILE_HEAD_SIZE = 32
 TRITON_HEAD_SIZES = (32, 64, 128)  # others run plain
-FLASH_TYPES = (torch.bfloat16, torch.float16)
+HALF_TYPES = (torch.bfloat16, torch.float16)  # what flash and fmha take
+FMHA_HEAD_SIZE = 64
 # Two bfloat16 results differ by about 0.3 %; a wrong instruction or layout by more than 10 %.
 _TILE_TOLERANCE = 0.02
 
@@ -63,7 +65,11 @@ def attention(
 def capture_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, alibi: bool) -> str | None:
     """Why attention of this kind can't be part of a CUDA graph with the forms that are selected; None: it can."""
     form = registry.selected(device)["attention"]
-    left_to_plain = {"triton": head_size not in TRITON_HEAD_SIZES, "flash": alibi or dtype not in FLASH_TYPES}
+    left_to_plain = {
+        "triton": head_size not in TRITON_HEAD_SIZES,
+        "flash": alibi or dtype not in HALF_TYPES,
+        "fmha": head_size != FMHA_HEAD_SIZE or dtype not in HALF_TYPES,
+    }
     if form in ("plain", "native"):
         return f"{form} attention reads the sequences' lengths on the host"
     if left_to_plain.get(form):
@@ -96,7 +102,7 @@ def _flash(
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """`attention` by PyTorch's own kernel; what that can't do (float32, ALiBi) runs plain."""
-    if qkv.dtype not in FLASH_TYPES or alibi_slopes is not None:
+    if qkv.dtype not in HALF_TYPES or alibi_slopes is not None:
         return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
     return _Flash.apply(qkv, cu_seqlens, max_seqlen, dropout_p)
 

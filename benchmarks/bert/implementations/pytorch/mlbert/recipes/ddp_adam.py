@@ -78,6 +78,7 @@ DEFAULTS: Mapping[str, object] = {
     "num_eval_examples": 10_000,
     "eval_batch_size": 16,
     "precision": "auto",
+    "fp8_fast_accumulation": "forward",
     "loss_scale": 131072.0,
     "loss_scale_window": 2000,
     "cpu_threads": None,

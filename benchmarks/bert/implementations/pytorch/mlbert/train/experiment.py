@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -72,10 +73,7 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
     """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
     config, paths = resolved.config, RunFolder.of(resolved.config)
     num_threads = threads_per_rank(config, world)
-    inputs = recipe.inspect(config)
-    if inputs.train_data == inputs.eval_data and not config.synthetic_data:
-        reason = "is the training set: how well it is known says nothing of other text"
-        raise UserError(config.eval_dir, reason, "Set EVALDIR to sequences that are left out of training")
+    inputs = _inspected(config, recipe)
     if world.rank == 0:
         paths.prepare(config.resume)
     world.start()
@@ -107,28 +105,14 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
         if world.rank == 0:
             identity = log_run(log, resolved, told, method)
             record = paths.write_record(resolved, seed, identity)
-        monitor = Monitor(
-            paths.folder / "metrics.jsonl" if world.rank == 0 else None,
-            Limits.of(config),
-            config.log_freq,
-            console,
-            append=config.resume,
-        )
-        loggers: list[Events] = []
+        monitor = _monitor(config, paths, world, console)
+        listeners: list[Events] = [MLPerfEvents(log, lambda: method.evaluation.num_examples), monitor]
         if world.rank == 0:
             peak = functools.partial(gemm_peak_flops, method.model.dtype, world.device.type)
-            loggers = make_loggers(config, record, paths.folder, config.optimizer, world.world_size, peak)
-        events = Several([MLPerfEvents(log, lambda: method.evaluation.num_examples), monitor, *loggers])
+            listeners += make_loggers(config, record, paths.folder, config.optimizer, world.world_size, peak)
+        events = Several(listeners)
         run = assemble(config, method, paths.folder / "checkpoints", world, lifecycle, events, seed)
-        if config.resume and run.snapshots.load(say):
-            log.event("resumed_from_step", run.state.step)
-            say(f"resumed at step {run.state.step}, {run.state.samples} samples")
-        lifecycle.accept_warnings()
-        run.step.warm_up()
-        if run.step.graphs:
-            run.evaluator.record()
-            run.step.record()
-            say(f"CUDA graphs: {config.cuda_graph_mode}, {method.budget}")
+        _make_ready(run, config, lifecycle, log, say)
         monitor.open(run.state)
         log.end("init_stop")
         world.barrier()
@@ -141,8 +125,37 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
     if world.rank == 0:
         summary = artifacts.summarize(outcome, config, method, seed, world)
         artifacts.leave_behind(paths.folder, summary, asdict(identity), method)
+    run.step.release()
     world.stop()
     return outcome
+
+
+def _inspected(config: TrainConfig, recipe: Recipe) -> Inputs:
+    inputs = recipe.inspect(config)
+    if inputs.train_data == inputs.eval_data and not config.synthetic_data:
+        reason = "is the training set: how well it is known says nothing of other text"
+        raise UserError(config.eval_dir, reason, "Set EVALDIR to sequences that are left out of training")
+    return inputs
+
+
+def _monitor(config: TrainConfig, paths: RunFolder, world: World, console: Console) -> Monitor:
+    path = paths.folder / "metrics.jsonl" if world.rank == 0 else None
+    return Monitor(path, Limits.of(config), config.log_freq, console, append=config.resume)
+
+
+def _make_ready(
+    run: Run, config: TrainConfig, lifecycle: Lifecycle, log: MLPerfLogger, say: Callable[[str], None]
+) -> None:
+    """Continues where a checkpoint stands, and does once what the first step would else do inside the run."""
+    if config.resume and run.snapshots.load(say):
+        log.event("resumed_from_step", run.state.step)
+        say(f"resumed at step {run.state.step}, {run.state.samples} samples")
+    lifecycle.accept_warnings()
+    run.step.warm_up()
+    if run.step.graphs:
+        run.evaluator.record()
+        run.step.record()
+        say(f"CUDA graphs: {config.cuda_graph_mode}, {run.method.budget}")
 
 
 def tell(inputs: Inputs, method: Method, world: World) -> Told:

@@ -224,6 +224,11 @@ class Step:
             scale.load_state_dict(scale_before)
         self._model.weights_changed()
 
+    def release(self) -> None:
+        """Ends the graphs; no step comes after it. NCCL waits for those that hold its collectives before it ends."""
+        self._graphs.clear()
+        self._calibrating = None
+
     def _make_ready(self, graph: _Graph) -> None:
         """For the graph's function: copies of the weights are there already, as its scales are."""
         self._model.is_calibrated = graph is not self._calibrating

@@ -1,0 +1,284 @@
+"""The commands of the published READMEs, typed as docs/from_the_published_readmes.md has them, a section in one shell.
+
+Engines that are not here (Docker, enroot, Slurm, ssh, package managers) and everything that takes long are stand-ins
+that note how they were called, and fail where a program or a YAML file that they are given does not exist.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+HOME = Path("benchmarks/bert/implementations")
+INVENTEC = HOME / "inventec_p8000_h100_n1"
+CONFIG = "config_P8000H100_1x8x48x1_pack.sh"
+SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
+ROW = re.compile(r"^\| `([^|]+)`(?: in `[^|]+`)? \| ([^|]+) \|([^|]*)\|$", re.MULTILINE)
+STAND_IN = """#!{python}
+import json, os, sys
+from pathlib import Path
+name, words = Path(sys.argv[0]).name, sys.argv[1:]
+with open({notes!r}, "a") as file:
+    file.write(json.dumps([name, words, os.getcwd(), dict(os.environ)]) + "\\n")
+if name in ("python", "mlbert"):
+    missing = [word for word in words if word.endswith((".py", ".yaml")) and not Path(word).exists()]
+    if missing:
+        sys.exit(f"{{missing}} in {{os.getcwd()}}")
+if words[:2] == ["prepare", "recognise"]:
+    print("text")
+if words[:2] == ["prepare", "download"]:
+    folder = Path(words[3])
+    (folder / "text").mkdir(parents=True)
+    for file in ("vocab.txt", "text/eval.txt"):
+        (folder / file).touch()
+if name == "sbatch":
+    Path("slurm-7.out").touch()
+if words[:2] == ["clone", "https://github.com/tensorflow/benchmarks.git"]:
+    Path("benchmarks").mkdir(exist_ok=True)
+if "launch" in words or name == "ssh":
+    run = Path(os.environ.get("LOGDIR", "."), "run_" + os.environ.get("EXPERIMENT", "0"))
+    run.mkdir(parents=True, exist_ok=True)
+    for path in (run / "summary.json", run.parent / run.name.replace("run_", "result_") ):
+        path.touch()
+    run.with_name(run.name.replace("run_", "result_") + ".txt").touch()
+"""
+STAND_INS = (
+    *("docker", "enroot", "sbatch", "ssh", "git", "gcloud", "pip", "tail", "python", "mlbert", "quickstart.sh"),
+    "download_code.sh",
+)
+# What the published commands leave to the reader, and where it lies in the sandbox.
+FILLED_IN = {
+    "<SLURM JOB ID>": "7",
+    "<CONTAINER ID>": "c0ffee",
+    "<path/to/python>": "{root}/bin/python",
+    "<path/to/checkpointdir_phase1/model.ckpt-28252.index>": "{root}/in/model.ckpt-28252.index",
+    "<path/to/checkpointdir_phase1/bert_config.json>": "{root}/in/bert_config.json",
+    **dict.fromkeys(
+        (
+            "<path/to/checkpointdir_phase1>",
+            "<path/to/tfrecord_input_dir>",
+            "<path/to/hdf5_output_dir>",
+            "<path/to/hdf5_datadir>",
+            "<path/to/4bins_training_datadir>",
+            "<path/to/eval_datadir>",
+        ),
+        "{root}/in",
+    ),
+    "/workspace/": "{root}/workspace/",
+}
+SHELLS = [
+    "bash",
+    pytest.param("zsh", marks=pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")),
+]
+
+
+def commands(section: str, tree_root: Path) -> list[str]:
+    """What a reader of a section types here, in order."""
+    text = (tree_root / "docs/from_the_published_readmes.md").read_text()
+    parts = SECTION.split(text)
+    rows = ROW.findall(parts[parts.index(section) + 1])
+    typed = []
+    for published, here, why in rows:
+        own = re.fullmatch(r"`(.+)`", here)
+        assert here == "same" or why.strip(), f"{published}: say why"
+        if own or here == "same":
+            typed.append(own[1] if own else published)
+        else:
+            assert here in ("none", "the line above") or re.fullmatch(r"\[.+\]\(.+\)", here), here
+    return typed
+
+
+class Sandbox:
+    """A copy of the folders in which the commands are typed, in a tree with a blank in its path."""
+
+    def __init__(self, root: Path, tree_root: Path) -> None:
+        self.root, self.tree = root, root / "a tree"
+        for name in ("inventec_p8000_h100_n1", "samsung_dgxa100_n128", "composer", "8xA100_80GB-methods"):
+            shutil.copytree(tree_root / HOME / name, self.tree / HOME / name)
+        (self.tree / HOME / "pytorch").symlink_to(tree_root / HOME / "pytorch")
+        shutil.copytree(tree_root / "benchmarks/mosaic_bert", self.tree / "benchmarks/mosaic_bert")
+        for name in ("bin", "in", "workspace"):
+            (root / name).mkdir()
+        (root / "in/model.safetensors").touch()
+        (root / "workspace/bert").symlink_to(self.tree / INVENTEC)
+        (self.tree / ".venv/bin").mkdir(parents=True)
+        (self.tree / ".venv/bin/activate").touch()
+        self.notes = root / "notes"
+        text = STAND_IN.format(python=sys.executable, notes=str(self.notes))
+        for name in STAND_INS:
+            program = (self.tree if name.endswith(".sh") else root / "bin") / name
+            program.write_text(text)
+            program.chmod(0o755)
+
+    def type(
+        self, lines: list[str], shell: str = "bash", cwd: Path | None = None, **exports: object
+    ) -> subprocess.CompletedProcess[str]:
+        """Types the lines into one shell, which ends at the first that fails."""
+        script = "\n".join(("set -e", *lines))
+        for published, here in FILLED_IN.items():
+            script = script.replace(published, here.format(root=self.root))
+        assert not re.search(r"<[^<>\n]+>", script), "an unknown placeholder"
+        environ = {"PATH": f"{self.root}/bin:{os.environ['PATH']}", "HOME": str(self.root)}
+        environ |= {name: str(value) for name, value in exports.items()}
+        words = [shell, "-c", script]
+        where = cwd or self.tree
+        return subprocess.run(words, cwd=where, env=environ, capture_output=True, text=True, check=False)
+
+    def calls(self, program: str) -> list[tuple[list[str], Path, Mapping[str, str]]]:
+        """Words, folder and environment of each call of a program."""
+        notes = [json.loads(line) for line in self.notes.read_text().splitlines()]
+        return [(words, Path(folder), environ) for name, words, folder, environ in notes if name == program]
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path, tree_root: Path) -> Sandbox:
+    return Sandbox(tmp_path, tree_root)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_inventec(shell: str, sandbox: Sandbox, tree_root: Path) -> None:
+    done = sandbox.type(commands("Inventec P8000, MLPerf Training v5.0", tree_root), shell)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    build, run, *_ = sandbox.calls("docker")
+    assert build[0] == ["build", "--pull", "-t", "mlperf-nvidia:bert_ngc23.09_pyt", "."]
+    assert (build[1] / "Dockerfile").is_file()
+    assert f"{sandbox.tree}:/workspace/tree" in [
+        word.replace(f"{sandbox.root}/workspace", "/workspace") for word in run[0]
+    ]
+    ((words, folder, environ),) = sandbox.calls("sbatch")
+    assert words == ["-w", "compute-h100-1", "--time=85", "run.sub"]
+    assert (folder / "run.sub").is_file()
+    assert environ["CONFIG_FILE"] == str(sandbox.tree / INVENTEC / CONFIG)
+    ((imported, _, _),) = sandbox.calls("enroot")
+    assert environ["CONT"] == imported[2], "the image that enroot makes is the one that the job starts"
+    steps = [" ".join(words[:2]) for words, _, _ in sandbox.calls("mlbert")]
+    assert steps.count("prepare download") == 1, "the second time with --skip-download"
+    assert steps.count("prepare pack") == steps.count("convert tf1-to-torch") == 2
+    packs = [words[words.index("--out") + 1] for words, _, _ in sandbox.calls("mlbert") if words[1] == "pack"]
+    data = Path(packs[0]).parent
+    assert {Path(environ[name]).relative_to("/mnt/mlperf/bert_data") for name in ("DATADIR_PHASE2", "EVALDIR")} == {
+        Path(packs[0]).relative_to(data),
+        Path("eval"),
+    }
+
+
+def test_inventec_on_what_the_published_script_has_downloaded(sandbox: Sandbox) -> None:
+    data = sandbox.root / "workspace/bert_data"
+    for name in ("download/results4/eval.txt", "phase1/vocab.txt", "phase1/bert_config.json"):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).touch()
+    line = "./input_preprocessing/prepare_data.sh --outputdir /workspace/bert_data --packed-data --skip-download"
+    done = sandbox.type([line], cwd=sandbox.tree / INVENTEC)
+    assert done.returncode == 0, done.stderr
+    said = [" ".join(words) for words, _, _ in sandbox.calls("mlbert")]
+    assert f"prepare instances --input {data}/download/results4 --vocab {data}/phase1/vocab.txt" in "\n".join(said)
+    assert any(words.startswith(f"convert tf1-to-torch {data}/phase1/model.ckpt-28252 ") for words in said)
+    shutil.rmtree(data / "download")
+    done = sandbox.type([line], cwd=sandbox.tree / INVENTEC)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+def test_samsung(sandbox: Sandbox, tree_root: Path) -> None:
+    config = sandbox.tree / HOME / "samsung_dgxa100_n128/config_Samsung_Supercomputer21_DGXA100_128x8x16x1.sh"
+    config.write_text(config.read_text().replace("DGXNNODES=128", "DGXNNODES=2"))  # as many as `hosts` names
+    done = sandbox.type(
+        commands("Samsung, MLPerf Training v2.0", tree_root), CLEAR_CACHES=0, LOGDIR=sandbox.root / "out"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    hosts = [words[2] for words, _, _ in sandbox.calls("ssh")]
+    assert sorted(hosts) == ["192.168.16.1"] * 10 + ["192.168.16.2"] * 10
+    assert len(sandbox.calls("download_code.sh")) == 1
+    assert [words[:2] for words, _, _ in sandbox.calls("mlbert")] == [["prepare", "export-nvidia"]]
+    programs = [words[0] for words, _, _ in sandbox.calls("python")]
+    assert {"convert_tf_checkpoint.py", "run_split_and_chop_hdf5_files.py"} <= set(programs)
+
+
+def test_mosaic_mlperf(sandbox: Sandbox, tree_root: Path) -> None:
+    exports = {"DATADIR_PHASE2": sandbox.root / "in", "EVALDIR": sandbox.root / "in", "INIT_CHECKPOINT": "none"}
+    exports |= {"CLEAR_CACHES": 0, "NEXP": 1, "PYTHON": sandbox.root / "bin/python"}
+    done = sandbox.type(commands("MosaicML, MLPerf Training v2.1", tree_root), **exports)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert any(words[:4] == ["-m", "mlbert", "launch", "local"] for words, _, _ in sandbox.calls("python"))
+
+
+def test_mosaic_examples(sandbox: Sandbox, tree_root: Path) -> None:
+    done = sandbox.type(commands("MosaicML examples, BERT", tree_root))
+    assert done.returncode == 0, done.stdout + done.stderr
+    launched = [words[2:] for words, _, _ in sandbox.calls("mlbert")]
+    assert len(launched) == 10
+    assert ["main.py", "yamls/main/hf-bert-base-uncased.yaml"] in launched
+    for words, folder, _ in sandbox.calls("sbatch"):
+        assert all((folder / word).is_file() for word in words if word.endswith((".sub", ".py", ".yaml")))
+
+
+def test_google(sandbox: Sandbox, tree_root: Path) -> None:
+    done = sandbox.type(commands("Google, MLPerf Training v0.7, TensorFlow 2", tree_root))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [words[0] for words, _, _ in sandbox.calls("git")] == ["clone", "checkout"]
+
+
+def test_the_systems_image_has_the_pinned_packages_and_the_same_base(tree_root: Path) -> None:
+    own, ours = ((tree_root / HOME / name / "Dockerfile").read_text() for name in (INVENTEC.name, "pytorch"))
+    base = re.compile(r"^ARG BASE_IMAGE=.*$", re.MULTILINE)
+    assert base.findall(own) == base.findall(ours)
+    listed = re.search(
+        r"^dependencies = \[\n(.*?)^\]", (tree_root / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert listed
+    wanted = set(re.findall(r'"([\w-]+)', listed[1])) - {"torch"}
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (tree_root / "constraints.txt").read_text(), re.MULTILINE))
+    assert dict(re.findall(r"([\w-]+)==([\w.]+)", own)) == {name: pins[name] for name in wanted}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("options", ["", "set -eu; "])
+def test_a_config_is_sourced_anywhere_through_any_link(
+    shell: str, options: str, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    folder, link = sandbox.tree / INVENTEC, tmp_path / "a link"
+    link.symlink_to(folder)
+    words = (
+        f'{options}source env.sh; source {CONFIG}; printf \'%s\\n\' "${{CONFIG_FILE}}" "${{LOGDIR}}" "${{BERT_CONFIG}}"'
+    )
+    lines = [
+        (words, folder),
+        (words, link),
+        (words.replace("source ", f"source '{folder}'/"), tmp_path),
+        (words.replace("source ", "source 'a link'/"), tmp_path),
+        (f"cd 'a link'; {words}", tmp_path),
+    ]
+    wanted = [
+        folder / CONFIG,
+        sandbox.tree / "runs/P8000H100_1x8x48x1_pack",
+        folder.parent / "pytorch/configs/large.json",
+    ]
+    for line, cwd in lines:
+        done = sandbox.type([line], shell, cwd)
+        assert (done.returncode, done.stderr) == (0, ""), line
+        assert done.stdout.splitlines() == list(map(str, wanted)), line
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_env_alone_is_no_config(shell: str, sandbox: Sandbox) -> None:
+    line = f'source {CONFIG}; source env.sh; echo "${{CONFIG_FILE:-none}} ${{LR:-none}} ${{LOGDIR##*/}}"'
+    done = sandbox.type([f"set -eu; {line}"], shell, sandbox.tree / INVENTEC)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["none", "none", "inventec_p8000_h100_n1"]
+
+
+@pytest.mark.parametrize("name", ["DGXNGPU", "DGXNNODES", "NEXP"])
+@pytest.mark.parametrize("value", ["x", "0", "-1", "1e9", "8 8", "100000"])
+def test_a_count_that_is_none_is_one_line(name: str, value: str, sandbox: Sandbox) -> None:
+    for launcher in ("run_and_time.sh", "run_multinode.sh", "run_with_docker.sh"):
+        line = f"source {CONFIG}; {name}='{value}' LOGDIR=$HOME ../pytorch/launch/{launcher}"
+        done = sandbox.type([line], cwd=sandbox.tree / INVENTEC)
+        assert (done.returncode, done.stderr) == (2, f"error: {name}={value} is not a whole number from 1 to 99999.\n")
