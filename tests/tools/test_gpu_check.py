@@ -57,6 +57,16 @@ def test_unknown_part_is_refused(tree_root):
     assert "nonsense" in done.stdout
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_rows_stay_only_for_a_call_that_goes_on(resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "check_all", lambda *_: 0)
+    kept = tmp_path / "checks.json"
+    kept.write_text('{"rows": {"norm": {"passed": true}}}')
+    words = ["--cpu-rehearsal", "--parts", "checks", "--out", str(tmp_path), *(["--resume"] if resume else [])]
+    assert program.main(words) == 0
+    assert kept.exists() == resume
+
+
 def test_a_process_that_hangs_is_ended_at_its_deadline(tmp_path):
     started = time.monotonic()
     command = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -247,7 +247,7 @@ def test_a_step_of_the_config_fits_its_gpu(config_file: Path, tree_root: Path) -
     shape = BertConfig.from_json(config.bert_config_file)
     packs = config.train_batch_size // config.gradient_accumulation_steps
     sequences = packs * shape.max_position_embeddings * BENCHMARK.sequences / BENCHMARK.tokens
-    ranks = {"off": 1, "node": int(values["DGXNGPU"]), "all": planned_world_size(values)}
+    ranks = {"off": 1, "node": int(values["DGXNGPU"]), "all": planned_world_size(values) or 1}
     held = memory.of(shape, gpu, sequences, ranks[config.sharded_optimizer], fp8=config.precision == "fp8")
     room = memory.USABLE * GPUS[gpu].memory_gb
     assert held.total <= room, f"{held.total:.0f} GB of {room:.0f}: {held}"

@@ -49,6 +49,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--out", type=Path, help="folder for the results; default records/<date>_gpu-check_<gpu>")
     parser.add_argument("--parts", default=",".join(DEADLINES), help=f"of {', '.join(DEADLINES)}; default all")
     parser.add_argument("--cpu-rehearsal", action="store_true", help="tiny shapes on the CPU, to try this program")
+    parser.add_argument("--resume", action="store_true", help="keep the rows of --out, and measure the others")
     parser.add_argument("--run-part", help=argparse.SUPPRESS)
     parser.add_argument("--shard", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
@@ -71,7 +72,11 @@ def main(words: list[str]) -> int:
         return 2
     out = options.out or default_folder(device)
     out.mkdir(parents=True, exist_ok=True)
-    return check_all([part for part in DEADLINES if part in parts], out.resolve(), options.cpu_rehearsal)
+    chosen, out = [part for part in DEADLINES if part in parts], out.resolve()
+    if not options.resume:
+        for stale in [*(out / f"{part}.json" for part in chosen), out / LOG]:
+            stale.unlink(missing_ok=True)
+    return check_all(chosen, out, options.cpu_rehearsal)
 
 
 def default_folder(device: Any) -> Path:
@@ -86,8 +91,6 @@ def check_all(parts: list[str], out: Path, rehearsal: bool) -> int:
     """Runs the parts one after the other, the tables after each."""
     # So that ending this program ends the part that is running.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    for stale in [*(out / f"{part}.json" for part in parts), out / LOG]:
-        stale.unlink(missing_ok=True)
     started, ends = time.monotonic(), {}
     for line in (missing := missing_things()):
         print(f"gpu_check: {line}", flush=True)

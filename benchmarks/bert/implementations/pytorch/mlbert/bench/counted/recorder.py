@@ -176,7 +176,9 @@ class Recorder(TorchDispatchMode):
                 if not self._values_are_read:
                     raise HostAccess("a value is read: the host waits for the device")
                 return 0.0 if args[0].is_floating_point() else 0
-            out = func(*args, **kwargs)
+            # PyTorch's FP8 product into given memory has no form for meta tensors.
+            is_given = kind.name == "_scaled_mm" and "out" in kwargs
+            out = kwargs["out"] if is_given else func(*args, **kwargs)
             if not kind.is_view:
                 results = [result for result in _tensors((out,)) if result.is_meta]
                 fresh = [result for result in results if self._keep(result)]
@@ -209,7 +211,7 @@ class Recorder(TorchDispatchMode):
             written = {"amax_out"} | ({"bias"} if epilogue in _WRITING_EPILOGUES else set())
             written |= {"aux"} if epilogue == Epilogue.GELU_AUX_BIAS else set()
             reads = [left, right, *(value for name, value in operands.items() if name not in written)]
-            reads += [out] if settings.get("accumulate") else []
+            reads += [out] if settings.get("adds") else []
             writes = [out, *(value for name, value in operands.items() if name in written)]
             inner = left.shape[0 if settings.get("left_transposed") else 1]
             sides = tuple(map(self.operand, reads)), tuple(map(self.operand, writes))
