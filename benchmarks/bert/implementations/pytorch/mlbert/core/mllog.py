@@ -13,11 +13,13 @@ The order that the rules and the checkers want::
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +40,7 @@ CallSite = tuple[str, int]  # file and line
 # The official tools take any line that contains one of the keys for the line of that key, and cut it at the token.
 _MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size", "submission_benchmark", "train_samples")
 _TOKEN = ":::MLLOG "
+_LOCK_TRIES, _LOCK_PAUSE_SECONDS = 20, 0.1
 
 
 class _Writer(MLLogger):
@@ -116,17 +119,33 @@ class MLPerfLogger:
         return self._stop_run(status, metadata, _caller())
 
     def _stop_run(self, status: str, metadata: Metadata, call_site: CallSite) -> bool:
-        with self._lock:
+        with self._lock, self._alone():
             if not self.run_started or self.status is not None:
                 return False
             self.status = status
-            if status == constants.ABORTED and self._was_closed_by_another():
+            if self._was_closed_by_another():
                 return False
             told = {**(metadata or {}), "status": status}
             self._log(constants.INTERVAL_END, constants.RUN_STOP, None, told, call_site)
             if self._handler is not None and self._handler.stream is not None:
                 os.fsync(self._handler.stream.fileno())
             return True
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two ranks may close the log of a lost one, or that one wake, at the same moment. A rank that is stopped with
+        the lock in its hands keeps nobody for long."""
+        if self._writer is None or self.path is None:
+            yield
+            return
+        with self.path.open("rb") as file:
+            for _ in range(_LOCK_TRIES):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError:
+                    time.sleep(_LOCK_PAUSE_SECONDS)
+            yield
 
     def _was_closed_by_another(self) -> bool:
         """Whether another rank took this one for lost (see `close_interrupted`)."""
