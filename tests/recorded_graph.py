@@ -35,6 +35,7 @@ HOST_OPERATIONS = {
 }
 HOST_METHODS = ("tolist", "numpy", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "__array__")
 COLLECTIVES = (
+    "all_to_all_single",
     "all_reduce",
     "reduce_scatter_tensor",
     "reduce_scatter_single",

@@ -4,7 +4,8 @@ python tools/compile_kernels.py [--arch 80 90 100] [--only attention]
 
 The kernels, types and block sizes are those of real calls: the ops run on tensors of PyTorch's "meta" device, and what
 they would launch is written down instead. Columns: registers a thread, bytes that spill from them to memory a thread,
-shared memory a block, warps a block.
+shared memory a block, warps a block, machine instructions, clocks that a warp needs at least if nothing repeats (see
+sass.py), instructions of the longest loop.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+import sass
 from mlbert.dist.sharding import ShardLayout
 from mlbert.feed import triton_expand
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.ops import dropout_key
-from mlbert.ops.triton import cast, device, embedding, loss, norm
+from mlbert.ops.triton import cast, device, embedding, loss, norm, norm_fp8
 from mlbert.ops.triton.attention import attention
 from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW
@@ -75,7 +77,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Report:
-    """What a compiled kernel takes: registers and spilled bytes a thread, shared bytes a block; its PTX."""
+    """What a compiled kernel takes: registers and spilled bytes a thread, shared bytes a block; its PTX and binary."""
 
     kernel: str
     case: str
@@ -85,6 +87,7 @@ class Report:
     shared: int
     warps: int
     ptx: str
+    cubin: bytes
 
 
 @contextlib.contextmanager
@@ -127,8 +130,8 @@ def compile_launch(launch: Launch, case: str, arch: int) -> Report:
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch.options)
     ptx = compiled.asm["ptx"]
     registers, spilled = assembled(ptx, arch)
-    name = launch.kernel.fn.__name__
-    return Report(name, case, arch, registers, spilled, compiled.metadata.shared, compiled.metadata.num_warps, ptx)
+    name, told = launch.kernel.fn.__name__, compiled.metadata
+    return Report(name, case, arch, registers, spilled, told.shared, told.num_warps, ptx, compiled.asm["cubin"])
 
 
 def assembled(ptx: str, arch: int) -> tuple[int, int]:
@@ -176,8 +179,10 @@ def _norm(
     settings = (1e-12, dropout, _key(device_key), _tensor(tokens, dtype=torch.int32))
     if quantised:
         scalars = torch.empty(2, device=_META)
-        names = norm.dropout_add_layer_norm_quantised(x, residual, weight, bias, *settings, x_bias, *scalars)[:2]
+        names = norm_fp8.dropout_add_layer_norm_quantised(x, residual, weight, bias, *settings, x_bias, *scalars)[:2]
         torch.autograd.backward(names, [torch.empty_like(x) for _ in names])
+        saved = norm_fp8.norm_forward(x, residual, weight, bias, *settings, x_bias, *scalars)[2]
+        norm_fp8.norm_backward(x, residual, saved, weight, *settings[1:], *scalars)
         return
     norm.dropout_add_layer_norm(x, residual, weight, bias, *settings, x_bias).backward(torch.empty_like(x))
     norm.layer_norm_dropout(x, weight, bias, *settings).backward(torch.empty_like(x))
@@ -280,13 +285,18 @@ def main(words: list[str]) -> None:
     parser.add_argument("--arch", type=int, nargs="*", default=ARCHITECTURES, help="compute capabilities times ten")
     parser.add_argument("--only", default="", help="cases with this text in their name")
     options = parser.parse_args(words)
-    print(f"{'case':34} {'kernel':36} {'arch':>4} {'regs':>4} {'spill':>5} {'shared':>7} {'warps':>5}")
+    print(
+        f"{'case':34} {'kernel':36} {'arch':>4} {'regs':>4} {'spill':>5} {'shared':>7} {'warps':>5} "
+        f"{'instructions':>12} {'clocks':>6} {'in a loop':>9}"
+    )
     for case in cases():
         for arch in options.arch if options.only in case else ():
             for report in compile_case(case, arch):
+                counts, loops = sass.instructions(report.cubin), sass.loops(report.cubin)
                 print(
                     f"{case:34} {report.kernel:36} {arch:4} {report.registers:4} {report.spilled:5} "
-                    f"{report.shared:7} {report.warps:5}"
+                    f"{report.shared:7} {report.warps:5} {counts.total():12} {sass.clocks(counts):6} "
+                    f"{max((loop.total() for loop in loops), default=0):9}"
                 )
 
 

@@ -76,10 +76,12 @@ def arrivals(world: World) -> dict[str, Any]:
     reducer = BucketClippingReducer(
         flat.parameters, flat.grad, flat.offsets, world, buckets, max_norm=1.0, accumulation=2
     )
+    reducer.warm_up()
+    assert not flat.grad.any(), "warming up leaves no gradient"
     seen = []
     for last in (False, True):
         reducer.prepare(last)
-        x = Probe.apply(layers[0](torch.ones(2, 64)), lambda: seen.append((reducer.num_started, len(reducer._works))))
+        x = Probe.apply(layers[0](torch.ones(2, 64)), lambda: seen.append((reducer.num_started, len(reducer._chains))))
         for layer in layers[1:]:
             x = layer(x)
         x.sum().backward()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from capturable import SHAPE, TensorLamb, select_capturable
 from host_batches import made_up_batches
-from mlbert.dist.lifecycle import Lifecycle
-from mlbert.feed.synthetic import SyntheticSource
 from mlbert.dist.bucket_clipping import BucketClippingReducer
 from mlbert.dist.capture import NoCapture
+from mlbert.dist.lifecycle import Lifecycle
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
+from mlbert.feed.synthetic import SyntheticSource
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.ops.fp8_scaling import Products
@@ -35,11 +36,11 @@ MAX_TOKENS = SHAPE.max_position_embeddings
 def train(world: World) -> list[dict[str, Any]]:
     """What `train_once` gives for each mode and way of clipping, recorded and not."""
     select_capturable()
-    ways = [(mode, by_buckets) for by_buckets in (False, True) for mode in GraphMode]
+    ways = [(mode, way) for way in ("whole", "buckets", "rounded") for mode in GraphMode]
     return [train_once(world, *way, recorded) for way in ways for recorded in (True, False)]
 
 
-def train_once(world: World, mode: GraphMode, by_buckets: bool, recorded: bool) -> dict[str, Any]:
+def train_once(world: World, mode: GraphMode, way: str, recorded: bool) -> dict[str, Any]:
     """Three steps of two micro-batches on this rank's share; a hash of all that they changed, and the norms."""
     model = BertForPreTraining(SHAPE, torch.bfloat16, fp8_products=Products())
     model.initialize(SEED)
@@ -49,8 +50,8 @@ def train_once(world: World, mode: GraphMode, by_buckets: bool, recorded: bool) 
     gradients = (flat.parameters, flat.grad, flat.offsets, world, buckets)
     reducer = (
         BucketClippingReducer(*gradients, max_norm=0.1, accumulation=2)
-        if by_buckets
-        else GradientReducer(*gradients, None)
+        if way == "buckets"
+        else GradientReducer(*gradients, None, in_bf16=way == "rounded")
     )
     budget = Budget.of_packs(2, MAX_TOKENS, 3, MAX_TOKENS, 5)
     capture = RecordedGraph() if recorded else NoCapture()
@@ -70,7 +71,16 @@ def train_once(world: World, mode: GraphMode, by_buckets: bool, recorded: bool) 
     for tensor in (flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *model.buffers()):
         changed.update(tensor.numpy().tobytes())
     reducer.close()
-    return {"mode": mode.value, "by_buckets": by_buckets, "hash": changed.hexdigest(), "norms": norms, "overlapped": reducer.num_overlapped}
+    graph = weakref.ref(step._graphs[0].replay) if recorded else None
+    step.release()
+    assert graph is None or graph() is None, "nothing holds a graph any more"
+    return {
+        "mode": mode.value,
+        "way": way,
+        "hash": changed.hexdigest(),
+        "norms": norms,
+        "overlapped": reducer.num_overlapped,
+    }
 
 
 def divisors(world: World) -> dict[str, Any]:

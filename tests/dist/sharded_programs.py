@@ -69,6 +69,12 @@ def make_layout(world: World, nodes: bool, block_elements: int) -> tuple[FlatPar
     return flat, ShardLayout(flat.padded_data.numel(), groups, block_elements)
 
 
+def assert_copied(flat: FlatParameters) -> None:
+    """The copy is what rounding the weights gives."""
+    assert flat.padded_copy is not None
+    assert torch.equal(flat.padded_copy, flat.padded_data.bfloat16())
+
+
 def sharded_lamb(
     world: World,
     folder: str,
@@ -86,7 +92,8 @@ def sharded_lamb(
     flat, layout = make_layout(world, nodes, block_elements)
     reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, clip_before)
     numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": None if clip_before else 1.0}
-    optimizer = method(flat, layout, **numbers, implementation=implementation, gathered=gathered)
+    numbers |= {"implementation": implementation, "gathered": gathered, "copy_dtype": torch.bfloat16}
+    optimizer = method(flat, layout, **numbers)
     first, norms = 0, []
     if load_from is not None:
         first = 3
@@ -97,6 +104,7 @@ def sharded_lamb(
         set_gradient(world, flat, update)
         reducer.finish()
         norms.append(float(optimizer.step(0.02)))
+        assert_copied(flat)
         if update == 2 and save_as:
             state = optimizer.state_dict()
             with optimizer.exact_weights():
@@ -107,6 +115,8 @@ def sharded_lamb(
     trained = flat.data.tolist()
     with optimizer.exact_weights():
         exact = flat.data.tolist()
+        assert_copied(flat)
+    assert_copied(flat)
     assert flat.data.tolist() == trained, "what was rounded is rounded again to the same bits"
     return {
         "trained": trained,
@@ -126,6 +136,8 @@ def sharded_overlap(world: World, nodes: bool = False) -> dict[str, Any]:
     flat = FlatParameters(model.named_parameters(), ShardLayout.multiple(groups))
     layout = ShardLayout(flat.padded_data.numel(), groups, 1)
     reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, None)
+    reducer.warm_up()
+    assert not flat.padded_grad.any(), "warming up leaves no gradient"
     own = torch.zeros(flat.numel)
     for last in (False, True):
         reducer.prepare(last)
@@ -199,9 +211,7 @@ def sharded(world: World, folder: str) -> dict[str, Any]:
     }
 
 
-def sharded_rounded(
-    world: World, folder: str, form: str, method: type[CompiledOptimizer] = Lamb
-) -> dict[str, Any]:
+def sharded_rounded(world: World, folder: str, form: str, method: type[CompiledOptimizer] = Lamb) -> dict[str, Any]:
     """Weights that travel rounded, through a checkpoint and without one."""
     name = form if method is Lamb else f"{method.name}_{form}"
     return {

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from harness import run_ranks
 
 
 def test_replayed_ranks_agree(tmp_path: Path) -> None:
     first, second = (result.value for result in run_ranks("graph_programs:train", 2, tmp_path))
-    assert [(run["by_buckets"], run["mode"]) for run in first[::2]] == [
-        (by_buckets, mode) for by_buckets in (False, True) for mode in ("segmented", "full_iteration")
+    assert [(run["way"], run["mode"]) for run in first[::2]] == [
+        (way, mode) for way in ("whole", "buckets", "rounded") for mode in ("segmented", "full_iteration")
     ]
     for recorded, called, twin in zip(first[::2], first[1::2], second[::2], strict=True):
         assert recorded["hash"] == called["hash"] == twin["hash"]

@@ -30,7 +30,9 @@ TOLERANCES = {"rtol": 1e-5, "atol": 2e-8}
 OVERLAP_TOLERANCE = 5e-6  # the same of gradients of size 3
 
 
-def reference(max_grad_norm: float | None, method: type[CompiledOptimizer] = Lamb) -> tuple[CompiledOptimizer, FlatParameters]:
+def reference(
+    max_grad_norm: float | None, method: type[CompiledOptimizer] = Lamb
+) -> tuple[CompiledOptimizer, FlatParameters]:
     flat = FlatParameters(random_parameters())
     numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": max_grad_norm}
     return unsharded(method, flat, **numbers, implementation="plain"), flat
@@ -90,7 +92,9 @@ def test_several_ranks_equal_plain_lamb(ranks: tuple[list[dict], Path], plain: d
 
 @pytest.mark.parametrize("form", ["plain", "native"])
 @pytest.mark.parametrize("method", OTHERS, ids=lambda cls: cls.name)
-def test_other_methods_on_several_ranks(ranks: tuple[list[dict], Path], method: type[CompiledOptimizer], form: str) -> None:
+def test_other_methods_on_several_ranks(
+    ranks: tuple[list[dict], Path], method: type[CompiledOptimizer], form: str
+) -> None:
     assert_equals_one_process(ranks[0][0]["methods"][f"{method.name} {form}"], method)
     for result in ranks[0]:
         assert result["methods"] == ranks[0][0]["methods"]

@@ -101,10 +101,26 @@ def test_rounded_weights_are_trained_with_and_exact_ones_are_written(tmp_path, o
             assert not torch.equal(weight, weight.to(torch.float8_e5m2).float())
 
 
+def test_rounded_gradients_train_alike(tmp_path, one_process):
+    """Each is off by 2^-8 of itself, a few times at most: far less than what the updates of a few steps change."""
+    codes, outputs = train_on(4, tmp_path, "out", node_size=2, gradient_reduction="bf16", sharded_optimizer="node")
+    assert codes == exit_codes(4), "\n".join(outputs)
+    for ours, alone in zip(read_metrics(tmp_path / "out"), one_process[0], strict=True):
+        assert ours["loss"] == pytest.approx(alone["loss"], abs=0.01)
+
+
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"precision": "fp8", "sharded_optimizer": "all", "weights_allgather": "e5m2"}],
-    ids=["default", "fp8, sharded, 8-bit all-gather"],
+    [
+        {},
+        {
+            "precision": "fp8",
+            "sharded_optimizer": "all",
+            "weights_allgather": "e5m2",
+            "gradient_reduction": "bf16",
+        },
+    ],
+    ids=["default", "fp8, sharded, 16-bit gradients, 8-bit all-gather"],
 )
 def test_resume_on_two_processes_is_exact(tmp_path, changes):
     assert train_on(2, tmp_path, "whole", **changes)[0] == exit_codes(2)

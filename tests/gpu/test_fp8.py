@@ -32,7 +32,7 @@ def test_linear_equals_its_plain_twin(tokens: int) -> None:
         scaling = fp8_scaling.Scaling(2, fp8_scaling.Products()).cuda()
         for _ in range(2):  # by each tensor's own maximum, then by the scales of the step before
             leaves = [x.bfloat16().requires_grad_(), weight.clone().requires_grad_(), bias.clone().requires_grad_()]
-            out = fp8.linear(*leaves, scaling.slot(1))
+            out = fp8.linear(*leaves, scaling, 1)
             out.backward(d_out.bfloat16() * 1e-6)
             scaling.end_step(lambda amax: amax)
         results[choice] = [out.detach(), *(leaf.grad for leaf in leaves)]
@@ -44,9 +44,9 @@ def test_linear_equals_its_plain_twin(tokens: int) -> None:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("tokens", [0, 1, 17, 4099])
 def test_block_equals_its_plain_twin(tokens: int, exact: bool) -> None:
-    """LayerNorm that quantises, both feed-forward layers with GELU between them, forward and backward."""
+    """Both feed-forward layers with GELU between them and LayerNorm behind them, forward and backward."""
     generator = torch.Generator("cuda").manual_seed(2)
-    shapes = ((tokens, 1024), (tokens, 1024), (4096, 1024), (4096,), (1024, 4096), (1024,), (1024,))
+    shapes = ((tokens, 1024), (tokens, 1024), (4096, 1024), (4096,), (1024, 4096), (1024,), (1024,), (1024,))
     values = [torch.randn(*shape, generator=generator, device="cuda") for shape in shapes]
     for index in (2, 4):
         values[index] *= 0.02
@@ -54,17 +54,16 @@ def test_block_equals_its_plain_twin(tokens: int, exact: bool) -> None:
     results: dict[str, list[Tensor]] = {}
     for choice in ("plain", "triton"):
         ops.select(choice, "cuda")
-        scaling = fp8_scaling.Scaling(2, fp8_scaling.Products()).cuda()
+        scaling = fp8_scaling.Scaling(3, fp8_scaling.Products()).cuda()
         for _ in range(2):
             x, residual = (value.bfloat16().requires_grad_() for value in values[:2])
-            w1, b1, w2, gain, shift = (value.clone().requires_grad_() for value in values[2:])
-            slots = scaling.slot(0), scaling.slot(1)
-            norm = (gain, shift, 1e-12, 0.1, 5, rows, None)
-            hidden = fp8.dropout_add_layer_norm(slots[0], x, residual, *norm)
-            out = fp8.feed_forward(hidden.product, w1, b1, w2, exact, slots, hidden.small)
-            (out + hidden.residual).backward(torch.ones_like(out) * 1e-6)
+            w1, b1, w2, gain, shift, b2 = (value.clone().requires_grad_() for value in values[2:])
+            norm = (gain, shift, 1e-12, 0.1, 5, rows, b2)
+            small = fp8.quantise(x.detach(), scaling, 0, fp8_scaling.INPUT)
+            out, twin, _ = fp8.feed_forward(x, residual, small, (w1, b1, w2), exact, norm, scaling, 0, 2)
+            torch.autograd.backward([out, twin], [torch.ones_like(out) * 1e-6] * 2)
             scaling.end_step(lambda amax: amax)
-        leaves = (x, residual, w1, b1, w2, gain, shift)
+        leaves = (x, residual, w1, b1, w2, gain, shift, b2)
         results[choice] = [out.detach(), *(leaf.grad for leaf in leaves), *scaling.derived_state().values()]
     ops.select("auto")
     for found, expected in zip(results["triton"], results["plain"], strict=True):
@@ -82,7 +81,7 @@ def test_bias_inside_the_product() -> None:
 
 def test_a_step_never_waits_for_the_device() -> None:
     ops.select("auto", "cuda")
-    scaling = fp8_scaling.Scaling(2, fp8_scaling.Products()).cuda()
+    scaling = fp8_scaling.Scaling(4, fp8_scaling.Products()).cuda()
     x = torch.randn(64, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(256, 128, device="cuda", requires_grad=True)
     bias, ones = torch.zeros(256, device="cuda", requires_grad=True), torch.ones(128, device="cuda")
@@ -90,10 +89,10 @@ def test_a_step_never_waits_for_the_device() -> None:
         if step:
             torch.cuda.set_sync_debug_mode("error")
         try:
-            slots = scaling.slot(0), scaling.slot(1)
-            hidden = fp8.dropout_add_layer_norm(slots[0], x, x, ones, ones, 1e-12, 0.0, 0, None, None)
+            norm = (ones, ones, 1e-12, 0.0, 0, None, ones)
+            out, twin, small = fp8.attention_output(x, x, weight[:128], norm, scaling, 0, 1)
             inner = weight.t().contiguous()
-            fp8.feed_forward(hidden.product, weight, bias, inner, False, slots, hidden.small).sum().backward()
+            fp8.feed_forward(twin, out, small, (weight, bias, inner), False, norm, scaling, 1, 3)[0].sum().backward()
             scaling.end_step(lambda amax: amax)
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -54,7 +54,7 @@ def history(
     trainer.make.record()
     assert all(torch.equal(a, b) for a, b in zip(found[0], tensors, strict=True)), "recording left a trace"
     for i, (parts, lr) in enumerate(zip(batches, RATES, strict=True)):
-        assert trainer.make.holds(parts)
+        assert trainer.make.graph_for(parts)
         torch.cuda.set_sync_debug_mode("error" if i == len(RATES) - 1 else "default")
         result = trainer.steps(parts, i, lr)
         torch.cuda.set_sync_debug_mode("default")

@@ -17,6 +17,7 @@ from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.synthetic import SyntheticSource, sequences
 from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.objectives import PreTraining
 from mlbert.train.evaluate import Evaluator, evaluate
 
 LENGTHS = ([1], [512], [1] * 70, [256, 1, 255, 512, 1, 1, 257, 3] * 20, [3] * 512)
@@ -107,16 +108,19 @@ def test_evaluations_agree_and_queue_without_waiting(
     large: BertConfig, device: torch.device, no_waiting: None, graph: bool
 ) -> None:
     batches = [made_up_batches(n, n, 30522, 512)[0] for n in (4, 4, 3)]
-    model = BertForPreTraining(large, torch.bfloat16)
+    model, objective = BertForPreTraining(large, torch.bfloat16), PreTraining(scope="step")
     model.initialize(seed=1)
     model = model.to(device)
-    evaluator = Evaluator(model, batches, World(), CudaCapture(device) if graph else None)
-    first = evaluator.begin().result()  # brings the batches here, and captures
+    evaluator = Evaluator(
+        model, objective, batches, World(), CudaCapture(device) if graph else None, [Budget.over(batches)]
+    )
+    evaluator.record()
+    first = evaluator.begin().result()  # brings the batches here
     torch.cuda.set_sync_debug_mode("error")
     second = evaluator.begin()
     torch.cuda.set_sync_debug_mode("default")
     assert second.result() == first
-    exact = evaluate(model, batches, World())
+    exact = evaluate(model, objective, batches, World())
     assert first == pytest.approx(exact, rel=1e-3)
     evaluator.begin()
     model.initialize(seed=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import subprocess
@@ -11,16 +12,23 @@ from pathlib import Path
 import pytest
 
 from mlbert import recipes
+from mlbert.core.bert_config import BertConfig
 from mlbert.core.config import Resolved, check_exports, peek, resolve
 from mlbert.core.config_files import read_yaml
 from mlbert.core.plan import make_plan, planned_world_size
 from mlbert.core.provenance import TENSORFLOW2
 from mlbert.core.settings import settings_by_env
+from mlbert.plan import memory
+from mlbert.plan.parameters import GPUS
+from mlbert.plan.shapes import BENCHMARK
 from tf2_bert import recipe as tensorflow2
 
 NAME = re.compile(r"config_(?P<system>\w+?)_(?P<nodes>\d+)x(?P<ranks>\d+)x(?P<batch>\d+)x(?P<steps>\d+)(_\w+)?\.sh")
 SOURCE_LINE = 'source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"'
+FP8_SYSTEMS = ("b200_n1", "dgxh100_n1", "dgxh100_n8", "gb200", "h200_n1", "inventec_p8000_h100_n1")
 STUBS = ("run.sub", "run_pretraining.py")
+# The first of these names that a description's accelerator has in it.
+GPU_NAMES = {"GB200": "gb200", "B200": "b200", "H200": "h200", "H100": "h100-sxm", "A100": "a100-sxm"}
 
 
 def exports_after(*configs: Path, shell: str = "set -euo pipefail") -> dict[str, str]:
@@ -139,6 +147,35 @@ def test_config_resolves(config_file: Path) -> None:
     assert not resolved.warnings
 
 
+def test_no_large_config_is_slow_by_omission(config_file: Path) -> None:
+    """Several GPUs: the reduction overlaps backward, the update is shared out, and unpacked ranks get equal work."""
+    values = exports_after(config_file)
+    config = resolve(defaults_of(values["RECIPE"]), values, {}, [], []).config
+    if config.recipe == TENSORFLOW2 or config.bert_config_file.stem != "large":
+        return  # a demonstration on CPUs, or TensorFlow's own ways
+    assert config.cuda_graph_mode == ("none" if config.max_sequences_per_pack == 1 else "full_iteration")
+    assert config.gradient_clipping != "before", "it would wait for the whole gradient"
+    assert config.max_sequences_per_pack > 1 or config.exchange_padding != "off"
+    if config.recipe == "packed_lamb":
+        assert config.sharded_optimizer == "node"
+
+
+@pytest.mark.parametrize("system", FP8_SYSTEMS)
+def test_each_config_of_a_machine_with_fp8_has_one_for_it(system: str, tree_root: Path) -> None:
+    stems = {path.stem for path in (tree_root / "benchmarks/bert/implementations" / system).glob("config_*.sh")}
+    in_bf16 = {stem for stem in stems if not stem.endswith("_fp8")}
+    assert in_bf16
+    assert stems == in_bf16 | {f"{stem}_fp8" for stem in in_bf16}
+
+
+def test_an_fp8_config_is_the_one_beside_it_but_for_the_precision(config_file: Path) -> None:
+    if not config_file.stem.endswith("_fp8"):
+        return
+    own, other = (exports_after(path) for path in (config_file, config_file.with_stem(config_file.stem[:-4])))
+    assert (own["PRECISION"], other["PRECISION"]) == ("fp8", "bf16")
+    assert {k for k in own | other if own.get(k) != other.get(k)} == {"DGXSYSTEM", "CONFIG_FILE", "LOGDIR", "PRECISION"}
+
+
 def test_a_config_can_be_sourced_from_any_folder(config_file: Path, tmp_path: Path) -> None:
     assert exports_after(config_file, shell=f"cd '{tmp_path}'") == exports_after(config_file)
 
@@ -189,3 +226,27 @@ def test_plan_of_every_config_has_no_warning(config_file: Path) -> None:
     ranks = planned_world_size(values)
     assert ranks == int(values["DGXNNODES"]) * int(values["DGXNGPU"])
     assert make_plan(config, ranks, values).warnings == ()
+
+
+def gpu_of(platform: str, tree_root: Path) -> str | None:
+    """As `mlbert.plan` calls it; None: the system has no GPU that it knows."""
+    folders = (tree_root / "systems", tree_root / "systems/templates")
+    path = next(folder / f"{platform}.json" for folder in folders if (folder / f"{platform}.json").is_file())
+    name = json.loads(path.read_text())["accelerator_model_name"]
+    return next((gpu for text, gpu in GPU_NAMES.items() if text in name), None)
+
+
+def test_a_step_of_the_config_fits_its_gpu(config_file: Path, tree_root: Path) -> None:
+    """As the planner counts it; what it says is compared with a counted step in tests/unit/bench/counted."""
+    values = exports_after(config_file)
+    gpu = gpu_of(values["MLPERF_SUBMISSION_PLATFORM"], tree_root)
+    if gpu is None:
+        pytest.skip("the system has no GPU that the planner knows")
+    config = resolve(defaults_of(values["RECIPE"]), values, {}, [], []).config
+    shape = BertConfig.from_json(config.bert_config_file)
+    packs = config.train_batch_size // config.gradient_accumulation_steps
+    sequences = packs * shape.max_position_embeddings * BENCHMARK.sequences / BENCHMARK.tokens
+    ranks = {"off": 1, "node": int(values["DGXNGPU"]), "all": planned_world_size(values)}
+    held = memory.of(shape, gpu, sequences, ranks[config.sharded_optimizer], fp8=config.precision == "fp8")
+    room = memory.USABLE * GPUS[gpu].memory_gb
+    assert held.total <= room, f"{held.total:.0f} GB of {room:.0f}: {held}"

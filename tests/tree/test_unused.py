@@ -13,6 +13,7 @@ CALLED_BY_TORCH = {"forward", "backward"}
 # Definition -> who calls it, or why it may stay.
 ALLOWED = {
     "core/mllog.py: _do_log": "mlperf_logging calls it",
+    "core/mllog.py: handleError": "logging calls it",
     "log.py: on_train_begin": "transformers.Trainer calls it",
     "log.py: on_evaluate": "transformers.Trainer calls it",
     "log.py: on_train_end": "transformers.Trainer calls it",
@@ -59,7 +60,9 @@ def test_every_definition_is_used_outside_of_tests(
         for node in definitions(tree) if package in path.parents else []:
             own = range(node.lineno, node.end_lineno + 1)
             elsewhere = any(place != path or line not in own for place, line in used[node.name])
-            if not elsewhere and node.name not in spoken and not node.name.startswith("__"):
+            if (
+                not elsewhere and node.name not in spoken and not node.name.startswith(("__", "visit_"))
+            ):  # Python and ast.NodeVisitor call these
                 unused.add(f"{path.relative_to(package).as_posix()}: {node.name}")
     assert unused - set(ALLOWED) == set(), "used by tests at most: delete, or say in ALLOWED who calls it"
     assert set(ALLOWED) - unused == set(), "these are used or gone: take them out of ALLOWED"

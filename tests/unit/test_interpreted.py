@@ -12,9 +12,11 @@ import pytest
 
 SUITES = (
     "feed/test_host_batch.py",
-    *(f"ops/triton/test_{name}.py" for name in ("attention", "cast", "embedding", "loss", "norm")),
+    *(f"ops/triton/test_{name}.py" for name in ("attention", "cast", "embedding", "loss", "norm", "norm_fp8")),
     "ops/test_fp8.py",
+    "ops/test_fp8_blocks.py",
     "models/test_fp8.py::test_kernels_equal_their_plain_twins",
+    "models/test_step_counts.py",
     "optim/test_triton_update.py",
     "train/test_step_triton.py",
 )

@@ -67,3 +67,13 @@ def test_three_in_one_are_cut_into_rows():
     parts = [arrays.pop(f"{stem}{kind}.weight") for kind in ("query", "key", "value")]
     state, _ = own_state({**arrays, f"{stem}Wqkv.weight": np.concatenate(parts)}, shape, "file", numpy_float32)
     np.testing.assert_array_equal(state[f"{stem}value.weight"], parts[2])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused(value):
+    shape = BertConfig(**SIZES)
+    arrays = made_up(shape)
+    name = "bert.encoder.layer.1.output.dense.weight"
+    arrays[name][1, 2] = value
+    with pytest.raises(UserError, match=rf"file: {name} holds numbers that are not finite"):
+        own_state(arrays, shape, "file", numpy_float32)

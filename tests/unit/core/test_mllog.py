@@ -168,3 +168,12 @@ def test_of_two_who_close_a_log_at_once_one_does(tmp_path: Path) -> None:
         thread.join()
     lost.close()
     assert path.read_text().count('"run_stop"') == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_line_that_a_full_disk_does_not_take_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "result_0.txt").symlink_to("/dev/full")
+    log = MLPerfLogger(tmp_path / "result_0.txt", 0, ROOT)
+    with pytest.raises(UserError, match=r"result_0\.txt: cannot be written \(No space left on device\)"):
+        log.event("seed", 3)
+    log.close()

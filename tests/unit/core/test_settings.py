@@ -34,6 +34,13 @@ def test_optional_types_are_recognised() -> None:
     assert not rows["train_batch_size"].optional
 
 
+def test_no_number_is_without_bounds() -> None:
+    for setting in settings_by_env().values():
+        if setting.kind in (int, float):
+            why = [setting.limits.reason_against(number) for number in (-1e30, 1e30)]
+            assert all(why), f"{setting.env}: {why}"
+
+
 def test_limits_say_why() -> None:
     assert Limits(at_least=1).reason_against(0) == "must be at least 1"
     assert Limits(above=0, below=1).reason_against(1.0) == "must be below 1"

@@ -6,6 +6,8 @@ import dataclasses
 
 import pytest
 import torch
+from hypothesis import given as over
+from hypothesis import strategies as st
 
 from host_batches import assert_same, filled, made_up_batches, plain_filled
 from mlbert import ops
@@ -118,3 +120,25 @@ def test_allocated_memory_is_a_batch(batch):
     assert exact(empty) == larger(batch, 9, 4, 7)
     assert (empty.masked_labels == IGNORED_LABEL).all()
     assert empty.next_sentence_labels[0] == 0
+
+
+@over(st.integers(1, 64), st.sampled_from([32, 128, 512]), st.floats(0.05, 0.3))
+def test_smaller_budgets_are_for_sequences_of_their_own(packs: int, longest: int, share: float) -> None:
+    """The smallest first, tiles whole; batches whose masked tokens follow the rule are held by their tokens alone."""
+    predictions = max(1, round(share * longest))
+    whole = Budget.of_packs(packs, longest, 1, longest, predictions)
+    smaller = whole.smaller_ones()
+    tokens = [budget.tokens for budget in smaller]
+    assert tokens == sorted(set(tokens))
+    assert all(number < whole.tokens and number % 128 == 0 for number in tokens)
+    for budget in smaller:
+        assert (budget.sequences, budget.max_seqlen) == (whole.sequences, whole.max_seqlen)
+        lengths = even(budget.tokens, packs, longest)
+        most_masked = sum(min(predictions, round(share * length) or 1) for length in lengths)
+        assert most_masked <= budget.masked <= whole.masked
+    assert Budget.of_packs(packs, longest, 3, longest, predictions).smaller_ones() == (), "packs are full"
+
+
+def even(tokens: int, parts: int, longest: int) -> list[int]:
+    """Lengths of so many sequences that have so many tokens together, or the longest ones."""
+    return [min(longest, tokens // parts + (i < tokens % parts)) for i in range(parts)]

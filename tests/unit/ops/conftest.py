@@ -120,3 +120,14 @@ def emulator(emulator_path: Path) -> Iterator[Emulator]:
     emulator.refuse()
     emulator.library.close()
     assert emulator.count("living") == 0, "descriptors or handles were not given back"
+
+
+@pytest.fixture(params=["plain", "auto", "triton"])
+def choice(request: pytest.FixtureRequest) -> str:
+    """The forms of quantising and of the product; auto is torch._scaled_mm unless there is no compiler."""
+    if request.param == "triton":
+        pytest.importorskip("triton", reason="Triton is not installed")
+        request.getfixturevalue("use_triton")
+    ops.select(request.param)
+    yield request.param
+    ops.select("auto")

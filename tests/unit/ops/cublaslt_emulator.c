@@ -286,7 +286,7 @@ static double b_at(const operation_t *o, const layout_t *b, const void *data, ui
 int cublasLtMatmul(int *handle, operation_t *o, const void *alpha, const void *a_data, layout_t *a, const void *b_data,
                    layout_t *b, const void *beta, const void *c_data, layout_t *c, void *d_data, layout_t *d,
                    const algorithm_t *algorithm, void *workspace, size_t workspace_bytes, void *stream) {
-    (void)c_data, (void)stream;
+    (void)stream;
     if (!handle || *handle != HANDLE) return complain(NOT_INITIALIZED, "no handle");
     sizes_t s;
     int status = check(o, a, b, c, d, &s);
@@ -295,7 +295,8 @@ int cublasLtMatmul(int *handle, operation_t *o, const void *alpha, const void *a
         status = emulator_next_status, emulator_next_status = 0;
         return complain(status, "as told");
     }
-    REQUIRE(*(const float *)alpha == 1 && *(const float *)beta == 0 && a_data && b_data && d_data && algorithm);
+    float adds = *(const float *)beta; /* c is added to the product, before the epilogue */
+    REQUIRE(*(const float *)alpha == 1 && (adds == 0 || (adds == 1 && c_data && !is_small(d->type))) && a_data && b_data && d_data && algorithm);
     const uint64_t *chosen = algorithm->data;
     REQUIRE(chosen[0] == s.m && chosen[1] == s.n && chosen[2] == s.k && chosen[3] == (uint64_t)o->epilogue);
     REQUIRE(is_aligned(a_data, chosen[5]) && is_aligned(b_data, chosen[6]) && is_aligned(d_data, chosen[7]));
@@ -311,6 +312,7 @@ int cublasLtMatmul(int *handle, operation_t *o, const void *alpha, const void *a
             double sum = 0;
             for (uint64_t l = 0; l < s.k; l++) sum += a_at(o, a, a_data, i, l) * b_at(o, b, b_data, l, j);
             double y = sum * scale;
+            if (adds) y += get(c_data, c->type, (int64_t)i + (int64_t)j * c->ld);
             if (kind == BIAS || kind == GELU_BIAS || kind == GELU_AUX_BIAS) y += get(o->bias, wide_type, (int64_t)i);
             int64_t aux_place = (int64_t)i + (int64_t)j * o->aux_ld;
             if (kind == GELU_AUX_BIAS) put(o->aux, wide_type, aux_place, y);

@@ -5,12 +5,14 @@ Legend: T tokens, N heads, H head size, L tokens of one sequence.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlbert import ops
 from mlbert.ops import native_library, reference, registry
@@ -222,16 +224,37 @@ def test_alibi_is_a_bias_of_the_scores(use_native) -> None:
     )
 
 
+class Calls(TorchDispatchMode):
+    """Writes down what PyTorch is told to do: names of the ops, and the tensors that each was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, list[Tensor]]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [*args, *(kwargs or {}).values()]
+        self.seen.append((str(function), [x for x in given if isinstance(x, Tensor)]))
+        return function(*args, **(kwargs or {}))
+
+
 def test_flash_form_fits_what_pytorch_offers(use_native) -> None:
-    """On tensors without memory: the call and its derivative have the arguments and shapes that PyTorch expects. Its
-    numbers need a CUDA device."""
+    """On tensors without memory: the call and its derivative have the arguments and shapes that PyTorch expects, Q, K
+    and V are read where they lie, and nothing but the gradients is copied. The numbers need a CUDA device."""
     flash = registry._implementations["attention"]["flash"]
     qkv = torch.empty(20, 3, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
     cu_seqlens = torch.empty(3, dtype=torch.int32, device="meta")
-    out = flash(qkv, cu_seqlens, 12, 0.1, 5, None)
+    with Calls() as calls:
+        out = flash(qkv, cu_seqlens, 12, 0.1, 5, None)
+        (gradient,) = torch.autograd.grad(out, qkv, torch.empty_like(out))
     assert (out.shape, out.dtype) == ((20, 2, 64), torch.bfloat16)
-    out.backward(torch.empty_like(out))
-    assert qkv.grad.shape == qkv.shape
+    assert gradient.shape == qkv.shape
+    steps = (3 * 2 * 64, 64, 1)
+    for name, first in (("forward", 0), ("backward", 1)):
+        (given,) = [x for called, x in calls.seen if called.startswith(f"aten._flash_attention_{name}")]
+        assert [x.stride() for x in given[first : first + 3]] == [steps] * 3
+    written = [x[-1].stride() for called, x in calls.seen if called == "aten.where.self_out"]
+    assert written == [steps] * 3
+    assert not [called for called, _ in calls.seen if re.search("cat|stack|copy|clone|where.self$", called)]
     plain, bounds, longest, rows = stream([5, 9], 2, 32)
     arguments = (plain, bounds, longest, 0.1, 5, rows)
     assert torch.equal(flash(*arguments), reference.attention(*arguments))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +22,14 @@ from mlbert.core import native
 from mlbert.models import BertConfig, BertForPreTraining
 from mlbert.ops import cublaslt, reference, registry
 from mlbert.ops.cublaslt_library import Epilogue
+from mlbert.optim.flat import FlatParameters
 from model_loss import loss_of
+from step_counts import counted
 
 GENERATOR = torch.Generator().manual_seed(0)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(1, 8, 24), (37, 16, 48), (64, 32, 64), (0, 16, 32), (65, 7, 9), (13, 20, 44)]
-FORMS = ("linear_qkv", "linear_gelu", "feed_forward")
+FORMS = ("linear", "linear_qkv", "linear_gelu", "feed_forward")
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH")
 
@@ -155,20 +158,22 @@ def test_registry_prefers_it_on_cuda(emulator) -> None:
         registry.select("auto")
 
 
+SMALL = BertConfig(
+    vocab_size=99,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    max_position_embeddings=32,
+)
+
+
 def test_model_takes_the_form(emulator) -> None:
     """A whole BERT, forward and backward, with every linear layer that has the form: as with plain ops."""
-    shape = BertConfig(
-        vocab_size=99,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=32,
-    )
     batch = made_up_batches(2, seed=3, vocab_size=99, max_tokens=32)[0].to("cpu")
     results = []
     for names in ({}, dict.fromkeys(FORMS, "cublaslt")):
-        model = BertForPreTraining(shape)
+        model = BertForPreTraining(SMALL)
         model.initialize(seed=1)
         registry.select_each(names)
         try:
@@ -177,10 +182,70 @@ def test_model_takes_the_form(emulator) -> None:
         finally:
             registry.select("auto")
         results.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
-    # A layer: 2 products forward, 4 backward. The head: 1 and 1.
-    assert emulator.count("products") == 2 * 6 + 2
+    # A layer: 2 products forward, 5 backward. The heads: 1 and 3.
+    assert emulator.count("products") == 2 * 7 + 4
     for plain, found in zip(*results, strict=True):
         torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-6)
+
+
+def flat_gradients(micro_batches: int, fast: bool, told: Counter[str]) -> Tensor:
+    """The flat gradient after a step's micro-batches, twice; what was told of it in the last backward pass."""
+    model = BertForPreTraining(SMALL)
+    model.initialize(seed=1)
+    flat = FlatParameters(model.ordered_parameters())
+    for segment, parameter in zip(flat.segments, flat.parameters, strict=True):
+        parameter.register_post_accumulate_grad_hook(lambda _, name=segment.name: told.update([name]))
+    registry.select_each(dict.fromkeys(FORMS, "cublaslt") if fast else {})
+    try:
+        for _ in range(2):
+            flat.zero_grad()
+            for step in range(micro_batches):
+                told.clear()
+                batch = made_up_batches(1, seed=3, vocab_size=99, max_tokens=32, step=step)[0].to("cpu")
+                loss_of(model, batch, (1, step)).backward()
+    finally:
+        registry.select("auto")
+    return flat.grad
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "refused"), [(1, ()), (3, ()), (1, (Epilogue.BGRADB,)), (3, (Epilogue.BGRADB, Epilogue.NONE))]
+)
+def test_gradients_go_straight_into_the_flat_buffer(emulator, micro_batches: int, refused: tuple[int, ...]) -> None:
+    """The same gradients as autograd's, tied embeddings among them; everybody who waits for one is told once."""
+    told: Counter[str] = Counter()
+    expected = flat_gradients(micro_batches, False, told)
+    names = dict(told)
+    emulator.refuse(*refused)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = flat_gradients(micro_batches, True, told)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert told.keys() == names.keys()
+    assert set(told.values()) == {1}
+
+
+def test_products_read_the_copy_of_the_weights(emulator) -> None:
+    """The same bits as casting, and no cast of a weight."""
+    results = []
+    for dtype in (None, torch.bfloat16):
+        model = BertForPreTraining(SMALL, torch.bfloat16)
+        model.initialize(seed=1)
+        flat = FlatParameters(model.ordered_parameters())
+        flat.keep_copy(dtype)
+        if flat.padded_copy is not None:
+            flat.padded_copy.copy_(flat.padded_data)
+        batch = made_up_batches(2, seed=3, vocab_size=99, max_tokens=32)[0].to("cpu")
+        registry.select_each(dict.fromkeys(FORMS, "cublaslt"))
+        try:
+            with counted(SMALL.hidden_size**2) as counts:
+                loss_of(model, batch, (1, 2)).backward()
+        finally:
+            registry.select("auto")
+        results.append((flat.grad, counts["casts", "bfloat16"]))
+    assert torch.equal(results[0][0], results[1][0])
+    weights = 4 * SMALL.num_hidden_layers + 3  # and the heads' three
+    assert results[0][1] - results[1][1] == weights
 
 
 def test_a_library_with_right_results_passes_the_check(emulator) -> None:

@@ -15,17 +15,6 @@ STEP = {E4M3: 2**-4, E5M2: 2**-3}
 SHAPES = [(1, 16, 16), (5, 16, 48), (33, 64, 32), (513, 32, 96)]  # tokens, input, output
 
 
-@pytest.fixture(params=["plain", "auto", "triton"])
-def choice(request: pytest.FixtureRequest) -> str:
-    """The forms of quantising and of the product; auto is torch._scaled_mm unless there is no compiler."""
-    if request.param == "triton":
-        pytest.importorskip("triton", reason="Triton is not installed")
-        request.getfixturevalue("use_triton")
-    ops.select(request.param)
-    yield request.param
-    ops.select("auto")
-
-
 def scaling_of(products: fp8_scaling.Products | None = None) -> fp8_scaling.Scaling:
     return fp8_scaling.Scaling(1, products or fp8_scaling.Products())
 
@@ -47,6 +36,11 @@ def outcome(function, x: Tensor, *tensors: Tensor, d_out: Tensor) -> list[Tensor
     return [out.detach().float(), *(leaf.grad.float() for leaf in leaves)]
 
 
+def quantise(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> fp8_scaling.Quantised:
+    """By the selected form, with the scale as given."""
+    return ops.registry.implementation("fp8_quantise", x)(x, scale=scale, amax=amax, dtype=dtype)
+
+
 def relative(found: Tensor, exact: Tensor) -> float:
     return float((found - exact).norm() / exact.norm())
 
@@ -56,7 +50,7 @@ def test_quantise_rounds_clamps_and_keeps_nan(choice: str, dtype: torch.dtype) -
     largest = torch.finfo(dtype).max
     x = torch.tensor([[0.0, 1.0, -0.3, 1e9, -torch.inf, torch.nan, 1.1, 3.0]])
     amax = torch.zeros(())
-    rows, columns = fp8.quantise(x, torch.tensor(2.0), amax, dtype)
+    rows, columns = quantise(x, torch.tensor(2.0), amax, dtype)
     expected = (x * 2).clamp(-largest, largest).to(dtype).float()
     torch.testing.assert_close(rows.float(), expected, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(columns[:, :1].float(), expected.t(), rtol=0, atol=0, equal_nan=True)
@@ -68,9 +62,9 @@ def test_quantise_rounds_clamps_and_keeps_nan(choice: str, dtype: torch.dtype) -
 def test_amax_is_raised_never_lowered(choice: str) -> None:
     amax = torch.tensor(3.0)
     for top, expected in ((2.0, 3.0), (5.0, 5.0), (4.0, 5.0)):
-        fp8.quantise(torch.tensor([[top, -1.0]]), torch.tensor(1.0), amax, E4M3)
+        quantise(torch.tensor([[top, -1.0]]), torch.tensor(1.0), amax, E4M3)
         assert float(amax) == expected
-    fp8.quantise(torch.zeros(0, 16), torch.tensor(1.0), amax, E4M3)
+    quantise(torch.zeros(0, 16), torch.tensor(1.0), amax, E4M3)
     assert float(amax) == 5.0
 
 
@@ -108,7 +102,7 @@ def test_linear_is_within_the_formats_rounding(choice: str, shape: tuple[int, in
     scaling = scaling_of()
 
     def run() -> list[Tensor]:
-        return outcome(lambda *t: fp8.linear(*t, scaling.slot(0)), x, weight, bias, d_out=d_out)
+        return outcome(lambda *t: fp8.linear(*t, scaling, 0), x, weight, bias, d_out=d_out)
 
     found = run()
     if calibrated:
@@ -125,7 +119,7 @@ def test_first_step_scales_by_itself() -> None:
     """Gradients of size 1e-6 would all be 0 in E5M2 without a scale."""
     x, weight, bias, d_out = example(8, 16, 16)
     scaling = scaling_of()
-    _, d_x, d_weight, _ = outcome(lambda *t: fp8.linear(*t, scaling.slot(0)), x, weight, bias, d_out=d_out)
+    _, d_x, d_weight, _ = outcome(lambda *t: fp8.linear(*t, scaling, 0), x, weight, bias, d_out=d_out)
     assert d_x.abs().max() > 0
     assert d_weight.abs().max() > 0
 
@@ -134,10 +128,10 @@ def test_switches_are_per_product(choice: str) -> None:
     """A product that is switched off gives what bfloat16 gives."""
     x, weight, bias, d_out = example(24, 32, 48)
     off = fp8_scaling.Products(False, False, False)
-    plain = outcome(lambda *t: fp8.linear(*t, scaling_of(off).slot(0)), x, weight, bias, d_out=d_out)
+    plain = outcome(lambda *t: fp8.linear(*t, scaling_of(off), 0), x, weight, bias, d_out=d_out)
     for index, switch in enumerate(("forward", "input_gradient", "weight_gradient")):
         products = fp8_scaling.Products(**{**vars(off), switch: True})
-        found = outcome(lambda *t, p=products: fp8.linear(*t, scaling_of(p).slot(0)), x, weight, bias, d_out=d_out)
+        found = outcome(lambda *t, p=products: fp8.linear(*t, scaling_of(p), 0), x, weight, bias, d_out=d_out)
         same = [torch.equal(a, b) for a, b in zip(found[:3], plain, strict=False)]
         assert same == [i != index for i in range(3)], switch
         assert relative(found[3], plain[3]) < 1e-6
@@ -148,89 +142,65 @@ def test_switches_are_per_linear_layer() -> None:
     scaling = fp8_scaling.Scaling(8, fp8_scaling.Products(linears=(True, False, True, True)))
     exact = outcome(lambda *t: torch.nn.functional.linear(t[0], t[1].to(t[0].dtype)), x, weight, d_out=d_out)
     for index in range(8):
-        found = outcome(lambda *t, i=index: fp8.linear(*t, None, scaling.slot(i)), x, weight, d_out=d_out)
+        found = outcome(lambda *t, i=index: fp8.linear(*t, None, scaling, i), x, weight, d_out=d_out)
         assert all(torch.equal(*pair) for pair in zip(found, exact, strict=True)) == (index in (1, 5))
 
 
 def test_qkv_equals_its_parts(choice: str) -> None:
     x, weight, bias, d_out = example(7, 16, 48)
     weights, biases = weight.chunk(3), bias.chunk(3)
-    joined = outcome(lambda *t: fp8.linear(*t, scaling_of().slot(0)), x, weight, bias, d_out=d_out)
-    split = outcome(
-        lambda x, *t: fp8.linear_qkv(x, t[:3], t[3:], scaling_of().slot(0)), x, *weights, *biases, d_out=d_out
-    )
+    joined = outcome(lambda *t: fp8.linear(*t, scaling_of(), 0), x, weight, bias, d_out=d_out)
+    split = outcome(lambda x, *t: fp8.linear_qkv(x, t[:3], t[3:], scaling_of(), 0), x, *weights, *biases, d_out=d_out)
     assert torch.equal(split[0], joined[0])
     assert torch.equal(split[1], joined[1])
     assert torch.equal(torch.cat(split[2:5]), joined[2])
     assert torch.equal(torch.cat(split[5:]), joined[3])
 
 
-def feed_forward_outcome(
-    tokens: int, exact: bool, products: fp8_scaling.Products | None = None, steps: int = 2
-) -> list[Tensor]:
-    """Output and gradients of x, w1, b1, w2 of the last of some steps, and the scales' state."""
-    x, w1, b1, _ = example(tokens, 32, 64)
-    w2 = torch.randn(48, 64, generator=torch.Generator().manual_seed(1)) * 0.05
-    d_out = (torch.randn(tokens, 48, generator=torch.Generator().manual_seed(2)) * 1e-6).bfloat16()
-    scaling, found = fp8_scaling.Scaling(2, products or fp8_scaling.Products()), []
-    for _ in range(steps):
-        slots = scaling.slot(0), scaling.slot(1)
-        found = outcome(lambda *t, s=slots: fp8.feed_forward(*t, exact, s), x, w1, b1, w2, d_out=d_out)
-        scaling.end_step(lambda amax: amax)
-    return [*found, *scaling.derived_state().values()]
+@pytest.mark.parametrize(
+    ("dropout", "with_bias", "with_twin"), [(0.0, False, True), (0.1, True, False), (0.1, True, True)]
+)
+@pytest.mark.parametrize("shape", [(0, 16), (1, 16), (15, 24), (17, 48), (63, 40), (130, 70)])
+def test_norm_passes_equal_autograd(
+    choice: str, shape: tuple[int, int], dropout: float, with_bias: bool, with_twin: bool
+) -> None:
+    """Forward and backward op against autograd of the plain norm in float32, up to the formats' rounding."""
+    generator = torch.Generator().manual_seed(shape[0])
+    draw = lambda *size: torch.randn(*size, generator=generator)  # noqa: E731
+    x, residual, d_out, d_twin = (draw(*shape).bfloat16() for _ in range(4))
+    weight, bias, x_bias = (draw(shape[1]) for _ in range(3))
+    rows = torch.randint(0, 2**31 - 1, shape[:1], dtype=torch.int32, generator=generator)
+    leaves = [t.float().clone().requires_grad_() for t in (residual, x, x_bias, weight, bias)]
+    settings = (1e-12, dropout, 2**31 + 7, rows)
+    exact = ops.reference.dropout_add_layer_norm(
+        leaves[1], leaves[0], *leaves[3:], *settings, leaves[2] if with_bias else None
+    )
+    exact.backward(d_out.float() + (d_twin.float() if with_twin else 0.0))
 
+    scale, amax, d_scale, d_amax = torch.tensor(64.0), torch.zeros(()), torch.tensor(1024.0), torch.zeros(())
+    forward = ops.registry.implementation("fp8_dropout_add_layer_norm_forward", x)
+    out, small, saved = forward(x, residual, weight, bias, *settings, x_bias if with_bias else None, scale, amax)
+    backward = ops.registry.implementation("fp8_dropout_add_layer_norm_backward", x)
+    twin = d_twin if with_twin else None
+    found = backward(d_out, twin, saved, weight, dropout, settings[2], rows, d_scale, d_amax)
 
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("tokens", [0, 1, 17, 80])
-def test_feed_forward_equals_its_plain_twin(choice: str, tokens: int, exact: bool) -> None:
-    """Same points of rounding, so a few numbers fall to the other side of a step and no more."""
-    found = feed_forward_outcome(tokens, exact)
-    assert all(map(torch.equal, found, feed_forward_outcome(tokens, exact))), "the same bits each time"
-    ops.select("plain")
-    for ours, plain in zip(found, feed_forward_outcome(tokens, exact), strict=True):
-        assert float((ours - plain).norm()) <= 0.01 * float(plain.norm())
-
-
-@pytest.mark.parametrize("exact", [False, True])
-def test_feed_forward_is_within_the_formats_rounding(choice: str, exact: bool) -> None:
-    """Against float32; without some of the products, GELU's pass is bfloat16's."""
-    x, w1, b1, _ = example(33, 32, 64)
-    w2 = torch.randn(48, 64, generator=torch.Generator().manual_seed(1)) * 0.05
-    d_out = torch.randn(33, 48, generator=torch.Generator().manual_seed(2)).bfloat16()
-    reference = outcome(lambda *t: ops.feed_forward(*t, exact), x.float(), w1, b1, w2, d_out=d_out)
-    for products in (fp8_scaling.Products(), fp8_scaling.Products(input_gradient=False, weight_gradient=False)):
-        scaling = fp8_scaling.Scaling(2, products)
-        slots = scaling.slot(0), scaling.slot(1)
-        found = outcome(lambda *t, s=slots: fp8.feed_forward(*t, exact, s), x, w1, b1, w2, d_out=d_out)
-        for ours, right in zip(found, reference, strict=True):
-            assert relative(ours, right) <= 2 * (STEP[E4M3] + STEP[E5M2])
-
-
-@pytest.mark.parametrize("tokens", [1, 17])
-@pytest.mark.parametrize("calibrated", [False, True])
-def test_norm_quantises_for_the_next_layer(choice: str, tokens: int, calibrated: bool) -> None:
-    """What the norm hands over is what the layer would make; both readers' gradients arrive."""
-    generator = torch.Generator().manual_seed(tokens)
-    x, residual = (torch.randn(tokens, 32, generator=generator).bfloat16() for _ in range(2))
-    rows = torch.arange(tokens, dtype=torch.int32)
-    weight = torch.randn(48, 32, generator=generator)
-    d_out = torch.randn(tokens, 48, generator=generator).bfloat16()
-    results = []
-    for with_slot in (True, False):
-        scaling = scaling_of()
-        scaling.is_calibrated = calibrated
-        slot = scaling.slot(0)
-        leaves = [x.clone().requires_grad_(), residual.clone().requires_grad_()]
-        vectors = (torch.ones(32), torch.zeros(32), 1e-12, 0.1, 5, rows, torch.ones(32))
-        hidden = fp8.dropout_add_layer_norm(slot if with_slot else None, *leaves, *vectors)
-        assert (hidden.small is not None) == with_slot
-        out = fp8.linear(hidden.product, weight, None, slot, hidden.small)
-        torch.autograd.backward([out, hidden.residual], [d_out, torch.ones_like(x)])
-        results.append([out.detach(), scaling.amax[0, : fp8_scaling.GRADIENT], *(leaf.grad for leaf in leaves)])
-    (ours, *found), (theirs, *expected) = results
-    assert torch.equal(ours, theirs)
-    for a, b in zip(found, expected, strict=True):
-        assert relative(a.float(), b.float()) <= 2**-7, "one rounding to bfloat16 more or less"
+    torch.testing.assert_close(out.float(), exact.detach(), rtol=2**-8, atol=1e-5)
+    assert torch.equal(small.rows.float(), (out.float() * scale).clamp(-448, 448).to(E4M3).float())
+    bound = {"rtol": 2**-6, "atol": 2**-6}  # the sum that backward reads is rounded to bfloat16
+    torch.testing.assert_close(found.residual.float(), leaves[0].grad, **bound)
+    torch.testing.assert_close(found.x.rows.float() / d_scale, leaves[1].grad, rtol=2**-3 + 2**-6, atol=2**-6)
+    sums = (leaves[1].grad.sum(0), leaves[3].grad, leaves[4].grad)
+    for ours, wanted in zip((found.x_bias, found.weight, found.bias), sums, strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, wanted, rtol=2**-6, atol=2**-6 * max(1, shape[0]) ** 0.5)
+    for copies, dtype in ((small, E4M3), (found.x, E5M2)):
+        assert copies.rows.dtype == copies.columns.dtype == dtype
+        assert copies.columns.shape == (shape[1], fp8_scaling.padded_tokens(shape[0]))
+        assert torch.equal(copies.columns[:, : shape[0]].float(), copies.rows.float().t())
+        assert not copies.columns[:, shape[0] :].float().any()
+    if shape[0]:
+        assert float(amax) == float(out.abs().max())
+        assert float(d_amax) == pytest.approx(float(leaves[1].grad.abs().max()), rel=2**-6)
 
 
 def test_weights_are_quantised_once_for_all_that_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,8 +209,8 @@ def test_weights_are_quantised_once_for_all_that_use_them(monkeypatch: pytest.Mo
     scaling, made, places = scaling_of(), [], set()
     form = fp8.registry.implementation("fp8_quantise", weight)
 
-    def counting(x: Tensor, *arguments: object) -> fp8_scaling.Quantised:
-        copies = form(x, *arguments)
+    def counting(x: Tensor, **arguments: object) -> fp8_scaling.Quantised:
+        copies = form(x, **arguments)
         if x.shape == weight.shape and x.dtype == weight.dtype:
             made.append(float(copies.rows.float().abs().max()))
             places.add((copies.rows.data_ptr(), copies.columns.data_ptr()))
@@ -250,14 +220,14 @@ def test_weights_are_quantised_once_for_all_that_use_them(monkeypatch: pytest.Mo
 
     def evaluate() -> Tensor:
         with torch.no_grad():
-            return fp8.linear(x, weight, None, scaling.slot(0))
+            return fp8.linear(x, weight, None, scaling, 0)
 
     for _ in range(3):
         evaluate()
         assert torch.equal(evaluate(), evaluate())
         made.clear()
         for _ in range(2):
-            outcome(lambda x: fp8.linear(x, weight, None, scaling.slot(0)), x, d_out=d_out)
+            outcome(lambda x: fp8.linear(x, weight, None, scaling, 0), x, d_out=d_out)
         assert len(made) == (1 if scaling.is_calibrated else 2), "twice at first, for the maximum and for the copies"
         assert float(scaling.amax[0, fp8_scaling.WEIGHT]) == float(weight.detach().abs().max())
         before = evaluate()
@@ -270,11 +240,11 @@ def test_weights_are_quantised_once_for_all_that_use_them(monkeypatch: pytest.Mo
 def test_delayed_scales_follow_the_history() -> None:
     scaling = scaling_of()
     with pytest.raises(AssertionError, match="16s"):
-        fp8.linear(torch.ones(2, 8), torch.ones(8, 8), None, scaling.slot(0))
+        fp8.linear(torch.ones(2, 8), torch.ones(8, 8), None, scaling, 0)
     tops = [2.0, 4.0] + [1.0] * fp8_scaling.HISTORY
     scales = []
     for top in tops:
-        fp8.quantise(
+        quantise(
             torch.full((1, 16), top), scaling.scale[0, fp8_scaling.INPUT], scaling.amax[0, fp8_scaling.INPUT], E4M3
         )
         scaling.end_step(lambda amax: amax)
@@ -290,17 +260,17 @@ def test_evaluation_leaves_no_trace() -> None:
     x, weight, bias, _ = example(8, 16, 16)
     scaling = scaling_of()
     with torch.no_grad():
-        fp8.linear(x, weight, bias, scaling.slot(0))
+        fp8.linear(x, weight, bias, scaling, 0)
     assert not scaling.amax.any()
 
 
 def test_state_restores_the_scales() -> None:
     x, weight, bias, d_out = example(8, 16, 16)
     first, second = scaling_of(), scaling_of()
-    outcome(lambda *t: fp8.linear(*t, first.slot(0)), x, weight, bias, d_out=d_out)
+    outcome(lambda *t: fp8.linear(*t, first, 0), x, weight, bias, d_out=d_out)
     first.end_step(lambda amax: amax)
     second.load_derived_state({key: value.clone() for key, value in first.derived_state().items()})
-    runs = [outcome(lambda *t, s=s: fp8.linear(*t, s.slot(0)), x, weight, bias, d_out=d_out) for s in (first, second)]
+    runs = [outcome(lambda *t, s=s: fp8.linear(*t, s, 0), x, weight, bias, d_out=d_out) for s in (first, second)]
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
     untouched = scaling_of()
     untouched.load_derived_state({})

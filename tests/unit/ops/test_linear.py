@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mlbert import ops
 from mlbert.ops import reference
-from mlbert.ops.linear import joined
+from mlbert.ops.weights import joined
 
 GENERATOR = torch.Generator().manual_seed(0)
 SHAPES = [(1, 8, 24), (37, 20, 51), (200, 128, 512), (0, 16, 32), (65, 7, 9)]

@@ -26,6 +26,7 @@ OPS = {
     "fp8_quantise",
     "fp8_quantise_sum",
     "layer_norm_dropout",
+    "linear",
     "linear_gelu",
     "linear_qkv",
     "masked_cross_entropy",

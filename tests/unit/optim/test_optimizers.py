@@ -288,6 +288,24 @@ def test_resumed_state_goes_on_bit_equal(
     assert resumed.num_updates == 4
 
 
+def test_keeps_a_copy_in_another_type(make_flat: MakeFlat, implementation: str) -> None:
+    """After an update and after a checkpoint was read; the next optimizer on the same weights may do without."""
+    flat = make_flat()
+    optimizer = make_one(Lamb, flat, implementation, copy_dtype=torch.bfloat16)
+    state = {key: torch.as_tensor(value).clone() for key, value in optimizer.state_dict().items()}
+    start = flat.data.clone()
+    run(flat, optimizer, 2)
+    assert not torch.equal(flat.data, start)
+    copies = [parameter.place.copy for parameter in flat.parameters]
+    for parameter, copy in zip(flat.parameters, copies, strict=True):
+        assert torch.equal(copy, parameter.bfloat16())
+    flat.data.copy_(start)
+    optimizer.load_state_dict({**state, "num_updates": 0})
+    assert torch.equal(flat.padded_copy, flat.padded_data.bfloat16())
+    make_one(Lamb, flat, implementation)
+    assert all(parameter.place.copy is None for parameter in flat.parameters)
+
+
 def test_state_of_another_model_is_refused(make_flat: MakeFlat) -> None:
     lamb = make_one(Lamb, make_flat(), "plain")
     other = make_one(Lamb, FlatParameters([("w", nn.Parameter(torch.zeros(3)))]), "plain")

@@ -183,3 +183,18 @@ def test_a_norm_that_is_known_already_decides(make_flat: MakeFlat) -> None:
     optimizer.step(0.01)
     assert torch.equal(flat.data, weights)
     assert optimizer.num_updates == 1
+
+
+@each_method
+def test_writes_the_copy_with_the_update(make_flat: MakeFlat, method: type[CompiledOptimizer]) -> None:
+    """Each update's weights in bfloat16 too, in the bits of a cast; a step that is left out leaves both."""
+    flat = make_flat()
+    optimizer = make_one(method, flat, copy_dtype=torch.bfloat16)
+    address = flat.padded_copy.data_ptr()
+    for _ in range(2):
+        assert torch.equal(flat.padded_copy, flat.padded_data.bfloat16())
+        run(flat, optimizer, 1)
+    flat.grad[3] = torch.nan
+    run(flat, optimizer, 1)
+    assert torch.equal(flat.padded_copy, flat.padded_data.bfloat16())
+    assert flat.padded_copy.data_ptr() == address, "graphs find it there"

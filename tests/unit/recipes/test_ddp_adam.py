@@ -52,7 +52,7 @@ def test_one_bucket_of_one_rank_is_clipping_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_a_resumed_float16_run_goes_on_with_its_scale(tmp_path: Path) -> None:
-    half = {"precision": "fp16", "loss_scale": 2**24, "save_checkpoint_steps": 3, "warmup_steps": 4}
+    half = {"precision": "fp16", "loss_scale": 2**24, "save_checkpoint_steps": 3, "schedule": "constant"}
     whole = run(tmp_path, "whole", max_steps=12, **half)
     run(tmp_path, "parts", max_steps=6, **half)
     (tmp_path / "parts/run_0/summary.json").unlink()

@@ -110,7 +110,7 @@ def test_bad_and_taken_names(name: str, words: str, tree: Path) -> None:
         ("nothing", None, "no system of this tree"),
         ("../implementations/h200_n1", None, "no system of this tree"),
         ("pytorch", None, "no system of this tree"),
-        ("gb200", None, "has 2 configs"),
+        ("gb200", None, "has 4 configs"),
         ("gb200", "config_GB200_9x9x9x9.sh", "is no config of gb200"),
     ],
 )

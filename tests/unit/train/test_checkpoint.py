@@ -63,10 +63,40 @@ def damage_format(path):
     (path / "state.json").write_text(json.dumps({**record, "format": "other"}))
 
 
-@pytest.mark.parametrize("damage", [damage_truncate, damage_flip, damage_state, damage_remove, damage_format])
+def damage_entry(change):
+    def damage(path):
+        record = json.loads((path / "state.json").read_text())
+        (path / "state.json").write_text(json.dumps(change(record)))
+
+    return damage
+
+
+ENTRIES = {
+    "one bit": lambda record: {**record, "state": {"step": record["state"]["step"] ^ 1}},
+    "negative": lambda record: {**record, "state": {"step": -1}},
+    "not finite": lambda record: {**record, "state": {"step": float("nan")}},
+    "text": lambda record: {**record, "state": {"step": "3"}},
+    "renamed": lambda record: {**record, "state": {"steps": 3}},
+    "no state": lambda record: {name: value for name, value in record.items() if name != "state"},
+    "no identity": lambda record: {name: value for name, value in record.items() if name != "identity"},
+    "no checksum": lambda record: {name: value for name, value in record.items() if name != "record_sha256"},
+    "a list": lambda record: [record],
+    "another step": lambda record: {**record, "step": 7},
+}
+
+
+def damage_depth(path):
+    (path / "state.json").write_text("[" * 100_000)
+
+
+DAMAGES = [damage_truncate, damage_flip, damage_state, damage_remove, damage_format, damage_depth]
+DAMAGES = {damage.__name__: damage for damage in DAMAGES} | {name: damage_entry(to) for name, to in ENTRIES.items()}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_newest_falls_back_with_a_warning(tmp_path, damage):
     target = saved(tmp_path)
-    damage(target.path / "step_00000003")
+    DAMAGES[damage](target.path / "step_00000003")
     checkpoint, warnings = target.load_newest()
     assert checkpoint.state == {"step": 2}
     assert len(warnings) == 1

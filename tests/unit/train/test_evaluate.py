@@ -10,6 +10,7 @@ from host_batches import made_up_batches
 from mlbert import ops
 from mlbert.cli.main import main
 from mlbert.dist.world import World
+from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
@@ -66,7 +67,9 @@ def test_each_masked_token_counts_once(batches):
 @pytest.mark.parametrize("graph", [False, True])
 def test_kept_batches_of_one_shape_give_the_same(batches, graph):
     model = model_of(1)
-    kept = Evaluator(model, OBJECTIVE, batches, World(), RecordedGraph() if graph else None, resident=True)
+    budgets = [Budget.over(batches[1:]), Budget.over(batches)] if graph else []
+    kept = Evaluator(model, OBJECTIVE, batches, World(), RecordedGraph() if graph else None, budgets, resident=True)
+    kept.record()
     for seed in (1, 2, 3):
         model.initialize(seed)
         found, expected = kept.begin().result(), metrics(model, batches)
@@ -83,7 +86,12 @@ def test_a_graph_reads_the_fp8_copies_of_the_present_weights(batches):
         return model
 
     graphed, plain = calibrated(), calibrated()
-    evaluator = Evaluator(graphed, OBJECTIVE, batches, World(), RecordedGraph())
+    capture = RecordedGraph()
+    # One batch is over the only budget.
+    evaluator = Evaluator(graphed, OBJECTIVE, batches, World(), capture, [Budget.over(batches[1:])])
+    evaluator.record()
+    assert capture.num_operations > 20
+    assert graphed.is_calibrated
     for seed in (1, 2):
         for model in (graphed, plain):
             model.initialize(seed)

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -171,6 +172,40 @@ def test_resume_keeps_the_seed_that_the_system_drew(tmp_path):
     assert seeds == [drawn]
 
 
+def test_a_log_that_fills_the_disk_is_no_success(tmp_path):
+    """A limit on the size of files stands for the disk: of all files only the log grows beyond it."""
+    limit = 60_000
+    words = {"max_steps": 400, "eval_iter_start_samples": 1, "eval_iter_samples": 1, "num_eval_examples": 4}
+    process = start_process(tmp_path, "out", **words, log_freq=0, shape={"vocab_size": 8, "hidden_size": 8})
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, output
+    assert "out/result_0.txt: cannot be written (File too large)" in output
+    assert "Traceback" not in output
+    assert not (tmp_path / "out/run_0/summary.json").exists()
+    assert (tmp_path / "out/result_0.txt").stat().st_size <= limit
+
+
+def test_weights_are_readable_like_any_file(tmp_path):
+    assert run(tmp_path, save_checkpoint_steps=6) == 1
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert modes == {(tmp_path / "out/run_0/config.json").stat().st_mode & 0o777}
+
+
+def test_an_evaluation_on_the_training_set_is_refused(tmp_path, capsys, prepared_data):
+    same = prepared_data / "train"
+    shape = {"vocab_size": read_manifest(same).vocab_size}
+    changes = {"synthetic_data": 0, "input_dir": same, "eval_dir": same, "num_eval_examples": 8, "shape": shape}
+    assert run(tmp_path, **changes) == 2
+    assert "train: is the training set" in capsys.readouterr().err
+
+
+def test_more_threads_than_the_machine_has_cpus_are_refused(tmp_path, capsys):
+    assert run(tmp_path, cpu_threads=4000) == 2
+    assert "CPU_THREADS=4000: this machine has" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_run_that_never_started_may_be_repeated(tmp_path):
     assert run(tmp_path, init_checkpoint="/nowhere/model.safetensors") == 2
     assert (tmp_path / "out" / "result_0.txt").exists()
@@ -276,6 +311,26 @@ def test_checkpoint_of_another_shape_is_refused(tmp_path, capsys):
     assert "belongs to another run: model" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"learning_rate": 0.5}, "LR is 0.01, this run has 0.5"),
+        ({"weight_decay_rate": 0.5}, "WEIGHT_DECAY_RATE is 0.01, this run has 0.5"),
+        ({"precision": "bf16"}, "PRECISION is 'fp32', this run has 'bf16'"),
+        ({"gradient_accumulation_steps": 1}, "GRADIENT_STEPS is 2, this run has 1"),
+        ({"max_steps": 9}, "LR_DECAY_END is 2, this run has 9"),
+    ],
+)
+def test_a_run_is_not_continued_by_another_method(tmp_path, capsys, changed, words):
+    started = {"max_steps": 2, "save_checkpoint_steps": 1}
+    assert run(tmp_path, **started) == 1
+    (tmp_path / "out/run_0/summary.json").unlink()
+    before = (tmp_path / "out/result_0.txt").read_bytes()
+    assert run(tmp_path, **{**started, **changed}, resume=1) == 2
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "out/result_0.part1.txt").read_bytes() == before
+
+
 def test_vocabulary_that_does_not_match_the_shards_is_refused(tmp_path, capsys, prepared_data):
     data = tmp_path / "data"
     shutil.copytree(prepared_data, data)
@@ -313,5 +368,7 @@ def test_records_train_as_they_are(tmp_path, prepared_data, capsys):
     shape = {"max_position_embeddings": 512, "vocab_size": vocab_size}
     assert run(tmp_path, shape=shape, max_steps=3, **data) == 1
     assert json.loads((tmp_path / "out/run_0/summary.json").read_text())["steps"] == 3
-    assert run(tmp_path, "small", shape={**shape, "vocab_size": 50}, max_steps=3, **{**data, "eval_dir": records}) == 2
+    hdf5_to_tfrecords(prepared_data / "eval", tmp_path / "others")
+    data["eval_dir"] = tmp_path / "others"
+    assert run(tmp_path, "small", shape={**shape, "vocab_size": 50}, max_steps=3, **data) == 2
     assert "the model's vocabulary has 50 entries" in capsys.readouterr().err

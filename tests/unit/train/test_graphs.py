@@ -102,6 +102,9 @@ def method(obstacle: str | None = None, budget: Budget | None = BUDGET, can_capt
 def test_what_graphs_need() -> None:
     assert choose_graphs("none", method("anything", None, False), 1, CUDA) is None
     assert choose_graphs("segmented", method(can_capture=False), 2, CUDA).micro_batches == 2
+    assert choose_graphs("segmented", method(), 1, CUDA).smaller == (), "packs"
+    lone = Budget.of_packs(8, 64, 1, 64, 10)
+    assert choose_graphs("segmented", method(budget=lone), 1, CUDA).smaller == lone.smaller_ones() != ()
     for mode, wanting, words in (
         ("segmented", method("attention reads on the host"), "attention reads on the host"),
         ("segmented", method(budget=None), "no fixed sizes"),

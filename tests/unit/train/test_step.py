@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from capturable import SHAPE, TensorLamb, select_capturable, static_attention
 from host_batches import made_up_batches
+from live_memory import LiveMemory, MeasuredPool
 from mlbert import ops
 from mlbert.dist.capture import Capture, NoCapture
 from mlbert.dist.reduce import GradientReducer, cut_buckets
@@ -116,6 +118,52 @@ def test_replayed_steps_are_the_steps(products: Products | None, mode: GraphMode
     assert same(found, expected)
     losses = [float(values[0]) for values in found]
     assert len(set(losses)) == len(losses), "steps that differ have losses that differ"
+
+
+@pytest.mark.parametrize("mode", list(GraphMode))
+def test_the_step_that_learns_scales_takes_no_memory_beside_the_graphs(mode: GraphMode) -> None:
+    """Nothing that warming up made is left when recording starts; the first step works in the pool."""
+    trainer = Trainer(torch.bfloat16, Products())
+    trainer.optimizer.step(0.0)  # of no gradient: its state is there, and its temporaries are not counted below
+    with LiveMemory() as memory:
+        pool = MeasuredPool(memory)
+        step = trainer.graphed(mode, 1, pool)
+        pool_size = max(pool.sizes)
+        assert len(pool.sizes) == 2, "one that knows its scales, one that learns them"
+        assert max(pool.alive) - pool.alive[0] < 0.01 * pool_size
+        assert not trainer.model.is_calibrated
+        memory.most, forward = 0, []
+        trainer.optimizer.step = lambda lr: forward.append(memory.most) or trainer.optimizer.grad_norm
+        before = memory.now()
+        (batches, *_) = steps(1)
+        step(batches, SEED, 0, (1.0, 1.0), 0.01)
+        assert trainer.model.is_calibrated
+        assert (forward or [memory.most])[0] - before < 0.05 * pool_size
+
+
+@pytest.mark.parametrize("mode", list(GraphMode))
+def test_batches_that_vary_take_the_smallest_graph(mode: GraphMode) -> None:
+    """Recorded with one pool and called, the same bits; a batch over the smaller ones takes the largest."""
+    large, small = budget(), replace(budget(), tokens=80)
+    middle = replace(large, tokens=95)
+
+    def history(capture: Capture) -> list[list[Tensor]]:
+        trainer = Trainer(torch.bfloat16, Products())
+        asked: list[Capture] = []
+        graphs = Graphs(mode, large, 1, lambda: asked.append(capture) or capture, smaller=(small, middle))
+        step = trainer._step(graphs)
+        step.record()
+        assert len(asked) == 1, "one pool"
+        first = {step.graph_for(batches).budget for batches in steps(1)}
+        assert first == {large}, "the step that learns the scales, whichever it is"
+        found = trainer.run(step, 1)
+        taken = [step.graph_for(batches).budget for batches in steps(1)]
+        held = [next(b for b in (small, middle, large) if b.holds(*batches)) for batches in steps(1)]
+        assert taken == held
+        assert set(taken) == {small, middle, large}, "batches vary"
+        return found
+
+    assert same(history(RecordedGraph()), history(NoCapture()))
 
 
 @pytest.mark.parametrize("mode", list(GraphMode))
@@ -227,10 +275,10 @@ def test_steps_that_do_not_fit_are_told() -> None:
     trainer = Trainer()
     step = trainer.graphed(GraphMode.SEGMENTED, 2, NoCapture())
     batches = steps(2)[0]
-    assert step.holds(batches)
-    assert not step.holds(batches[:1])
+    assert step.graph_for(batches)
+    assert step.graph_for(batches[:1]) is None
     (large,) = made_up_batches(2 * PACKS, seed=1, vocab_size=SHAPE.vocab_size, max_tokens=LONGEST)
-    assert not step.holds([batches[0], large])
+    assert step.graph_for([batches[0], large]) is None
 
 
 def test_static_attention_is_plain_attention() -> None:

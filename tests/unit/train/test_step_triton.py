@@ -71,7 +71,7 @@ def history(capture: Capture) -> list[list[Tensor]]:
 
 
 def test_replayed_kernels_are_the_kernels() -> None:
-    """The first step finds the scales and is not replayed; the second one is."""
+    """The first step finds the scales, by a graph of its own; the second one knows them."""
     graph = RecordedGraph()
     found, expected = history(graph), history(NoCapture())
     assert graph.num_operations > 100

@@ -25,6 +25,7 @@ def load_tool() -> ModuleType:
 
 
 tool = load_tool()
+sass, cast = tool.sass, tool.cast
 # One kernel of each kind for every architecture. The variants only where most runs are; those of float32 and float16
 # products, which take longest to compile, where a GPU runs them.
 EVERYWHERE = (
@@ -69,6 +70,56 @@ def test_neighbouring_columns_share_the_mixing_of_the_mask() -> None:
     ]
     multiplications, exponentials = report.ptx.count("mul.lo.s32"), report.ptx.count("ex2.approx")
     assert 0 < multiplications < 1.5 * exponentials
+
+
+def test_instructions_are_counted_by_opcode_and_loop() -> None:
+    """One loop that loads and adds four numbers at a time; a sum through shared memory and one store behind it."""
+    sums = next(r for r in tool.compile_case("cast fp8", 90) if r.kernel == "sum_partials_kernel")
+    counts, (loop,) = sass.instructions(sums.cubin), sass.loops(sums.cubin)
+    assert loop["FADD"] == 4 * loop["LDG.E.128"] > 0
+    assert counts["LDG.E.128"] == loop["LDG.E.128"]
+    assert counts["STG.E"] == 1
+    assert "STG.E" not in loop
+    assert all(counts[opcode] >= count for opcode, count in loop.items())
+    assert not {"NOP", ""} & counts.keys()
+    assert sass.classes(counts).total() == counts.total() <= sass.clocks(counts)
+
+
+def test_casts_take_no_more_instructions_than_they_did() -> None:
+    """A warp's instructions for a tile of 64 x 64, a quarter of it: ceilings 5 % above what was counted."""
+    ceilings = {"quantise": 269, "with sum": 408, "GELU": 624, "GELU backward": 940}
+    with tool.recording(90) as launches:
+        tool.cases()["cast fp8"]()
+    found = {}
+    for launch in launches:
+        if launch.kernel is not cast.cast_kernel or launch.arguments["EXACT"] or launch.arguments["E5M2"]:
+            continue
+        operation = launch.arguments["OPERATION"]
+        name = {cast.GELU: "GELU", cast.GELU_BACKWARD: "GELU backward"}.get(operation)
+        name = name or ("quantise" if launch.arguments["partial"] is None else "with sum")
+        report = tool.compile_launch(launch, name, 90)
+        counts = sass.instructions(report.cubin)
+        assert report.spilled == 0, name
+        assert counts["F2FP.SATFINITE.E4M3.F32.PACK_AB_MERGE_C"] == cast.ROWS * cast.COLUMNS // 128 // 2, (
+            f"{name}: every number is rounded once"
+        )
+        found[name] = counts.total() * report.warps / 4 / (cast.ROWS * cast.COLUMNS / 64**2)
+    assert found.keys() == ceilings.keys()
+    assert {name: count for name, count in found.items() if count > ceilings[name]} == {}
+
+
+def test_quantising_norms_take_no_more_instructions_than_they_did() -> None:
+    """Instructions of a thread for each of its numbers, of a round of the loop where there is one; and what spills."""
+    ceilings = {"norm_fp8_forward_kernel": (49, 24), "norm_fp8_backward_kernel": (42, 68)}
+    with tool.recording(90) as launches:
+        tool.cases()["norm D=1024 bf16 fp8 output"]()
+    kernels = {launch.kernel.fn.__name__: launch for launch in launches}
+    for name, (instructions, spilled) in ceilings.items():
+        report = tool.compile_launch(kernels[name], name, 90)
+        (counts,) = sass.loops(report.cubin) or [sass.instructions(report.cubin)]
+        numbers = 4 * kernels[name].arguments["GROUPS"] * 1024 / (32 * report.warps)
+        assert counts.total() <= instructions * numbers, name
+        assert report.spilled <= spilled, name
 
 
 @pytest.mark.parametrize("arch", tool.ARCHITECTURES)

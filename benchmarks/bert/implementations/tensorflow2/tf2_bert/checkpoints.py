@@ -26,7 +26,7 @@ from safetensors import numpy as safetensors
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_state import Report, check_unseen, numpy_float32, own_state
 from mlbert.core.errors import UserError
-from mlbert.core.files import share_file
+from mlbert.core.files import write_tensors
 from mlbert.core.model_card import model_card
 from mlbert.core.progress import TrainState
 from mlbert.core.step_folders import StepFolders
@@ -173,11 +173,10 @@ def write_weights(folder: Path, model: BertPretrainer, facts: Mapping[str, objec
             target.mkdir(parents=True, exist_ok=True)
             (target / _CONFIG).write_text(model.config.to_json(), encoding="utf-8")
         values = {name: np.ascontiguousarray(value) for name, value in model.values().items()}
-        safetensors.save_file(values, weights / _WEIGHTS, metadata={"format": "pt"})
-        share_file(weights / _WEIGHTS)
+        write_tensors(weights / _WEIGHTS, lambda path: safetensors.save_file(values, path, metadata={"format": "pt"}))
         (weights / "README.md").write_text(model_card("BertForPreTraining", facts), encoding="utf-8")
         tf.train.Checkpoint(model=model).write(str(tf2 / "model.ckpt"))
-    except (OSError, SafetensorError, tf.errors.OpError) as error:
+    except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or plain(error)
         raise UserError(folder, f"cannot be written ({reason})", "Free space or change LOGDIR") from None
 

@@ -26,6 +26,7 @@ from rich.console import Console
 
 from mlbert.core import rules, schedules
 from mlbert.core.config import Resolved
+from mlbert.core.continuing import fixed_settings
 from mlbert.core.errors import UserError
 from mlbert.core.events import Events, MLPerfEvents, Several
 from mlbert.core.identity import (
@@ -164,6 +165,7 @@ def checkpoint_folder(
         "replicas": workers.replicas,
         "train_data": inputs.train_data,
         "eval_data": inputs.eval_data,
+        **fixed_settings(config),
     }
     return checkpoints.CheckpointFolder(
         paths.folder / "checkpoints",

@@ -21,6 +21,7 @@ UNREAD: Mapping[str, object] = {
     "bucket_mib": 25,
     "optimizer_implementation": "plain",
     "sharded_optimizer": "off",
+    "gradient_reduction": "fp32",
     "weights_allgather": "fp32",
     "ops": "auto",
     "cuda_graph_mode": "none",

@@ -2,7 +2,7 @@
  *
  * Host code alone: cublasLt is opened at run time, so building needs no CUDA. `mhalib_matmul` computes, column-major,
  *
- *     d [m, n] = epilogue(scale_a scale_b op(a) [m, k] op(b) [k, n])
+ *     d [m, n] = epilogue(scale_a scale_b op(a) [m, k] op(b) [k, n] + d, if it adds)
  *
  * with float32 sums. What cublasLt's heuristic answers for a problem (sizes, types, transposes, epilogue, alignment) is
  * kept with its descriptors as a plan, so a product that was seen before sets its pointers and launches: it allocates
@@ -26,7 +26,7 @@
 struct product {
     int64_t m, n, k, lda, ldb, ldd; /* leading dimensions in elements; aux has d's */
     int32_t type_a, type_b, type_d, type_bias, type_aux, compute;
-    int32_t transpose_a, transpose_b, epilogue, fast_accumulation;
+    int32_t transpose_a, transpose_b, epilogue, fast_accumulation, adds;
     const void *a, *b;
     void *d, *bias, *aux;
     const void *scale_a, *scale_b, *scale_d;
@@ -188,7 +188,7 @@ static lt_status describe(struct context *context, struct plan *plan, const stru
     TRY(set_pointers(context, operation, p)); /* the heuristic looks at their alignment */
     uint64_t m = (uint64_t)p->m, n = (uint64_t)p->n, k = (uint64_t)p->k;
     int swap_a = p->transpose_a == LT_OP_T, swap_b = p->transpose_b == LT_OP_T;
-    /* c is not read, but must be a type that can be added to: FP8 results have none of their own. */
+    /* c is d, and read if it is added to; FP8 results, which nothing is added to, have no such type. */
     int is_fp8 = p->type_d == LT_R_8F_E4M3 || p->type_d == LT_R_8F_E5M2;
     uint32_t type_c = is_fp8 ? LT_R_16BF : (uint32_t)p->type_d;
     TRY(context->lt.MatrixLayoutCreate(&plan->a, (uint32_t)p->type_a, swap_a ? k : m, swap_a ? m : k, p->lda));
@@ -252,8 +252,8 @@ static lt_status multiply(struct context *context, const struct product *p) {
         return status;
     }
     TRY(set_pointers(context, plan->operation, p));
-    const float one = 1, zero = 0;
-    return context->lt.Matmul(context->handle, plan->operation, &one, p->a, plan->a, p->b, plan->b, &zero, p->d,
+    const float one = 1, beta = p->adds ? 1 : 0;
+    return context->lt.Matmul(context->handle, plan->operation, &one, p->a, plan->a, p->b, plan->b, &beta, p->d,
                               plan->c, p->d, plan->d, &plan->algorithm, p->workspace, p->workspace_bytes, p->stream);
 }
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from mlbert.cli.output import wide_console
+from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
+
+if TYPE_CHECKING:
+    from mlbert.bench.counted.table import Modelled
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+MODELLED_SEQUENCES = (96, 448)
 DEFAULT_PACKS = {"tiny": 32, "demo": 32, "small": 16, "base": 8, "large": 4}
 
 
@@ -43,12 +50,12 @@ def step(
     seed: Annotated[int, typer.Option(help="Seed of weights, data and dropout.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     json_file: Annotated[str | None, typer.Option("--json", help="Write the record there; - for stdout.")] = None,
+    model: Annotated[str | None, typer.Option(help="h100, h200: model a step there, measure nothing.")] = None,
 ) -> int:
-    """Time one training step: forward, backward, optimizer."""
+    """Time one training step: forward, backward, optimizer. With --model, tell what it would take on a GPU."""
     import torch
 
     from mlbert.bench.step import run
-    from mlbert.models import BertConfig
     from mlbert.ops.precision import compute_dtype
 
     if precision not in ("auto", "fp32", "bf16"):
@@ -61,6 +68,8 @@ def step(
     if threads:
         torch.set_num_threads(threads)
     shape = BertConfig.from_json(CONFIGS / f"{config}.json" if config in DEFAULT_PACKS else Path(config))
+    if model:
+        return _model(shape, model, packs, json_file)
     place = torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
     size = packs or DEFAULT_PACKS.get(config, 8)
     record = run(shape, size, pairs, compute_dtype(precision, place), vs is not None, data, seed, place)
@@ -92,7 +101,6 @@ def mosaic(
     import torch
 
     from mlbert.bench.mosaic import first_texts, run
-    from mlbert.models import BertConfig
     from mlbert.ops.precision import compute_dtype
 
     if precision not in ("fp32", "bf16"):
@@ -108,6 +116,42 @@ def mosaic(
         Path(json_file).write_text(text, encoding="utf-8")
     print(text if json_file == "-" else f"padded to {length}: ratio (median of pairs) {record['ratio']:.2f}")
     return 0
+
+
+def _model(config: BertConfig, name: str, packs: int | None, json_file: str | None) -> int:
+    """Tells what a step would take on a GPU that need not be here, in bfloat16 and in FP8."""
+    try:
+        from mlbert.bench.counted import table
+        from mlbert.bench.counted.gpus import GPUS
+    except ImportError as error:
+        raise UserError("--model", f"needs Triton, which counts kernels: {error}", "Install triton") from None
+    gpu = GPUS.get(name)
+    if gpu is None or gpu.rates is None:
+        known = ", ".join(key for key, value in GPUS.items() if value.rates)
+        raise UserError("--model", f"{name!r} is no GPU whose rates are known", f"Give one of {known}")
+    batches = [packs * table.SEQUENCES_A_PACK] if packs else MODELLED_SEQUENCES
+    rows = table.model(config, gpu, ("bf16", "fp8"), batches)
+    if json_file:
+        text = json.dumps([asdict(row) for row in rows], indent=2) + "\n"
+        sys.stdout.write(text) if json_file == "-" else Path(json_file).write_text(text, encoding="utf-8")
+    if json_file != "-":
+        wide_console().print(_modelled(rows, gpu.name))
+    return 0
+
+
+def _modelled(rows: Sequence[Modelled], name: str) -> Table:
+    shown = Table(title=f"A step on one {name}: counted and modelled, not measured. ms (launches, GB)")
+    shown.add_column("part")
+    for row in rows:
+        shown.add_column(f"{row.precision}, {row.sequences} sequences", justify="right")
+    for part in rows[0].milliseconds:
+        cells = [f"{row.milliseconds[part]:.2f} ({row.launches[part]}, {row.gigabytes[part]:.1f})" for row in rows]
+        shown.add_row(part, *cells)
+    shown.add_section()
+    shown.add_row("all", *(f"{sum(row.milliseconds.values()):.1f}" for row in rows))
+    shown.add_row("sequences/s", *(f"{row.sequences_per_second:.0f}" for row in rows))
+    shown.add_row("memory at its peak, GB", *(f"{row.peak_memory_gb:.1f}" for row in rows))
+    return shown
 
 
 def _print(record: dict) -> None:

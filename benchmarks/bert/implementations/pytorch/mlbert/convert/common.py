@@ -19,7 +19,7 @@ from torch import Tensor
 from mlbert.core.checkpoint_names import VOCABULARY
 from mlbert.core.checkpoint_state import Report, Shape, parameter_shapes
 from mlbert.core.errors import UserError
-from mlbert.core.files import fsync_path, share_file
+from mlbert.core.files import fsync_path, write_tensors
 from mlbert.models import BertConfig
 from mlbert.models.bert import initialize_parameter
 from mlbert.models.files import check_target, new_path
@@ -78,8 +78,7 @@ def write_weights_folder(checkpoint: Checkpoint, target: Path, config_name: str,
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         state = {name: tensor.contiguous() for name, tensor in checkpoint.state.items()}
-        save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
-        share_file(folder / WEIGHTS)
+        write_tensors(folder / WEIGHTS, lambda path: save_file(state, path, metadata={"format": "pt"}))
         (folder / config_name).write_text(config_text, encoding="utf-8")
         for name in TOKENIZER_FILES:
             if (checkpoint.folder / name).exists():

@@ -6,6 +6,7 @@ rows may be padded or not. Of tensors this module needs only shapes, slices and 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -138,8 +139,8 @@ def own_state(
         Float32 tensors by our names, vocabulary rows unpadded, and the report; heads may be missing.
 
     Raises:
-        UserError: a tensor has another shape, the encoder is incomplete, two copies of a tensor differ, or a matrix of
-            the encoder is no BERT's.
+        UserError: a tensor has another shape or is not finite, the encoder is incomplete, two copies of a tensor
+            differ, or a matrix of the encoder is no BERT's.
     """
     known = known or parameter_shapes(shape)
     _refuse_other_feed_forward({own for name in tensors for own in own_names(name)}, shape, source)
@@ -195,6 +196,8 @@ def _fitted(own: str, name: str, tensor: Any | None, known: Shape, shape: BertCo
     """The tensor in the parameter's shape, vocabulary padding cut off; ``name`` is for the message."""
     if tensor is None:
         raise UserError(source, f"{name} holds no floating-point numbers", ANOTHER)
+    if not bool((abs(tensor) < math.inf).all()):
+        raise UserError(source, f"{name} holds numbers that are not finite", "Take a checkpoint from before that")
     wanted = list(known)
     vocabulary = own in (*VOCABULARY, *TIED)
     if vocabulary:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
+from collections.abc import Callable
 from pathlib import Path
 
-_USUAL_UMASK = 0o022
+from safetensors import SafetensorError
 
 
 def fsync_path(path: Path) -> None:
@@ -18,12 +18,13 @@ def fsync_path(path: Path) -> None:
         os.close(handle)
 
 
-def share_file(path: Path) -> None:
-    """Gives a file the mode that a new one has under this process's umask; safetensors makes its own for the owner
-    alone. Raises OSError."""
+def write_tensors(path: Path, save: Callable[[Path], object]) -> None:
+    """Has a ``save_file`` of safetensors write the path, with the permissions that any new file gets: the library's own
+    are the owner's alone. Raises OSError, in place of the library's error too."""
+    path.touch()
+    mode = path.stat().st_mode
     try:
-        # os.umask tells only by changing it, for every thread.
-        found = re.search(r"^Umask:\s*(\d+)$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
-    except OSError:
-        found = None
-    path.chmod(0o666 & ~(int(found[1], 8) if found else _USUAL_UMASK))
+        save(path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
+    path.chmod(mode)

@@ -13,6 +13,7 @@ The order that the rules and the checkers want::
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import math
@@ -48,9 +49,17 @@ class _Writer(MLLogger):
 
     def _do_log(self, level: int, message: str, clear_line: bool = False) -> None:
         if level >= logging.ERROR:
-            raise TypeError(message.strip())
+            cause = sys.exc_info()[1]  # what the library is handling
+            raise cause if isinstance(cause, OSError) else TypeError(message.strip())
         if level == logging.INFO:
             super()._do_log(level, _TOKEN + _hide_texts(message.removeprefix(_TOKEN)), clear_line)
+
+
+class _Handler(logging.FileHandler):
+    """Passes on what the library would print and forget: a line that a full disk did not take."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise  # what `emit` is handling
 
 
 class MLPerfLogger:
@@ -63,7 +72,7 @@ class MLPerfLogger:
         append: continue an existing file instead of starting it anew.
 
     Raises:
-        UserError: the file cannot be written.
+        UserError: the file cannot be written, now or at any later line.
     """
 
     def __init__(self, path: Path | None, rank: int, root: Path, *, append: bool = False) -> None:
@@ -74,7 +83,7 @@ class MLPerfLogger:
         self._root = root.resolve()
         self._lock = threading.RLock()
         self._writer: _Writer | None = None
-        self._handler: logging.FileHandler | None = None
+        self._handler: _Handler | None = None
         if path is not None and rank == 0:
             self._handler = _open_handler(path, append)
             logger = logging.Logger("mlperf", level=logging.INFO)
@@ -128,35 +137,41 @@ class MLPerfLogger:
             told = {**(metadata or {}), "status": status}
             self._log(constants.INTERVAL_END, constants.RUN_STOP, None, told, call_site)
             if self._handler is not None and self._handler.stream is not None:
-                os.fsync(self._handler.stream.fileno())
+                with self._writing():
+                    os.fsync(self._handler.stream.fileno())
             return True
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Two ranks may close the log of a lost one, or that one wake, at the same moment. A rank that is stopped with
         the lock in its hands keeps nobody for long."""
-        if self._writer is None or self.path is None:
+        stream = self._handler.stream if self._handler is not None else None
+        if stream is None:
             yield
             return
-        with self.path.open("rb") as file:
-            for _ in range(_LOCK_TRIES):
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError:
-                    time.sleep(_LOCK_PAUSE_SECONDS)
+        for _ in range(_LOCK_TRIES):
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                time.sleep(_LOCK_PAUSE_SECONDS)
+        try:
             yield
+        finally:
+            with contextlib.suppress(OSError, ValueError):  # ValueError: closed meanwhile
+                fcntl.flock(stream, fcntl.LOCK_UN)
 
     def _was_closed_by_another(self) -> bool:
         """Whether another rank took this one for lost (see `close_interrupted`)."""
-        if self._writer is None or self.path is None:
+        if self._writer is None or self.path is None or not self.path.is_file():
             return False
         return f'"{constants.RUN_STOP}"' in self.path.read_text(encoding="utf-8", errors="replace")
 
     def close(self) -> None:
         """Close the file; later lines are lost, so this comes last."""
         if self._handler is not None:
-            self._handler.close()
+            with contextlib.suppress(OSError):  # told already, by the line that did not fit
+                self._handler.close()
         self._writer = None
 
     def _log(self, event_type: str, key: str, value: Value, metadata: Metadata, call_site: CallSite) -> None:
@@ -171,8 +186,15 @@ class MLPerfLogger:
         log = self._writer.start if event_type == constants.INTERVAL_START else self._writer.event
         if event_type == constants.INTERVAL_END:
             log = self._writer.end
-        with self._lock:
+        with self._lock, self._writing():
             log(key=key, value=value, metadata={**site, **metadata})
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(str(self.path), f"cannot be written ({error.strerror})", "Free space on its disk") from None
 
 
 def close_interrupted(path: Path, root: Path, reason: str) -> bool:
@@ -202,10 +224,10 @@ def _hide_texts(line: str) -> str:
     return line
 
 
-def _open_handler(path: Path, append: bool) -> logging.FileHandler:
+def _open_handler(path: Path, append: bool) -> _Handler:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return logging.FileHandler(path, mode="a" if append else "w", encoding="utf-8")
+        return _Handler(path, mode="a" if append else "w", encoding="utf-8")
     except OSError as error:
         raise UserError(path, f"cannot be written ({error.strerror})", "Choose a LOGDIR that is writable") from error
 

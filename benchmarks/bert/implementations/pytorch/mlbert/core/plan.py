@@ -21,8 +21,7 @@ from mlbert.core.schedules import SCHEDULES
 from mlbert.core.settings import TrainConfig
 
 _WALLTIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
-_GRADIENT_BYTES = 4  # float32, whatever the products' precision
-_WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}
+_BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}
 _MOST_STEPS_OVER = 1.05  # a batch may be a little off its nominal size: packs are not all equally full
 
 
@@ -179,11 +178,12 @@ def _communication_words(config: TrainConfig, world_size: int, environ: Mapping[
         return f"unknown; {config.bert_config_file} cannot be read"
     node = environ.get("DGXNGPU", "")
     sharers = {"off": 1, "node": int(node) if node.isdecimal() else 1, "all": world_size}[config.sharded_optimizer]
-    sent = bytes_a_step(parameters, world_size, sharers, _WEIGHT_BYTES[config.weights_allgather])
+    sizes = _BYTES[config.weights_allgather], _BYTES[config.gradient_reduction]
+    sent = bytes_a_step(parameters, world_size, sharers, *sizes)
     return f"each rank sends and receives {sent / 1e9:.3f} GB a step for {parameters:,} parameters"
 
 
-def bytes_a_step(parameters: int, world_size: int, sharers: int, weight_bytes: int) -> float:
+def bytes_a_step(parameters: int, world_size: int, sharers: int, weight_bytes: int, gradient_bytes: int = 4) -> float:
     """Bytes that each rank sends, and receives, for one optimizer step's gradient and weights.
 
     With N ranks, a ring all-reduce of B bytes costs 2 (N - 1) / N B, a reduce-scatter and an all-gather half of it each
@@ -192,14 +192,15 @@ def bytes_a_step(parameters: int, world_size: int, sharers: int, weight_bytes: i
     groups, and the weights are gathered. Elements that a buffer is padded with, norms and metrics are not counted.
 
     Args:
-        parameters: elements of the gradient, which is float32.
+        parameters: elements of the gradient.
         world_size: N.
         sharers: S, 1 where every rank updates everything.
         weight_bytes: of one weight as a sharded optimizer hands it out.
+        gradient_bytes: of one element of the gradient; in bfloat16 its all-to-all and all-gather cost a ring's halves.
     """
     groups = world_size // sharers
-    scattered = _GRADIENT_BYTES * parameters * (sharers - 1) / sharers
-    summed = 2 * _GRADIENT_BYTES * parameters / sharers * (groups - 1) / groups
+    scattered = gradient_bytes * parameters * (sharers - 1) / sharers
+    summed = 2 * gradient_bytes * parameters / sharers * (groups - 1) / groups
     gathered = weight_bytes * parameters * (sharers - 1) / sharers
     return scattered + summed + gathered
 

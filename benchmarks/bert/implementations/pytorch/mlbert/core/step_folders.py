@@ -1,6 +1,6 @@
 """Checkpoints on disk: one folder a step, written atomically, the newest N kept. Whose tensors they are is open.
 
-    checkpoints/step_00000120/state.json   numbers, what a run must agree on, sha256 of the other files
+    checkpoints/step_00000120/state.json   numbers, what a run must agree on, sha256 of the other files and of itself
 
 A folder appears under its final name only when complete. A damaged newest one is passed over with a warning.
 """
@@ -18,9 +18,10 @@ from typing import TypeVar
 from mlbert.core.errors import UserError
 from mlbert.core.files import fsync_path
 
-FORMAT = "mlbert-checkpoint-1"
+FORMAT = "mlbert-checkpoint-2"
 _NAME = re.compile(r"step_(\d{8})")
 _STATE = "state.json"
+_DIGEST = "record_sha256"
 _BLOCK = 1 << 20  # bytes
 Loaded = TypeVar("Loaded")
 
@@ -55,6 +56,7 @@ class StepFolders:
                 "tensors_sha256": _sha256(partial),
                 "state": state,
             }
+            record[_DIGEST] = _record_sha256(record)
             (partial / _STATE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
             for written in (*partial.iterdir(), partial):
                 fsync_path(written)
@@ -96,25 +98,30 @@ class StepFolders:
         try:
             record = json.loads((folder / _STATE).read_text(encoding="utf-8"))
             digest = _sha256(folder)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise _DamagedError(f"cannot be read ({error})") from None
         if not isinstance(record, dict) or record.get("format") != FORMAT:
             raise _DamagedError(f"{_STATE} is not of format {FORMAT}")
+        if record.pop(_DIGEST, None) != _record_sha256(record):
+            raise _DamagedError(f"{_STATE} differs from its checksum")
         if digest != record.get("tensors_sha256"):
             raise _DamagedError("its tensors differ from their checksum")
         if record.get("identity") != self.identity:
-            raise UserError(folder, self._difference(record["identity"]), "Remove the folder or set another LOGDIR")
+            raise UserError(folder, self._difference(record["identity"]), "Set it so, or set another LOGDIR")
         return record["state"]
 
     def _difference(self, found: dict) -> str:
-        keys = sorted(k for k in {*found, *self.identity} if found.get(k) != self.identity.get(k))
-        return (
-            f"belongs to another run: {keys[0]} is {found.get(keys[0])!r}, this run has {self.identity.get(keys[0])!r}"
-        )
+        name = next(k for k in {**self.identity, **found} if found.get(k) != self.identity.get(k))
+        return f"belongs to another run: {name} is {found.get(name)!r}, this run has {self.identity.get(name)!r}"
 
 
 class _DamagedError(Exception):
     pass
+
+
+def _record_sha256(record: dict) -> str:
+    as_read = json.loads(json.dumps(record))  # where all keys are text
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(folder: Path) -> str:

@@ -36,7 +36,11 @@ class TensorFlow2Settings:
         "EXPLICIT_ALLREDUCE", "Sum gradients before they are unscaled and clipped, in their own precision."
     )
     allreduce_bytes_per_pack: int | None = row(
-        "ALLREDUCE_BYTES_PER_PACK", "Size of the packs in which they travel; 0: one.", "bytes", at_least=0
+        "ALLREDUCE_BYTES_PER_PACK",
+        "Size of the packs in which they travel; 0: one.",
+        "bytes",
+        at_least=0,
+        at_most=2**40,
     )
     scale_loss: bool | None = row("SCALE_LOSS", "Divide each replica's loss by the number of replicas.")
     loss_scale_fixed: bool | None = row("LOSS_SCALE_FIXED", "LOSS_SCALE stays as it is.")

@@ -21,10 +21,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from mlbert.dist.groups import RankGroup
 from mlbert.dist.reduce import Bucket, GradientReducer, clip_share
+from mlbert.dist.sums import Chain, all_reduced
 from mlbert.dist.world import World
 
 
@@ -35,7 +36,7 @@ class BucketClippingReducer(GradientReducer):
     "rank"), so a share counts W A times.
 
     Args:
-        params, flat_grad, offsets, world, buckets, loss_scale: as in `GradientReducer`.
+        params, flat_grad, offsets, world, buckets, loss_scale, in_bf16: as in `GradientReducer`.
         max_norm: of the whole gradient.
         accumulation: micro-batches of a step; each is one `prepare` and one backward.
 
@@ -57,8 +58,9 @@ class BucketClippingReducer(GradientReducer):
         max_norm: float,
         accumulation: int = 1,
         loss_scale: Tensor | None = None,
+        in_bf16: bool = False,
     ) -> None:
-        super().__init__(params, flat_grad, offsets, world, buckets, None, loss_scale)
+        super().__init__(params, flat_grad, offsets, world, buckets, None, loss_scale, in_bf16)
         self._limit, self._num_shares = max_norm / len(buckets) ** 0.5, world.world_size * accumulation
         self._kept = torch.zeros_like(flat_grad) if accumulation > 1 else None  # clipped, of earlier micro-batches
         self._squares = torch.zeros(len(buckets), dtype=torch.float64, device=flat_grad.device)
@@ -88,15 +90,16 @@ class BucketClippingReducer(GradientReducer):
             if kept is not None:
                 part.add_(kept)
                 kept.zero_()
-            self._works.append(self._begin(part))
+            self._chains.append(Chain(self._sum(part), self._stream))
         else:
             assert kept is not None, "more micro-batches than announced"
             kept.add_(part)
             part.zero_()
         self.num_started += 1
 
-    def _complete(self, works: Sequence[dist.Work | None]) -> None:
+    def _complete(self, chains: Sequence[Chain]) -> None:
         mean_square = self._squares.sum() / self._num_shares
-        super()._complete([*works, self._world.begin_all_reduce_sum(mean_square)])
+        group = RankGroup(self._world.rank, self._world.world_size)
+        super()._complete([*chains, Chain(all_reduced(mean_square, group, in_bf16=False), None)])
         self.grad_norm.copy_(mean_square.sqrt())
         self._squares.zero_()

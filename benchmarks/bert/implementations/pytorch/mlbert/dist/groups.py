@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
-from mlbert.dist.world import World
+from mlbert.dist.world import World, nccl_options
 
 POLL_SECONDS = 1e-4
 
@@ -66,6 +66,16 @@ class RankGroup:
         all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         data = buffer.view(torch.uint8)
         return all_gather(data, data.chunk(self.size)[self.rank], group=self.handle, async_op=True)
+
+    def begin_all_to_all(self, received: Tensor, sent: Tensor) -> dist.Work | None:
+        """Starts sending part `r` of `size` equal ones to each rank r, which gets them in the order of ranks.
+
+        Bytes travel as they are, so any dtype does. None for a rank alone.
+        """
+        if self.size == 1:
+            return None
+        buffers = received.view(torch.uint8), sent.view(torch.uint8)
+        return dist.all_to_all_single(*buffers, group=self.handle, async_op=True)
 
     def all_gather(self, data: np.ndarray, given_up: Callable[[], bool] = lambda: False) -> list[np.ndarray]:
         """The ``data`` of each rank of the group (uint8 [n], any n), on the host, in the order of ranks.
@@ -172,4 +182,5 @@ def _handle(ranks: list[int], world: World, timeout_s: float) -> dist.ProcessGro
     if len(ranks) in (1, world.world_size):
         return None
     # Without local synchronisation every rank would have to make every other node's group too.
-    return dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), use_local_synchronization=True)
+    timeout = timedelta(seconds=timeout_s)
+    return dist.new_group(ranks, timeout=timeout, pg_options=nccl_options(timeout), use_local_synchronization=True)

@@ -10,13 +10,14 @@ All ranks start the buckets in the same order, so a bucket that is ready early w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from mlbert.dist.groups import RankGroup
+from mlbert.dist.sums import Chain, Steps, all_reduced
 from mlbert.dist.world import World
 
 NORM_ROW = 4096  # elements whose squares are added in float32
@@ -61,6 +62,7 @@ class GradientReducer:
         clip_before: norm to which each rank clips its own share of the gradient before the sum; then nothing may be
             clipped after it, and buckets start after backward only. None: no clipping here. See `clip_share`.
         loss_scale: float32 scalar that losses are multiplied by; None: they are not.
+        in_bf16: gradients travel rounded; see `mlbert.dist.sums`.
 
     Attributes:
         num_buckets: collectives of a step.
@@ -79,6 +81,7 @@ class GradientReducer:
         buckets: Sequence[Bucket],
         clip_before: float | None,
         loss_scale: Tensor | None = None,
+        in_bf16: bool = False,
     ) -> None:
         assert len(params) == len(offsets), "one offset for each parameter"
         self._params = list(params)
@@ -91,13 +94,29 @@ class GradientReducer:
         self._addresses = [flat_grad.data_ptr() + offset * flat_grad.element_size() for offset in offsets]
         self._buckets_of = [[n for n, b in enumerate(self._buckets) if i in b.parameters] for i in range(len(params))]
         self._armed = False
-        self._missing: list[set[int]] = []
-        self._works: list[dist.Work | None] = []
+        self._missing: list[set[int]] = []  # of each bucket, the parameters whose gradients are not there yet
+        self._in_bf16 = in_bf16
+        self._stream = torch.cuda.Stream(flat_grad.device) if flat_grad.is_cuda and self._has_steps() else None
+        self._chains: list[Chain] = []
         self.num_buckets = len(self._buckets)
         self.num_started = 0  # buckets under way or done in the present pass
         self.num_overlapped = 0
-        hooked = [(n, p) for n, p in enumerate(params) if p.requires_grad] if world.world_size > 1 else []
-        self._hooks = [param.register_post_accumulate_grad_hook(self._hook(index)) for index, param in hooked]
+        self._is_alone = world.world_size == 1
+        hooked = [] if self._is_alone else [(n, p) for n, p in enumerate(params) if p.requires_grad]
+        self._hooks = [
+            param.register_post_accumulate_grad_hook(lambda _, index=index: self._gradient_is_there(index))
+            for index, param in hooked
+        ]
+
+    def warm_up(self) -> None:
+        """Runs every collective that gradients travel by, at its true size, on a gradient that is zero and stays so.
+
+        It connects the ranks, of every group: a library of collectives connects lazily, by the way that it chooses for
+        a size. All ranks call it together.
+        """
+        self._world.warm_up(self._flat_grad.device)
+        self.prepare(last=True)
+        self.finish()
 
     def prepare(self, last: bool) -> None:
         """Call before each micro-batch's backward; `last` tells that gradients are complete after this one."""
@@ -107,7 +126,7 @@ class GradientReducer:
 
     def _arm(self) -> None:
         """From here on the hooks start buckets."""
-        self._armed = bool(self._hooks)
+        self._armed = not self._is_alone
         if self._armed:
             self._missing = [{i for i in b.parameters if self._params[i].requires_grad} for b in self._buckets]
 
@@ -123,8 +142,8 @@ class GradientReducer:
         self.num_overlapped = self.num_started
         while self.num_started < len(self._buckets):
             self._begin_next()
-        self._complete(self._works)
-        self._works.clear()
+        self._complete(self._chains)
+        self._chains.clear()
         self.num_started = 0
 
     def close(self) -> None:
@@ -133,38 +152,39 @@ class GradientReducer:
             hook.remove()
         self._hooks.clear()
 
-    def _hook(self, index: int) -> Callable[[Tensor], None]:
+    def _gradient_is_there(self, index: int) -> None:
+        if not self._armed:
+            return
+        grad = self._params[index].grad
+        assert grad is not None, "gradients are views of the buffer"
+        assert grad.data_ptr() == self._addresses[index], "a .grad was replaced: use FlatParameters.zero_grad"
         buckets = self._buckets_of[index]
-
-        def gradient_is_there(param: Tensor) -> None:
-            if not self._armed:
-                return
-            assert param.grad is not None, "the hook runs after accumulation"
-            assert param.grad.data_ptr() == self._addresses[index], "a .grad was replaced: use FlatParameters.zero_grad"
-            late = "a gradient changed after its sum had started: one backward after prepare"
-            assert buckets[0] >= self.num_started, late
-            for bucket in buckets:
-                self._missing[bucket].discard(index)
-            # In order, however early a later one is ready: collectives pair up by the order of their start.
-            while self.num_started < len(self._buckets) and not self._missing[self.num_started]:
-                self._begin_next()
-
-        return gradient_is_there
+        late = "a gradient changed after its sum had started: one backward after prepare"
+        assert buckets[0] >= self.num_started, late
+        for bucket in buckets:
+            self._missing[bucket].discard(index)
+        # In order, however early a later one is ready: collectives pair up by the order of their start.
+        while self.num_started < len(self._buckets) and not self._missing[self.num_started]:
+            self._begin_next()
 
     def _begin_next(self) -> None:
         part = self._slices[self.num_started]
         if self._loss_scale is not None and self._clip_before is None:
             part.div_(self._loss_scale)
-        self._works.append(self._begin(part))
+        self._chains.append(Chain(self._sum(part), self._stream))
         self.num_started += 1
 
-    def _begin(self, part: Tensor) -> dist.Work | None:
-        return self._world.begin_all_reduce_sum(part)
+    def _has_steps(self) -> bool:
+        """Whether a sum is more than one collective."""
+        return self._in_bf16 and self._world.world_size > 1
 
-    def _complete(self, works: Sequence[dist.Work | None]) -> None:
-        for work in works:
-            if work is not None:
-                work.wait()
+    def _sum(self, part: Tensor) -> Steps:
+        return all_reduced(part, RankGroup(self._world.rank, self._world.world_size), self._in_bf16)
+
+    def _complete(self, chains: Sequence[Chain]) -> None:
+        # Chain after chain, step after step: all ranks begin collectives in the same order.
+        while chains:
+            chains = [chain for chain in chains if chain.advance()]
 
 
 def norm_of(x: Tensor) -> Tensor:

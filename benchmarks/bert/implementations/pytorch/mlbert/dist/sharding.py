@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mlbert.dist.groups import ShardGroups
 from mlbert.dist.reduce import Bucket, GradientReducer
+from mlbert.dist.sums import Steps, all_reduced, reduce_scattered
 from mlbert.dist.world import World
 
 PART_MULTIPLE = 32  # elements: parts begin at 128 bytes
@@ -104,7 +105,7 @@ class ShardedReducer(GradientReducer):
     too. The other parts of the buffer are undefined after `finish`.
 
     Args:
-        params, offsets, clip_before, loss_scale: as in `GradientReducer`.
+        params, offsets, clip_before, loss_scale, in_bf16: as in `GradientReducer`.
         flat_grad: [elements], the padded buffer.
         world: started.
         layout: of this buffer.
@@ -119,36 +120,23 @@ class ShardedReducer(GradientReducer):
         layout: ShardLayout,
         clip_before: float | None,
         loss_scale: Tensor | None = None,
+        in_bf16: bool = False,
     ) -> None:
         self._layout = layout
-        self._sums_twice = layout.groups.inside.size > 1 and layout.groups.between.size > 1
-        self._second_stream = torch.cuda.Stream(flat_grad.device) if self._sums_twice and flat_grad.is_cuda else None
-        super().__init__(params, flat_grad, offsets, world, layout.buckets(offsets), clip_before, loss_scale)
+        buckets = layout.buckets(offsets)
+        super().__init__(params, flat_grad, offsets, world, buckets, clip_before, loss_scale, in_bf16)
 
-    def _begin(self, part: Tensor) -> dist.Work | None:
+    def warm_up(self) -> None:
+        """As in `GradientReducer`; what a sharded optimizer sums and gathers runs once too."""
+        super().warm_up()
+        self._layout.all_reduce_sum(self._flat_grad.new_zeros(1))
+        self._layout.all_gather(self._flat_grad)
+
+    def _has_steps(self) -> bool:
         groups = self._layout.groups
-        if groups.inside.size == 1:
-            return groups.between.begin_all_reduce_sum(part)
-        work = groups.inside.begin_reduce_scatter_sum(part)
-        if self._second_stream is None:
-            return work
-        # The second sum waits for the first on a stream of its own: backward's stream goes on.
-        with torch.cuda.stream(self._second_stream):
-            assert work is not None, "several ranks"
-            work.wait()
-            return self._begin_between(part)
+        return super()._has_steps() or (groups.inside.size > 1 and groups.between.size > 1)
 
-    def _begin_between(self, part: Tensor) -> dist.Work | None:
+    def _sum(self, part: Tensor) -> Steps:
         groups = self._layout.groups
-        return groups.between.begin_all_reduce_sum(part.chunk(groups.inside.size)[groups.inside.rank])
-
-    def _complete(self, works: Sequence[dist.Work | None]) -> None:
-        if not self._sums_twice or self._second_stream is not None:
-            super()._complete(works)
-            return
-        # Waiting on the CPU stops the host, so the second sums start here.
-        second = []
-        for part, work in zip(self._slices, works, strict=True):
-            super()._complete([work])
-            second.append(self._begin_between(part))
-        super()._complete(second)
+        yield from reduce_scattered(part, groups.inside, self._in_bf16)
+        yield from all_reduced(part.chunk(groups.inside.size)[groups.inside.rank], groups.between, self._in_bf16)

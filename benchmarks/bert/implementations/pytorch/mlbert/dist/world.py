@@ -18,6 +18,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -210,6 +211,15 @@ def _key(rank: int) -> str:
     return f"mlbert/rank_{rank}"
 
 
+def nccl_options(timeout: timedelta) -> Any:
+    """How a new group of ranks uses NCCL, where there are GPUs: on streams that go before the kernels they overlap."""
+    if not torch.cuda.is_available():
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = timeout  # else torch warns that the group's own wins
+    return options
+
+
 @dataclass(frozen=True)
 class World:
     """The ranks that train together, and this process's place among them."""
@@ -288,7 +298,12 @@ class World:
         try:
             store = self._meet(timeout)
             dist.init_process_group(
-                backend or backends, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
+                backend or backends,
+                store=store,
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=timeout,
+                pg_options=nccl_options(timeout),
             )
         except dist.DistError as error:
             place = "MASTER_ADDR and MASTER_PORT name a free port of rank 0's machine"
@@ -325,6 +340,11 @@ class World:
     def barrier(self) -> None:
         """Returns once every rank is here."""
         self.all_reduce_sum(torch.zeros(1))
+
+    def warm_up(self, device: torch.device) -> None:
+        """Connects all ranks, over the host and between their devices; all ranks call it together."""
+        self.barrier()
+        self.all_reduce_max(self.all_reduce_sum(torch.zeros(1, device=device)))
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sums the tensor over all ranks, in place on each; returns it."""

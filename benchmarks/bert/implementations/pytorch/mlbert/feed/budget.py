@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +20,8 @@ from mlbert.feed.host_batch import HostBatch
 
 TOKEN_MULTIPLE = 128  # tiles of a GPU's matrix products
 MASKED_MULTIPLE = 16  # inner dimension of an FP8 product
+DEVIATIONS = 6.0  # of the number of masked tokens, which is binomial
+PARTS = (0.6, 0.8)  # of the most tokens, for batches that vary
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,14 @@ class Budget:
         return cls.rounded(packs * max_tokens, packs * max_sequences, packs * masked, max_seqlen)
 
     @classmethod
+    def of_sequences(cls, sequences: int, length: int, rate: float) -> Budget:
+        """What so many sequences of at most that length hold, each token masked with a chance of `rate`; one time in a
+        billion they have more masked ones."""
+        tokens = sequences * length
+        masked = rate * tokens + DEVIATIONS * math.sqrt(rate * (1 - rate) * tokens)
+        return cls.rounded(tokens, sequences, math.ceil(masked), length)
+
+    @classmethod
     def rounded(cls, tokens: int, sequences: int, masked: int, max_seqlen: int) -> Budget:
         """At least so many, with tokens and masked tokens rounded up to what kernels want."""
         return cls(_rounded_up(tokens, TOKEN_MULTIPLE), sequences, _rounded_up(masked, MASKED_MULTIPLE), max_seqlen)
@@ -61,6 +71,21 @@ class Budget:
             max_seqlen=max(max_seqlen),
             has_labels=any(labels),
         )
+
+    def smaller_ones(self) -> tuple[Budget, ...]:
+        """Budgets for batches that vary, the smallest first: parts of this one's tokens, as many sequences.
+
+        None where sequences are packed: batches are full then.
+        """
+        if self.sequences * self.max_seqlen > self.tokens:
+            return ()
+        smaller = []
+        for part in PARTS:
+            tokens = _rounded_up(math.ceil(part * self.tokens), TOKEN_MULTIPLE)
+            # Rounding gives a sequence one masked token more than its share at most, see `of_packs`.
+            masked = math.ceil(self.masked * tokens / self.tokens) + self.sequences
+            smaller.append(replace(self, tokens=tokens, masked=min(self.masked, _rounded_up(masked, MASKED_MULTIPLE))))
+        return tuple(dict.fromkeys(budget for budget in smaller if budget.tokens < self.tokens))
 
     def holds(self, batch: HostBatch) -> bool:
         """Whether the batch is within all four sizes, and has labels where the budget has them."""

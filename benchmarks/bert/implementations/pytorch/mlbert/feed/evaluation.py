@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlbert.core.errors import UserError
+from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.packed import pack_slots
 from mlbert.store.checks import check_tokens
 from mlbert.store.open import check_opened, describe, open_store
 from mlbert.store.order import even_parts, make_units
 from mlbert.store.tfrecord_plain import Widths
+
+PARTS = 8  # sizes of batches
 
 
 class EvalSet:
@@ -52,6 +55,13 @@ class EvalSet:
         self._rank, self._world_size = rank, world_size
         self._vocab_size = vocab_size if self.info.vocab_size is None else None
         self._batches: list[HostBatch] | None = None
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """What a batch holds at most, the smallest first: how many packs a rank has is known after `open` only."""
+        sizes = {-(-self._packs_per_batch * part // PARTS) for part in range(1, PARTS + 1)}
+        of_pack = (self.max_tokens, self._max_sequences, self.info.max_seq_length, self.info.max_predictions)
+        return tuple(Budget.of_packs(packs, *of_pack) for packs in sorted(sizes))
 
     def open(self) -> None:
         """Read the examples and pack them: the first touch of evaluation data. Raises UserError: a file is missing or

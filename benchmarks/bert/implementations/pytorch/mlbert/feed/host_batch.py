@@ -92,11 +92,11 @@ class HostBatch:
         return cls.of(rows, np.ones(len(rows), np.int64), numbers, max_tokens, page_locked)
 
     @classmethod
-    def made_up(cls, tokens: int, page_locked: bool = False) -> HostBatch:
-        """One sequence of so many tokens (2 or more), all of id 0, one of them masked; every label is 0. To warm up."""
-        rows = Ragged.from_rows([([0] * tokens, tokens, False, [1], [0])])
-        rows = replace(rows, labels=np.zeros(1, np.float32))
-        return cls.of_sequences(rows, np.zeros(1, np.int64), tokens, page_locked)
+    def made_up(cls, tokens: int, page_locked: bool = False, sequences: int = 1) -> HostBatch:
+        """Sequences of so many tokens (2 or more), all of id 0, one of them masked; every label is 0. To warm up."""
+        rows = Ragged.from_rows([([0] * tokens, tokens, False, [1], [0])] * sequences)
+        rows = replace(rows, labels=np.zeros(sequences, np.float32))
+        return cls.of_sequences(rows, np.arange(sequences), tokens, page_locked)
 
     @property
     def cu_seqlens(self) -> Tensor:

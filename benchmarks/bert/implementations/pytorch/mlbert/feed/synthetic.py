@@ -8,6 +8,7 @@ import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.core.rules import MASKED_SHARE, MAX_PREDICTIONS
+from mlbert.feed.budget import Budget
 from mlbert.feed.exchange import ExchangeGroup
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.source import StepSource
@@ -123,6 +124,11 @@ class SyntheticEvalSet:
     def __init__(self, source: SyntheticSource) -> None:
         self._batches = source.batches_of(0)
         self.num_examples = sum(batch.num_samples for batch in self._batches) * source.share.world_size
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """As of `EvalSet`."""
+        return (Budget.over(self._batches),)
 
     def open(self) -> None:
         """Nothing to open."""

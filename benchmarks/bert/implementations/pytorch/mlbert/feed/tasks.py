@@ -51,7 +51,10 @@ def encode(rows: TaskRows, tokenizer: Tokenizer, max_seq_length: int) -> Ragged:
 
 def budget_of(share: StepShare, max_seq_length: int) -> Budget:
     """What a micro-batch holds at most."""
-    sequences = share.units // share.accumulation
+    return _budget(share.units // share.accumulation, max_seq_length)
+
+
+def _budget(sequences: int, max_seq_length: int) -> Budget:
     return replace(Budget.rounded(sequences * max_seq_length, sequences, 0, max_seq_length), has_labels=True)
 
 
@@ -137,9 +140,16 @@ class TaskEvalSet:
         world_size: int = 1,
     ) -> None:
         self._parts, self._tokenizer, self._max_tokens = parts, tokenizer, max_seq_length
+        self._batch_size = batch_size
         self.num_examples = sum(len(part) for part in parts)
         self._mine = even_parts(self.num_examples, rank, world_size, batch_size)
         self._batches: list[HostBatch] | None = None
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """As of `mlbert.feed.evaluation.EvalSet`."""
+        whole = _budget(self._batch_size, self._max_tokens)
+        return (*whole.smaller_ones(), whole)
 
     def open(self) -> None:
         """Makes tokens of all texts of this rank."""

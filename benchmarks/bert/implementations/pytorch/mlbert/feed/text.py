@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.masking import Masking
 from mlbert.feed.source import StepSource
@@ -242,6 +243,12 @@ class TextEvalSet:
         """Sequences over all ranks; where texts are split, known after `open`."""
         assert self._num_examples is not None, "open() first"
         return self._num_examples
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """As of `mlbert.feed.evaluation.EvalSet`."""
+        whole = Budget.of_sequences(self._batch_size, self._texts.max_seq_length, self._rate)
+        return (*whole.smaller_ones(), whole)
 
     def open(self) -> None:
         """Read the texts and mask them: the first touch of evaluation data. Raises UserError: a file is missing or

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from mlbert.core.bert_config import BertConfig
@@ -13,8 +12,6 @@ from mlbert.feed.budget import Budget
 from mlbert.feed.inputs import PreTrainingInputs
 from mlbert.feed.text import TextEvalSet, TextSet, TextSource, count_sequences, describe_text
 from mlbert.store.tokenizer import Tokenizer, load_tokenizer
-
-_DEVIATIONS = 6.0  # of the number of masked tokens, which is binomial, that the budget holds
 
 
 def inspect(config: TrainConfig) -> PreTrainingInputs:
@@ -66,12 +63,9 @@ def make_evaluation_set(config: TrainConfig, *, rank: int, world_size: int) -> T
 
 
 def budget_of(config: TrainConfig) -> Budget:
-    """What a micro-batch holds at most, but for a chance of masked tokens that makes a step run without its graph."""
+    """What a micro-batch holds at most."""
     sequences = config.train_batch_size // config.gradient_accumulation_steps
-    length, rate = _max_seq_length(config), max(_rate(config), config.masking_rate_end or 0.0)
-    tokens = sequences * length
-    masked = rate * tokens + _DEVIATIONS * math.sqrt(rate * (1 - rate) * tokens)
-    return Budget.rounded(tokens, sequences, math.ceil(masked), length)
+    return Budget.of_sequences(sequences, _max_seq_length(config), max(_rate(config), config.masking_rate_end or 0.0))
 
 
 def count(local: Path, remote: str | None, tokenizer: str, max_seq_length: int, long_texts: str) -> int:

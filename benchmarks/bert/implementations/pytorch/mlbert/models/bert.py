@@ -197,6 +197,10 @@ class BertBase(nn.Module):
         """False: FP8 scales are not known yet, so a step has to run outside a graph, each tensor finding its own."""
         return self.bert.linears.is_calibrated
 
+    @is_calibrated.setter
+    def is_calibrated(self, value: bool) -> None:
+        self.bert.linears.is_calibrated = value
+
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Within it the model counts as calibrated, for passes that warm up or record; afterwards all is as before."""
@@ -232,7 +236,8 @@ class BertBase(nn.Module):
         return F.linear(x, part.weight.to(self.dtype), part.bias.to(self.dtype))
 
     def _pooled(self, first_SD: Tensor) -> Tensor:
-        return torch.tanh(self._linear(first_SD, self.bert.pooler.dense))
+        dense = self.bert.pooler.dense
+        return torch.tanh(ops.linear(first_SD, dense.weight, dense.bias))
 
     def _masked_logits(self, hidden_MD: Tensor, predictions: _Predictions) -> Tensor:
         """Vocabulary logits [M, V] of hidden states, in the compute precision."""
@@ -240,9 +245,9 @@ class BertBase(nn.Module):
         inner = ops.linear_gelu(hidden_MD, dense.weight, dense.bias, self.config.exact_gelu)
         inner = ops.layer_norm_dropout(inner, norm.weight, norm.bias, norm.eps, 0.0, 0, None)
         if not self.config.tie_word_embeddings:
-            return self._linear(inner, predictions.decoder)
-        decoder = self.bert.embeddings.word_embeddings.weight.to(self.dtype)
-        return F.linear(inner, decoder, predictions.bias.to(self.dtype))
+            return ops.linear(inner, predictions.decoder.weight, predictions.decoder.bias)
+        words = self.bert.embeddings.word_embeddings.weight
+        return ops.linear(inner, words, predictions.bias, has_other_users=True)
 
 
 class BertForPreTraining(BertBase):

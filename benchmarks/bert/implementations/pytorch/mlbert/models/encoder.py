@@ -10,7 +10,7 @@ Legend: S sequences, T tokens, R rows asked for, D hidden, N heads, H head size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from mlbert import ops
 from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import Batch
-from mlbert.models.linears import ATTENTION_OUTPUT, INTERMEDIATE, NEXT_QKV, OUTPUT, LayerLinears, linears
-from mlbert.ops.fp8 import Hidden
+from mlbert.models.linears import ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT, Hidden, LayerLinears, linears
 from mlbert.ops.fp8_scaling import Products
 
 # Places of one layer (or of the embeddings and heads, as layer 0) at which dropout draws a mask of its own.
@@ -128,18 +127,27 @@ class BertLayer(nn.Module):
         if rows is not None:
             context_TD, residual_TD = context_TD.index_select(0, rows), residual_TD.index_select(0, rows)
             dropout_rows = dropout_rows.index_select(0, rows)
-        part = self.attention.output
-        projected = linears.product(ATTENTION_OUTPUT, Hidden(context_TD, context_TD, None), part.dense.weight)
+        is_post, part = self.config.norm_position == "post", self.attention.output
         mask = _mask(self.config.hidden_dropout_prob, keys, self.index, SITE_ATTENTION_OUTPUT, dropout_rows)
-        hidden = self._behind(part, projected, residual_TD, mask, linears, INTERMEDIATE)
+        if is_post:
+            norm = _norm_arguments(part, mask)
+            hidden = linears.attention_output_norm(context_TD, residual_TD, part.dense.weight, norm)
+        else:
+            hidden = _sum(residual_TD, linears.product(ATTENTION_OUTPUT, context_TD, part.dense.weight), part, mask)
         hidden = self._before(hidden, self.intermediate)
         mask = _mask(self.config.hidden_dropout_prob, keys, self.index, SITE_OUTPUT, dropout_rows)
         if self.config.gated_mlp:
-            projected, mask = self._gated(hidden, mask, linears), (0.0, 0, dropout_rows)
+            inner_TD, mask = self._gated(hidden.product, mask, linears), (0.0, 0, dropout_rows)
+        elif is_post:
+            norm = _norm_arguments(self.output, mask)
+            return linears.feed_forward_norm(hidden, self._feed_forward_weights(), self.config.exact_gelu, norm)
         else:
-            inner, outer = self.intermediate.dense, self.output.dense.weight
-            projected = linears.feed_forward(hidden, inner.weight, inner.bias, outer, self.config.exact_gelu)
-        return self._behind(self.output, projected, hidden.residual, mask, linears, NEXT_QKV)
+            weights = self._feed_forward_weights()
+            inner_TD = linears.feed_forward(hidden.product, *weights, self.config.exact_gelu)
+        if is_post:
+            norm = _norm_arguments(self.output, mask)
+            return Hidden(*ops.dropout_add_layer_norm_twice(inner_TD, hidden.residual, *norm))
+        return _sum(hidden.residual, inner_TD, self.output, mask)
 
     def linear_weights(self) -> tuple[list[Tensor], ...]:
         """The weights of the four linear layers, each as its parts."""
@@ -150,6 +158,9 @@ class BertLayer(nn.Module):
         parts = (self.attention.self.query, self.attention.self.key, self.attention.self.value)
         return [part.weight for part in parts], [part.bias for part in parts]
 
+    def _feed_forward_weights(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.intermediate.dense.weight, self.intermediate.dense.bias, self.output.dense.weight
+
     def _attend(self, qkv: Tensor, batch: Batch, keys: Keys | None, slopes: Tensor | None) -> Tensor:
         qkv = qkv.view(-1, 3, self.config.num_attention_heads, self.config.head_size)
         probability = self.config.attention_probs_dropout_prob
@@ -157,28 +168,17 @@ class BertLayer(nn.Module):
         context_TNH = ops.attention(qkv, batch.cu_seqlens, batch.max_seqlen, *mask, slopes)
         return context_TNH.reshape(-1, self.config.hidden_size)
 
-    def _gated(self, hidden: Hidden, mask: Mask, linears: LayerLinears) -> Tensor:
+    def _gated(self, x: Tensor, mask: Mask, linears: LayerLinears) -> Tensor:
         """dropout(gelu(x A) * (x B)) W."""
-        pre = linears.product(INTERMEDIATE, hidden, self.intermediate.dense.weight)
+        pre = linears.product(INTERMEDIATE, x, self.intermediate.dense.weight)
         inner = ops.apply_dropout(ops.gated_gelu(pre, self.config.exact_gelu), *mask)
-        return linears.product(OUTPUT, Hidden(inner, inner, None), self.output.dense.weight)
+        return linears.product(OUTPUT, inner, self.output.dense.weight)
 
     def _before(self, hidden: Hidden, part: _Attention | Dense) -> Hidden:
         """What a sublayer's product reads: the hidden state itself, or LayerNorm of it."""
         if self.config.norm_position == "post":
             return hidden
-        return Hidden(hidden.residual, _layer_norm(hidden.residual, part.LayerNorm), None)
-
-    def _behind(
-        self, part: Dense, x: Tensor, residual: Tensor, mask: Mask, linears: LayerLinears, reader: int
-    ) -> Hidden:
-        """residual + dropout(x + bias), and LayerNorm of it unless that comes before the next sublayer."""
-        if self.config.norm_position == "post":
-            norm = part.LayerNorm
-            sum_of = (x, residual, norm.weight, norm.bias, norm.eps, *mask, part.dense.bias)
-            return linears.dropout_add_norm(reader, *sum_of)
-        total = residual + ops.apply_dropout(x + part.dense.bias.to(x.dtype), *mask)
-        return Hidden(total, total, None)
+        return Hidden(hidden.residual, _layer_norm(hidden.residual, part.LayerNorm))
 
 
 class _Encoder(nn.Module):
@@ -220,7 +220,7 @@ class BertModel(nn.Module):
     def forward(self, batch: Batch, keys: Keys | None, last_rows: Tensor | None) -> Tensor:
         """Returns the last hidden states [T, D], or [R, D] of the rows asked for, in the compute precision."""
         hidden_TD = self.embeddings(batch, keys).to(self.dtype)
-        hidden, layers = Hidden(hidden_TD, hidden_TD, None), self.encoder.layers
+        hidden, layers = Hidden(hidden_TD, hidden_TD), self.encoder.layers
         slopes = cast(Tensor | None, self.alibi_slopes)
         for i, (layer, own_linears) in enumerate(zip(layers, self.linears.layers(), strict=True)):
             rows = last_rows if i == len(layers) - 1 else None
@@ -242,6 +242,17 @@ class BertModel(nn.Module):
 def _mask(probability: float, keys: Keys | None, layer: int, site: int, rows: Tensor) -> Mask:
     """What names one dropout mask; without keys nothing is dropped."""
     return (0.0, 0, rows) if keys is None else (probability, keys[layer][site], rows)
+
+
+def _norm_arguments(part: Dense, mask: Mask) -> tuple[Any, ...]:
+    """Arguments of `mlbert.ops.dropout_add_layer_norm` from ``weight`` on, behind this linear layer."""
+    return part.LayerNorm.weight, part.LayerNorm.bias, part.LayerNorm.eps, *mask, part.dense.bias
+
+
+def _sum(residual: Tensor, x: Tensor, part: Dense, mask: Mask) -> Hidden:
+    """residual + dropout(x + bias)."""
+    total = residual + ops.apply_dropout(x + part.dense.bias.to(x.dtype), *mask)
+    return Hidden(total, total)
 
 
 def _layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors.torch import save_file
+from torch import Tensor
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import share_file
+from mlbert.core.files import write_tensors
 from mlbert.core.model_card import model_card
 from mlbert.models.bert import AnyBert
+from mlbert.models.files import new_path
 from mlbert.models.huggingface import model_config, obstacle, to_huggingface
 from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
 
@@ -29,22 +31,29 @@ def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], voca
     if why_not:
         card = {**card, "Hugging Face": f"no copy: {why_not}"}
     state = to_huggingface(model)
-    try:
-        for target in (own,) if why_not else (own, peer):
-            target.mkdir(parents=True, exist_ok=True)
-            save_file(state, target / "model.safetensors", metadata={"format": "pt"})
-            share_file(target / "model.safetensors")
-            if vocabulary is not None:
-                shutil.copyfile(vocabulary, target / VOCAB_FILE)
-                _write_json(target / CONFIG_FILE, _tokenizer(vocabulary, model.config.max_position_embeddings))
-            (target / "README.md").write_text(
-                model_card(model.architecture, card, hasattr(model, "cls")), encoding="utf-8"
-            )
-        (own / "bert_config.json").write_text(model.config.to_json(), encoding="utf-8")
-        if not why_not:
-            _write_json(peer / "config.json", model_config(model))
-    except OSError as error:
-        raise UserError(folder, f"cannot be written ({error.strerror})", "Free space or change LOGDIR") from None
+    text = model_card(model.architecture, card, hasattr(model, "cls"))
+    with _folder(own, state, text, vocabulary, model) as place:
+        (place / "bert_config.json").write_text(model.config.to_json(), encoding="utf-8")
+    if not why_not:
+        with _folder(peer, state, text, vocabulary, model) as place:
+            _write_json(place / "config.json", model_config(model))
+
+
+@contextmanager
+def _folder(
+    target: Path, state: dict[str, Tensor], card: str, vocabulary: Path | None, model: AnyBert
+) -> Iterator[Path]:
+    """A folder of weights, model card and vocabulary, which has its name when all of it is written."""
+    with new_path(target) as place:
+        shutil.rmtree(place, ignore_errors=True)  # of a process that was killed
+        place.mkdir(parents=True)
+        write_tensors(place / "model.safetensors", lambda path: save_file(state, path, metadata={"format": "pt"}))
+        if vocabulary is not None:
+            shutil.copyfile(vocabulary, place / VOCAB_FILE)
+            _write_json(place / CONFIG_FILE, _tokenizer(vocabulary, model.config.max_position_embeddings))
+        (place / "README.md").write_text(card, encoding="utf-8")
+        yield place
+        shutil.rmtree(target, ignore_errors=True)
 
 
 def _tokenizer(vocabulary: Path, max_positions: int) -> dict[str, object]:

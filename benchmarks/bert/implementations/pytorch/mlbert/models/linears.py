@@ -10,21 +10,34 @@ Legend: T tokens, D hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlbert import ops
 from mlbert.ops import fp8
-from mlbert.ops.fp8 import Hidden
-from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, Products, Scaling, Slot
+from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, Products, Quantised, Scaling
 
-# Linear layers of one encoder layer, as FP8 scales are numbered; the one behind them is the next layer's first.
+# Linear layers of one encoder layer, as rows of FP8 scales are numbered; the one behind them is the next layer's first.
 QKV, ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT, NEXT_QKV = range(5)
 
 # The weights of each encoder layer's linear layers, each as its parts.
 LayerWeights = Iterable[Sequence[Sequence[Tensor]]]
+
+
+class Hidden(NamedTuple):
+    """A hidden state [T, D] with two readers, whose gradients the pass that made it adds.
+
+    Attributes:
+        residual: for the residual sum.
+        product: the same numbers, for the next linear layer.
+        small: their FP8 copies with that layer's scale; None where the layer has to make them.
+    """
+
+    residual: Tensor
+    product: Tensor
+    small: Quantised | None = None
 
 
 class LayerLinears:
@@ -34,39 +47,60 @@ class LayerLinears:
         """Query, key and value [T, 3 D]; see `mlbert.ops.linear_qkv`."""
         return ops.linear_qkv(hidden.product, *weights, *biases)
 
-    def product(self, which: int, hidden: Hidden, weight: Tensor) -> Tensor:
+    def product(self, which: int, x: Tensor, weight: Tensor) -> Tensor:
         """x W^T of one linear layer."""
-        return F.linear(hidden.product, weight.to(hidden.product.dtype))
+        return ops.linear(x, weight)
 
-    def feed_forward(self, hidden: Hidden, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
+    def feed_forward(self, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
         """Both feed-forward products with GELU between them; see `mlbert.ops.feed_forward`."""
-        return ops.feed_forward(hidden.product, w1, b1, w2, exact)
+        return ops.feed_forward(x, w1, b1, w2, exact)
 
-    def dropout_add_norm(self, reader: int, *arguments: Any) -> Hidden:
-        """`mlbert.ops.dropout_add_layer_norm` of the arguments; linear layer `reader` reads the result."""
-        out = ops.dropout_add_layer_norm(*arguments)
-        return Hidden(out, out, None)
+    def attention_output_norm(self, context: Tensor, residual: Tensor, weight: Tensor, norm: Sequence[Any]) -> Hidden:
+        """LayerNorm(residual + dropout(context W^T + b)).
+
+        Args:
+            norm: arguments of `mlbert.ops.dropout_add_layer_norm` from ``weight`` on, b being the last one.
+        """
+        x = self.product(ATTENTION_OUTPUT, context, weight)
+        return Hidden(*ops.dropout_add_layer_norm_twice(x, residual, *norm))
+
+    def feed_forward_norm(self, hidden: Hidden, weights: Sequence[Tensor], exact: bool, norm: Sequence[Any]) -> Hidden:
+        """LayerNorm(residual + dropout(feed-forward + b)); ``weights`` as in `feed_forward`, ``norm`` as above."""
+        w1, b1, w2 = weights
+        x = self.feed_forward(hidden.product, w1, b1, w2, exact)
+        return Hidden(*ops.dropout_add_layer_norm_twice(x, hidden.residual, *norm))
 
 
-class _Fp8LayerLinears(LayerLinears):
-    """The same in FP8. ``slots``: of the four linear layers, and of the next layer's first, if there is one."""
+class _SomeFp8(LayerLinears):
+    """The same where some of the products run in FP8: each linear layer is by itself."""
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
-        self._slots = slots
+    def __init__(self, table: Scaling, first: int) -> None:
+        self._table, self._first = table, first
 
     def qkv(self, hidden: Hidden, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
-        return fp8.linear_qkv(hidden.product, weights, biases, self._slots[QKV], hidden.small)
+        return fp8.linear_qkv(hidden.product, weights, biases, self._table, self._first + QKV, hidden.small)
 
-    def product(self, which: int, hidden: Hidden, weight: Tensor) -> Tensor:
-        return fp8.linear(hidden.product, weight, None, self._slots[which], hidden.small)
+    def product(self, which: int, x: Tensor, weight: Tensor) -> Tensor:
+        return fp8.linear(x, weight, None, self._table, self._first + which)
 
-    def feed_forward(self, hidden: Hidden, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
-        slots = self._slots[INTERMEDIATE], self._slots[OUTPUT]
-        return fp8.feed_forward(hidden.product, w1, b1, w2, exact, slots, hidden.small)
+    def feed_forward(self, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
+        pre = fp8.linear(x, w1, b1, self._table, self._first + INTERMEDIATE)
+        return self.product(OUTPUT, F.gelu(pre, approximate="none" if exact else "tanh"), w2)
 
-    def dropout_add_norm(self, reader: int, *arguments: Any) -> Hidden:
-        slot = self._slots[reader] if reader < len(self._slots) else None
-        return fp8.dropout_add_layer_norm(slot, *arguments)
+
+class _AllFp8(_SomeFp8):
+    """The same where all of them do: with the LayerNorm behind them they are one function for autograd."""
+
+    def attention_output_norm(self, context: Tensor, residual: Tensor, weight: Tensor, norm: Sequence[Any]) -> Hidden:
+        rows = self._first + ATTENTION_OUTPUT, self._first + INTERMEDIATE
+        return Hidden(*fp8.attention_output(context, residual, weight, norm, self._table, *rows))
+
+    def feed_forward_norm(self, hidden: Hidden, weights: Sequence[Tensor], exact: bool, norm: Sequence[Any]) -> Hidden:
+        reader = self._first + NEXT_QKV if self._first + NEXT_QKV < self._table.num_linears else None
+        rows = self._first + INTERMEDIATE, reader
+        assert hidden.small is not None, "attention_output_norm has made it"
+        states = hidden.product, hidden.residual, hidden.small
+        return Hidden(*fp8.feed_forward(*states, weights, exact, norm, self._table, *rows))
 
 
 class PlainLinears(nn.Module):
@@ -107,14 +141,16 @@ class Fp8Linears(Scaling):
 
     def layers(self) -> list[LayerLinears]:
         """As `PlainLinears.layers`."""
-        slots = [self.slot(i) for i in range(len(self.weights))]
-        starts = range(0, len(slots), LINEARS_PER_LAYER)
-        return [_Fp8LayerLinears(slots[start : start + NEXT_QKV + 1]) for start in starts]
+        kind = _AllFp8 if self.products.all else _SomeFp8
+        return [kind(self, first) for first in range(0, self.num_linears, LINEARS_PER_LAYER)]
 
     def refresh(self, weights: LayerWeights) -> None:
         """Makes the copies that are to be made, now."""
-        for i, parts in enumerate(linear for layer in weights for linear in layer):
-            fp8.quantise_weight(parts, self.slot(i))
+        self.note_pass()
+        for row, parts in enumerate(linear for layer in weights for linear in layer):
+            products = self.products_of(row)
+            if products.forward or products.input_gradient:
+                fp8.quantise_weight(parts, self, row)
 
 
 def linears(num_layers: int, products: Products | None) -> PlainLinears | Fp8Linears:

@@ -40,7 +40,8 @@ class Compute:
 
 def choose_compute(config: TrainConfig, device: torch.device, warn: Callable[[str], None]) -> Compute:
     """Selects the ops for this process. Raises UserError for what the device or the model does not have."""
-    dtype, products = compute_dtype(config.precision, device), fp8_products(config.precision, device)
+    dtype = compute_dtype(config.precision, device)
+    products = fp8_products(config.precision, device, config.fp8_fast_accumulation)
     chosen = ops.select(config.ops, device)
     if config.model_implementation == HUGGING_FACE:
         if products:

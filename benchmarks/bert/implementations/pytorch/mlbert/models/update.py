@@ -37,6 +37,6 @@ def whole_update(
     flat = FlatParameters(model.ordered_parameters(), decayed=methods.decayed(config))
     buckets = cut_buckets(flat.offsets, flat.numel, config.bucket_mib * 2**20 // flat.grad.element_size())
     clip_before = config.max_grad_norm if config.gradient_clipping == "before" else None
-    scale = loss_scale.value if loss_scale else None
-    sync = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before, scale)
+    scale, in_bf16 = loss_scale.value if loss_scale else None, config.gradient_reduction == "bf16"
+    sync = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before, scale, in_bf16)
     return flat, methods.make(config, flat, ShardLayout.whole(flat.numel)), sync

@@ -4,7 +4,8 @@ Forms: ``plain`` (`mlbert.ops.reference.attention`) and ``native``: a C kernel t
 head at a time (``csrc/cpu/ops_attention.c``), or in bfloat16 on a processor with a matrix unit the same algorithm in
 its tiles (``csrc/cpu/ops_attention_tiles.c``), once that has reproduced the first kernel's results on a small problem.
 ``triton`` is `mlbert.ops.triton.attention`. ``flash`` is the FlashAttention 2 inside PyTorch, which draws its dropout
-from PyTorch's generator of the device instead of `key` and `rows`; it runs only where it is asked for.
+from PyTorch's generator of the device instead of `key` and `rows`; ``fmha`` is `mlbert.ops.fmha`. These two run only
+where they are asked for.
 
 All ops are plain `autograd.Function`s and not `torch.library.custom_op`s: measured with torch 2.13, the latter add
 60 us to a forward and 140 us to a forward and backward, and a small model calls some dozens of ops in a step.
@@ -26,7 +27,8 @@ from mlbert.ops.native_library import check_rows, is_bf16, library, pointer
 
 TILE_HEAD_SIZE = 32
 TRITON_HEAD_SIZES = (32, 64, 128)  # others run plain
-FLASH_TYPES = (torch.bfloat16, torch.float16)
+HALF_TYPES = (torch.bfloat16, torch.float16)  # what flash and fmha take
+FMHA_HEAD_SIZE = 64
 # Two bfloat16 results differ by about 0.3 %; a wrong instruction or layout by more than 10 %.
 _TILE_TOLERANCE = 0.02
 
@@ -63,7 +65,11 @@ def attention(
 def capture_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, alibi: bool) -> str | None:
     """Why attention of this kind can't be part of a CUDA graph with the forms that are selected; None: it can."""
     form = registry.selected(device)["attention"]
-    left_to_plain = {"triton": head_size not in TRITON_HEAD_SIZES, "flash": alibi or dtype not in FLASH_TYPES}
+    left_to_plain = {
+        "triton": head_size not in TRITON_HEAD_SIZES,
+        "flash": alibi or dtype not in HALF_TYPES,
+        "fmha": head_size != FMHA_HEAD_SIZE or dtype not in HALF_TYPES,
+    }
     if form in ("plain", "native"):
         return f"{form} attention reads the sequences' lengths on the host"
     if left_to_plain.get(form):
@@ -96,14 +102,38 @@ def _flash(
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """`attention` by PyTorch's own kernel; what that can't do (float32, ALiBi) runs plain."""
-    if qkv.dtype not in FLASH_TYPES or alibi_slopes is not None:
+    if qkv.dtype not in HALF_TYPES or alibi_slopes is not None:
         return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
-    # The kernel leaves tokens behind the last sequence unwritten, in the output and in the gradient.
-    used = (torch.arange(qkv.shape[0], device=qkv.device) < cu_seqlens[-1])[:, None, None]
-    q, k, v = torch.where(used[..., None], qkv, 0).unbind(1)
-    bounds = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    out = torch.ops.aten._flash_attention_forward(q, k, v, *bounds, dropout_p, False, False)[0]
-    return torch.where(used, out, 0)
+    return _Flash.apply(qkv, cu_seqlens, max_seqlen, dropout_p)
+
+
+class _Flash(torch.autograd.Function):
+    """Reads Q, K and V where they lie in qkv; each gradient is copied once, into its slice of the gradient of qkv.
+
+    The kernel leaves tokens behind the last sequence unwritten, in the output and in the gradients: the copy zeroes
+    them. (It allocates its three gradients itself, so that the copy can't be spared.)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float) -> Tensor:
+        ctx.settings = (max_seqlen, max_seqlen, dropout_p, False)
+        out, log_sums, *generator_state, _ = torch.ops.aten._flash_attention_forward(
+            *qkv.unbind(1), cu_seqlens, cu_seqlens, *ctx.settings, return_debug_mask=False
+        )
+        behind = torch.arange(qkv.shape[0], device=qkv.device) >= cu_seqlens[-1]
+        out.masked_fill_(behind[:, None, None], 0)
+        ctx.save_for_backward(qkv, cu_seqlens, behind, out, log_sums, *generator_state)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        qkv, cu_seqlens, behind, out, log_sums, *generator_state = ctx.saved_tensors
+        saved = (out, log_sums, cu_seqlens, cu_seqlens, *ctx.settings, *generator_state)
+        gradients = torch.ops.aten._flash_attention_backward(d_out.contiguous(), *qkv.unbind(1), *saved)
+        d_qkv, zero = torch.empty_like(qkv), qkv.new_zeros(())
+        for gradient, part in zip(gradients, d_qkv.unbind(1), strict=True):
+            torch.where(behind[:, None, None], zero, gradient, out=part)
+        return d_qkv, None, None, None
 
 
 def native_attention(

@@ -8,8 +8,9 @@ What runs beside the products in other forms is done while a product's tile is s
               d_out^T x                        the bias gradient, where it was not had before
 
 Sums are float32. Weight gradients come out in the weights' own type, usually float32, so nothing is rounded to the
-activations' type in between. cublasLt's GELU is the tanh form, so the erf form takes the plain implementation. Where
-cublasLt has no algorithm for a product, PyTorch's kernels do the same in several steps; `Library.product` says so once.
+activations' type in between, and the product writes or adds them where they are kept (`mlbert.ops.weights`). cublasLt's
+GELU is the tanh form, so the erf form takes the plain implementation. Where cublasLt has no algorithm for a product,
+PyTorch's kernels do the same in several steps; `Library.product` says so once.
 A device's cublasLt is taken only once it has reproduced the plain forms' results on a small problem (`check_results`).
 
 Legend: T tokens, D hidden, F columns of a weight's product.
@@ -28,7 +29,8 @@ from torch import Tensor
 from mlbert.core.native import NativeUnavailable
 from mlbert.ops import cublaslt_library, reference, registry
 from mlbert.ops.cublaslt_library import AUX_MULTIPLE, Epilogue, Library
-from mlbert.ops.linear import joined, needs_gradient
+from mlbert.ops.linear import needs_gradient
+from mlbert.ops.weights import gradient_room, in_type, joined, written
 
 # Two bfloat16 results differ by about 0.4 %; a wrong layout or epilogue by more than 10 %.
 _TOLERANCE = 0.02
@@ -95,6 +97,12 @@ def linear_qkv(x: Tensor, *weights_and_biases: Tensor) -> Tensor:
     return _LinearQKV.apply(x, *weights_and_biases)
 
 
+@registry.register("linear", "cublaslt")
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, has_other_users: bool) -> Tensor:
+    """`mlbert.ops.linear`."""
+    return _Linear.apply(x, weight, bias, has_other_users)
+
+
 @registry.register("linear_gelu", "cublaslt")
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
     """`mlbert.ops.linear_gelu`."""
@@ -114,9 +122,9 @@ def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> 
 class _LinearQKV(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights_and_biases: Tensor) -> Tensor:
-        weights, biases = weights_and_biases[:3], weights_and_biases[3:]
-        ctx.types = weights[0].dtype, biases[0].dtype
-        x, weight, bias = x.contiguous(), joined(weights).to(x.dtype), joined(biases).to(x.dtype)
+        ctx.weights, biases = weights_and_biases[:3], weights_and_biases[3:]
+        ctx.bias_type = biases[0].dtype
+        x, weight, bias = x.contiguous(), in_type(ctx.weights, x.dtype), joined(biases).to(x.dtype)
         ctx.save_for_backward(x, weight)
         out = x.new_empty(x.shape[0], weight.shape[0])
         if _product(out, x, weight, right_transposed=True, epilogue=Epilogue.BIAS, bias=bias):
@@ -127,34 +135,54 @@ class _LinearQKV(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         d_out = d_out.contiguous()
-        d_weight, d_bias = _weight_and_bias_gradient(d_out, x, ctx.types[0])
+        d_bias = _bias_room(ctx.weights, d_out)
+        d_weights = _weight_gradients(ctx.weights, d_out, x, d_bias)
         d_x = d_out @ weight if ctx.needs_input_grad[0] else None
-        return d_x, *d_weight.chunk(3), *d_bias.to(ctx.types[1]).chunk(3)
+        return d_x, *d_weights, *d_bias.to(ctx.bias_type).chunk(3)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, has_other_users: bool) -> Tensor:
+        ctx.weight, ctx.bias_type, ctx.has_other_users = weight, None if bias is None else bias.dtype, has_other_users
+        x, narrow = x.contiguous(), in_type((weight,), x.dtype)
+        ctx.save_for_backward(x, narrow)
+        return F.linear(x, narrow, None if bias is None else bias.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        d_out = d_out.contiguous()
+        d_bias = None if ctx.bias_type is None else _bias_room((ctx.weight,), d_out)
+        (d_weight,) = _weight_gradients((ctx.weight,), d_out, x, d_bias, last=not ctx.has_other_users)
+        d_x = d_out @ weight if ctx.needs_input_grad[0] else None
+        return d_x, d_weight, None if d_bias is None else d_bias.to(ctx.bias_type), None
 
 
 class _LinearGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, needs_gradient: bool) -> Tensor:
-        ctx.types = weight.dtype, bias.dtype
-        x, weight = x.contiguous(), weight.to(x.dtype)
-        out, pre = _bias_gelu(x, weight, bias.to(x.dtype), needs_gradient)
-        ctx.save_for_backward(x, weight, pre)
+        ctx.weight, ctx.bias_type = weight, bias.dtype
+        x, narrow = x.contiguous(), in_type((weight,), x.dtype)
+        out, pre = _bias_gelu(x, narrow, bias.to(x.dtype), needs_gradient)
+        ctx.save_for_backward(x, narrow, pre)
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, pre = ctx.saved_tensors
         d_pre = torch.ops.aten.gelu_backward(d_out.contiguous(), pre, approximate="tanh")
-        d_weight, d_bias = _weight_and_bias_gradient(d_pre, x, ctx.types[0])
+        d_bias = _bias_room((ctx.weight,), d_pre)
+        (d_weight,) = _weight_gradients((ctx.weight,), d_pre, x, d_bias)
         d_x = d_pre @ weight if ctx.needs_input_grad[0] else None
-        return d_x, d_weight, d_bias.to(ctx.types[1]), None
+        return d_x, d_weight, d_bias.to(ctx.bias_type), None
 
 
 class _FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, needs_gradient: bool) -> Tensor:
-        ctx.types = w1.dtype, b1.dtype, w2.dtype
-        x, w1, w2 = x.contiguous(), w1.to(x.dtype).contiguous(), w2.to(x.dtype).contiguous()
+        ctx.weights, ctx.bias_type = (w1, w2), b1.dtype
+        x, w1, w2 = x.contiguous(), in_type((w1,), x.dtype).contiguous(), in_type((w2,), x.dtype).contiguous()
         inner, pre = _bias_gelu(x, w1, b1.to(x.dtype), needs_gradient)
         ctx.save_for_backward(x, w1, w2, inner, pre)
         return F.linear(inner, w2)
@@ -162,15 +190,17 @@ class _FeedForward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, w1, w2, inner, pre = ctx.saved_tensors
+        first, second = ((weight,) for weight in ctx.weights)
         d_out = d_out.contiguous()
-        d_w2 = _weight_gradient(d_out, inner, ctx.types[2])
+        (d_w2,) = _weight_gradients(second, d_out, inner)
         d_pre, d_b1 = _gelu_backward(d_out, w2, pre)
         if d_b1 is None:
-            d_w1, d_b1 = _weight_and_bias_gradient(d_pre, x, ctx.types[0])
+            d_b1 = _bias_room(first, d_pre)
+            (d_w1,) = _weight_gradients(first, d_pre, x, d_b1)
         else:
-            d_w1 = _weight_gradient(d_pre, x, ctx.types[0])
+            (d_w1,) = _weight_gradients(first, d_pre, x)
         d_x = d_pre @ w1 if ctx.needs_input_grad[0] else None
-        return d_x, d_w1, d_b1.to(ctx.types[1]), d_w2, None
+        return d_x, d_w1, d_b1.to(ctx.bias_type), d_w2, None
 
 
 def _product(out: Tensor, left: Tensor, right: Tensor, **arguments: Any) -> bool:
@@ -199,23 +229,35 @@ def _gelu_backward(d_out: Tensor, weight: Tensor, pre: Tensor) -> tuple[Tensor, 
     return torch.ops.aten.gelu_backward(d_out @ weight, pre, approximate="tanh"), None
 
 
-def _weight_gradient(d_out: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """d_out^T x, [F, D] in `dtype`, of d_out [T, F] and x [T, D]."""
-    d_weight = _gradient_buffer(d_out, x, dtype)
-    if _product(d_weight, d_out, x, left_transposed=True):
-        return d_weight.to(dtype)
-    return (d_out.t() @ x).to(dtype)
+def _weight_gradients(
+    parts: tuple[Tensor, ...], d_out: Tensor, x: Tensor, d_bias: Tensor | None = None, last: bool = True
+) -> tuple[Tensor | None, ...]:
+    """d_out^T x, of d_out [T, F] and x [T, D], for the weight [F, D] in parts: None for each where it lies already.
+
+    Args:
+        d_bias: [F], where the sum of d_out over tokens is put.
+        last: as in `mlbert.ops.weights.written`.
+    """
+    room = gradient_room(parts)
+    out, adds = room or (x.new_empty(d_out.shape[1], x.shape[1], dtype=_gradient_type(parts, x)), False)
+    told = {"left_transposed": True, "adds": adds}
+    if d_bias is None or not _product(out, d_out, x, **told, epilogue=Epilogue.BGRADB, bias=d_bias):
+        if d_bias is not None:
+            torch.sum(d_out, 0, dtype=d_bias.dtype, out=d_bias)
+        if not _product(out, d_out, x, **told):
+            product = d_out.t() @ x
+            out.add_(product) if adds else out.copy_(product)
+    if room is None:
+        return out.to(parts[0].dtype).chunk(len(parts))
+    written(parts, last)
+    return (None,) * len(parts)
 
 
-def _weight_and_bias_gradient(d_out: Tensor, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`_weight_gradient`, and the sum of d_out over tokens, [F]."""
-    d_weight = _gradient_buffer(d_out, x, dtype)
-    d_bias = d_weight.new_empty(d_weight.shape[0])
-    if _product(d_weight, d_out, x, left_transposed=True, epilogue=Epilogue.BGRADB, bias=d_bias):
-        return d_weight.to(dtype), d_bias
-    return _weight_gradient(d_out, x, dtype), d_out.sum(0, dtype=torch.float32)
+def _bias_room(parts: tuple[Tensor, ...], d_out: Tensor) -> Tensor:
+    """Room for the gradient of a bias, of the type that the weight's has."""
+    return d_out.new_empty(d_out.shape[1], dtype=_gradient_type(parts, d_out))
 
 
-def _gradient_buffer(d_out: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Room for a weight gradient, in a type that such a product can have."""
-    return x.new_empty(d_out.shape[1], x.shape[1], dtype=dtype if dtype == x.dtype else torch.float32)
+def _gradient_type(parts: tuple[Tensor, ...], x: Tensor) -> torch.dtype:
+    """A type that the product of a weight gradient can have."""
+    return x.dtype if parts[0].dtype == x.dtype else torch.float32

@@ -68,7 +68,7 @@ class _Product(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("m", "n", "k", "lda", "ldb", "ldd")),
         *((name, ctypes.c_int32) for name in ("type_a", "type_b", "type_d", "type_bias", "type_aux", "compute")),
-        *((name, ctypes.c_int32) for name in ("transpose_a", "transpose_b", "epilogue", "fast_accumulation")),
+        *((name, ctypes.c_int32) for name in ("transpose_a", "transpose_b", "epilogue", "fast_accumulation", "adds")),
         *((name, ctypes.c_void_p) for name in ("a", "b", "d", "bias", "aux")),
         *((name, ctypes.c_void_p) for name in ("scale_a", "scale_b", "scale_d", "amax_d", "workspace")),
         ("workspace_bytes", ctypes.c_uint64),
@@ -115,6 +115,7 @@ class Library:
         scale_out: Tensor | None = None,
         amax_out: Tensor | None = None,
         fast: bool = False,
+        adds: bool = False,
     ) -> bool:
         """out [R, C] = epilogue(left [R, K] right [K, C]), summed in float32, on the current stream.
 
@@ -126,6 +127,7 @@ class Library:
             scale_out, amax_out: float32 scalars on the device, for an FP8 result: its scale, and where to put its
                 largest magnitude before scaling.
             fast: lets FP8 products add with fewer bits.
+            adds: adds to what `out` holds.
 
         Returns:
             False where cublasLt has no algorithm for this; then nothing was computed. It is said once in a warning.
@@ -152,7 +154,7 @@ class Library:
         call = _Product(
             *(columns, rows, inner, right.shape[1], left.shape[1], columns),
             *(_TYPES[right.dtype], _TYPES[left.dtype], _TYPES[out.dtype], _type(bias), _type(aux)),
-            *(_compute(left.dtype), right_transposed, left_transposed, epilogue, fast),
+            *(_compute(left.dtype), right_transposed, left_transposed, epilogue, fast, adds),
             *(_address(x) for x in (right, left, out, bias, aux)),
             *(_address(x) for x in (inverse_right, inverse_left, scale_out, amax_out, workspace)),
             *(workspace.numel(), stream),

@@ -1,289 +1,320 @@
 """Linear layers whose matrix products run in FP8: E4M3 for activations and weights, E5M2 for gradients.
 
-A tensor is multiplied by one scale, a power of two (`mlbert.ops.fp8_scaling` tells which), and rounded to FP8; the
-product is divided by the two scales. What exceeds the range becomes the largest FP8 number; NaN stays NaN. Activations
-around the products stay bfloat16, weight gradients come out in float32.
+A tensor is multiplied by one scale, a power of two, and rounded to FP8; the product is divided by the two scales. What
+exceeds the range becomes the largest FP8 number; NaN stays NaN. Activations around the products stay bfloat16, weight
+gradients come out in float32. Scales lie in one table, a row a linear layer (`mlbert.ops.fp8_scaling.Scaling`).
 
 Hopper's products read both operands along their inner dimension, so every operand is wanted by rows and transposed. One
-pass makes both, and where an element-wise op touches the tensor anyway, that op's kernel makes them:
+pass makes both (`cast`), and where an element-wise op touches the tensor anyway, that op's kernel makes them:
 
-    input of Q K V and of the feed-forward   LayerNorm before it (`dropout_add_layer_norm`), beside the bfloat16 result
-                                             that the residual sum needs; the first layer's in a pass of its own
+    input of Q K V and of the feed-forward   LayerNorm before it, beside the bfloat16 result that the residual sum
+                                             needs; the first layer's in a pass of its own
     input of the attention output            a pass of its own
     input of the second feed-forward layer   bias and GELU: no activation of that width is written in bfloat16
     gradient of Q K V                        a pass of its own, which sums the bias gradient
-    gradient of the outputs                  a pass of its own each; their biases belong to LayerNorm
+    gradient of both outputs                 LayerNorm's backward, which sums their biases' gradients
     gradient of the first feed-forward layer GELU's derivative, which sums the bias gradient
     weights                                  a pass of its own, once a step and once an evaluation
 
-The bias of Q K V is added inside the product. The two gradients of a hidden state, the product's and the residual's,
-are added by LayerNorm's backward pass.
+An encoder layer is three functions for autograd: `linear_qkv`, then, behind attention, `attention_output` and
+`feed_forward`, each with the LayerNorm that follows it. Each has a list of calls forward and a list of calls backward.
+A hidden state has two names, for the residual sum and for the product, whose gradients LayerNorm's backward adds.
+Where some products do not run in FP8, `linear` does what is left.
 
 Formats: Micikevicius et al., "FP8 Formats for Deep Learning", arXiv 2209.05433. Implementations: ``plain`` quantises in
 PyTorch, at the same points, and takes the product of the dequantised numbers in float32; ``triton`` quantises in
 kernels; all but ``plain`` call `torch._scaled_mm`, which exists for CUDA (compute capability 8.9 and higher) and,
 slower than bfloat16, for the CPU, where it serves tests.
 
-Legend: T tokens, U tokens rounded up to a multiple of 16, D columns of the input, F columns of the output.
+Legend: T tokens, D columns of the input, F columns of the output.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlbert.ops import norm, registry
-from mlbert.ops.fp8_scaling import (
-    GRADIENT,
-    INNER_MULTIPLE,
-    INPUT,
-    TYPES,
-    WEIGHT,
-    Quantised,
-    Scaled,
-    Slot,
-)
-from mlbert.ops.linear import joined
+from mlbert.ops import registry
+from mlbert.ops.fp8_casts import NormGradients, NormSaved
+from mlbert.ops.fp8_product import product
+from mlbert.ops.fp8_scaling import GRADIENT, INNER_MULTIPLE, INPUT, TYPES, WEIGHT, Quantised, Scaling
+from mlbert.ops.weights import gradient_room, in_type, joined, written
+
+# A LayerNorm's output for its two readers, and its FP8 copies for the second; None: nobody asked for them.
+Hidden = tuple[Tensor, Tensor, Quantised | None]
 
 
-class Hidden(NamedTuple):
-    """A hidden state [T, D] with two readers, whose gradients the pass that made it adds.
-
-    Attributes:
-        residual: for the residual sum.
-        product: the same numbers, for the next linear layer.
-        small: their FP8 copies with that layer's scale; None where the layer has to make them.
-    """
-
-    residual: Tensor
-    product: Tensor
-    small: Scaled | None
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, slot: Slot, small: Scaled | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, table: Scaling, row: int, small: Quantised | None = None
+) -> Tensor:
     """x W^T + b: x [T, D] in the activations' type, weight [F, D] and bias [F] float32 -> [T, F].
 
     Args:
-        small: x in FP8 with the slot's scale, if it is there already.
+        table, row: the scales, and this linear layer's row.
+        small: x in FP8 with this layer's scale, if it is there already.
     """
-    return _Linear.apply(x, small, slot, 1, weight, *(() if bias is None else (bias,)))
+    table.note_pass()
+    return _Linear.apply(x, small, table, row, 1, weight, *(() if bias is None else (bias,)))
 
 
 def linear_qkv(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], slot: Slot, small: Scaled | None = None
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    table: Scaling,
+    row: int,
+    small: Quantised | None = None,
 ) -> Tensor:
     """`mlbert.ops.linear_qkv` in FP8: three weights [D, D] and biases [D], which share one scale."""
-    return _Linear.apply(x, small, slot, len(weights), *weights, *biases)
+    table.note_pass()
+    return _Linear.apply(x, small, table, row, len(weights), *weights, *biases)
+
+
+def attention_output(
+    context: Tensor, residual: Tensor, weight: Tensor, norm: Sequence[Any], table: Scaling, row: int, reader: int | None
+) -> Hidden:
+    """LayerNorm(residual + dropout(context W^T + b)), all products in FP8.
+
+    Args:
+        context, residual: [T, D] bfloat16.
+        weight: [D, D].
+        norm: LayerNorm's and dropout's arguments of `mlbert.ops.dropout_add_layer_norm`, from ``weight`` on; the last
+            one is b.
+        reader: row of the linear layer that reads the result; None: none in FP8.
+    """
+    table.note_pass()
+    return _hidden(_AttentionOutput.apply(context, residual, weight, table, row, reader, *norm), reader)
 
 
 def feed_forward(
-    x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool, slots: tuple[Slot, Slot], small: Scaled | None = None
-) -> Tensor:
-    """gelu(x W1^T + b1) W2^T: x [T, D], w1 [F, D], b1 [F], w2 [D, F] -> [T, D]; the second bias is left to the caller.
+    x: Tensor,
+    residual: Tensor,
+    small: Quantised,
+    weights: Sequence[Tensor],
+    exact: bool,
+    norm: Sequence[Any],
+    table: Scaling,
+    row: int,
+    reader: int | None,
+) -> Hidden:
+    """LayerNorm(residual + dropout(gelu(x W1^T + b1) W2^T + b2)), all products in FP8.
 
     Args:
+        x, residual: the same numbers, [T, D] bfloat16.
+        small: x in FP8.
+        weights: W1 [F, D], b1 [F], W2 [D, F].
         exact: the erf form of GELU; otherwise the benchmark's tanh form.
-        slots: of the two linear layers. Where some of their products do not run in FP8, GELU has a pass of its own.
-        small: x in FP8 with the first slot's scale, if it is there already.
+        norm: as in `attention_output`; the last one is b2.
+        row: of W1; W2's is the next one.
+        reader: as in `attention_output`.
     """
-    if all(slot.products.all for slot in slots):
-        return _FeedForward.apply(x, small, w1, b1, w2, exact, *slots)
-    inner = F.gelu(linear(x, w1, b1, slots[0], small), approximate="none" if exact else "tanh")
-    return linear(inner, w2, None, slots[1])
+    table.note_pass()
+    return _hidden(_FeedForward.apply(x, residual, small, *weights, exact, table, row, reader, *norm), reader)
 
 
-def dropout_add_layer_norm(slot: Slot | None, *arguments: Any) -> Hidden:
-    """`mlbert.ops.dropout_add_layer_norm` of all its arguments, quantised for the linear layer of `slot`, if there is
-    one."""
-    if slot is None or not slot.takes_input:
-        out = norm.dropout_add_layer_norm(*arguments)
-        return Hidden(out, out, None)
-    op = registry.implementation("fp8_dropout_add_layer_norm", arguments[0])
-    (out, twin, small), inverse = slot.cast(INPUT, lambda scale, amax: op(*arguments, scale, amax))
-    return Hidden(out, twin, Scaled.of(small, inverse))
+def cast(op: str, table: Scaling, row: int, kind: int, *arguments: Any, **options: Any) -> Any:
+    """What a quantising op makes of its arguments with the table's scale for a tensor of this kind.
 
-
-def quantise_weight(weights: Sequence[Tensor], slot: Slot) -> None:
-    """Makes the FP8 copies of a linear layer's weight [F, D], in parts that share a scale, if they are to be made."""
-    if slot.products.forward or slot.products.input_gradient:
-        _weight_in_fp8(weights, slot)
-
-
-def _weight_in_fp8(weights: Sequence[Tensor], slot: Slot) -> Scaled:
-    """The copies, made if they are not since the weight changed."""
-    place, first = slot.weight, weights[0]
-    room = place.small
-    if room is not None and room.rows.device != first.device:
-        room = None
-    # Made in an evaluation, a copy's magnitude was not counted: training makes it again.
-    if room is None or not place.fresh or (slot.counts and not place.counted):
-        weight = joined(tuple(part.detach() for part in weights)).contiguous()
-        out = None if room is None else Quantised(room.rows, room.columns)
-        op = registry.implementation("fp8_quantise", weight)
-        copies, inverse = slot.cast(WEIGHT, lambda scale, amax: op(weight, scale, amax, TYPES[WEIGHT], out))
-        place.small = room = Scaled.of(copies, inverse)
-        place.fresh, place.counted = True, slot.counts
-    return room
-
-
-def quantise(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> Quantised:
-    """x * scale in FP8, by rows and transposed.
-
-    Args:
-        x: [T, F] float32 or bfloat16, contiguous.
-        scale: float32 scalar.
-        amax: float32 scalar, raised to the largest |x|.
-        dtype: float8_e4m3fn or float8_e5m2.
+    While scales are unknown it runs twice, the first time for the maximum alone.
     """
-    return registry.implementation("fp8_quantise", x)(x, scale, amax, dtype, None)
+    form, scale = registry.implementation(op, arguments[0]), table.scale[row, kind]
+    if not table.is_calibrated:
+        seen = torch.zeros_like(scale)
+        form(*arguments, scale=scale, amax=seen, **options)
+        table.calibrate(row, kind, seen)
+    return form(*arguments, scale=scale, amax=table.counter(row, kind), **options)
 
 
-def product(
-    a: Tensor,
-    b: Tensor,
-    inverse_a: Tensor,
-    inverse_b: Tensor,
-    dtype: torch.dtype,
-    fast: bool = False,
-    bias: Tensor | None = None,
+def quantise_weight(parts: Sequence[Tensor], table: Scaling, row: int) -> Quantised:
+    """The FP8 copies of a weight [F, D], in parts that share a scale: made if they are not since it changed."""
+    for part in parts:
+        assert not any(n % INNER_MULTIPLE for n in part.shape), f"FP8 needs sizes in 16s, not {tuple(part.shape)}"
+    copies = table.weight_copies(row, parts[0].device)
+    if copies is None or not table.are_fresh(row):
+        weight = joined([part.detach() for part in parts]).contiguous()
+        copies = cast("fp8_quantise", table, row, WEIGHT, weight, dtype=TYPES[WEIGHT], out=copies)
+        table.keep_copies(row, copies)
+    return copies
+
+
+def quantise(x: Tensor, table: Scaling, row: int, kind: int) -> Quantised:
+    """A tensor [T, F] quantised in a pass of its own."""
+    copies: Quantised = cast("fp8_quantise", table, row, kind, x.contiguous(), dtype=TYPES[kind])
+    return copies
+
+
+def _forward_product(
+    x: Quantised, weight: Quantised, table: Scaling, row: int, dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
-    """a b^T of FP8 matrices a [M, K] and b [N, K], times the reciprocals of their scales, plus bias: [M, N] in `dtype`.
-
-    Args:
-        fast: lets the tensor cores of Hopper add with fewer bits.
-        bias: [N] in `dtype`, which is bfloat16 then.
-    """
-    if not a.numel():
-        return torch.zeros(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
-    return registry.implementation("fp8_product", a)(a, b, inverse_a, inverse_b, dtype, fast, bias)
+    """x W^T, [T, F]."""
+    scales = table.inverse[row, INPUT], table.inverse[row, WEIGHT]
+    return product(x.rows, weight.rows, *scales, dtype, fast=True, bias=bias)
 
 
-def _scaled(x: Tensor, slot: Slot, kind: int) -> Scaled:
-    """A tensor quantised in a pass of its own."""
-    x = x.contiguous()
-    copies, inverse = slot.cast(kind, lambda scale, amax: quantise(x, scale, amax, TYPES[kind]))
-    return Scaled.of(copies, inverse)
+def _input_gradient(d_out: Quantised, weight_columns: Tensor, table: Scaling, row: int, dtype: torch.dtype) -> Tensor:
+    """d_out W, [T, D]."""
+    scales = table.inverse[row, GRADIENT], table.inverse[row, WEIGHT]
+    return product(d_out.rows, weight_columns, *scales, dtype, fast=table.products.fast)
 
 
-def _scaled_and_summed(d_out: Tensor, slot: Slot) -> tuple[Scaled, Tensor]:
-    """A gradient quantised, and its sum over tokens, float32 [F]."""
-    d_out = d_out.contiguous()
-    op = registry.implementation("fp8_quantise_sum", d_out)
-    (copies, total), inverse = slot.cast(GRADIENT, lambda scale, amax: op(d_out, scale, amax, TYPES[GRADIENT]))
-    return Scaled.of(copies, inverse), total
+def _weight_gradients(
+    d_out: Quantised, x_columns: Tensor, table: Scaling, row: int, parts: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """d_out^T x, for the weight [F, D] in parts: None for each where it lies in its place already."""
+    room, scales = gradient_room(parts), (table.inverse[row, GRADIENT], table.inverse[row, INPUT])
+    out = None if room is None or room.adds else room.out
+    d_weight = product(d_out.columns, x_columns, *scales, torch.float32, fast=table.products.fast, out=out)
+    if room is None:
+        return d_weight.to(parts[0].dtype).chunk(len(parts))
+    if room.adds:
+        room.out.add_(d_weight)
+    written(parts)
+    return (None,) * len(parts)
 
 
 class _Linear(torch.autograd.Function):
+    """A linear layer with each product in FP8 or in the activations' type, as the table says."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, small: Scaled | None, slot: Slot, parts: int, *tensors: Tensor) -> Tensor:
-        weights, biases = tensors[:parts], tensors[parts:]
-        products, bias = slot.products, joined(biases).to(x.dtype) if biases else None
-        _check_sizes(*weights)
-        ctx.slot, ctx.parts, ctx.types = slot, parts, [tensor.dtype for tensor in tensors]
-        # Reciprocals stay out of autograd's own list: scales change in place, after this step's backward.
-        ctx.inverse_x = ctx.inverse_weight = None
-        # What backward multiplies by: the transposed FP8 copies where its products run in FP8, else the operands.
-        saved_x, saved_weight = x, None
-        if slot.takes_input:
-            small = small or _scaled(x, slot, INPUT)
-            if products.weight_gradient:
-                saved_x, ctx.inverse_x = small.columns, small.inverse
+    def forward(
+        ctx: Any, x: Tensor, small: Quantised | None, table: Scaling, row: int, parts: int, *tensors: Tensor
+    ) -> Tensor:
+        weights, biases, products = tensors[:parts], tensors[parts:], table.products_of(row)
+        bias = joined(biases).to(x.dtype) if biases else None
+        ctx.place, ctx.weights, ctx.types = (table, row), weights, [tensor.dtype for tensor in tensors]
+        if small is None and (products.forward or products.weight_gradient):
+            small = quantise(x, table, row, INPUT)
+        copies = None
         if products.forward or products.input_gradient:
-            small_weight = _weight_in_fp8(weights, slot)
-            if products.input_gradient:
-                saved_weight, ctx.inverse_weight = small_weight.columns, small_weight.inverse
+            copies = quantise_weight(weights, table, row)
         if products.forward:
-            assert small is not None, "forward products read the input in FP8"
-            operands = (small.rows, small_weight.rows, small.inverse, small_weight.inverse)
-            out = product(*operands, x.dtype, fast=True, bias=bias)
+            assert small is not None
+            assert copies is not None
+            out = _forward_product(small, copies, table, row, x.dtype, bias)
         else:
-            out = F.linear(x, joined(weights).to(x.dtype), bias)
-        ctx.save_for_backward(saved_x, joined(weights) if saved_weight is None else saved_weight)
+            out = F.linear(x, in_type(weights, x.dtype), bias)
+        # What backward multiplies by: the transposed FP8 copies where its products run in FP8, else the operands.
+        ctx.save_for_backward(
+            small.columns if products.weight_gradient and small is not None else x,
+            copies.columns if products.input_gradient and copies is not None else in_type(weights, x.dtype),
+        )
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        slot, products, has_bias = ctx.slot, ctx.slot.products, len(ctx.types) > ctx.parts
+        (x, weight), (table, row), has_bias = ctx.saved_tensors, ctx.place, len(ctx.types) > len(ctx.weights)
+        products, d_out = table.products_of(row), d_out.contiguous()
+        small: Any = None
         d_x = d_bias = None
-        if products.input_gradient or products.weight_gradient:
-            if has_bias:
-                small, d_bias = _scaled_and_summed(d_out, slot)
-            else:
-                small = _scaled(d_out, slot, GRADIENT)
+        if not (products.input_gradient or products.weight_gradient):
+            d_bias = d_out.sum(0, dtype=torch.float32) if has_bias else None
         elif has_bias:
-            d_bias = d_out.sum(0, dtype=torch.float32)
-        if products.input_gradient and ctx.needs_input_grad[0]:
-            d_x = product(small.rows, weight, small.inverse, ctx.inverse_weight, d_out.dtype)
-        elif ctx.needs_input_grad[0]:
-            d_x = d_out @ weight.to(d_out.dtype)
-        if products.weight_gradient:
-            d_weight = product(small.columns, x, small.inverse, ctx.inverse_x, torch.float32)
+            small, d_bias = cast("fp8_quantise_sum", table, row, GRADIENT, d_out, dtype=TYPES[GRADIENT])
         else:
-            d_weight = d_out.t() @ x
-        gradients = [*d_weight.chunk(ctx.parts), *(() if d_bias is None else d_bias.chunk(len(ctx.types) - ctx.parts))]
-        return d_x, None, None, None, *(g.to(dtype) for g, dtype in zip(gradients, ctx.types, strict=True))
+            small = quantise(d_out, table, row, GRADIENT)
+        if ctx.needs_input_grad[0]:
+            d_x = _input_gradient(small, weight, table, row, d_out.dtype) if products.input_gradient else d_out @ weight
+        if products.weight_gradient:
+            d_weights = _weight_gradients(small, x, table, row, ctx.weights)
+        else:
+            d_weights = (d_out.t() @ x).to(ctx.types[0]).chunk(len(ctx.weights))
+        d_biases = [] if d_bias is None else d_bias.to(ctx.types[-1]).chunk(len(ctx.types) - len(ctx.weights))
+        return d_x, None, None, None, None, *d_weights, *d_biases
+
+
+class _AttentionOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, context: Tensor, residual: Tensor, weight: Tensor, *settings: Any) -> tuple[Tensor, ...]:
+        table, row, reader, *norm = settings
+        x, w = quantise(context, table, row, INPUT), quantise_weight((weight,), table, row)
+        projected = _forward_product(x, w, table, row, context.dtype)
+        out, small, saved = _norm(ctx, projected, residual, table, row, reader, norm)
+        ctx.place, ctx.weight = (table, row), weight
+        ctx.save_for_backward(x.columns, w.columns, *saved)
+        return out, out.detach(), *small
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor | None, d_twin: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        x, w, *saved = ctx.saved_tensors
+        table, row = ctx.place
+        norm = _norm_backward(ctx, d_out, d_twin, saved, table, row)
+        d_context = _input_gradient(norm.x, w, table, row, norm.residual.dtype)
+        (d_weight,) = _weight_gradients(norm.x, x, table, row, (ctx.weight,))
+        return d_context, norm.residual, d_weight, None, None, None, *_norm_gradients(ctx, norm)
 
 
 class _FeedForward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, small: Scaled | None, *settings: Any) -> Tensor:
-        w1, b1, w2, exact, slot1, slot2 = settings
-        _check_sizes(w1, w2)
-        small = small or _scaled(x, slot1, INPUT)
-        first, second = _weight_in_fp8((w1,), slot1), _weight_in_fp8((w2,), slot2)
-        pre = product(small.rows, first.rows, small.inverse, first.inverse, x.dtype, fast=True)
-        op = registry.implementation("fp8_gelu", pre)
-        inner, inverse = slot2.cast(INPUT, lambda scale, amax: op(pre, b1, exact, scale, amax, TYPES[INPUT]))
-        out = product(inner.rows, second.rows, inverse, second.inverse, x.dtype, fast=True)
-        ctx.save_for_backward(small.columns, inner.columns, pre, b1, first.columns, second.columns)
-        ctx.inverses = small.inverse, inverse, first.inverse, second.inverse
-        ctx.slots, ctx.exact, ctx.types = (slot1, slot2), exact, (w1.dtype, b1.dtype, w2.dtype)
-        return out
+    def forward(ctx: Any, x: Tensor, residual: Tensor, small: Quantised, *settings: Any) -> tuple[Tensor, ...]:
+        w1, b1, w2, exact, table, row, reader, *norm = settings
+        first, second = quantise_weight((w1,), table, row), quantise_weight((w2,), table, row + 1)
+        pre = _forward_product(small, first, table, row, x.dtype)
+        inner = cast("fp8_gelu", table, row + 1, INPUT, pre, b1, exact, dtype=TYPES[INPUT])
+        projected = _forward_product(inner, second, table, row + 1, x.dtype)
+        out, copies, saved = _norm(ctx, projected, residual, table, row + 1, reader, norm)
+        ctx.place, ctx.weights, ctx.exact, ctx.bias_type = (table, row), (w1, w2), exact, b1.dtype
+        ctx.save_for_backward(small.columns, inner.columns, pre, b1, first.columns, second.columns, *saved)
+        return out, out.detach(), *copies
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        x, inner, pre, b1, w1, w2 = ctx.saved_tensors
-        inverse_x, inverse_inner, inverse_w1, inverse_w2 = ctx.inverses
-        (slot1, slot2), exact = ctx.slots, ctx.exact
-        d_out_small = _scaled(d_out, slot2, GRADIENT)
-        d_inner = product(d_out_small.rows, w2, d_out_small.inverse, inverse_w2, d_out.dtype)
-        d_w2 = product(d_out_small.columns, inner, d_out_small.inverse, inverse_inner, torch.float32)
-        op = registry.implementation("fp8_gelu_backward", pre)
-        (d_pre, d_b1), inverse = slot1.cast(
-            GRADIENT, lambda scale, amax: op(d_inner, pre, b1, exact, scale, amax, TYPES[GRADIENT])
-        )
-        d_x = product(d_pre.rows, w1, inverse, inverse_w1, d_out.dtype) if ctx.needs_input_grad[0] else None
-        d_w1 = product(d_pre.columns, x, inverse, inverse_x, torch.float32)
-        gradients = (g.to(dtype) for g, dtype in zip((d_w1, d_b1, d_w2), ctx.types, strict=True))
-        return d_x, None, *gradients, None, None, None
+    def backward(ctx: Any, d_out: Tensor | None, d_twin: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        x, inner, pre, b1, first, second, *saved = ctx.saved_tensors
+        (table, row), (w1, w2) = ctx.place, ctx.weights
+        norm = _norm_backward(ctx, d_out, d_twin, saved, table, row + 1)
+        d_inner = _input_gradient(norm.x, second, table, row + 1, pre.dtype)
+        (d_w2,) = _weight_gradients(norm.x, inner, table, row + 1, (w2,))
+        gelu = d_inner, pre, b1, ctx.exact
+        d_pre, d_b1 = cast("fp8_gelu_backward", table, row, GRADIENT, *gelu, dtype=TYPES[GRADIENT])
+        d_x = _input_gradient(d_pre, first, table, row, pre.dtype)
+        (d_w1,) = _weight_gradients(d_pre, x, table, row, (w1,))
+        d_b1 = d_b1.to(ctx.bias_type)
+        return d_x, norm.residual, None, d_w1, d_b1, d_w2, None, None, None, None, *_norm_gradients(ctx, norm)
 
 
-def _check_sizes(*weights: Tensor) -> None:
-    for weight in weights:
-        assert not any(n % INNER_MULTIPLE for n in weight.shape), f"FP8 needs sizes in 16s, not {tuple(weight.shape)}"
+def _norm(
+    ctx: Any, x: Tensor, residual: Tensor, table: Scaling, row: int, reader: int | None, norm: Sequence[Any]
+) -> tuple[Tensor, Quantised, list[Tensor | None]]:
+    """LayerNorm(residual + dropout(x + b)) behind a linear layer: the result, its FP8 copies, what backward reads."""
+    op, arguments = "fp8_dropout_add_layer_norm_forward", (x, residual, *norm)
+    if reader is None:
+        # Only the last layer, which has few rows, makes copies in vain.
+        unread = {"scale": table.scale[row, INPUT], "amax": table.unread[INPUT]}
+        out, small, saved = registry.implementation(op, x)(*arguments, **unread)
+    else:
+        out, small, saved = cast(op, table, reader, INPUT, *arguments)
+    gain, shift, _, dropout_p, key, rows, x_bias = norm
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*small)
+    ctx.dropout, ctx.vector_types = (dropout_p, key), (gain.dtype, shift.dtype, x_bias.dtype)
+    return out, small, [*saved, gain, rows]
 
 
-def _plain_product(
-    a: Tensor, b: Tensor, inverse_a: Tensor, inverse_b: Tensor, dtype: torch.dtype, fast: bool, bias: Tensor | None
-) -> Tensor:
-    del fast
-    out = (a.float() * inverse_a) @ (b.float() * inverse_b).t()
-    return (out if bias is None else out + bias).to(dtype)
+def _norm_backward(
+    ctx: Any, d_out: Tensor | None, d_twin: Tensor | None, saved: Sequence[Any], table: Scaling, row: int
+) -> NormGradients:
+    """The norm's gradients, that of x for the products of the linear layer in `row`."""
+    *passed, gain, rows = saved
+    if d_out is None:
+        d_out, d_twin = d_twin, None
+    assert d_out is not None, "some reader has a gradient"
+    d_twin = None if d_twin is None else d_twin.contiguous()
+    arguments = (d_out.contiguous(), d_twin, NormSaved(*passed), gain, *ctx.dropout, rows)
+    gradients: NormGradients = cast("fp8_dropout_add_layer_norm_backward", table, row, GRADIENT, *arguments)
+    return gradients
 
 
-def _scaled_product(
-    a: Tensor, b: Tensor, inverse_a: Tensor, inverse_b: Tensor, dtype: torch.dtype, fast: bool, bias: Tensor | None
-) -> Tensor:
-    inside = bias if dtype != torch.float32 else None  # PyTorch has no float32 product with a bias
-    out = torch._scaled_mm(a, b.t(), inverse_a, inverse_b, bias=inside, out_dtype=dtype, use_fast_accum=fast)
-    return out if bias is None or bias is inside else out + bias
+def _norm_gradients(ctx: Any, norm: NormGradients) -> tuple[Tensor | None, ...]:
+    """Of the arguments ``norm`` of `attention_output`."""
+    d_gain, d_shift, d_bias = (
+        g.to(dtype) for g, dtype in zip((norm.weight, norm.bias, norm.x_bias), ctx.vector_types, strict=True)
+    )
+    return d_gain, d_shift, None, None, None, None, d_bias
 
 
-registry.register("fp8_product", "plain")(_plain_product)
-for _name in ("native", "triton"):
-    registry.register("fp8_product", _name)(_scaled_product)
+def _hidden(outputs: tuple[Tensor, ...], reader: int | None) -> Hidden:
+    out, twin, *copies = outputs
+    return out, twin, None if reader is None else Quantised(*copies)

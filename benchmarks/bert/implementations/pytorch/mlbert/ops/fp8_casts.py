@@ -1,19 +1,52 @@
 """Plain twins of the kernels that make FP8 tensors: they quantise in PyTorch, at the same points.
 
-What each op takes and gives is told where `mlbert.ops.fp8` calls it. A quantising op takes the scale, raises `amax` to
-the largest magnitude that it saw and gives `Quantised`, by rows and transposed.
+What each op takes and gives is told where `mlbert.ops.fp8` calls it, or here. A quantising op takes the scale, raises
+`amax` to the largest magnitude that it saw and gives `Quantised`, by rows and transposed.
+
+Legend: T tokens, U tokens rounded up to a multiple of 16, D hidden.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlbert.ops import norm, registry
-from mlbert.ops.fp8_scaling import INPUT, TYPES, Quantised, padded_tokens
+from mlbert.ops import norm, reference, registry
+from mlbert.ops.dropout import Key
+from mlbert.ops.fp8_scaling import GRADIENT, INPUT, TYPES, Quantised, padded_tokens
+
+
+class NormSaved(NamedTuple):
+    """What LayerNorm's backward pass reads of its forward pass.
+
+    Attributes:
+        total: [T, D] of the activations' type, residual + dropout(x + x_bias), rounded.
+        mean, inverse: float32 [T], mean and 1 / deviation of its rows.
+    """
+
+    total: Tensor
+    mean: Tensor
+    inverse: Tensor
+
+
+class NormGradients(NamedTuple):
+    """What LayerNorm's quantising backward pass makes.
+
+    Attributes:
+        residual: [T, D] of the activations' type.
+        x: in e5m2, rows [T, D] and columns [D, U], times the scale: of the unrounded numbers.
+        x_bias: float32 [D], the sum of the unrounded gradient of x over tokens.
+        weight, bias: float32 [D].
+    """
+
+    residual: Tensor
+    x: Quantised
+    x_bias: Tensor
+    weight: Tensor
+    bias: Tensor
 
 
 def _plain_quantise(
@@ -53,9 +86,77 @@ def _plain_norm(*arguments: Any) -> tuple[Tensor, Tensor, Quantised]:
     return out, out, _plain_quantise(out.detach(), scale, amax, TYPES[INPUT])
 
 
+def _plain_norm_forward(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dropout_p: float,
+    key: Key,
+    rows: Tensor | None,
+    x_bias: Tensor | None,
+    scale: Tensor,
+    amax: Tensor,
+) -> tuple[Tensor, Quantised, NormSaved]:
+    """LayerNorm(residual + dropout(x + x_bias)) without autograd, and its rounded result in e4m3.
+
+    Args:
+        x, residual, weight, bias, eps, dropout_p, key, rows, x_bias: as in `mlbert.ops.dropout_add_layer_norm`.
+        scale: float32 scalar; quantised = result * scale.
+        amax: float32 scalar, raised to the largest |result|.
+
+    Returns:
+        (result [T, D] of the type of x, its e4m3 copies, what the backward pass reads).
+    """
+    wide = x.float() if x_bias is None else x.float() + x_bias.float()
+    exact = residual.float() + reference.apply_dropout(wide, dropout_p, key, rows)
+    out = F.layer_norm(exact, exact.shape[1:], weight.float(), bias.float(), eps).to(x.dtype)
+    total = exact.to(x.dtype)
+    mean = total.float().mean(1)
+    variance = (total.float() - mean[:, None]).square().mean(1)
+    return out, _plain_quantise(out, scale, amax, TYPES[INPUT]), NormSaved(total, mean, (variance + eps).rsqrt())
+
+
+def _plain_norm_backward(
+    d_out: Tensor,
+    d_twin: Tensor | None,
+    saved: NormSaved,
+    weight: Tensor,
+    dropout_p: float,
+    key: Key,
+    rows: Tensor | None,
+    scale: Tensor,
+    amax: Tensor,
+) -> NormGradients:
+    """Gradients of `_plain_norm_forward`, that of x in e5m2 for the products of the linear layer that made x.
+
+    With h = (total - mean) / deviation and g = weight * d: (g - mean(g) - h mean(g h)) / deviation is the residual's
+    gradient; that of x is the same where dropout kept the element, scaled, else 0.
+
+    Args:
+        d_out: [T, D] of the activations' type.
+        d_twin: [T, D] or None, the gradient of the result's second reader, added in float32.
+        saved: of the forward pass.
+        weight, dropout_p, key, rows: as given to the forward pass.
+        scale: float32 scalar; quantised = d_x * scale.
+        amax: float32 scalar, raised to the largest |d_x|.
+    """
+    d = d_out.float() if d_twin is None else d_out.float() + d_twin.float()
+    normal = (saved.total.float() - saved.mean[:, None]) * saved.inverse[:, None]
+    g = d * weight.float()
+    centred = g - g.mean(1, keepdim=True) - normal * (g * normal).mean(1, keepdim=True)
+    d_total = centred * saved.inverse[:, None]
+    d_x = reference.apply_dropout(d_total, dropout_p, key, rows)
+    small = _plain_quantise(d_x, scale, amax, TYPES[GRADIENT])
+    return NormGradients(d_total.to(d_out.dtype), small, d_x.sum(0), (d * normal).sum(0), d.sum(0))
+
+
 for _name in ("plain", "native"):
     registry.register("fp8_quantise", _name)(_plain_quantise)
     registry.register("fp8_quantise_sum", _name)(_plain_quantise_sum)
     registry.register("fp8_gelu", _name)(_plain_gelu)
     registry.register("fp8_gelu_backward", _name)(_plain_gelu_backward)
     registry.register("fp8_dropout_add_layer_norm", _name)(_plain_norm)
+    registry.register("fp8_dropout_add_layer_norm_forward", _name)(_plain_norm_forward)
+    registry.register("fp8_dropout_add_layer_norm_backward", _name)(_plain_norm_backward)

@@ -14,9 +14,9 @@ Legend: T tokens, U tokens rounded up to a multiple of 16, D columns of the inpu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,28 +29,12 @@ SCALE_BOUND = 2.0**100  # keeps scale and 1 / scale normal float32 numbers
 INNER_MULTIPLE = 16  # cublasLt's FP8 products need inner and output dimensions in multiples of it
 LINEARS_PER_LAYER = 4
 
-Result = TypeVar("Result")
-
 
 class Quantised(NamedTuple):
     """A matrix [T, F] in FP8: `rows` as it lies, `columns` [F, U] transposed, 0 behind T; both contiguous."""
 
     rows: Tensor
     columns: Tensor
-
-
-class Scaled(NamedTuple):
-    """A matrix in FP8 and the reciprocal of the scale that it was multiplied by, a float32 scalar on the device."""
-
-    rows: Tensor
-    columns: Tensor
-    inverse: Tensor
-
-    @classmethod
-    def of(cls, copies: Sequence[Tensor], inverse: Tensor) -> Scaled:
-        """Of both copies, in `Quantised`'s order."""
-        rows, columns = copies
-        return cls(rows, columns, inverse)
 
 
 def padded_tokens(tokens: int) -> int:
@@ -64,83 +48,29 @@ class Products:
 
     Attributes:
         linears: whether any of them do in an encoder layer's Q K V, attention output, first and second feed-forward.
+        fast: whether the gradients' products, too, let the tensor cores add with fewer bits, as the forward ones do.
     """
 
     forward: bool = True
     input_gradient: bool = True
     weight_gradient: bool = True
     linears: tuple[bool, bool, bool, bool] = (True, True, True, True)
+    fast: bool = False
 
     @property
     def all(self) -> bool:
-        """Whether the three products run in FP8."""
-        return self.forward and self.input_gradient and self.weight_gradient
+        """Whether the three products of the four linear layers run in FP8."""
+        return self.forward and self.input_gradient and self.weight_gradient and all(self.linears)
 
 
 _NONE = Products(forward=False, input_gradient=False, weight_gradient=False)
 
 
-@dataclass
-class WeightCopies:
-    """A linear layer's weight in FP8.
-
-    Attributes:
-        small: the copies; their memory stays when they are made anew.
-        fresh: whether the weight is still the one that was quantised.
-        counted: whether that was in training, where its magnitude counts.
-    """
-
-    small: Scaled | None = None
-    fresh: bool = False
-    counted: bool = False
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One linear layer's part of a `Scaling`: views, one number for each of INPUT, WEIGHT and GRADIENT.
-
-    Attributes:
-        scale, inverse: float32 [3], factors and their reciprocals.
-        amax: float32 [3], raised to the largest magnitudes seen.
-        counts: whether somebody reads `amax`: in training.
-        calibrated: False: scales are not known yet, each tensor takes its own.
-        products: what runs in FP8.
-        weight: the weight's copies.
-    """
-
-    scale: Tensor
-    inverse: Tensor
-    amax: Tensor
-    counts: bool
-    calibrated: bool
-    products: Products
-    weight: WeightCopies
-
-    @property
-    def takes_input(self) -> bool:
-        """Whether some product reads the input in FP8."""
-        return self.products.forward or self.products.weight_gradient
-
-    def cast(self, kind: int, quantise: Callable[[Tensor, Tensor], Result]) -> tuple[Result, Tensor]:
-        """quantise(scale, amax) for a tensor of this kind, and the reciprocal of the scale.
-
-        While scales are unknown it runs twice, the first time for the maximum alone.
-        """
-        scale, inverse = self.scale[kind], self.inverse[kind]
-        if not self.calibrated:
-            seen = torch.zeros_like(scale)
-            with torch.no_grad():
-                quantise(scale, seen)
-            scale = torch.where((seen > 0) & seen.isfinite(), scale_for(seen, LARGEST[kind]), scale)
-            inverse = scale.reciprocal()
-        return quantise(scale, self.amax[kind]), inverse
-
-
 class Scaling(nn.Module):
-    """Scales of all FP8 linear layers of a model, and the magnitudes that they follow from; moves with the model.
+    """A row for each FP8 linear layer of a model, a column each for INPUT, WEIGHT and GRADIENT; moves with the model.
 
     Args:
-        num_linears: n.
+        num_linears: n, rows.
         products: what runs in FP8.
 
     Attributes:
@@ -160,7 +90,9 @@ class Scaling(nn.Module):
     def __init__(self, num_linears: int, products: Products) -> None:
         super().__init__()
         self.products, self.is_calibrated = products, False
-        self.weights = [WeightCopies() for _ in range(num_linears)]
+        self.num_linears, self._counts = num_linears, True
+        self._copies: dict[int, Quantised] = {}  # their memory stays when they are made anew
+        self._made: dict[int, bool] = {}  # rows whose copies are those of the present weights -> magnitude counted
         for name, value in (
             ("amax", torch.zeros(num_linears, 3)),
             ("history", torch.zeros(num_linears, 3, HISTORY)),
@@ -171,13 +103,37 @@ class Scaling(nn.Module):
         ):
             self.register_buffer(name, value, persistent=False)
 
-    def slot(self, index: int) -> Slot:
-        """The part of linear layer `index`. Where no gradient is wanted, what passes leaves no trace."""
-        products = self.products if self.products.linears[index % LINEARS_PER_LAYER] else _NONE
-        counts = torch.is_grad_enabled()
-        amax = self.amax[index] if counts else self.unread
-        scales = (self.scale[index], self.inverse[index], amax)
-        return Slot(*scales, counts, self.is_calibrated, products, self.weights[index])
+    def products_of(self, row: int) -> Products:
+        """What runs in FP8 in this linear layer."""
+        return self.products if self.products.linears[row % LINEARS_PER_LAYER] else _NONE
+
+    def note_pass(self) -> None:
+        """Call before a forward pass: where no gradient is wanted, what passes leaves no trace in `amax`."""
+        self._counts = torch.is_grad_enabled()
+
+    def counter(self, row: int, kind: int) -> Tensor:
+        """What is raised to the largest magnitude of a tensor: of `amax`, or something that nobody reads."""
+        return self.amax[row, kind] if self._counts or kind == GRADIENT else self.unread[kind]
+
+    def calibrate(self, row: int, kind: int, seen: Tensor) -> None:
+        """Sets a scale by the largest magnitude of the one tensor that it is for; while no step has set it."""
+        scale = self.scale[row, kind]
+        scale.copy_(torch.where((seen > 0) & seen.isfinite(), scale_for(seen, LARGEST[kind]), scale))
+        self.inverse[row, kind].copy_(scale.reciprocal())
+
+    def weight_copies(self, row: int, device: torch.device) -> Quantised | None:
+        """The weight's FP8 copies, or the memory for new ones; None: there is none on this device."""
+        copies = self._copies.get(row)
+        return copies if copies is not None and copies.rows.device == device else None
+
+    def are_fresh(self, row: int) -> bool:
+        """Whether the copies are those of the present weight. Made in an evaluation, they do for evaluations alone:
+        their magnitude was not counted."""
+        return row in self._made and (self._made[row] or not self._counts)
+
+    def keep_copies(self, row: int, copies: Quantised) -> None:
+        """Keeps new copies of a weight."""
+        self._copies[row], self._made[row] = copies, self._counts
 
     @torch.no_grad()
     def end_step(self, over_ranks: Callable[[Tensor], Any]) -> None:
@@ -201,12 +157,15 @@ class Scaling(nn.Module):
     def weights_changed(self) -> None:
         """Weights or scales are not those of the FP8 copies any more. Touches the host's notes only: call it as well
         after replaying a graph that holds an update."""
-        for copies in self.weights:
-            copies.fresh = False
+        self._made.clear()
 
     def forget_step(self) -> None:
-        """Drops the magnitudes of the present step; the weights' come again when they are quantised anew."""
+        """Drops what the present step has left: magnitudes, and scales if no step has set them yet; the weights'
+        magnitudes come again when they are quantised anew."""
         self.amax.zero_()
+        if not self.is_calibrated:
+            self.scale.fill_(1.0)
+            self.inverse.fill_(1.0)
         self.weights_changed()
 
     def derived_state(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Loads what the forms of the ops need beyond Python: C kernels, Triton, cublasLt.
+"""Loads what the forms of the ops need beyond Python: C kernels, Triton, cublasLt, CUDA kernels.
 
 It stands above all forms, so that the registry below them knows none.
 """
@@ -11,7 +11,7 @@ import torch
 
 from mlbert.core.config import environment
 from mlbert.core.native import NativeUnavailable
-from mlbert.ops import cublaslt, native_library, registry
+from mlbert.ops import cublaslt, fmha, native_library, registry
 
 
 @registry.loader("native")
@@ -31,3 +31,10 @@ def _cublaslt(kind: str) -> None:
     cublaslt.library()
     if torch.cuda.is_available():
         cublaslt.check_results(kind)
+
+
+@registry.loader("fmha")
+def _fmha(kind: str) -> None:
+    fmha.library()
+    if torch.cuda.is_available():
+        fmha.check_device()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mlbert.ops import reference, registry
 from mlbert.ops.native_library import is_bf16, library, pointer, sum_tokens, token_chunk, token_chunks
+from mlbert.ops.weights import in_type, joined
 
 
 def linear_qkv(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Tensor:
@@ -29,6 +30,15 @@ def linear_qkv(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, bq: Tensor, bk: Te
         bq, bk, bv: [D], likewise.
     """
     return registry.implementation("linear_qkv", x)(x, wq, wk, wv, bq, bk, bv)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, has_other_users: bool = False) -> Tensor:
+    """x W^T + b: x [T, D], weight [F, D], bias [F] or None -> [T, F].
+
+    Args:
+        has_other_users: whether something else, that came before, reads the weight as well and gives it gradients.
+    """
+    return registry.implementation("linear", x)(x, weight, bias, has_other_users)
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
@@ -53,6 +63,15 @@ def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> 
 
 
 registry.register("linear_qkv", "plain")(reference.linear_qkv)
+
+
+@registry.register("linear", "plain")
+@registry.register("linear", "native")
+def _plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, has_other_users: bool) -> Tensor:
+    del has_other_users
+    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
 registry.register("linear_gelu", "plain")(reference.linear_gelu)
 registry.register("feed_forward", "plain")(reference.feed_forward)
 
@@ -77,25 +96,12 @@ def needs_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def joined(parts: tuple[Tensor, ...]) -> Tensor:
-    """Tensors of equal trailing shape as one along the first dimension: a view if they are neighbours, else a copy."""
-    first, step = parts[0], parts[0].numel() * parts[0].element_size()
-    neighbours = all(
-        part.is_contiguous() and part.shape == first.shape and part.data_ptr() == first.data_ptr() + i * step
-        for i, part in enumerate(parts)
-    )
-    same_storage = len({part.untyped_storage().data_ptr() for part in parts}) == 1
-    if not (neighbours and same_storage):
-        return torch.cat(parts)
-    return first.as_strided((len(parts) * first.shape[0], *first.shape[1:]), first.stride())
-
-
 class _LinearQKV(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights_and_biases: Tensor) -> Tensor:
         weights, biases = weights_and_biases[:3], weights_and_biases[3:]
         ctx.types = weights[0].dtype, biases[0].dtype
-        weight = joined(weights).to(x.dtype)
+        weight = in_type(weights, x.dtype)
         ctx.save_for_backward(x, weight)
         return F.linear(x, weight, joined(biases).to(x.dtype))
 
@@ -112,7 +118,7 @@ class _LinearGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, needs_gradient: bool) -> Tensor:
         ctx.types, ctx.spent = (weight.dtype, bias.dtype), False
-        weight, bias = weight.to(x.dtype), bias.float().contiguous()
+        weight, bias = in_type((weight,), x.dtype), bias.float().contiguous()
         pre = x @ weight.t()
         out = torch.empty_like(pre) if needs_gradient else pre
         threads = torch.get_num_threads()

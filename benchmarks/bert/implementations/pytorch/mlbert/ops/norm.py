@@ -40,8 +40,16 @@ def dropout_add_layer_norm(
     Returns:
         [T, D] of the type of x.
     """
-    function = registry.implementation("dropout_add_layer_norm", x)
-    return function(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias)
+    return dropout_add_layer_norm_twice(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias)[0]
+
+
+def dropout_add_layer_norm_twice(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    """`dropout_add_layer_norm` under two names, for two readers.
+
+    Triton's backward kernel adds the gradients of both; in the other forms autograd adds them, in a pass of its own.
+    """
+    first, second = registry.implementation("dropout_add_layer_norm", x)(x, *arguments)
+    return first, second
 
 
 def layer_norm_dropout(
@@ -51,13 +59,19 @@ def layer_norm_dropout(
     return registry.implementation("layer_norm_dropout", x)(x, weight, bias, eps, dropout_p, key, rows)
 
 
-registry.register("dropout_add_layer_norm", "plain")(reference.dropout_add_layer_norm)
 registry.register("layer_norm_dropout", "plain")(reference.layer_norm_dropout)
 
 
+@registry.register("dropout_add_layer_norm", "plain")
+def _plain_dropout_add_layer_norm(*arguments: Any) -> tuple[Tensor, Tensor]:
+    out = reference.dropout_add_layer_norm(*arguments)
+    return out, out
+
+
 @registry.register("dropout_add_layer_norm", "native")
-def _native_dropout_add_layer_norm(x: Tensor, residual: Tensor, *settings: Any) -> Tensor:
-    return _DropoutNorm.apply(x.contiguous(), residual.contiguous(), False, *settings)
+def _native_dropout_add_layer_norm(x: Tensor, residual: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+    out = _DropoutNorm.apply(x.contiguous(), residual.contiguous(), False, *settings)
+    return out, out
 
 
 @registry.register("layer_norm_dropout", "native")

@@ -21,8 +21,11 @@ def compute_dtype(precision: str, device: torch.device | None = None) -> torch.d
     return {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
 
 
-def fp8_products(precision: str, device: torch.device) -> Products | None:
+def fp8_products(precision: str, device: torch.device, fast_accumulation: str = "forward") -> Products | None:
     """Which of the encoder's products run in FP8: all for "fp8", the forward ones for "fp8-forward", else None.
+
+    Args:
+        fast_accumulation: the setting FP8_FAST_ACCUMULATION.
 
     Raises:
         UserError: the GPU has no FP8 products. A CPU has them, slower than bfloat16: they are for tests.
@@ -33,4 +36,6 @@ def fp8_products(precision: str, device: torch.device) -> Products | None:
         name, capability = torch.cuda.get_device_name(device), "{}.{}".format(*FP8_CAPABILITY)
         reason = f"{name} has no FP8 products (compute capability {capability} or higher has)"
         raise UserError(f"PRECISION={precision}", reason, "Set PRECISION=bf16")
-    return Products() if precision == "fp8" else Products(input_gradient=False, weight_gradient=False)
+    if precision == "fp8":
+        return Products(fast=fast_accumulation == "all")
+    return Products(input_gradient=False, weight_gradient=False)

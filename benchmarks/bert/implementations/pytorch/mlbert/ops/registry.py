@@ -9,6 +9,7 @@ loaded for them; `select` takes the user's choice, and the public functions ask 
              has TRITON_INTERPRET=1, for tests
     cublaslt linear layers with cublasLt's epilogues (`mlbert.ops.cublaslt`), the other ops as in ``triton``: CUDA
     flash    attention by the FlashAttention that PyTorch carries, the other ops as in ``auto``: CUDA
+    fmha     attention by ``csrc/fmha`` (`mlbert.ops.fmha`), where it was built, the other ops as in ``auto``: CUDA
 
 An op without the chosen implementation runs plain, and so do float64 tensors, and float16 ones where C kernels would.
 """
@@ -24,7 +25,7 @@ import torch
 from mlbert.core.errors import UserError
 from mlbert.core.native import NativeUnavailable
 
-CHOICES = ("auto", "plain", "native", "triton", "cublaslt", "flash")
+CHOICES = ("auto", "plain", "native", "triton", "cublaslt", "flash", "fmha")
 # Kind of device -> choice -> names to try for each op before plain.
 _PREFERENCES: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {"auto": ("native",), "native": ("native",), "triton": ("triton",)},
@@ -33,6 +34,7 @@ _PREFERENCES: dict[str, dict[str, tuple[str, ...]]] = {
         "triton": ("triton",),
         "cublaslt": ("cublaslt", "triton"),
         "flash": ("flash", "cublaslt", "triton"),
+        "fmha": ("fmha", "cublaslt", "triton"),
     },
 }
 

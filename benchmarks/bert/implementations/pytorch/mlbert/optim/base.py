@@ -67,6 +67,8 @@ class FlatOptimizer:
             "apex" (CUDA, unsharded LAMB, where apex is installed) or "auto" (native on the CPU, triton on CUDA, where
             they can be had).
         gathered: how weights travel to the other ranks, "fp32", "bf16" or "e5m2"; see `SharedWeights`.
+        copy_dtype: the type of a copy of the weights that each update writes, for products in it (`Place.copy`); None:
+            no copy, products convert the weights themselves.
 
     Attributes:
         implementation: the form in use, "plain", "native", "triton" or "apex".
@@ -93,13 +95,15 @@ class FlatOptimizer:
         known_norm: Tensor | None = None,
         implementation: str = "auto",
         gathered: str = "fp32",
+        copy_dtype: torch.dtype | None = None,
     ) -> None:
         assert implementation in ("auto", "plain", "native", "triton", "apex"), implementation
         self.flat, self._layout = flat, layout
         self.max_grad_norm = max_grad_norm
         self._limit, self._known_norm = None if clipped_before else max_grad_norm, known_norm
         self._num_updates = 0
-        self.weights = SharedWeights(flat.padded_data, layout, gathered)
+        flat.keep_copy(copy_dtype)
+        self.weights = SharedWeights(flat.padded_data, layout, gathered, flat.padded_copy)
         for key in self.STATE:
             setattr(self, key, torch.zeros_like(self.weights.shard))
         self.grad_norm = torch.zeros((), dtype=torch.float64, device=flat.data.device)

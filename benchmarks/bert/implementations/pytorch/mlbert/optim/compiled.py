@@ -113,8 +113,9 @@ class CompiledOptimizer(FlatOptimizer):
         """Queues one update, exchange of weights included, and decides nothing on the host; with triton only."""
         assert self._triton is not None, "triton only"
         grad = self._layout.take(self.flat.padded_grad)
-        self._triton.launch(self._buffers(grad), after_block=self.weights.begin_sharing)
-        self.weights.finish_sharing()
+        copy = self.weights.copy_to_write
+        self._triton.launch(self._buffers(grad), after_block=self.weights.begin_sharing, copy=copy)
+        self.weights.finish_sharing(copied=copy is not None)
 
     def _buffers(self, grad: Tensor) -> tuple[Tensor, ...]:
         """Weights, gradient and state of the shard, as the kernels take them."""

@@ -38,6 +38,33 @@ class Segment:
     decay: bool
 
 
+class Place:
+    """What the products of a model may use of one parameter's memory; they find it as the parameter's `place`.
+
+    Attributes:
+        copy: the weights rounded to the activations' type, which the optimizer keeps up to date; None: there is none.
+    """
+
+    copy: Tensor | None = None
+    _cleared: bool | None = None
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the gradient is zero, so that a product may write where it otherwise adds.
+
+        A graph that clears it and writes repeats both; one that does not clear it itself has to add.
+        """
+        return self._cleared == _is_capturing()
+
+    def gradient_changes(self, is_clear: bool) -> None:
+        """Notes that the gradient was cleared, or that something was written into it."""
+        self._cleared = _is_capturing() if is_clear else None
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 class FlatParameters:
     """Moves parameters into one contiguous float32 buffer; every `p.data` and `p.grad` becomes a view.
 
@@ -54,6 +81,7 @@ class FlatParameters:
         data: float32 [sum of numel], the weights.
         grad: float32 [sum of numel], the gradients, zero at the start.
         padded_data, padded_grad: the same memory with the rest of the storage, which is zero.
+        padded_copy: what `keep_copy` made, [as long], or None.
         segments: one entry for each parameter, in order.
         parameters: the parameters, in the same order.
     """
@@ -81,11 +109,16 @@ class FlatParameters:
         padded = -(-total // multiple) * multiple
         self.padded_data = torch.zeros(padded, dtype=torch.float32, device=device)
         self.padded_grad = torch.zeros(padded, dtype=torch.float32, device=device)
+        self.padded_copy: Tensor | None = None
         self.data, self.grad = self.padded_data[:total], self.padded_grad[:total]
-        for parameter, data, grad in zip(self.parameters, self._split(self.data), self._split(self.grad), strict=True):
+        self._places = [Place() for _ in pairs]
+        views = zip(self.parameters, self._places, self._split(self.data), self._split(self.grad), strict=True)
+        for parameter, place, data, grad in views:
             data.copy_(parameter.data)
             parameter.data = data
             parameter.grad = grad
+            parameter.place = place  # type: ignore[attr-defined]
+        self._note_cleared()
 
     @property
     def numel(self) -> int:
@@ -100,6 +133,18 @@ class FlatParameters:
     def zero_grad(self) -> None:
         """Sets all gradients to zero in one write. A module's own `zero_grad()` drops the views: do not use that."""
         self.padded_grad.zero_()
+        self._note_cleared()
+
+    def keep_copy(self, dtype: torch.dtype | None) -> None:
+        """From now on there is a copy of the weights in this type, which the optimizer keeps; None: there is none."""
+        self.padded_copy = None if dtype is None else torch.empty_like(self.padded_data, dtype=dtype)
+        copies = [None] * len(self._places) if self.padded_copy is None else self._split(self.padded_copy)
+        for place, copy in zip(self._places, copies, strict=True):
+            place.copy = copy
+
+    def _note_cleared(self) -> None:
+        for place in self._places:
+            place.gradient_changes(is_clear=True)
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
         """Cuts a buffer of the same length (weights, gradients, an optimizer's moments) into one view a parameter.

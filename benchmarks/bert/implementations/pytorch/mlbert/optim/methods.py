@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mlbert.core.errors import UserError
@@ -53,7 +54,18 @@ def make(config: TrainConfig, flat: FlatParameters, layout: Layout, known_norm: 
         known_norm=known_norm,
         implementation=implementation(config),
         gathered=config.weights_allgather,
+        copy_dtype=copy_dtype(config, flat.data.device),
     )
+
+
+def copy_dtype(config: TrainConfig, device: torch.device) -> torch.dtype | None:
+    """The type in which products read a copy of the weights; None: there is none.
+
+    Only where kernels write it with the update. FP8 products have copies of their own.
+    """
+    if device.type != "cuda" or config.optimizer_implementation == "apex":
+        return None
+    return {"auto": torch.bfloat16, "bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
 
 
 def decayed(config: TrainConfig) -> Callable[[str], bool]:

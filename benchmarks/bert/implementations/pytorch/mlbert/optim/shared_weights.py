@@ -70,19 +70,27 @@ class SharedWeights:
         buffer: float32 [N], the weights that the model computes with; equal and exact on all ranks.
         layout: how it is shared out.
         gathered: "fp32", "bf16" or "e5m2".
+        copy: [N], the buffer in the activations' type, kept up to date here; None: there is none. Where weights
+            travel in that type, they arrive in it.
 
     Attributes:
         shard: float32 [n], the exact weights that this rank owns.
+        copy_to_write: the copy where an update that changes the shard has to write it too; None: nothing to write.
     """
 
-    def __init__(self, buffer: Tensor, layout: Layout, gathered: str = "fp32") -> None:
+    def __init__(self, buffer: Tensor, layout: Layout, gathered: str = "fp32", copy: Tensor | None = None) -> None:
         self._buffer, self._layout = buffer, layout
         self._dtype = GATHERED_DTYPES[gathered]
         self._rounds = self._dtype != torch.float32
-        self._sent = torch.empty_like(buffer, dtype=self._dtype) if self._rounds else buffer
+        self._copy, arrives = copy, copy is not None and copy.dtype == self._dtype
+        self._sent = buffer
+        if self._rounds:
+            self._sent = copy if copy is not None and arrives else torch.empty_like(buffer, dtype=self._dtype)
+        self._needs_copying = copy is not None and not arrives
         self._works: list[Work | None] = []
         self.shard = layout.take(buffer)
         self._is_buffer = layout.size == 1 and not self._rounds
+        self.copy_to_write = copy if self._is_buffer else None
         if layout.size == 1 and self._rounds:
             self.shard = self.shard.clone()  # the buffer will hold the rounded weights
         self._round()
@@ -102,22 +110,27 @@ class SharedWeights:
         self._sent[start:stop].copy_(self.shard[first:last])
         self._works.append(self._layout.begin_all_gather(self._sent, block))
 
-    def finish_sharing(self) -> None:
-        """Returns when the buffer holds all ranks' new weights, on a GPU for what is queued next."""
-        if self._is_buffer:
-            return
-        for (start, stop), work in zip(self._layout.blocks, self._works, strict=True):
+    def finish_sharing(self, copied: bool = False) -> None:
+        """Returns when the buffer holds all ranks' new weights, on a GPU for what is queued next.
+
+        Args:
+            copied: the update has written `copy_to_write`.
+        """
+        for (start, stop), work in zip(self._layout.blocks if self._works else [], self._works, strict=True):
             if work is not None:
                 work.wait()
             if self._rounds:
                 self._buffer[start:stop].copy_(self._sent[start:stop])
         self._works.clear()
+        if not copied:
+            self._fill_copy()
 
     def exact(self) -> AbstractContextManager[object]:
         """Fills the buffer with exact weights; the returned context, at its end, rounds them again."""
         context = ExitStack()
         if self._rounds:
             self._buffer.copy_(self._layout.gather(self.shard))
+            self._fill_copy()
             context.callback(self._round)
         return context
 
@@ -126,3 +139,9 @@ class SharedWeights:
         if self._rounds:
             self._sent.copy_(self._buffer)
             self._buffer.copy_(self._sent)
+        self._fill_copy()
+
+    @torch.no_grad()
+    def _fill_copy(self) -> None:
+        if self._copy is not None and self._needs_copying:
+            self._copy.copy_(self._buffer)

@@ -110,13 +110,14 @@ class TritonUpdate:
         self._block_sums = torch.empty(2, max(1, len(cut.offsets)), dtype=torch.float32, device=device)
         self._sums = torch.zeros(2, num_owners, dtype=torch.float64, device=device)
 
-    def launch(self, buffers: Sequence[Tensor], after_block: Callable[[int], None]) -> None:
+    def launch(self, buffers: Sequence[Tensor], after_block: Callable[[int], None], copy: Tensor | None = None) -> None:
         """Queues one update.
 
         Args:
             buffers: weights, gradient and the method's state, float32 [n] each, changed in place but the gradient.
             after_block: called with the index of each of the layout's blocks when the kernels that write its weights
                 are queued, in order.
+            copy: [n] of another type, to which new weights are written as well, rounded.
         """
         for buffer in buffers:
             assert buffer.dtype == torch.float32, f"float32 expected, not {buffer.dtype}"
@@ -137,7 +138,7 @@ class TritonUpdate:
         options |= {"ALIGNMENT": self._alignment}
         adam = options | {"SCALING": self._scaling}
         if self._scaling:
-            first_pass_kernel[(len(self._all[0]),)](*buffers, *self._block_sums, *self._all[:3], *common, **adam)
+            first_pass_kernel[(len(self._all[0]),)](*buffers, None, *self._block_sums, *self._all[:3], *common, **adam)
             owners = (self._sums.shape[1],)
             owner_sums_kernel[owners](*self._block_sums, self._first_blocks, *self._sums, BLOCK=SUM_BLOCK)
             self._layout.all_reduce_sum(self._sums)
@@ -147,12 +148,12 @@ class TritonUpdate:
                 pass  # a part may be all padding
             elif self._formulas != ADAM.value:
                 states = (*state, *(None,) * (3 - len(state)))
-                arguments = (data, grad, *states, self.updates, *tables[:3], *common)
+                arguments = (data, grad, *states, copy, self.updates, *tables[:3], *common)
                 one_pass_kernel[grid](*arguments, FORMULAS=self._formulas, **options)
             elif self._scaling:
-                second_pass_kernel[grid](data, *state, *self._sums, *tables, *common, **adam)
+                second_pass_kernel[grid](data, *state, copy, *self._sums, *tables, *common, **adam)
             else:
-                first_pass_kernel[grid](*buffers, None, None, *tables[:3], *common, **adam)
+                first_pass_kernel[grid](*buffers, copy, None, None, *tables[:3], *common, **adam)
             after_block(index)
 
 
@@ -212,15 +213,22 @@ def _direction(weight, m, v, scalars, numbers, is_decayed):
 
 
 @triton.jit
+def _store_weight(data, copy, place, inside, weight):
+    tl.store(data + place, weight, mask=inside)
+    if copy is not None:
+        tl.store(copy + place, weight.to(copy.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def first_pass_kernel(
-    data, grad, exp_avg, exp_avg_sq, sums_1, sums_2, offsets, lengths, decays, grad_norm, scalars, lr, numbers,
+    data, grad, exp_avg, exp_avg_sq, copy, sums_1, sums_2, offsets, lengths, decays, grad_norm, scalars, lr, numbers,
     BLOCK: tl.constexpr, SCALING: tl.constexpr, ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
     """Moments of one block; where the method scales, its two sums, else its new weights. Grid: B.
 
-    data, grad, exp_avg, exp_avg_sq: float32 [n]; sums_1, sums_2: float32 [B], None where SCALING is 0; offsets: int64
-    [B]; lengths, decays: int32 [B]; lr: float32; numbers: float32 [6] = beta_1, 1 - beta_1, beta_2, 1 - beta_2, eps,
-    weight decay.
+    data, grad, exp_avg, exp_avg_sq: float32 [n]; copy: [n] or None, where new weights go too; sums_1, sums_2: float32
+    [B], None where SCALING is 0; offsets: int64 [B]; lengths, decays: int32 [B]; lr: float32; numbers: float32 [6] =
+    beta_1, 1 - beta_1, beta_2, 1 - beta_2, eps, weight decay.
     """
     if tl.load(grad_norm) < float("inf"):
         place, inside = _block_places(offsets, lengths, BLOCK, ALIGNMENT)
@@ -244,7 +252,7 @@ def first_pass_kernel(
                 tl.store(sums_1 + tl.program_id(0), tl.sum(weight * weight, 0))
                 tl.store(sums_2 + tl.program_id(0), tl.sum(update * update, 0))
             else:
-                tl.store(data + place, weight - tl.load(lr) * update, mask=inside)
+                _store_weight(data, copy, place, inside, weight - tl.load(lr) * update)
 
 
 @triton.jit
@@ -258,7 +266,7 @@ def _cube_root(x):
 
 @triton.jit
 def one_pass_kernel(
-    data, grad, state_1, state_2, state_3, updates, offsets, lengths, decays, grad_norm, scalars, lr, numbers,
+    data, grad, state_1, state_2, state_3, copy, updates, offsets, lengths, decays, grad_norm, scalars, lr, numbers,
     BLOCK: tl.constexpr, FORMULAS: tl.constexpr, ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
     """State and weights of one block, whose elements do not depend on each other. Grid: B.
@@ -292,7 +300,7 @@ def one_pass_kernel(
             first = beta * first + g
             weight -= rate * (first + decay * weight)
         tl.store(state_1 + place, first, mask=inside)
-        tl.store(data + place, weight, mask=inside)
+        _store_weight(data, copy, place, inside, weight)
 
 
 @triton.jit
@@ -318,7 +326,7 @@ def owner_sums_kernel(block_sums_1, block_sums_2, first_blocks, sums_1, sums_2, 
 
 @triton.jit
 def second_pass_kernel(
-    data, exp_avg, exp_avg_sq, sums_1, sums_2, offsets, lengths, decays, owners, grad_norm, scalars, lr, numbers,
+    data, exp_avg, exp_avg_sq, copy, sums_1, sums_2, offsets, lengths, decays, owners, grad_norm, scalars, lr, numbers,
     BLOCK: tl.constexpr, SCALING: tl.constexpr, ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
     """data -= lr * scale * update for one block. Grid: B.
@@ -341,5 +349,4 @@ def second_pass_kernel(
         else:
             usable = (sum_1 > 0.0) & (sum_2 > 0.0) & is_decayed
         scale = (tl.sqrt(tl.where(usable, sum_1, 1.0)) / tl.sqrt(tl.where(usable, sum_2, 1.0))).to(tl.float32)
-        weight -= tl.load(lr) * (scale * update)
-        tl.store(data + place, weight, mask=inside)
+        _store_weight(data, copy, place, inside, weight - tl.load(lr) * (scale * update))

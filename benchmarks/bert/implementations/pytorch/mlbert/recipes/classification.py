@@ -24,6 +24,7 @@ import torch
 from mlbert.core import glue, schedules
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.config_files import nearest
+from mlbert.core.continuing import fixed_settings
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.world import World
@@ -81,6 +82,7 @@ DEFAULTS: Mapping[str, object] = {
     "weight_decay_rate": 1e-6,
     "max_grad_norm": None,
     "gradient_clipping": "after",
+    "gradient_reduction": "fp32",
     "bucket_mib": 25,
     "optimizer_implementation": "ops",
     "sharded_optimizer": "off",
@@ -90,6 +92,7 @@ DEFAULTS: Mapping[str, object] = {
     "num_eval_examples": None,
     "eval_batch_size": 128,
     "precision": "auto",
+    "fp8_fast_accumulation": "forward",
     "loss_scale": 131072.0,
     "loss_scale_window": 2000,
     "cpu_threads": None,
@@ -212,6 +215,7 @@ def build(config: TrainConfig, inputs: TaskInputs, world: World, seed: int, warn
             "train_batch_size": config.train_batch_size,
             "train_data": inputs.train_data,
             "eval_data": inputs.eval_data,
+            **fixed_settings(config),
         },
         export=export,
         loss_scale=loss_scale,

@@ -20,6 +20,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 from mlbert.core import schedules
+from mlbert.core.continuing import fixed_settings
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.bucket_clipping import BucketClippingReducer
 from mlbert.dist.groups import exchange_group
@@ -67,6 +68,7 @@ DEFAULTS: Mapping[str, object] = {
     "opt_epsilon": 1e-9,
     "max_grad_norm": 1.0,
     "gradient_clipping": "buckets",
+    "gradient_reduction": "fp32",
     "bucket_mib": 25,
     "optimizer_implementation": "ops",
     "sharded_optimizer": "off",
@@ -76,6 +78,7 @@ DEFAULTS: Mapping[str, object] = {
     "num_eval_examples": 10_000,
     "eval_batch_size": 16,
     "precision": "auto",
+    "fp8_fast_accumulation": "forward",
     "loss_scale": 131072.0,
     "loss_scale_window": 2000,
     "cpu_threads": None,
@@ -122,6 +125,7 @@ def build(
             "ranks": world.world_size,
             "train_data": inputs.train_data,
             "eval_data": inputs.eval_data,
+            **fixed_settings(config),
         },
         export=functools.partial(write_weights, model, vocabulary=inputs.vocabulary),
         loss_scale=loss_scale,
@@ -137,10 +141,12 @@ def _update(
     buckets = cut_buckets(flat.offsets, flat.numel, config.bucket_mib * 2**20 // flat.grad.element_size())
     gradients = (flat.parameters, flat.grad, flat.offsets, world, buckets)
     clipping, limit, scale = config.gradient_clipping, config.max_grad_norm, loss_scale.value if loss_scale else None
+    in_bf16, accumulation = config.gradient_reduction == "bf16", config.gradient_accumulation_steps
     sync: GradientReducer
     if clipping == "buckets" and limit is not None:
-        accumulation = config.gradient_accumulation_steps
-        sync = BucketClippingReducer(*gradients, max_norm=limit, accumulation=accumulation, loss_scale=scale)
+        sync = BucketClippingReducer(
+            *gradients, max_norm=limit, accumulation=accumulation, loss_scale=scale, in_bf16=in_bf16
+        )
     else:
-        sync = GradientReducer(*gradients, limit if clipping == "before" else None, scale)
+        sync = GradientReducer(*gradients, limit if clipping == "before" else None, scale, in_bf16)
     return flat, methods.make(config, flat, ShardLayout.whole(flat.numel), sync.grad_norm), sync

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from mlbert.core import schedules
 from mlbert.core.bert_config import BertConfig
+from mlbert.core.continuing import fixed_settings
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.groups import exchange_group
@@ -73,6 +74,7 @@ DEFAULTS: Mapping[str, object] = {
     "decay_all": True,
     "max_grad_norm": None,
     "gradient_clipping": "after",
+    "gradient_reduction": "fp32",
     "bucket_mib": 25,
     "optimizer_implementation": "ops",
     "sharded_optimizer": "off",
@@ -82,6 +84,7 @@ DEFAULTS: Mapping[str, object] = {
     "num_eval_examples": 10_000,
     "eval_batch_size": 16,
     "precision": "auto",
+    "fp8_fast_accumulation": "forward",
     "loss_scale": 131072.0,
     "loss_scale_window": 2000,
     "cpu_threads": None,
@@ -141,6 +144,7 @@ def build(
             "global_batch_size": config.train_batch_size * world.world_size,  # on however many ranks
             "train_data": found.train_data,
             "eval_data": found.eval_data,
+            **fixed_settings(config),
         },
         export=functools.partial(_export, config, model, found.vocabulary),
         loss_scale=loss_scale,

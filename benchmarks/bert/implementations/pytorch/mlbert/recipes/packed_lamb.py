@@ -18,6 +18,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 from mlbert.core import schedules
+from mlbert.core.continuing import fixed_settings
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.groups import ShardGroups, exchange_group
@@ -65,6 +66,7 @@ DEFAULTS: Mapping[str, object] = {
     "opt_epsilon": 1e-6,
     "max_grad_norm": 1.0,
     "gradient_clipping": "after",
+    "gradient_reduction": "fp32",
     "bucket_mib": 25,
     "optimizer_implementation": "ops",
     "sharded_optimizer": "off",
@@ -74,6 +76,7 @@ DEFAULTS: Mapping[str, object] = {
     "num_eval_examples": 10_000,
     "eval_batch_size": 16,
     "precision": "auto",
+    "fp8_fast_accumulation": "forward",
     "loss_scale": 131072.0,
     "loss_scale_window": 2000,
     "cpu_threads": None,
@@ -120,6 +123,7 @@ def build(
             "ranks": world.world_size,
             "train_data": inputs.train_data,
             "eval_data": inputs.eval_data,
+            **fixed_settings(config),
         },
         export=functools.partial(write_weights, model, vocabulary=inputs.vocabulary),
         loss_scale=loss_scale,
@@ -139,12 +143,12 @@ def _update(
     numel, grad = flat.padded_data.numel(), flat.padded_grad
     bucket_elements = config.bucket_mib * 2**20 // grad.element_size()
     clip_before = config.max_grad_norm if config.gradient_clipping == "before" else None
-    scale = loss_scale.value if loss_scale else None
+    scale, in_bf16 = loss_scale.value if loss_scale else None, config.gradient_reduction == "bf16"
     if config.sharded_optimizer == "off":
         layout = ShardLayout.whole(numel)
         buckets = cut_buckets(flat.offsets, numel, bucket_elements)
-        reducer = GradientReducer(flat.parameters, grad, flat.offsets, world, buckets, clip_before, scale)
+        reducer = GradientReducer(flat.parameters, grad, flat.offsets, world, buckets, clip_before, scale, in_bf16)
     else:
         layout = ShardLayout(numel, groups, bucket_elements)
-        reducer = ShardedReducer(flat.parameters, grad, flat.offsets, world, layout, clip_before, scale)
+        reducer = ShardedReducer(flat.parameters, grad, flat.offsets, world, layout, clip_before, scale, in_bf16)
     return flat, methods.make(config, flat, layout), reducer

@@ -59,7 +59,7 @@ def new_system(name: str, other: str, tree: Path, config: str | None = None) -> 
         name: letters, digits and underscores; also the name of the results folder and of the description.
         other: an existing system.
         tree: root of the tree.
-        config: which of the other system's configs; needed when it has several.
+        config: which of the other system's configs; needed when it has several, besides those for FP8.
 
     Raises:
         UserError: a bad or taken name, no such system, a choice of configs, or a folder that cannot be written.
@@ -107,8 +107,9 @@ def _check_name(name: str, tree: Path) -> None:
 def _choose_config(source: Path, config: str | None) -> Path:
     configs = sorted(path for path in source.glob("config_*.sh") if parse_config_name(path.name))
     names = ", ".join(path.name for path in configs)
-    if config is None and len(configs) == 1:
-        return configs[0]
+    in_bf16 = [path for path in configs if not path.stem.endswith("_fp8")]  # the others differ in PRECISION only
+    if config is None and len(in_bf16) == 1:
+        return in_bf16[0]
     if config is None:
         reason = f"has {len(configs)} configs" if configs else "has no config"
         raise UserError(source, reason, f"Choose with --config: {names}" if configs else "Choose another system")

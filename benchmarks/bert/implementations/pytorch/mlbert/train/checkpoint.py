@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mlbert.core.files import share_file
+from mlbert.core.files import write_tensors
 from mlbert.core.step_folders import StepFolders
 
 _TENSORS = "tensors.safetensors"
@@ -38,11 +37,7 @@ class CheckpointFolder:
         """Writes one checkpoint; on failure (a full disk) nothing half-written is left and UserError is raised."""
 
         def write(folder: Path) -> None:
-            try:
-                save_file(tensors, folder / _TENSORS)
-                share_file(folder / _TENSORS)
-            except SafetensorError as error:
-                raise OSError(str(error)) from None
+            write_tensors(folder / _TENSORS, lambda path: save_file(tensors, path))
 
         return self._folders.save(step, state, write)
 

@@ -1,7 +1,7 @@
 """An objective's metrics on the whole evaluation set, sharded over ranks.
 
 On a CUDA device an evaluation costs the host next to nothing: the samples stay on the device in compact form, every
-batch is filled up to one shape, so that one graph serves all of them, and nothing is read before the end.
+batch is filled up to a shape of which there is a graph, or else to one shape, and nothing is read before the end.
 
 `Evaluator.begin` returns when all is queued, and `Evaluation.result` waits. In between the host makes the next training
 step ready: it takes the micro-batches and agrees on their numbers with the other ranks. No training step is queued
@@ -12,8 +12,9 @@ them is taken at every evaluation. All that it could save is the device's wait f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -48,6 +49,16 @@ class Evaluation:
         return self._objective.metrics(self._sums.read().tolist(), self._rows)
 
 
+@dataclass(frozen=True)
+class _Graph:
+    """What a batch fits into, where it is read, what is done with it and what repeats that."""
+
+    budget: Budget
+    target: Batch
+    function: Callable[[], None]
+    replay: Callable[[], None]
+
+
 class Evaluator:
     """Evaluates a model again and again on the same batches.
 
@@ -56,7 +67,8 @@ class Evaluator:
         objective: what is summed.
         batches: this rank's; read at the first evaluation, and at every one unless they stay on the device.
         world: the ranks.
-        capture: makes the graph of one batch; None: no graph.
+        capture: makes the graphs, of one batch each, when `record` is called; None: no graph.
+        budgets: of the graphs, the smallest first. A batch that exceeds all of them runs without.
         resident: keep the batches on the device, filled up to one shape; None: on CUDA, and for a graph.
     """
 
@@ -67,6 +79,7 @@ class Evaluator:
         batches: Iterable[HostBatch],
         world: World,
         capture: Capture | None = None,
+        budgets: Sequence[Budget] = (),
         resident: bool | None = None,
     ) -> None:
         self._model, self._objective, self._batches, self._world = model, objective, batches, world
@@ -75,8 +88,24 @@ class Evaluator:
         self._sums = torch.zeros(len(objective.sum_names), dtype=torch.float64, device=self._device)
         self._resident = self._device.type == "cuda" or capture is not None if resident is None else resident
         self._kept: list[HostBatch] | None = None
-        self._target: Batch | None = None  # the one batch of the graph; its shape holds every kept one
-        self._replay: Callable[[], None] | None = None
+        self._target: Batch | None = None  # its shape holds every kept batch that has no graph
+        self._budgets, self._graphs = budgets, list[_Graph]()
+
+    @torch.no_grad()
+    def record(self) -> None:
+        """Captures the graphs, before any sample is read."""
+        if self._capture is None or self._objective.num_columns:
+            return
+        self._model.train(False)
+        with self._model.recording():
+            self._model.is_calibrated = True
+            self._model.refresh()
+            for budget in reversed(self._budgets):  # the smaller ones find room in the pool
+                target = budget.allocate(self._device)
+                function = partial(self._add, target)
+                self._capture.warm_up(function)
+                self._graphs.insert(0, _Graph(budget, target, function, self._capture.record(function)))
+        self._model.train()
 
     @torch.no_grad()
     def begin(self, passing: Passing = iter) -> Evaluation:
@@ -112,26 +141,18 @@ class Evaluator:
     def _over_kept(self, passing: Passing) -> None:
         if self._kept is None:
             self._kept = [replace(batch, data=batch.data.to(self._device)) for batch in self._batches]
-            self._target = Budget.over(self._kept).allocate(self._device) if self._kept else None
+            others = [batch for batch in self._kept if self._graph_for(batch) is None]
+            self._target = Budget.over(others).allocate(self._device) if others else None
         for batch in passing(self._kept):
-            batch.to(self._device, out=self._target)
-            if self._capture is None or not self._model.is_calibrated:
-                self._add_target()
+            graph = self._graph_for(batch)
+            if graph is None:
+                self._add(batch.to(self._device, out=self._target))
             else:
-                self._replay = self._replay or self._record(self._capture)
-                self._replay()
+                batch.to(self._device, out=graph.target)
+                (graph.replay if self._model.is_calibrated else graph.function)()
 
-    def _record(self, capture: Capture) -> Callable[[], None]:
-        """The graph of one batch; leaves the sums as they are."""
-        sums = self._sums.clone()
-        capture.warm_up(self._add_target)
-        replay = capture.record(self._add_target)
-        self._sums.copy_(sums)
-        return replay
-
-    def _add_target(self) -> None:
-        assert self._target is not None
-        self._add(self._target)
+    def _graph_for(self, batch: HostBatch) -> _Graph | None:
+        return next((graph for graph in self._graphs if graph.budget.holds(batch)), None)
 
     def _add(self, batch: Batch) -> None:
         self._sums += self._objective.sums(self._model, batch)

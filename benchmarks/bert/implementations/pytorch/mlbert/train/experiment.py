@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from rich.console import Console
 
 from mlbert.core import rules
 from mlbert.core.config import Resolved
+from mlbert.core.errors import UserError
 from mlbert.core.events import Events, MLPerfEvents, Several
 from mlbert.core.identity import (
     Identity,
@@ -58,8 +60,11 @@ _PARTS = "gradient_accumulation_steps"
 
 
 def threads_per_rank(config: TrainConfig, world: World) -> int:
-    """CPU threads of this rank: the setting, or an equal share of the cores that the process may use."""
+    """CPU threads of this rank: the setting, or an equal share of the cores that the process may use. Raises UserError
+    for more threads than CPUs, with which OpenMP may bring the whole machine to its limit."""
     if config.cpu_threads:
+        if config.cpu_threads > (cpus := os.cpu_count() or 1):
+            raise UserError(f"CPU_THREADS={config.cpu_threads}", f"this machine has {cpus} CPUs", "Set it to none")
         return config.cpu_threads
     return max(1, len(os.sched_getaffinity(0)) // world.local_world_size)
 
@@ -67,13 +72,14 @@ def threads_per_rank(config: TrainConfig, world: World) -> int:
 def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Console) -> Outcome:
     """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
     config, paths = resolved.config, RunFolder.of(resolved.config)
-    inputs = recipe.inspect(config)
+    num_threads = threads_per_rank(config, world)
+    inputs = _inspected(config, recipe)
     if world.rank == 0:
         paths.prepare(config.resume)
     world.start()
     if world.rank == 0 and config.resume:
         paths.set_log_aside()
-    torch.set_num_threads(threads_per_rank(config, world))
+    torch.set_num_threads(num_threads)
     seed = world.broadcast_int(choose_seed(config, paths))
     log = MLPerfLogger(paths.log if world.rank == 0 else None, rank=world.rank, root=tree_root())
 
@@ -99,27 +105,14 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
         if world.rank == 0:
             identity = log_run(log, resolved, told, method)
             record = paths.write_record(resolved, seed, identity)
-        monitor = Monitor(
-            paths.folder / "metrics.jsonl" if world.rank == 0 else None,
-            Limits.of(config),
-            config.log_freq,
-            console,
-            append=config.resume,
-        )
-        loggers: list[Events] = []
+        monitor = _monitor(config, paths, world, console)
+        listeners: list[Events] = [MLPerfEvents(log, lambda: method.evaluation.num_examples), monitor]
         if world.rank == 0:
             peak = functools.partial(gemm_peak_flops, method.model.dtype, world.device.type)
-            loggers = make_loggers(config, record, paths.folder, config.optimizer, world.world_size, peak)
-        events = Several([MLPerfEvents(log, lambda: method.evaluation.num_examples), monitor, *loggers])
+            listeners += make_loggers(config, record, paths.folder, config.optimizer, world.world_size, peak)
+        events = Several(listeners)
         run = assemble(config, method, paths.folder / "checkpoints", world, lifecycle, events, seed)
-        if config.resume and run.snapshots.load(say):
-            log.event("resumed_from_step", run.state.step)
-            say(f"resumed at step {run.state.step}, {run.state.samples} samples")
-        lifecycle.accept_warnings()
-        run.step.warm_up()
-        if run.step.graphs:
-            run.step.record()
-            say(f"CUDA graphs: {config.cuda_graph_mode}, {method.budget}")
+        _make_ready(run, config, lifecycle, log, say)
         monitor.open(run.state)
         log.end("init_stop")
         world.barrier()
@@ -132,8 +125,37 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
     if world.rank == 0:
         summary = artifacts.summarize(outcome, config, method, seed, world)
         artifacts.leave_behind(paths.folder, summary, asdict(identity), method)
+    run.step.release()
     world.stop()
     return outcome
+
+
+def _inspected(config: TrainConfig, recipe: Recipe) -> Inputs:
+    inputs = recipe.inspect(config)
+    if inputs.train_data == inputs.eval_data and not config.synthetic_data:
+        reason = "is the training set: how well it is known says nothing of other text"
+        raise UserError(config.eval_dir, reason, "Set EVALDIR to sequences that are left out of training")
+    return inputs
+
+
+def _monitor(config: TrainConfig, paths: RunFolder, world: World, console: Console) -> Monitor:
+    path = paths.folder / "metrics.jsonl" if world.rank == 0 else None
+    return Monitor(path, Limits.of(config), config.log_freq, console, append=config.resume)
+
+
+def _make_ready(
+    run: Run, config: TrainConfig, lifecycle: Lifecycle, log: MLPerfLogger, say: Callable[[str], None]
+) -> None:
+    """Continues where a checkpoint stands, and does once what the first step would else do inside the run."""
+    if config.resume and run.snapshots.load(say):
+        log.event("resumed_from_step", run.state.step)
+        say(f"resumed at step {run.state.step}, {run.state.samples} samples")
+    lifecycle.accept_warnings()
+    run.step.warm_up()
+    if run.step.graphs:
+        run.evaluator.record()
+        run.step.record()
+        say(f"CUDA graphs: {config.cuda_graph_mode}, {run.method.budget}")
 
 
 def tell(inputs: Inputs, method: Method, world: World) -> Told:
@@ -205,12 +227,13 @@ def assemble(
     state = TrainState(next_eval_samples=config.eval_iter_start_samples)
     objects = (method.model, method.objective, method.flat, method.sync, method.optimizer)
     capture = graphs.capture() if graphs else None  # an evaluation runs between any two steps
+    budgets = method.evaluation.budgets if graphs else ()
     return Run(
         method=method,
         step=Step(*objects, world.all_reduce_max, events.say, graphs, method.loss_scale),
         reader=Reader(method.source, method.objective, method.model, world, lifecycle.watch, lambda: lifecycle.warned),
         ledger=Ledger(state, events.skipped),
-        evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture),
+        evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture, budgets),
         snapshots=Snapshots(
             CheckpointFolder(checkpoints, config.keep_checkpoints, dict(method.identity)), method, state, seed, world
         ),

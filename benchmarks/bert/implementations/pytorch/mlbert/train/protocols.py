@@ -61,6 +61,10 @@ class EvaluationSet(Protocol):
     def num_examples(self) -> int:
         """Over all ranks; may be known after `open` only."""
 
+    @property
+    def budgets(self) -> Sequence[Budget]:
+        """What a batch holds at most, the smallest first, for a graph of each; known before `open`."""
+
     def open(self) -> None:
         """First touch of the data. Raises UserError for a damaged file or too few samples."""
 
@@ -72,6 +76,8 @@ class Model(Protocol):
     """An `nn.Module`; what it derives from its weights (FP8 copies, scales) is its own affair."""
 
     dtype: torch.dtype
+    # False: the next step finds the scales of FP8; set where a replay did what the host could not see.
+    is_calibrated: bool
 
     def __call__(self, batch: Batch, keys: Keys | None) -> Any:
         """What the objective reads; without keys there is no dropout."""
@@ -102,10 +108,6 @@ class Model(Protocol):
 
     def forget_step(self) -> None:
         """Drops what a pass that was no step left behind."""
-
-    @property
-    def is_calibrated(self) -> bool:
-        """False: the next step must be called, not replayed, so that the model learns its scales."""
 
     def recording(self) -> AbstractContextManager[object]:
         """Within it the model counts as calibrated; afterwards it is as before."""
@@ -164,6 +166,9 @@ class FlatBuffers(Protocol):
 
 class GradientSync(Protocol):
     """What happens to gradients between backward and update."""
+
+    def warm_up(self) -> None:
+        """Runs every collective that training needs, once; all ranks call it together, with gradients of zero."""
 
     def prepare(self, last: bool) -> None:
         """Announces a backward pass, or its replay; the last one of a step may start reducing."""

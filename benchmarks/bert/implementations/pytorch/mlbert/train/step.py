@@ -10,15 +10,18 @@ Whatever differs between steps is written into memory of the device before a rep
 the dropout keys; what the losses are divided by; the learning rate. A replay gives the bits that the same functions
 give when they are called (capture by `NoCapture`), given the same bits to start from.
 
-A step runs without graphs where its batches exceed the budget, and while the model still learns its scales.
+Batches that vary are filled up to the smallest of several budgets that holds them, each with a graph of its own; all of
+them share one pool of memory, so that they take that of the largest. So does the graph of the step that learns the
+scales of FP8, which is replayed once. A step runs without graphs where its batches exceed all budgets.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +37,7 @@ from mlbert.train.protocols import FlatBuffers, GradientSync, Keys, LossScale, M
 
 SETTING = "CUDA_GRAPH_MODE"
 WARM_UP_TOKENS = 8
+WARM_UP_SEQUENCES = 65  # on a GPU, where some kernels are for many tokens only
 
 Passing = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -54,12 +58,24 @@ class Graphs:
         budget: of one micro-batch.
         micro_batches: of one step on this rank.
         capture: gives a `CudaCapture` with a memory pool of its own, or a `NoCapture` for the same without graphs.
+        smaller: budgets for batches that vary, the smallest first; each has a graph of its own.
     """
 
     mode: GraphMode
     budget: Budget
     micro_batches: int
     capture: Callable[[], Capture]
+    smaller: Sequence[Budget] = ()
+
+
+@dataclass
+class _Graph:
+    """One graph: what its batches fit into, where it reads them, what it does and what repeats that."""
+
+    budget: Budget
+    targets: list[Batch]
+    function: Callable[[], None]
+    replay: Callable[[], None] | None = None
 
 
 class StepResult:
@@ -122,26 +138,51 @@ class Step:
         self._keys_on_host = graphs is None and device.type == "cpu"
         self._keys: Keys = self._numbers[: keys.numel()].view(keys.shape)
         self._divisors = self._numbers[keys.numel() :].view(torch.float32).unbind()
-        copies = 0 if graphs is None else graphs.micro_batches if graphs.mode is GraphMode.FULL_ITERATION else 1
-        self._targets = [graphs.budget.allocate(device) for _ in range(copies)] if graphs else []
-        self._replay: Callable[[], None] | None = None
+        self._graphs = [self._graph(graphs, b) for b in (*graphs.smaller, graphs.budget)] if graphs else []
+        # Of the largest budget: the first step may be any.
+        self._calibrating = replace(self._graphs[-1], function=self._learning(self._graphs[-1])) if graphs else None
 
-    def holds(self, batches: Sequence[HostBatch]) -> bool:
-        """Whether a step of these micro-batches fits the graph."""
-        graphs = self.graphs
-        return graphs is not None and len(batches) == graphs.micro_batches and all(map(graphs.budget.holds, batches))
+    def _graph(self, graphs: Graphs, budget: Budget) -> _Graph:
+        """Not recorded yet."""
+        whole = graphs.mode is GraphMode.FULL_ITERATION
+        targets = [budget.allocate(self._device) for _ in range(graphs.micro_batches if whole else 1)]
+        return _Graph(budget, targets, partial(self._iteration if whole else self._first_target, targets))
+
+    def _learning(self, graph: _Graph) -> Callable[[], None]:
+        """The graph's function while scales are not known: weights are quantised inside."""
+
+        def function() -> None:
+            self._model.is_calibrated = False
+            self._model.weights_changed()
+            graph.function()
+
+        return function
+
+    def graph_for(self, batches: Sequence[HostBatch]) -> _Graph | None:
+        """The smallest graph that holds a step of these micro-batches; None: none does."""
+        if self.graphs is None or len(batches) != self.graphs.micro_batches:
+            return None
+        assert self._calibrating is not None, "as there are graphs"
+        usable = self._graphs if self._model.is_calibrated else [self._calibrating]
+        return next((graph for graph in usable if all(map(graph.budget.holds, batches))), None)
 
     def warm_up(self) -> None:
-        """Forward, backward, the reduction, and a forward pass as in evaluation, on made-up tokens.
+        """Forward, backward, reduction and update, and a forward pass as in evaluation, on made-up tokens.
 
-        Builds kernels, buffers and the communicators that gradients travel by; all ranks call it together. Weights and
-        optimizer stay untouched, gradients are zero afterwards.
+        Builds kernels and buffers, and connects the ranks in each of their groups, so that nothing of it is left for
+        the time that counts; all ranks call it together. Weights and optimizer stay untouched, gradients are zero
+        afterwards.
         """
-        self._write_numbers(0, 0, [1.0] * self._num_divisors)
-        batch = HostBatch.made_up(WARM_UP_TOKENS, page_locked=self._device.type == "cuda")
+        is_cuda, updates = self._device.type == "cuda", self._optimizer.num_updates
+        self._sync.warm_up()
+        # Divisors of 0 make gradients that are not finite, and such an update changes nothing.
+        self._write_numbers(0, 0, [0.0] * self._num_divisors)
+        batch = HostBatch.made_up(WARM_UP_TOKENS, page_locked=is_cuda, sequences=WARM_UP_SEQUENCES if is_cuda else 1)
         self._sync.prepare(last=True)
         self._forward_backward(batch.to(self._device))
         self._sync.finish()
+        self._optimizer.step(0.0)
+        assert self._optimizer.num_updates == updates, "warming up changed the weights"
         with torch.no_grad():
             self._objective.sums(self._model, batch.to(self._device))
         self._flat.zero_grad()
@@ -164,18 +205,35 @@ class Step:
         scale_before = {name: value.clone() for name, value in scale.state_dict().items()} if scale else {}
         # Divisors of 0 make gradients that are not finite, and such an update changes nothing.
         self._numbers.zero_()
-        function = self._iteration if self.graphs.mode is GraphMode.FULL_ITERATION else self._first_target
+        # The largest first: what it leaves in the pool suffices for the others.
+        graphs = self._graphs[::-1]
+        if self._calibrating is not None and not self._model.is_calibrated:
+            graphs.append(self._calibrating)
+        capture = self.graphs.capture()
         with self._model.recording():
             self._flat.zero_grad()
-            self._model.refresh()
-            capture = self.graphs.capture()
-            capture.warm_up(function)
-            self._replay = capture.record(function)
+            for graph in graphs:  # all of them first: their memory must be free again before there is a pool
+                self._make_ready(graph)
+                capture.warm_up(graph.function)
+            for graph in graphs:
+                self._make_ready(graph)
+                graph.replay = capture.record(graph.function)
             self._flat.zero_grad()
         assert self._optimizer.num_updates == updates, "a warm-up step changed the weights"
         if scale:
             scale.load_state_dict(scale_before)
         self._model.weights_changed()
+
+    def release(self) -> None:
+        """Ends the graphs; no step comes after it. NCCL waits for those that hold its collectives before it ends."""
+        self._graphs.clear()
+        self._calibrating = None
+
+    def _make_ready(self, graph: _Graph) -> None:
+        """For the graph's function: copies of the weights are there already, as its scales are."""
+        self._model.is_calibrated = graph is not self._calibrating
+        self._model.weights_changed()
+        self._model.refresh()
 
     def __call__(
         self,
@@ -196,25 +254,25 @@ class Step:
             passing: passes the batches on, one when it is asked for.
         """
         self._write_numbers(seed, step, divisors)
-        graphs = self.graphs if self.holds(batches) else None
-        if self.graphs and not graphs and not self._has_said:
+        graph = self.graph_for(batches)
+        if self.graphs and not graph and not self._has_said:
             self._has_said = True
             self._say(f"step {step + 1} runs without a graph: a batch exceeds {self.graphs.budget}")
-        if graphs and graphs.mode is GraphMode.FULL_ITERATION:
-            norm = self._replay_iteration(graphs, passing(batches), lr)
+        if graph and self.graphs and self.graphs.mode is GraphMode.FULL_ITERATION:
+            norm = self._replay_iteration(graph, passing(batches), lr)
         else:
-            norm = self._step(graphs, passing(batches), len(batches), lr)
+            norm = self._step(graph, passing(batches), len(batches), lr)
         return StepResult(self._loss_sum, norm)
 
-    def _step(self, graphs: Graphs | None, batches: Iterable[HostBatch], num_batches: int, lr: float) -> Tensor:
+    def _step(self, graph: _Graph | None, batches: Iterable[HostBatch], num_batches: int, lr: float) -> Tensor:
         self._clear()
-        if graphs:
+        if graph and self._model.is_calibrated:
             self._model.refresh()  # once for all micro-batches: their graph only reads the copies
         for i, batch in enumerate(batches):
             self._sync.prepare(last=i == num_batches - 1)
-            if graphs:
-                graphs.budget.write(batch, self._targets[0])
-                self._run(self._first_target)
+            if graph:
+                graph.budget.write(batch, graph.targets[0])
+                _replay(graph)
             else:
                 self._forward_backward(batch.to(self._device))
         self._sync.finish()
@@ -222,27 +280,24 @@ class Step:
         self._end()
         return norm
 
-    def _replay_iteration(self, graphs: Graphs, batches: Iterable[HostBatch], lr: float) -> Tensor:
-        for batch, target in zip(batches, self._targets, strict=True):
-            graphs.budget.write(batch, target)
+    def _replay_iteration(self, graph: _Graph, batches: Iterable[HostBatch], lr: float) -> Tensor:
+        for batch, target in zip(batches, graph.targets, strict=True):
+            graph.budget.write(batch, target)
         self._optimizer.set_learning_rate(lr)
-        self._run(self._iteration)
-        self._model.weights_changed()  # a replay changes the weights behind the host's back
+        _replay(graph)
+        # A replay changes the weights, and learns their scales, behind the host's back.
+        self._model.is_calibrated = True
+        self._model.weights_changed()
         return self._optimizer.grad_norm
 
-    def _run(self, function: Callable[[], None]) -> None:
-        """Replays the function, or calls it where the model does not know its scales yet."""
-        assert self._replay is not None, "record() first"
-        (self._replay if self._model.is_calibrated else function)()
+    def _first_target(self, targets: Sequence[Batch]) -> None:
+        self._forward_backward(targets[0])
 
-    def _first_target(self) -> None:
-        self._forward_backward(self._targets[0])
-
-    def _iteration(self) -> None:
+    def _iteration(self, targets: Sequence[Batch]) -> None:
         self._model.weights_changed()
         self._clear()
-        for i, batch in enumerate(self._targets):
-            self._sync.prepare(last=i == len(self._targets) - 1)
+        for i, batch in enumerate(targets):
+            self._sync.prepare(last=i == len(targets) - 1)
             self._forward_backward(batch)
         self._sync.finish()
         self._optimizer.launch()
@@ -272,6 +327,11 @@ class Step:
             self._keys = keys.tolist()
 
 
+def _replay(graph: _Graph) -> None:
+    assert graph.replay is not None, "record() first"
+    graph.replay()
+
+
 def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.device) -> Graphs | None:
     """What CUDA_GRAPH_MODE asks for; None for ``none``.
 
@@ -296,4 +356,4 @@ def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.d
     if wanted is GraphMode.FULL_ITERATION and not method.optimizer.can_capture:
         reason = f"the optimizer in form {method.optimizer.implementation!r} decides on the host whether to update"
         raise UserError(f"{SETTING}={mode}", reason, f"Set OPS=auto with Triton installed, or {SETTING}=segmented")
-    return Graphs(wanted, budget, micro_batches, lambda: CudaCapture(device))
+    return Graphs(wanted, budget, micro_batches, lambda: CudaCapture(device), budget.smaller_ones())

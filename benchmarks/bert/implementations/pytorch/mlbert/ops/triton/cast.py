@@ -13,6 +13,8 @@ Legend: T tokens, U tokens rounded up to a multiple of 16, F columns, P row bloc
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -21,23 +23,26 @@ from torch import Tensor
 from mlbert.ops import registry
 from mlbert.ops.fp8_scaling import Quantised, padded_tokens
 from mlbert.ops.triton.device import ACTIVATION_TYPES
+from mlbert.ops.triton.quantise import (
+    INTERPRETED,
+    fp8_arguments,
+    largest_magnitude,
+    quantised_buffers,
+    raise_amax,
+    store_columns,
+    store_rows,
+)
 from mlbert.ops.triton.sums import sum_partials
 
-FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 PLAIN, GELU, GELU_BACKWARD = 0, 1, 2
 _GELU, _GELU_BACKWARD = tl.constexpr(GELU), tl.constexpr(GELU_BACKWARD)
-BLOCK = 64  # tile side: rows of 64 bytes each way
+ROWS, COLUMNS = 128, 64  # of a tile: whole 128 bytes of x and of a transposed row
 # tanh(z) = 2 sigmoid(2 z) - 1, so the tanh form of GELU is y sigmoid(GELU_SLOPE (y + GELU_CUBE y^3)).
 GELU_SLOPE = tl.constexpr(2 * (2 / torch.pi) ** 0.5)
 GELU_CUBE = tl.constexpr(0.044715)
 SQRT_HALF, INVERSE_SQRT_2_PI = tl.constexpr(0.5**0.5), tl.constexpr((2 * torch.pi) ** -0.5)
-
-
-def quantised_buffers(x: Tensor, dtype: torch.dtype) -> Quantised:
-    """Uninitialised FP8 copies of x [T, F]."""
-    assert dtype in FP8_TYPES, f"{dtype} is no FP8 type"
-    rows, columns = torch.empty_like(x, dtype=dtype), x.new_empty(x.shape[1], padded_tokens(x.shape[0]), dtype=dtype)
-    return Quantised(rows, columns)
+LOG2_E = tl.constexpr(math.log2(math.e))
+SIGMOID = tl.constexpr("{ ex2.approx.ftz.f32 $0, $1; add.f32 $0, $0, 0f3F800000; rcp.approx.ftz.f32 $0, $0; }")
 
 
 @registry.register("fp8_quantise", "triton")
@@ -76,15 +81,27 @@ def _quantise(x, d_out, bias, scale, amax, dtype, operation, exact, sums, out=No
     copies = out or quantised_buffers(x, dtype)
     tokens, columns = x.shape
     assert copies.rows.shape == x.shape, f"room for {tuple(copies.rows.shape)}, not {tuple(x.shape)}"
-    blocks = triton.cdiv(tokens, BLOCK)
+    blocks = triton.cdiv(tokens, ROWS)
     partial = torch.empty(blocks if sums else 0, columns, dtype=torch.float32, device=x.device)
     if x.numel():
-        grid = (triton.cdiv(columns, BLOCK), blocks)
+        grid = (triton.cdiv(columns, COLUMNS), blocks)
         cast_kernel[grid](
-            *(x, d_out, bias, scale, amax, *copies, partial if sums else None),
-            *(tokens, padded_tokens(tokens), columns, operation, exact, BLOCK),
+            *(x, d_out, bias, scale, amax, *fp8_arguments(copies), partial if sums else None),
+            *(tokens, padded_tokens(tokens), columns, operation, exact, dtype == torch.float8_e5m2, ROWS, COLUMNS),
         )
     return copies, partial
+
+
+@triton.jit
+def sigmoid(z):
+    """1 / (1 + exp(-z)) of float32.
+
+    Not by `tanh.approx`, one instruction with a relative error of 2^-11: 1 + tanh cancels where z is negative, and
+    GELU's tail would be wrong by more than FP8 rounds. `ex2.approx` and `rcp.approx` err by 2^-22 (PTX ISA).
+    """
+    if INTERPRETED:
+        return tl.sigmoid(z)
+    return tl.inline_asm_elementwise(SIGMOID, "=&r,r", [z * -LOG2_E], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -94,55 +111,56 @@ def gelu_parts(y, EXACT: tl.constexpr):
         below = 0.5 * (1.0 + tl.erf(y * SQRT_HALF))
         slope = below + y * INVERSE_SQRT_2_PI * tl.exp(-0.5 * y * y)
         return y * below, slope
-    gate = tl.sigmoid(GELU_SLOPE * (y + GELU_CUBE * y * y * y))
-    slope = gate + y * gate * (1.0 - gate) * GELU_SLOPE * (1.0 + 3.0 * GELU_CUBE * y * y)
-    return y * gate, slope
+    square = y * y
+    gate = sigmoid(y * (GELU_SLOPE + GELU_SLOPE * GELU_CUBE * square))
+    inner_slope = GELU_SLOPE + 3.0 * GELU_SLOPE * GELU_CUBE * square
+    return y * gate, gate + y * inner_slope * (gate - gate * gate)
 
 
 @triton.jit
-def store_quantised(value, row, column, tokens, padded, columns, out_rows, out_columns, scale, amax):
-    """Writes a float32 tile, 0 where outside, as FP8 to out_rows [T, F] and out_columns [F, U]; raises amax."""
+def operation_on(x, d_out, shift, row, column, tokens, columns, OPERATION: tl.constexpr, EXACT: tl.constexpr):
+    """Rows `row` [G] of what is to be quantised, float32 [G, C], 0 outside; `shift`: the bias, float32 [C] or None."""
     inside = (row < tokens)[:, None] & (column < columns)[None, :]
-    # A maximum does not depend on the order, so the atomic is deterministic.
-    tl.atomic_max(amax, tl.max(tl.max(tl.abs(value), 1), 0), sem="relaxed")
-    largest = 448.0 if out_rows.dtype.element_ty == tl.float8e4nv else 57344.0
-    scaled = value * scale
-    # Comparisons are false for NaN, which passes.
-    scaled = tl.where(scaled > largest, largest, tl.where(scaled < -largest, -largest, scaled))
-    small = scaled.to(out_rows.dtype.element_ty)
-    wide_row, wide_column = row.to(tl.int64), column.to(tl.int64)
-    tl.store(out_rows + wide_row[:, None] * columns + column[None, :], small, mask=inside)
-    # Columns up to U are written as well: products read them, as zeros.
-    transposed_inside = (column < columns)[:, None] & (row < padded)[None, :]
-    tl.store(out_columns + wide_column[:, None] * padded + row[None, :], tl.trans(small), mask=transposed_inside)
+    place = row[:, None].to(tl.int64) * columns + column[None, :]
+    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if shift is not None:
+        value += shift[None, :]
+    if OPERATION == _GELU:
+        # gelu(0 + bias) is not 0: outside it would count in amax.
+        value = tl.where((row < tokens)[:, None], gelu_parts(value, EXACT)[0], 0.0)
+    if OPERATION == _GELU_BACKWARD:
+        value = gelu_parts(value, EXACT)[1] * tl.load(d_out + place, mask=inside, other=0.0).to(tl.float32)
+    return value
 
 
 # Scales of all layers lie in one tensor: their alignment is no reason to compile again.
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["scale", "amax"])
 def cast_kernel(
     x, d_out, bias, scale, amax, out_rows, out_columns, partial, tokens, padded, columns, OPERATION: tl.constexpr,
-    EXACT: tl.constexpr, BLOCK: tl.constexpr,
+    EXACT: tl.constexpr, E5M2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One tile: the operation, the two quantised copies, the tile's sum over tokens. Grid: F / BLOCK, P.
+    """One tile: the operation, the two quantised copies, the tile's sum over tokens. Grid: F / COLUMNS, P.
 
-    x, d_out: [T, F]; bias: [F]; scale, amax: float32 scalars; out_rows [T, F], out_columns [F, U]: FP8;
+    x, d_out: [T, F]; bias: [F]; scale, amax: float32 scalars; out_rows uint8 [T, F], out_columns int32 [F, U / 4];
     partial: float32 [P, F]. d_out, bias and partial are None where the operation has none.
     """
-    row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = (row < tokens)[:, None] & (column < columns)[None, :]
-    place = row[:, None].to(tl.int64) * columns + column[None, :]
-    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    group = tl.program_id(1) * (ROWS // 4) + tl.arange(0, ROWS // 4)
+    row = group * 4
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    shift = None
     if bias is not None:
-        value += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
-    if OPERATION == _GELU:
-        value = gelu_parts(value, EXACT)[0]
-    if OPERATION == _GELU_BACKWARD:
-        value = gelu_parts(value, EXACT)[1] * tl.load(d_out + place, mask=inside, other=0.0).to(tl.float32)
-    if bias is not None:
-        # gelu(0 + bias) is not 0: outside it would count in amax and in the sums.
-        value = tl.where(inside, value, 0.0)
-    store_quantised(value, row, column, tokens, padded, columns, out_rows, out_columns, tl.load(scale), amax)
+        shift = tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
+    value0 = operation_on(x, d_out, shift, row, column, tokens, columns, OPERATION, EXACT)
+    value1 = operation_on(x, d_out, shift, row + 1, column, tokens, columns, OPERATION, EXACT)
+    value2 = operation_on(x, d_out, shift, row + 2, column, tokens, columns, OPERATION, EXACT)
+    value3 = operation_on(x, d_out, shift, row + 3, column, tokens, columns, OPERATION, EXACT)
+    raise_amax(amax, largest_magnitude(value0, value1, value2, value3))
     if partial is not None:
-        total = tl.sum(value, 0)
+        total = tl.sum((value0 + value1) + (value2 + value3), 0)
         tl.store(partial + tl.program_id(1).to(tl.int64) * columns + column, total, mask=column < columns)
+    factor = tl.load(scale)
+    bytes0 = store_rows(value0, factor, row, column, tokens, columns, out_rows, E5M2)
+    bytes1 = store_rows(value1, factor, row + 1, column, tokens, columns, out_rows, E5M2)
+    bytes2 = store_rows(value2, factor, row + 2, column, tokens, columns, out_rows, E5M2)
+    bytes3 = store_rows(value3, factor, row + 3, column, tokens, columns, out_rows, E5M2)
+    store_columns(bytes0, bytes1, bytes2, bytes3, group, column, padded, columns, out_columns)

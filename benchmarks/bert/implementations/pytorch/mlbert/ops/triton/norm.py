@@ -1,12 +1,10 @@
 """LayerNorm joined with dropout and the residual sum as Triton kernels, one pass over memory each way.
 
 A program holds whole rows. Forward keeps the normalised sum, its mean and 1 / deviation; backward draws the mask again
-and leaves its sums over tokens (gradients of the three vectors) to `sums.sum_partials`. For FP8 products the forward
-kernel writes its result twice more, quantised: by rows, and transposed as the products of the backward pass read it;
-its result then has two names, one for the residual sum and one for the product, whose gradients the backward kernel
-adds in registers.
+and leaves its sums over tokens (gradients of the three vectors) to `sums.sum_partials`. Where the result has two names
+for two readers, the backward kernel adds their gradients in registers. `norm_fp8` has the forms that quantise.
 
-Legend: T tokens, U tokens rounded up to a multiple of 16, D hidden, P programs.
+Legend: T tokens, D hidden, P programs, R rows of a tile, C its columns.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -20,108 +18,101 @@ from torch import Tensor
 
 from mlbert.ops import registry
 from mlbert.ops.dropout import dropout_threshold
-from mlbert.ops.fp8_scaling import Quantised, padded_tokens
 from mlbert.ops.native_library import check_rows
-from mlbert.ops.triton.cast import quantised_buffers, store_quantised
 from mlbert.ops.triton.device import ACTIVATION_TYPES
 from mlbert.ops.triton.mask import keep, key_argument, load_key, row_hash
 from mlbert.ops.triton.sums import sum_partials, walking_programs
 
 FORWARD_TILE, BACKWARD_TILE = 4096, 2048  # elements a program holds of each of its tensors
-QUANTISED_TILE = 16384  # more rows write longer pieces of a transposed row; twice as many spill registers
+
+
+def dropout_add_layer_norm(*arguments):
+    """See `mlbert.ops.norm.dropout_add_layer_norm`."""
+    return dropout_add_layer_norm_twice(*arguments)[0]
 
 
 @registry.register("dropout_add_layer_norm", "triton")
-def dropout_add_layer_norm(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias=None):
-    """See `mlbert.ops.norm.dropout_add_layer_norm`."""
+def dropout_add_layer_norm_twice(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias=None):
+    """See `mlbert.ops.norm.dropout_add_layer_norm_twice`; the gradients of both names are added in registers."""
     threshold = dropout_threshold(dropout_p)
-    return _DropoutNorm.apply(x, residual, x_bias, weight, bias, eps, threshold, key, rows, False, None)[0]
+    return _DropoutNorm.apply(x, residual, x_bias, weight, bias, eps, threshold, key, rows, False)
 
 
 @registry.register("layer_norm_dropout", "triton")
 def layer_norm_dropout(x, weight, bias, eps, dropout_p, key, rows):
     """See `mlbert.ops.norm.layer_norm_dropout`."""
-    return _DropoutNorm.apply(x, None, None, weight, bias, eps, dropout_threshold(dropout_p), key, rows, True, None)[0]
-
-
-@registry.register("fp8_dropout_add_layer_norm", "triton")
-def dropout_add_layer_norm_quantised(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias, scale, amax):
-    """`dropout_add_layer_norm` that gives its result in e4m3 as well.
-
-    Args:
-        scale: float32 scalar on the device; quantised = result * scale, limited to e4m3's range.
-        amax: float32 scalar on the device, raised to the largest |result|.
-
-    Returns:
-        (result [T, D] of the type of x, the same memory again, its e4m3 copies: rows [T, D], columns [D, U], 0 behind
-        T). The copies are of the rounded result and carry no gradient; those of the first two are added.
-    """
-    settings = (eps, dropout_threshold(dropout_p), key, rows, False, (scale, amax, torch.float8_e4m3fn))
-    out, twin, *copies = _DropoutNorm.apply(x, residual, x_bias, weight, bias, *settings)
-    return out, twin, Quantised(*copies)
+    return _DropoutNorm.apply(x, None, None, weight, bias, eps, dropout_threshold(dropout_p), key, rows, True)[0]
 
 
 class _DropoutNorm(torch.autograd.Function):
     """`drop_output` False: LayerNorm(residual + dropout(x + x_bias)); True: dropout(LayerNorm(x))."""
 
     @staticmethod
-    def forward(ctx, x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_output, quantisation):
+    def forward(ctx, x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_output):
+        ctx.set_materialize_grads(False)
         tokens, hidden = x.shape
-        _check(x, residual, (weight, bias, x_bias), rows, threshold)
+        check_arguments(x, residual, (weight, bias, x_bias), rows, threshold)
         x, residual = x.contiguous(), None if residual is None else residual.contiguous()
         total, out = x if drop_output else torch.empty_like(x), torch.empty_like(x)
         mean, inverse = (torch.empty(tokens, dtype=torch.float32, device=x.device) for _ in range(2))
-        scale, amax, copies = None, None, ()
-        if quantisation:
-            scale, amax, dtype = quantisation
-            copies = quantised_buffers(x, dtype)
         if tokens:
             block = max(4, triton.next_power_of_2(hidden))
-            tile_rows = max(1, (QUANTISED_TILE if quantisation else FORWARD_TILE) // block)
-            padded = padded_tokens(tokens)
-            norm_forward_kernel[(triton.cdiv(padded if quantisation else tokens, tile_rows),)](
+            tile_rows = max(1, FORWARD_TILE // block)
+            norm_forward_kernel[(triton.cdiv(tokens, tile_rows),)](
                 *(x, residual, x_bias, weight, bias, rows, key_argument(key)),
-                *(None if drop_output else total, mean, inverse, out, *(copies or (None, None)), scale, amax),
-                *(tokens, padded, hidden, eps, threshold, drop_output, tile_rows, block),
+                *(None if drop_output else total, mean, inverse, out, tokens, hidden, eps, threshold, drop_output),
+                *(tile_rows, block),
                 num_warps=_warps(tile_rows * block),
             )
-        ctx.save_for_backward(total, mean, inverse, weight, rows, *((key,) if isinstance(key, Tensor) else ()))
-        ctx.dropout, ctx.drop_output = (None if isinstance(key, Tensor) else key, threshold), drop_output
-        ctx.types = bias.dtype, None if x_bias is None else x_bias.dtype
-        if not quantisation:
-            return (out,)
-        ctx.mark_non_differentiable(*copies)
-        return out, out.detach(), *copies
+        save_for_backward(ctx, (total, mean, inverse), weight, bias, x_bias, rows, key, threshold, drop_output)
+        return out, out.detach()
 
     @staticmethod
-    def backward(ctx, d_out, d_twin=None, *_):
-        total, mean, inverse, weight, rows, *saved_key = ctx.saved_tensors
-        (key, threshold), (bias_type, x_bias_type) = ctx.dropout, ctx.types
-        tokens, hidden = total.shape
-        d_out, d_total = d_out.contiguous(), torch.empty_like(total)
-        d_twin = None if d_twin is None else d_twin.contiguous()
-        # Without dropout the gradients of x and of the residual are one tensor.
-        d_x = torch.empty_like(total) if threshold and not ctx.drop_output else d_total
-        block = max(4, triton.next_power_of_2(hidden))
-        tile_rows = max(1, BACKWARD_TILE // block)
-        programs = min(triton.cdiv(tokens, tile_rows), walking_programs(total.device))
-        sums = 2 if x_bias_type is None else 3
-        partial = torch.empty(programs, sums, hidden, dtype=torch.float32, device=total.device)
-        if tokens:
-            norm_backward_kernel[(programs,)](
-                *(d_out, d_twin, total, mean, inverse, weight, rows, key_argument(*saved_key or (key,))),
-                *(d_total, None if d_x is d_total else d_x, partial, tokens, hidden),
-                *(threshold, ctx.drop_output, sums, tile_rows, block),
-                num_warps=_warps(2 * tile_rows * block),
-            )
-        d_weight, d_bias, *d_x_bias = sum_partials(partial).unbind(0)
-        return (
-            *(d_x, None if ctx.drop_output else d_total, d_x_bias[0].to(x_bias_type) if d_x_bias else None),
-            *(d_weight.to(weight.dtype), d_bias.to(bias_type), None, None, None, None, None, None),
+    def backward(ctx, d_out, d_twin):
+        if d_out is None:
+            d_out, d_twin = d_twin, None
+        if d_out is None:
+            return (None,) * 10
+        return *plain_gradients(ctx, d_out, d_twin), None, None, None, None, None
+
+
+def save_for_backward(ctx, saved, weight, bias, x_bias, rows, key, threshold, drop_output) -> None:
+    """Leaves what `plain_gradients` reads; `saved`: sum, mean and 1 / deviation."""
+    ctx.save_for_backward(*saved, weight, rows, *((key,) if isinstance(key, Tensor) else ()))
+    ctx.dropout, ctx.drop_output = (None if isinstance(key, Tensor) else key, threshold), drop_output
+    ctx.types = bias.dtype, None if x_bias is None else x_bias.dtype
+
+
+def plain_gradients(ctx, d_out, d_twin) -> tuple[Tensor | None, ...]:
+    """Gradients of x, residual, x_bias, weight and bias, those of d_out and, if there is one, d_twin together."""
+    total, mean, inverse, weight, rows, *saved_key = ctx.saved_tensors
+    (key, threshold), (bias_type, x_bias_type) = ctx.dropout, ctx.types
+    tokens, hidden = total.shape
+    d_out, d_total = d_out.contiguous(), torch.empty_like(total)
+    d_twin = None if d_twin is None else d_twin.contiguous()
+    # Without dropout the gradients of x and of the residual are one tensor.
+    d_x = torch.empty_like(total) if threshold and not ctx.drop_output else d_total
+    block = max(4, triton.next_power_of_2(hidden))
+    tile_rows = max(1, BACKWARD_TILE // block)
+    programs = min(triton.cdiv(tokens, tile_rows), walking_programs(total.device))
+    sums = 2 if x_bias_type is None else 3
+    partial = torch.empty(programs, sums, hidden, dtype=torch.float32, device=total.device)
+    if tokens:
+        norm_backward_kernel[(programs,)](
+            *(d_out, d_twin, total, mean, inverse, weight, rows, key_argument(*saved_key or (key,))),
+            *(d_total, None if d_x is d_total else d_x, partial, tokens, hidden),
+            *(threshold, ctx.drop_output, sums, tile_rows, block),
+            num_warps=_warps(2 * tile_rows * block),
         )
+    d_weight, d_bias, *d_x_bias = sum_partials(partial).unbind(0)
+    return (
+        *(d_x, None if ctx.drop_output else d_total, d_x_bias[0].to(x_bias_type) if d_x_bias else None),
+        *(d_weight.to(weight.dtype), d_bias.to(bias_type)),
+    )
 
 
-def _check(x, residual, vectors, rows, threshold) -> None:
+def check_arguments(x, residual, vectors, rows, threshold) -> None:
+    """Shapes and types of a forward pass."""
     assert x.dtype in ACTIVATION_TYPES, f"expected one of {ACTIVATION_TYPES}, got {x.dtype}"
     check_rows(rows, x.shape[0], threshold)
     for vector in vectors:
@@ -144,54 +135,106 @@ def _statistics(value, is_column, hidden, eps):
     return mean, centred, 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / hidden + eps)
 
 
-@triton.jit(do_not_specialize=["key", "tokens"], do_not_specialize_on_alignment=["quantisation_scale", "amax"])
-def norm_forward_kernel(
-    x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, out_rows, out_columns,
-    quantisation_scale, amax, tokens, padded, hidden: tl.constexpr, eps, threshold: tl.constexpr,
-    DROP_OUTPUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """ROWS rows of LayerNorm(residual + dropout(x + x_bias)), or dropout(LayerNorm(x)). Grid: T / ROWS.
+@triton.jit
+def load_vector(vector, column, hidden):
+    """A vector [D] as float32 [1, C], 0 behind D."""
+    return tl.load(vector + column, mask=column < hidden, other=0.0).to(tl.float32)[None, :]
 
-    x, residual, total, out: [T, D]; x_bias, weight, bias: [D]; rows: int32 [T]; means, inverses: float32 [T];
-    out_rows [T, D], out_columns [D, U]: FP8. residual, x_bias, total and the last four tensors may be None.
-    """
-    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)
-    is_column = (column < hidden)[None, :]
-    inside = (token < tokens)[:, None] & is_column
+
+@triton.jit
+def kept_elements(rows, key, token, tokens, threshold: tl.constexpr, BLOCK: tl.constexpr):
+    """The dropout mask of tokens [R]: bool [R, BLOCK]."""
+    row = tl.load(rows + token, mask=token < tokens, other=0)
+    return keep(row_hash(load_key(key), row), 0, BLOCK, threshold)
+
+
+@triton.jit
+def residual_sum(
+    x, residual, x_bias, rows, key, token, column, tokens, hidden, threshold: tl.constexpr, BLOCK: tl.constexpr
+):
+    """residual + dropout(x + x_bias) of tokens [R], float32 [R, BLOCK], 0 outside but for the bias."""
+    inside = (token < tokens)[:, None] & (column < hidden)[None, :]
     place = token[:, None].to(tl.int64) * hidden + column[None, :]  # T D may exceed 2^31
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     if x_bias is not None:
-        value += tl.load(x_bias + column, mask=column < hidden, other=0.0).to(tl.float32)[None, :]
+        value += load_vector(x_bias, column, hidden)
     if threshold > 0:
-        row = tl.load(rows + token, mask=token < tokens, other=0)
-        kept = keep(row_hash(load_key(key), row), 0, BLOCK, threshold)
-        if not DROP_OUTPUT:
-            value = tl.where(kept, value * (256.0 / (256 - threshold)), 0.0)
-    if residual is not None:
-        value += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+        kept = kept_elements(rows, key, token, tokens, threshold, BLOCK)
+        value = tl.where(kept, value * (256.0 / (256 - threshold)), 0.0)
+    return value + tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def normalised(value, weight, bias, total, means, inverses, token, column, tokens, hidden, eps):
+    """LayerNorm of float32 rows [R, C]; stores the rows, if there is a `total`, and their statistics for backward."""
+    is_column = (column < hidden)[None, :]
     mean, centred, inverse = _statistics(value, is_column, hidden, eps)
     kept_mean, kept_inverse = mean, inverse
     if total is not None:
         kept_sum = value.to(total.dtype.element_ty)
-        tl.store(total + place, kept_sum, mask=inside)
+        place = token[:, None].to(tl.int64) * hidden + column[None, :]
+        tl.store(total + place, kept_sum, mask=(token < tokens)[:, None] & is_column)
         if total.dtype.element_ty != tl.float32:
             # The backward pass normalises what is kept: the rounded sum, with the statistics of the rounded sum.
             kept_mean, _, kept_inverse = _statistics(kept_sum.to(tl.float32), is_column, hidden, eps)
     tl.store(means + token, kept_mean, mask=token < tokens)
     tl.store(inverses + token, kept_inverse, mask=token < tokens)
-    gain = tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)[None, :]
-    shift = tl.load(bias + column, mask=column < hidden, other=0.0).to(tl.float32)[None, :]
-    result = centred * inverse[:, None] * gain + shift
+    return centred * inverse[:, None] * load_vector(weight, column, hidden) + load_vector(bias, column, hidden)
+
+
+@triton.jit
+def sum_gradient(d, gain, total, means, inverses, token, column, tokens, hidden):
+    """(gradient of the normalised sum, the normalised sum) of tokens [R], float32 [R, C]; d: the result's gradient.
+
+    With h = (total - mean) / deviation and g = weight * d: (g - mean(g) - h mean(g h)) / deviation, and h.
+    """
+    is_column = (column < hidden)[None, :]
+    inside = (token < tokens)[:, None] & is_column
+    place = token[:, None].to(tl.int64) * hidden + column[None, :]
+    mean = tl.load(means + token, mask=token < tokens, other=0.0)[:, None]
+    inverse = tl.load(inverses + token, mask=token < tokens, other=0.0)[:, None]
+    normal = (tl.load(total + place, mask=inside, other=0.0).to(tl.float32) - mean) * inverse
+    normal = tl.where(is_column, normal, 0.0)
+    gradient = d * gain
+    mean_gradient = tl.sum(gradient, 1)[:, None] / hidden
+    mean_product = tl.sum(gradient * normal, 1)[:, None] / hidden
+    return (gradient - mean_gradient - normal * mean_product) * inverse, normal
+
+
+@triton.jit
+def load_gradient(d_out, d_twin, token, column, tokens, hidden):
+    """d_out + d_twin, if there is one, of tokens [R]: float32 [R, C], 0 outside."""
+    inside = (token < tokens)[:, None] & (column < hidden)[None, :]
+    place = token[:, None].to(tl.int64) * hidden + column[None, :]
+    d = tl.load(d_out + place, mask=inside, other=0.0).to(tl.float32)
+    if d_twin is not None:
+        d += tl.load(d_twin + place, mask=inside, other=0.0).to(tl.float32)
+    return d
+
+
+@triton.jit(do_not_specialize=["key", "tokens"])
+def norm_forward_kernel(
+    x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, tokens, hidden: tl.constexpr, eps,
+    threshold: tl.constexpr, DROP_OUTPUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows of LayerNorm(residual + dropout(x + x_bias)), or dropout(LayerNorm(x)). Grid: T / ROWS.
+
+    x, residual, total, out: [T, D]; x_bias, weight, bias: [D]; rows: int32 [T]; means, inverses: float32 [T]. x_bias
+    may be None; residual and total are with DROP_OUTPUT.
+    """
+    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (token < tokens)[:, None] & (column < hidden)[None, :]
+    place = token[:, None].to(tl.int64) * hidden + column[None, :]
+    if DROP_OUTPUT:
+        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    else:
+        value = residual_sum(x, residual, x_bias, rows, key, token, column, tokens, hidden, threshold, BLOCK)
+    result = normalised(value, weight, bias, total, means, inverses, token, column, tokens, hidden, eps)
     if threshold > 0 and DROP_OUTPUT:
+        kept = kept_elements(rows, key, token, tokens, threshold, BLOCK)
         result = tl.where(kept, result * (256.0 / (256 - threshold)), 0.0)
-    result = result.to(out.dtype.element_ty)
-    tl.store(out + place, result, mask=inside)
-    if out_rows is not None:
-        # FP8 rounds what was rounded to the activations' type, so that the twin finds the same numbers.
-        value = tl.where(inside, result.to(tl.float32), 0.0)
-        scale = tl.load(quantisation_scale)
-        store_quantised(value, token, column, tokens, padded, hidden, out_rows, out_columns, scale, amax)
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["key", "tokens"])
@@ -201,13 +244,12 @@ def norm_backward_kernel(
 ):  # fmt: skip
     """Gradients of every P-th tile of ROWS rows, and this program's sums over its tokens. Grid: P.
 
-    With h = (total - mean) / deviation and g = weight * d: d_total = (g - mean(g) - h mean(g h)) / deviation.
     d_out, d_twin, total, d_total, d_x: [T, D]; d_twin is added to d_out, if there is one; d_x None where it equals
     d_total; partial: float32 [P, SUMS, D], the sums being those of weight, bias and, if SUMS is 3, x_bias.
     """
     column = tl.arange(0, BLOCK)
     is_column = column < hidden
-    gain = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    gain = load_vector(weight, column, hidden)
     sum_weight = tl.zeros([BLOCK], tl.float32)
     sum_bias = tl.zeros([BLOCK], tl.float32)
     sum_x_bias = tl.zeros([BLOCK], tl.float32)
@@ -217,27 +259,17 @@ def norm_backward_kernel(
         token = start + tl.arange(0, ROWS)
         inside = (token < tokens)[:, None] & is_column[None, :]
         place = token[:, None].to(tl.int64) * hidden + column[None, :]
-        d = tl.load(d_out + place, mask=inside, other=0.0).to(tl.float32)
-        if d_twin is not None:
-            d += tl.load(d_twin + place, mask=inside, other=0.0).to(tl.float32)
+        d = load_gradient(d_out, d_twin, token, column, tokens, hidden)
         if threshold > 0:
-            row = tl.load(rows + token, mask=token < tokens, other=0)
-            kept = keep(row_hash(load_key(key), row), 0, BLOCK, threshold)
+            # Drawn again from key and row: the forward pass stored no mask.
+            kept = kept_elements(rows, key, token, tokens, threshold, BLOCK)
             if DROP_OUTPUT:
                 d = tl.where(kept, d * (256.0 / (256 - threshold)), 0.0)
-        mean = tl.load(means + token, mask=token < tokens, other=0.0)[:, None]
-        inverse = tl.load(inverses + token, mask=token < tokens, other=0.0)[:, None]
-        normal = (tl.load(total + place, mask=inside, other=0.0).to(tl.float32) - mean) * inverse
-        normal = tl.where(is_column[None, :], normal, 0.0)
-        gradient = d * gain
-        mean_gradient = tl.sum(gradient, 1)[:, None] / hidden
-        mean_product = tl.sum(gradient * normal, 1)[:, None] / hidden
-        result = (gradient - mean_gradient - normal * mean_product) * inverse
+        result, normal = sum_gradient(d, gain, total, means, inverses, token, column, tokens, hidden)
         tl.store(d_total + place, result.to(d_total.dtype.element_ty), mask=inside)
         sum_weight += tl.sum(d * normal, 0)
         sum_bias += tl.sum(d, 0)
         if d_x is not None:
-            # Drawn again from key and row: the forward pass stored no mask.
             result = tl.where(kept, result * (256.0 / (256 - threshold)), 0.0)
             tl.store(d_x + place, result.to(d_x.dtype.element_ty), mask=inside)
         if SUMS == 3:

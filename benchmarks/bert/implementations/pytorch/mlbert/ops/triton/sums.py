@@ -38,7 +38,7 @@ def sum_partials(partial: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def sum_partials_kernel(partial, out, rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """out [N] = partial [P, N] summed over P, float32. Grid: N / BLOCK."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

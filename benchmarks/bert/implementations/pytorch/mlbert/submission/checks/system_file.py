@@ -244,7 +244,7 @@ def _hardware(told: _Description, log: Log) -> Iterable[tuple[str, str]]:
         yield "accelerators_per_node", f"is {each} on {nodes} nodes, the logs have {ranks} ranks"
     if each and str(packages.get("torch")).endswith("+cpu") and log.value("recipe") != TENSORFLOW2:
         yield "accelerators_per_node", f"is {each}, the logs ran PyTorch {packages['torch']}"
-    if each == 0 and re.search(r'"(triton|cublaslt|flash)"', str(log.value("ops"))):
+    if each == 0 and re.search(r'"(triton|cublaslt|flash|fmha)"', str(log.value("ops"))):
         yield "accelerators_per_node", "is 0, the logs ran kernels of a GPU"
     logged = log.value("nodes")
     if nodes and is_number(logged) and nodes != logged:

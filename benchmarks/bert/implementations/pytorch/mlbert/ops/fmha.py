@@ -1,0 +1,171 @@
+"""Attention by the CUDA kernels of ``csrc/fmha``: at most 512 tokens a sequence, heads of 64, 16-bit types.
+
+``tools/build_cuda.sh`` compiles them where there is ``nvcc``; nothing needs them. They draw the masks of
+`mlbert.ops.dropout`, give the same bits in every run, and run on PyTorch's current stream without waiting for it, so
+they may be part of a CUDA graph. They have never been measured, so they run only where they are asked for.
+
+Legend: S sequences, T tokens, N heads, H head size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlbert.core import native
+from mlbert.core.native import NativeUnavailable
+from mlbert.ops import reference, registry
+from mlbert.ops.attention import FMHA_HEAD_SIZE, HALF_TYPES
+from mlbert.ops.dropout import MASK32, Key, dropout_threshold
+from mlbert.ops.native_library import check_rows, pointer
+
+_MAX_LENGTH = 512
+_KEYS_AT_ONCE = 128
+_FOLDER = native.SOURCE_FOLDER.with_name("fmha")
+
+
+_given: ctypes.CDLL | None = None
+
+
+class _Problem(ctypes.Structure):
+    """`fmha_problem` of fmha.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("qkv", "cu_seqlens", "rows", "slopes", "key_place")),
+        ("key", ctypes.c_uint32),
+        *((name, ctypes.c_int32) for name in ("threshold", "num_tokens", "num_sequences", "num_heads", "is_bfloat16")),
+    )
+
+
+def library_path() -> Path:
+    """Where the compiled kernels of these very sources belong."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in _FOLDER.iterdir() if path.is_file()):
+        digest.update(path.read_bytes())
+    return native.cache_folder() / f"fmha-{digest.hexdigest()[:32]}.so"
+
+
+def use(given: ctypes.CDLL | None) -> None:
+    """Takes this library in place of the compiled one; None takes that again. For tests."""
+    global _given
+    _given = given
+
+
+def library() -> ctypes.CDLL:
+    """The library in use.
+
+    Raises:
+        mlbert.core.native.NativeUnavailable: there is none for these sources, or it can't be loaded.
+    """
+    return _given or _built()
+
+
+@functools.cache
+def _built() -> ctypes.CDLL:
+    path = library_path()
+    if not path.is_file():
+        raise NativeUnavailable(f"{path} is not there; tools/build_cuda.sh makes it")
+    return load(path)
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """The library at `path`, with the types of its functions.
+
+    Raises:
+        mlbert.core.native.NativeUnavailable: it can't be loaded.
+    """
+    try:
+        code = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeUnavailable(f"{path.name} does not load: {error}") from error
+    problem, address = ctypes.POINTER(_Problem), ctypes.c_void_p
+    code.fmha_forward.argtypes = [problem, address, address, address]
+    code.fmha_backward.argtypes = [problem, *[address] * 6]
+    code.fmha_error.argtypes, code.fmha_error.restype = [ctypes.c_int], ctypes.c_char_p
+    code.fmha_problem_bytes.restype = ctypes.c_size_t
+    assert code.fmha_problem_bytes() == ctypes.sizeof(_Problem), "fmha_problem differs"
+    return code
+
+
+def check_device() -> None:
+    """Whether the current device can run the kernels.
+
+    Raises:
+        mlbert.core.native.NativeUnavailable: it can't.
+    """
+    if error := library().fmha_check():
+        raise NativeUnavailable(f"csrc/fmha: {library().fmha_error(error).decode()}")
+
+
+@registry.register("attention", "fmha")
+def attention(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float,
+    key: Key,
+    rows: Tensor | None,
+    alibi_slopes: Tensor | None = None,
+) -> Tensor:
+    """`mlbert.ops.attention.attention`; longer sequences, other head sizes and wider types run plain."""
+    if qkv.dtype not in HALF_TYPES or qkv.shape[3] != FMHA_HEAD_SIZE or max_seqlen > _MAX_LENGTH:
+        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
+    threshold = dropout_threshold(dropout_p)
+    return _Attention.apply(qkv.contiguous(), cu_seqlens, rows, alibi_slopes, max_seqlen, threshold, key)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, cu_seqlens: Tensor, *settings: Any) -> Tensor:
+        rows, slopes, max_seqlen, threshold, key = settings
+        num_tokens, three, num_heads, _ = qkv.shape
+        assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
+        check_rows(rows, num_tokens, threshold)
+        assert slopes is None or slopes.shape == (num_heads,), f"slopes {tuple(slopes.shape)} for {num_heads} heads"
+        ctx.max_seqlen, ctx.threshold = max_seqlen, threshold
+        # A key on the device has to outlive this pass; a number is kept as one.
+        ctx.key, key_place = (0, key) if isinstance(key, Tensor) else (key & MASK32, None)
+        out = qkv.new_empty(num_tokens, num_heads, FMHA_HEAD_SIZE)
+        log_sums = torch.empty(num_heads, num_tokens, dtype=torch.float32, device=qkv.device)
+        ctx.save_for_backward(qkv, cu_seqlens, rows, slopes, key_place, out, log_sums)
+        _call("fmha_forward", ctx, (qkv, cu_seqlens, rows, slopes, key_place), out, log_sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, out, log_sums = ctx.saved_tensors
+        d_qkv, d_query = torch.empty_like(inputs[0]), None
+        if ctx.max_seqlen > _KEYS_AT_ONCE:
+            d_query = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+        _call("fmha_backward", ctx, inputs, out, log_sums, d_out.contiguous(), d_query, d_qkv)
+        return d_qkv, None, None, None, None, None, None
+
+
+def _call(name: str, ctx: Any, inputs: Any, *tensors: Tensor | None) -> None:
+    """Queues one direction on the current stream."""
+    qkv, cu_seqlens, rows, slopes, key_place = inputs
+    problem = _Problem(
+        qkv=pointer(qkv),
+        cu_seqlens=pointer(cu_seqlens, torch.int32),
+        rows=pointer(rows, torch.int32),
+        slopes=pointer(slopes, torch.float32),
+        key_place=pointer(key_place, torch.int32),
+        key=ctx.key,
+        threshold=ctx.threshold,
+        num_tokens=qkv.shape[0],
+        num_sequences=cu_seqlens.numel() - 1,
+        num_heads=qkv.shape[2],
+        is_bfloat16=int(qkv.dtype == torch.bfloat16),
+    )
+    stream = torch.cuda.current_stream(qkv.device).cuda_stream if qkv.is_cuda else None
+    addresses = [pointer(tensor) for tensor in tensors]
+    with torch.cuda.device_of(qkv):
+        error = getattr(library(), name)(ctypes.byref(problem), *addresses, stream)
+    if error:
+        raise RuntimeError(f"{name}: {library().fmha_error(error).decode()}")

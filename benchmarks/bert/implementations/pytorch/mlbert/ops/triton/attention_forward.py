@@ -1,0 +1,152 @@
+"""The forward kernel of the Triton attention (`mlbert.ops.triton.attention`), and the parts that backward shares.
+
+Legend: S sequences, T tokens, N heads, H head size, L tokens of one sequence, Q and K block sizes of queries and keys.
+"""
+
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+import math
+
+import triton
+import triton.language as tl
+
+from mlbert.ops.triton.mask import head_key, keep, load_key, row_hash
+
+LOG2_E = tl.constexpr(math.log2(math.e))
+COUNTS = ("key", "num_tokens", "num_sequences", "num_blocks")
+
+
+@triton.jit
+def work(cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS: tl.constexpr):
+    """This program's block and head, first token int64 and length of its sequence, and whether that is the tail."""
+    program = tl.program_id(0)
+    rank = program // (num_blocks * NUM_HEADS)
+    # One more than there are sequences: what lies behind the last one.
+    is_tail = rank == num_sequences
+    sequence = tl.load(order + rank, mask=rank < num_sequences, other=num_sequences)
+    start = tl.load(cu_seqlens + sequence)
+    end = tl.load(cu_seqlens + sequence + 1, mask=rank < num_sequences, other=num_tokens)
+    return program % num_blocks, program // num_blocks % NUM_HEADS, start.to(tl.int64), end - start, is_tail
+
+
+@triton.jit
+def tile(base, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr, PARTIAL: tl.constexpr):
+    """[ROWS, HEAD_SIZE] from row `first` at `base`; with PARTIAL, rows from `length` on are 0."""
+    row = first + tl.arange(0, ROWS)
+    place = base + row[:, None] * STRIDE + tl.arange(0, HEAD_SIZE)[None, :]
+    return tl.load(place, mask=row[:, None] < length, other=0.0) if PARTIAL else tl.load(place)
+
+
+@triton.jit
+def store(base, values, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr):
+    """Rows from `first` to `length` of values [ROWS, HEAD_SIZE] in the type of `base`."""
+    row = first + tl.arange(0, ROWS)
+    place = base + row[:, None] * STRIDE + tl.arange(0, HEAD_SIZE)[None, :]
+    tl.store(place, values.to(base.dtype.element_ty), mask=row[:, None] < length)
+
+
+@triton.jit
+def zero(base, block, num_blocks, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr):
+    """Zeroes every `num_blocks`-th block of rows, so that all blocks together zero `length` rows."""
+    zeros = tl.zeros([ROWS, HEAD_SIZE], tl.float32)
+    for first in range(block * ROWS, length, num_blocks * ROWS):
+        store(base, zeros, first, length, STRIDE, ROWS, HEAD_SIZE)
+
+
+@triton.jit
+def dot(a, b):
+    """a @ b in float32; float32 factors without rounding them to TF32."""
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def scores_of(q, k, first_q, first_k, slope, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, SCALE: tl.constexpr):
+    """Scaled scores [Q, K] in units of log2, with the bias -slope * |query - key| unless that is None."""
+    scores = dot(q, tl.trans(k)) * (SCALE * LOG2_E)
+    if slope is not None:
+        # `slope` points to the head's: a function can't return None, so it can't be loaded for all blocks at once.
+        distance = (first_q - first_k) + tl.arange(0, BLOCK_Q)[:, None] - tl.arange(0, BLOCK_K)[None, :]
+        scores -= (tl.load(slope) * LOG2_E) * tl.abs(distance).to(tl.float32)
+    return scores
+
+
+@triton.jit
+def hashes_of(key, head, rows, start, row, length, THRESHOLD: tl.constexpr):
+    """Row hashes of the queries `row` of the sequence at `start`; nothing of use without dropout."""
+    hashes = row
+    if THRESHOLD:
+        mask_rows = tl.load(rows + start + row, mask=row < length, other=0)
+        hashes = row_hash(head_key(load_key(key), head), mask_rows)
+    return hashes
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def attention_forward_kernel(
+    qkv, cu_seqlens, order, rows, slopes, key, out, log_sums, num_tokens, num_sequences, num_blocks,
+    NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Output of one block of queries. Grid: (S + 1) * N * L / Q.
+
+    qkv: [T, 3, N, H]; out: [T, N, H]; log_sums: float32 [N, T]; rows: int32 [T] or None; slopes: float32 [N] or None.
+    """
+    block, head, start, length, is_tail = work(cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS)
+    WIDTH: tl.constexpr = NUM_HEADS * HEAD_SIZE
+    out += start * WIDTH + head * HEAD_SIZE
+    if is_tail:
+        zero(out, block, num_blocks, length, WIDTH, BLOCK_Q, HEAD_SIZE)
+        return
+    first = block * BLOCK_Q
+    if first >= length:
+        return
+    qkv += start * (3 * WIDTH) + head * HEAD_SIZE
+    row = first + tl.arange(0, BLOCK_Q)
+    hashes = hashes_of(key, head, rows, start, row, length, THRESHOLD)
+    if slopes is not None:
+        slopes += head
+    q = tile(qkv, first, length, 3 * WIDTH, BLOCK_Q, HEAD_SIZE, True)
+    highest = tl.full([BLOCK_Q], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_Q], tl.float32)
+    result = tl.zeros([BLOCK_Q, HEAD_SIZE], tl.float32)
+    # Whole blocks need no masks; the last, partial one is compiled apart with them.
+    full = length // BLOCK_K * BLOCK_K
+    for first_k in range(0, full, BLOCK_K):
+        result, highest, total = _forward_step(
+            result, highest, total, q, qkv + WIDTH, first, first_k, length, hashes, slopes, WIDTH, HEAD_SIZE, SCALE,
+            THRESHOLD, BLOCK_Q, BLOCK_K, False,
+        )  # fmt: skip
+    if full < length:
+        result, highest, total = _forward_step(
+            result, highest, total, q, qkv + WIDTH, first, full, length, hashes, slopes, WIDTH, HEAD_SIZE, SCALE,
+            THRESHOLD, BLOCK_Q, BLOCK_K, True,
+        )  # fmt: skip
+    # int64: N T numbers may exceed 2^31.
+    tl.store(log_sums + head.to(tl.int64) * num_tokens + start + row, highest + tl.log2(total), mask=row < length)
+    result *= ((256.0 / (256 - THRESHOLD)) / total)[:, None]
+    store(out, result, first, length, WIDTH, BLOCK_Q, HEAD_SIZE)
+
+
+@triton.jit
+def _forward_step(
+    result, highest, total, q, keys, first_q, first_k, length, hashes, slopes, WIDTH: tl.constexpr,
+    HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
+):  # fmt: skip
+    """One block of keys: the sums over the keys so far [Q, H] and [Q], scaled by exp2(-highest)."""
+    k = tile(keys, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
+    scores = scores_of(q, k, first_q, first_k, slopes, BLOCK_Q, BLOCK_K, SCALE)
+    if PARTIAL:
+        scores = tl.where((first_k + tl.arange(0, BLOCK_K) < length)[None, :], scores, -float("inf"))
+    new_highest = tl.maximum(highest, tl.max(scores, 1))
+    weights = tl.exp2(scores - new_highest[:, None])
+    # The first block finds highest = -inf: what is rescaled by exp2(-inf) = 0 is zero anyway.
+    rescale = tl.exp2(highest - new_highest)
+    total = total * rescale + tl.sum(weights, 1)
+    if THRESHOLD:
+        # Behind the sum: dropout acts on normalised weights, so the divisor is that of all of them.
+        weights = tl.where(keep(hashes, first_k, BLOCK_K, THRESHOLD), weights, 0.0)
+    v = tile(keys + WIDTH, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
+    result = result * rescale[:, None] + dot(weights.to(v.dtype), v)
+    return result, new_highest, total

@@ -1,0 +1,61 @@
+"""Counts passes over memory that forward and backward make between their kernels, so that ceilings can hold them.
+
+What is counted, over every operation that PyTorch's dispatcher sees in the block, autograd's own among them:
+
+    fills   zeros, zeros_like, new_zeros, zero_, fill_, full, full_like, new_full
+    adds    add and add_ of two tensors, both of that size: two readers' gradients, and accumulation of gradients
+    casts   _to_copy and copy_ where the result's type is not the source's
+
+each where the result has at least `least` elements. Kernels of Triton are not run, so that neither they nor their
+interpreter count; what they would have written is whatever lay there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+KINDS = {
+    **dict.fromkeys(("zeros", "zeros_like", "new_zeros", "zero_", "fill_", "full", "full_like", "new_full"), "fills"),
+    **dict.fromkeys(("add", "add_"), "adds"),
+    **dict.fromkeys(("_to_copy", "copy_"), "casts"),
+}
+
+# (kind, type of the result) -> how often
+Counts = Counter[tuple[str, str]]
+
+
+class _Counting(TorchDispatchMode):
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self._least, self.counts = least, Counts()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = func.overloadpacket.__name__
+        source = args[-1 if name == "copy_" else 0] if args else None
+        before = source.dtype if isinstance(source, Tensor) else None
+        out, kind = func(*args, **(kwargs or {})), KINDS.get(name)
+        if kind is None or not isinstance(out, Tensor) or out.numel() < self._least:
+            return out
+        is_sum = all(isinstance(x, Tensor) and x.numel() >= self._least for x in args[:2])
+        if kind == "fills" or (kind == "adds" and is_sum) or (kind == "casts" and out.dtype != before):
+            self.counts[kind, str(out.dtype).removeprefix("torch.")] += 1
+        return out
+
+
+@contextmanager
+def counted(least: int) -> Iterator[Counts]:
+    """Counts what runs within the block, on results of at least `least` elements."""
+    with pytest.MonkeyPatch.context() as patch, _Counting(least) as mode:
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            from triton.runtime.interpreter import GridExecutor
+
+            patch.setattr(GridExecutor, "__call__", lambda *arguments, **options: None)
+        yield mode.counts

@@ -1,0 +1,98 @@
+"""Ceilings of the passes that a step makes beside its kernels; `step_counts` says what is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from host_batches import made_up_batches
+from mlbert import ops
+from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.ops import cublaslt, registry
+from mlbert.ops.fp8_scaling import Products
+from mlbert.optim.flat import FlatParameters
+from model_loss import loss_of
+from step_counts import Counts, counted
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytestmark = pytest.mark.usefixtures("use_triton")
+
+LAYERS = 4
+SHAPE = BertConfig(
+    vocab_size=200,
+    hidden_size=64,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=2,
+    intermediate_size=128,
+    max_position_embeddings=64,
+)
+
+
+LINEAR_OPS = ("linear", "linear_qkv", "linear_gelu", "feed_forward")
+
+
+class _NoProducts:
+    """Stands for cublasLt where only what surrounds its products is looked at."""
+
+    version = 130000
+
+    def product(self, *tensors: Tensor, **arguments: object) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def fast_ops(use_triton: None) -> Iterator[None]:
+    """The forms that a GPU takes."""
+    names = ops.select("triton")
+    registry.select_each(names | dict.fromkeys(LINEAR_OPS, "cublaslt"))
+    cublaslt.use(_NoProducts())
+    yield
+    cublaslt.use(None)
+    ops.select("auto")
+
+
+def counts_of(products: Products | None, packs: int, least: int | None = None) -> Counts:
+    """Of one forward and backward pass, the first of a step.
+
+    Args:
+        packs: of 64 tokens at most.
+        least: elements of results that count; None: as many as a hidden state has.
+    """
+    model = BertForPreTraining(SHAPE, torch.bfloat16, fp8_products=products)
+    flat = FlatParameters(model.ordered_parameters())
+    flat.keep_copy(None if products else torch.bfloat16)
+    (batch,) = made_up_batches(packs, seed=1, vocab_size=200, max_tokens=64)
+    model.bert.linears.is_calibrated = True
+    model.refresh()
+    with counted(least or batch.num_tokens * SHAPE.hidden_size) as counts:
+        loss_of(model, batch.to("cpu"), (1, 1)).backward()
+    return counts
+
+
+@pytest.mark.parametrize("products", [None])
+def test_no_pass_over_a_hidden_state_is_wasted(products: Products | None) -> None:
+    """Nothing clears gradients that nobody reads; the two readers' gradients of a hidden state are added by the norm.
+
+    What is left does not grow with the layers: the last one's rows go back among all tokens (a fill each for context
+    and residual), the embeddings' sum is float32 and has two readers (an add, and a cast each way).
+    """
+    assert counts_of(products, packs=24) == {
+        ("fills", "bfloat16"): 2,
+        ("adds", "bfloat16"): 1,
+        ("casts", "bfloat16"): 1,
+        ("casts", "float32"): 1,
+    }
+
+
+def test_no_pass_over_a_weight_is_wasted() -> None:
+    """Products read the optimizer's copy, or their own in FP8, and write their gradients where they are kept.
+
+    What is left does not grow with the layers: the gradients of both embedding tables are cleared, summed, and added;
+    beside FP8 products there is no copy, so the heads convert their three weights.
+    """
+    tables = {("fills", "float32"): 2, ("adds", "float32"): 2}
+    assert counts_of(None, packs=1, least=SHAPE.hidden_size**2) == tables
+    assert counts_of(Products(), packs=1, least=SHAPE.hidden_size**2) == tables | {("casts", "bfloat16"): 3}

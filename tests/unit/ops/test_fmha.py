@@ -1,0 +1,187 @@
+"""The CUDA attention of csrc/fmha without a GPU: the same sources compiled as C++ on an emulated GPU
+(csrc/fmha/emulation), which checks every access to shared memory; and what nvcc says of them, where there is one.
+
+Legend: T tokens, N heads, H head size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlbert.ops import dropout, fmha, reference
+from mlbert.ops.attention import FMHA_HEAD_SIZE
+
+CSRC = Path(fmha.__file__).parents[2] / "csrc" / "fmha"
+SOURCES = [CSRC / "forward.cu", CSRC / "backward.cu", CSRC / "emulation" / "library.cpp"]
+FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", f"-I{CSRC}"]
+KEY = dropout.dropout_key(1, 2, 3, 4)
+# Warps have 32 queries or keys of 128; tiles are of 64 keys (forward) and 32 queries (backward).
+UGLY = {
+    "one token": [1],
+    "around a product": [15, 16, 17],
+    "around a tile": [63, 64, 65],
+    "around a group": [127, 128, 130],
+    "empty": [0, 20, 0, 33, 0],
+    "nothing": [0, 0],
+}
+Draw = Callable[[], list[object]]
+
+
+def compile_emulated(target: Path, *more: str | Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ on PATH")
+    command = ["g++", *FLAGS, "-x", "c++", *SOURCES, *more, "-o", target]
+    subprocess.run([str(word) for word in command], check=True)
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    path = tmp_path_factory.mktemp("fmha") / "libfmha.so"
+    compile_emulated(path, "-O1", "-fPIC", "-shared")
+    library = fmha.load(path)
+    library.emulation_reports.restype = ctypes.c_char_p
+    return library
+
+
+@pytest.fixture
+def reports(emulated: ctypes.CDLL) -> Iterator[Callable[[], str]]:
+    """The emulated kernels in use; what they have reported, which a test must take or there must be nothing."""
+    fmha.use(emulated)
+    take = lambda: emulated.emulation_reports().decode()  # noqa: E731
+    yield take
+    fmha.use(None)
+    emulated.emulation_skip(b"", 0)
+    assert take() == ""
+
+
+def drawn(lengths: list[int], num_heads: int, probability: float, tail: int = 2, alibi: bool = False) -> Draw:
+    """Draws arguments of attention; `tail` tokens lie behind the last sequence."""
+    generator = torch.Generator().manual_seed(sum(lengths))
+    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
+    tokens = int(bounds[-1]) + tail
+
+    def draw() -> list[object]:
+        qkv = 1.5 * torch.randn(tokens, 3, num_heads, FMHA_HEAD_SIZE, generator=generator)
+        rows = torch.randint(0, 2**31 - 1, (tokens,), dtype=torch.int32, generator=generator)
+        slopes = torch.rand(num_heads, generator=generator) if alibi else None
+        return [qkv, bounds, max(lengths), probability, KEY, rows, slopes]
+
+    return draw
+
+
+def form(*arguments: object) -> Tensor:
+    """Slopes are float32 whatever the activations are."""
+    *rest, slopes = arguments
+    return fmha.attention(*rest, None if slopes is None else slopes.float())
+
+
+@pytest.mark.parametrize("shape", UGLY)
+@pytest.mark.parametrize("probability", [0.0, 0.1])
+def test_error_on_ugly_lengths(error_rule, reports, shape: str, probability: float) -> None:
+    error_rule("attention", drawn(UGLY[shape], 1, probability)(), torch.bfloat16, [0], form)
+
+
+@pytest.mark.parametrize("num_heads", [2, 3])
+def test_error_with_float16_alibi_and_several_heads(error_rule, reports, num_heads: int) -> None:
+    error_rule("attention", drawn([33, 7, 70], num_heads, 0.1, alibi=True)(), torch.float16, [0], form)
+
+
+def test_error_of_the_longest_sequence(error_rule, reports) -> None:
+    """511 tokens: the gradient of Q is gathered over four groups of keys."""
+    error_rule("attention", drawn([511], 1, 0.1, alibi=True)(), torch.bfloat16, [0], form)
+
+
+def test_mask_is_the_twins_bit_for_bit(reports) -> None:
+    """With equal scores and one-hot values the output is the mask itself, a window of 64 keys at a time; with one-hot
+    gradients of the output, the gradient of V is the transposed mask, a window of 64 queries at a time."""
+    length, num_heads = 140, 2
+    _, bounds, _, _, _, rows, _ = drawn([17, length], num_heads, 0.1, tail=0)()
+    for probability in (0.1, 0.6):  # thresholds below and above 128
+        want = dropout.attention_keep_mask(KEY, rows[17:], num_heads, length, probability)
+        for first in range(0, length, FMHA_HEAD_SIZE):
+            window = torch.arange(first, min(first + FMHA_HEAD_SIZE, length))
+            one_hot = torch.zeros(17 + length, num_heads, FMHA_HEAD_SIZE, dtype=torch.bfloat16)
+            one_hot[17 + window, :, window - first] = 1.0
+            qkv = torch.zeros(17 + length, 3, num_heads, FMHA_HEAD_SIZE, dtype=torch.bfloat16)
+            qkv[:, 2] = one_hot
+            qkv.requires_grad_()
+            out = fmha.attention(qkv, bounds, length, probability, KEY, rows)
+            out.backward(one_hot)
+            kept = (out[17:] != 0).transpose(0, 1)[:, :, : len(window)]
+            assert torch.equal(kept, want[:, :, window])
+            kept = (qkv.grad[17:, 2] != 0).permute(1, 2, 0)[:, : len(window)]
+            assert torch.equal(kept, want[:, window])
+
+
+def both(arguments: list[object]) -> tuple[Tensor, Tensor]:
+    """Output and gradient in bfloat16."""
+    qkv = arguments[0].bfloat16().requires_grad_()
+    out = fmha.attention(qkv, *arguments[1:])
+    out.backward(torch.ones_like(out))
+    return out.detach(), qkv.grad
+
+
+def test_a_key_on_the_device_is_the_same_key_and_runs_repeat(reports) -> None:
+    arguments = drawn([40], 2, 0.1)()
+    out, gradient = both(arguments)
+    # KEY's bits as a signed number.
+    for key in (KEY, torch.tensor(KEY - (1 << 32) if KEY >> 31 else KEY, dtype=torch.int32)):
+        again = both([*arguments[:4], key, *arguments[5:]])
+        assert torch.equal(again[0], out)
+        assert torch.equal(again[1], gradient)
+
+
+def test_scores_far_below_zero(reports) -> None:
+    """The weights that keys behind the end would have overflow here."""
+    arguments = drawn([20], 1, 0.0, tail=0)()
+    arguments[0][:, 0] = 20.0
+    arguments[0][:, 1] = -20.0
+    out, gradient = both(arguments)
+    assert out.isfinite().all()
+    assert gradient.isfinite().all()
+
+
+def test_what_the_kernels_cannot_do_runs_plain(reports) -> None:
+    qkv, bounds, longest, *rest = drawn([30], 2, 0.1)()
+    for x, most in ((qkv, longest), (qkv[..., :32].bfloat16(), longest), (qkv.bfloat16(), 513)):
+        want = reference.attention(x, bounds, longest, *rest)
+        assert torch.equal(fmha.attention(x, bounds, most, *rest), want)
+
+
+def waits() -> list[tuple[str, int]]:
+    """Every barrier and every wait for copies: file and line."""
+    found = []
+    for path in (CSRC / "forward.cu", CSRC / "backward.cu"):
+        lines = enumerate(path.read_text().splitlines(), 1)
+        found += [(path.name, i) for i, line in lines if re.search(r"__syncthreads\(|wait_for_copies", line)]
+    return found
+
+
+@pytest.mark.parametrize(("name", "line"), waits())
+def test_each_barrier_and_wait_is_needed_and_missed(emulated, reports, name: str, line: int) -> None:
+    arguments = drawn([140], 1, 0.1)()
+    both(arguments)
+    assert reports() == ""
+    emulated.emulation_skip(str(CSRC / name).encode(), line)
+    both(arguments)
+    missed = reports()
+    is_wait = "wait_for_copies" in (CSRC / name).read_text().splitlines()[line - 1]
+    assert ("is under way" if is_wait else "without a barrier") in missed
+    assert name.partition(".")[0] in missed or "tiles.cuh:" in missed
+
+
+def test_memory_under_address_sanitizer(tmp_path: Path) -> None:
+    """Buffers of exactly the documented sizes, in both types, with all that is written checked."""
+    program, source = tmp_path / "sweep", Path(__file__).with_name("fmha_sweep.cpp")
+    compile_emulated(program, source, "-fsanitize=address")
+    done = subprocess.run([program, "0", "17", "129"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "all written\n"), done.stderr

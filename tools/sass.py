@@ -1,0 +1,87 @@
+"""Counts the machine instructions (SASS) of a compiled kernel by the nvdisasm that comes with Triton.
+
+Each instruction takes one issue slot of its warp's scheduler, so a kernel without loops takes as many slots a warp as
+it has instructions; classes of instructions share units, some of which take less than a warp a clock.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import triton
+
+# The first class with a prefix of the opcode; "ALU" where none has one: integers, comparisons, packing, FP8.
+CLASSES = {
+    "tensor": ("HGMMA", "HMMA", "IMMA", "QGMMA", "UTCHMMA", "UTCQMMA"),
+    "memory": ("LD", "ST", "ATOM", "RED.", "REDG", "SHFL", "UBLK", "UTMA", "SYNCS"),
+    "XU": ("MUFU", "F2F.", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV"),
+    "uniform": ("U", "R2UR", "S2UR", "REDUX"),
+    "FMA": ("FADD", "FMUL", "FFMA", "HADD2", "HMUL2", "HFMA2"),
+    "IMAD": ("IMAD",),
+    "control": ("BRA", "EXIT", "BAR", "BSYNC", "BSSY", "WARP", "DEPBAR", "CALL", "RET", "NOP"),
+}
+# Clocks that a scheduler's units are taken by a warp's instruction on compute capability 9.0: CUDA C++ Programming
+# Guide, "Throughput of Native Arithmetic Instructions" (64 results a clock and multiprocessor: two clocks).
+CLOCKS = {"FMA": 1, "ALU": 2, "IMAD": 2, "XU": 8}
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*?);")
+_LABEL = re.compile(r"^(\.L_\w+):")
+_TARGET = re.compile(r"`\((\.L_\w+)\)")
+
+
+def instructions(cubin: bytes) -> Counter[str]:
+    """How often each opcode stands in the kernel, with its modifiers: `{"FMUL": 64, "LDG.E.128": 4, ...}`.
+
+    What fills up the end behind the last exit is left out.
+    """
+    return Counter(opcode for opcode, _ in _code(cubin) if opcode)
+
+
+def loops(cubin: bytes) -> list[Counter[str]]:
+    """`instructions` of one round of each loop, in the order of their ends; an outer loop counts an inner one once."""
+    code, found = _code(cubin), []
+    for end, (opcode, rest) in enumerate(code):
+        target = _TARGET.search(rest) if opcode.startswith("BRA") else None
+        if target and ("", target[1]) in code[:end]:
+            start = code.index(("", target[1]))
+            found.append(Counter(opcode for opcode, _ in code[start : end + 1] if opcode))
+    return found
+
+
+def classes(counts: Counter[str]) -> Counter[str]:
+    """Counts by class of `CLASSES`."""
+    sums: Counter[str] = Counter()
+    for opcode, count in counts.items():
+        fitting = (name for name, prefixes in CLASSES.items() if f"{opcode}.".startswith(prefixes))
+        sums[next(fitting, "ALU")] += count
+    return sums
+
+
+def clocks(counts: Counter[str]) -> int:
+    """Clocks for which a warp's instructions take its scheduler or the units that are busiest: a lower bound."""
+    return max(counts.total(), *(CLOCKS[name] * count for name, count in classes(counts).items() if name in CLOCKS))
+
+
+def _code(cubin: bytes) -> list[tuple[str, str]]:
+    """(opcode, operands) in order; ("", name) for a label."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(cubin)
+        command = [triton.knobs.nvidia.nvdisasm.path, "-c", file.name]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    code = []
+    for line in lines:
+        if label := _LABEL.match(line):
+            code.append(("", label[1]))
+        elif found := _INSTRUCTION.search(line):
+            code.append((found[1], found[2]))
+    # Behind the last instruction: a branch to itself and instructions that do nothing.
+    while code and (code[-1][0] in ("", "NOP") or _is_idle(code[-2:])):
+        del code[-1]
+    return code
+
+
+def _is_idle(end: list[tuple[str, str]]) -> bool:
+    return end[-1][0] == "BRA" and end[0][0] == "" and f"({end[0][1]})" in end[1][1]
