@@ -159,6 +159,11 @@ class Watch:
         self._suspicion: tuple[float, str] | None = None
         # Rank 0 has told the others that a signal ends the run: their ends are its own doing.
         self._leaving = False
+        self._is_signalled = False
+
+    def take_signal(self) -> None:
+        """A signal ends this process, which a hanging main thread may not know yet; that others get it is no failure."""
+        self._is_signalled = True
 
     def mark(self, step: int, stage: Stage) -> None:
         """The main thread is here now; `step` counts the steps that are done."""
@@ -258,7 +263,7 @@ class Watch:
                     if not self._hear(key.data, presence):
                         selector.unregister(key.fileobj)
                 own.is_at(self._place)
-                if self._suspicion is not None and time.monotonic() > self._suspicion[0]:
+                if self._suspicion is not None and not self._is_signalled and time.monotonic() > self._suspicion[0]:
                     self._end(self._suspicion[1])
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + PERIOD_SECONDS
@@ -282,6 +287,9 @@ class Watch:
                 peer.is_at(_Place(*message["place"]))
             elif message["is_cause"] or presence.is_doubtful:
                 self._accuse(message["failed"], presence)
+            elif self._is_signalled:
+                self._leaving = True
+                self._announce(message["failed"])  # the others leave, and with them the collective that may hang
             else:
                 self._suspicion = self._suspicion or (time.monotonic() + CAUSE_SECONDS, message["failed"])
         return True
