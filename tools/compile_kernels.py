@@ -28,6 +28,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+import attention_model
 import sass
 from mlbert.dist.sharding import ShardLayout
 from mlbert.feed import triton_expand
@@ -49,6 +50,7 @@ from mlbert.optim.triton_update import TritonUpdate
 
 ARCHITECTURES = (80, 90, 100)
 FIRST_FP8_ARCHITECTURE = 89
+ATTENTION_MODEL = ("attention H=64 bf16 dropout", 90)
 _POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -77,7 +79,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Report:
-    """What a compiled kernel takes: registers and spilled bytes a thread, shared bytes a block; its PTX and binary."""
+    """What a compiled kernel takes: registers and spilled bytes a thread, shared bytes a block; its PTX and more."""
 
     kernel: str
     case: str
@@ -88,6 +90,7 @@ class Report:
     warps: int
     ptx: str
     cubin: bytes
+    arguments: dict[str, Any]
 
 
 @contextlib.contextmanager
@@ -131,7 +134,8 @@ def compile_launch(launch: Launch, case: str, arch: int) -> Report:
     ptx = compiled.asm["ptx"]
     registers, spilled = assembled(ptx, arch)
     name, told = launch.kernel.fn.__name__, compiled.metadata
-    return Report(name, case, arch, registers, spilled, told.shared, told.num_warps, ptx, compiled.asm["cubin"])
+    sizes = (registers, spilled, told.shared, told.num_warps)
+    return Report(name, case, arch, *sizes, ptx, compiled.asm["cubin"], launch.arguments)
 
 
 def assembled(ptx: str, arch: int) -> tuple[int, int]:
@@ -179,8 +183,6 @@ def _norm(
     settings = (1e-12, dropout, _key(device_key), _tensor(tokens, dtype=torch.int32))
     if quantised:
         scalars = torch.empty(2, device=_META)
-        names = norm_fp8.dropout_add_layer_norm_quantised(x, residual, weight, bias, *settings, x_bias, *scalars)[:2]
-        torch.autograd.backward(names, [torch.empty_like(x) for _ in names])
         saved = norm_fp8.norm_forward(x, residual, weight, bias, *settings, x_bias, *scalars)[2]
         norm_fp8.norm_backward(x, residual, saved, weight, *settings[1:], *scalars)
         return
@@ -279,6 +281,12 @@ def compile_case(case: str, arch: int) -> list[Report]:
     return [compile_launch(launch, case, arch) for launch in unique.values()]
 
 
+def attention_microseconds(reports: list[Report]) -> float:
+    """`attention_model`'s time of a sequence by the kernels of the case `ATTENTION_MODEL`."""
+    kernels = [x for x in reports if x.kernel in attention_model.KERNELS]
+    return sum(attention_model.of(x.kernel, x.arguments, x.warps, x.cubin).microseconds() for x in kernels)
+
+
 def main(words: list[str]) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -291,13 +299,16 @@ def main(words: list[str]) -> None:
     )
     for case in cases():
         for arch in options.arch if options.only in case else ():
-            for report in compile_case(case, arch):
+            reports = compile_case(case, arch)
+            for report in reports:
                 counts, loops = sass.instructions(report.cubin), sass.loops(report.cubin)
                 print(
                     f"{case:34} {report.kernel:36} {arch:4} {report.registers:4} {report.spilled:5} "
                     f"{report.shared:7} {report.warps:5} {counts.total():12} {sass.clocks(counts):6} "
                     f"{max((loop.total() for loop in loops), default=0):9}"
                 )
+            if (case, arch) == ATTENTION_MODEL:
+                print(f"modelled: {attention_microseconds(reports):.1f} us a sequence (tools/attention_model.py)")
 
 
 if __name__ == "__main__":

@@ -173,7 +173,8 @@ def test_an_fp8_config_is_the_one_beside_it_but_for_the_precision(config_file: P
         return
     own, other = (exports_after(path) for path in (config_file, config_file.with_stem(config_file.stem[:-4])))
     assert (own["PRECISION"], other["PRECISION"]) == ("fp8", "bf16")
-    assert {k for k in own | other if own.get(k) != other.get(k)} == {"DGXSYSTEM", "CONFIG_FILE", "LOGDIR", "PRECISION"}
+    names = {"DGXSYSTEM", "CONFIG_FILE", "LOGDIR", "PRECISION", "FP8_FAST_ACCUMULATION"}
+    assert {k for k in own | other if own.get(k) != other.get(k)} == names
 
 
 def test_a_config_can_be_sourced_from_any_folder(config_file: Path, tmp_path: Path) -> None:

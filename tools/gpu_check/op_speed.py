@@ -153,6 +153,9 @@ def fp8_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]]:
     norm = cases.dropout_add_layer_norm().arguments(0)
     form = {op: registry.form(op, "triton") for op in registry.available(cases.device) if op.startswith("fp8_")}
     element = wide.element_size()
+    x, _, weight, _, _, dropout, key, rows, _ = norm
+    saved = form["fp8_dropout_add_layer_norm_forward"](*norm, scale, amax)[2]
+    gradients = (x, None, saved, weight, dropout, key, rows, scale, amax)
     return {
         "fp8_quantise": (lambda: form["fp8_quantise"](wide, *settings), (element + 2) * wide.numel()),
         "fp8_quantise_sum": (lambda: form["fp8_quantise_sum"](wide, *settings), (element + 2) * wide.numel()),
@@ -161,9 +164,13 @@ def fp8_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]]:
             lambda: form["fp8_gelu_backward"](wide, wide, bias, False, *settings),
             (2 * element + 2) * wide.numel(),
         ),
-        "fp8_dropout_add_layer_norm": (
-            lambda: form["fp8_dropout_add_layer_norm"](*norm, scale, amax),
+        "fp8_dropout_add_layer_norm_forward": (
+            lambda: form["fp8_dropout_add_layer_norm_forward"](*norm, scale, amax),
             (4 * element + 2) * narrow.numel(),
+        ),
+        "fp8_dropout_add_layer_norm_backward": (
+            lambda: form["fp8_dropout_add_layer_norm_backward"](*gradients),
+            (3 * element + 2) * narrow.numel(),
         ),
     }
 

@@ -17,6 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlbert import ops
+from mlbert.core.errors import UserError
 from mlbert.ops import dropout, fmha, reference
 from mlbert.ops.attention import FMHA_HEAD_SIZE
 
@@ -185,3 +187,38 @@ def test_memory_under_address_sanitizer(tmp_path: Path) -> None:
     compile_emulated(program, source, "-fsanitize=address")
     done = subprocess.run([program, "0", "17", "129"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "all written\n"), done.stderr
+
+
+def test_nvcc_compiles_without_spills(tree_root: Path, tmp_path: Path) -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("no nvcc on PATH")
+    target = tmp_path / "cache" / "fmha.so"
+    done = subprocess.run([tree_root / "tools/build_cuda.sh", target], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    text = done.stdout + done.stderr
+    kernels = re.findall(r"(forward|backward)_kernel\S+ for '(sm_\d+)'", text)
+    wanted = {(name, arch) for name in ("forward", "backward") for arch in ("sm_80", "sm_90", "sm_100")}
+    assert set(kernels) == wanted
+    assert len(kernels) == 2 * len(wanted)  # two types
+    spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", text)
+    assert spills == [("0", "0", "0")] * len(kernels)
+    assert [path.name for path in target.parent.iterdir()] == ["fmha.so"]
+    fmha.load(target)
+
+
+def test_a_library_that_was_not_built_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"OPS=fmha.*tools/build_cuda.sh"):
+        ops.select("fmha", "cuda")
+    (tmp_path / "mlbert").mkdir()
+    fmha.library_path().write_bytes(b"no library")
+    with pytest.raises(UserError, match=r"OPS=fmha.*does not load"):
+        ops.select("fmha", "cuda")
+
+
+def test_build_without_nvcc_is_one_line(tree_root: Path) -> None:
+    done = subprocess.run(
+        [tree_root / "tools/build_cuda.sh"], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "no nvcc on PATH" in done.stderr

@@ -11,6 +11,7 @@ export WALLTIME=175
 export RECIPE=packed_lamb
 export BERT_CONFIG="${pytorch_dir}/configs/large.json"
 export PRECISION=fp8 # published: --use_transformer_engine2
+export FP8_FAST_ACCUMULATION=all # published: _2X_ACC_FPROP, _DGRAD and _WGRAD are False
 export BATCHSIZE=48
 export GRADIENT_STEPS=1
 export PACKING_FACTOR=2

@@ -19,8 +19,8 @@ from mlbert.ops import dropout, reference
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 import triton.language as tl  # noqa: E402
 
-from mlbert.ops.triton import mask  # noqa: E402
-from mlbert.ops.triton.attention import attention, descending_order  # noqa: E402
+from mlbert.ops.triton import device, mask  # noqa: E402
+from mlbert.ops.triton.attention import attention, descending_order, kept_bits_shape  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("use_triton")
 
@@ -79,6 +79,55 @@ def test_mask_equals_the_plain_twin_bit_for_bit(key: int) -> None:
         mask_kernel[(1,)](rows, out, mask.key_argument(key), first, 64, 64, threshold)
         want = dropout.keep_mask(key, rows, first + 64, probability)[:, first:]
         assert torch.equal(out.bool(), want)
+
+
+@triton.jit
+def bits_kernel(rows, out, key, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr):
+    """What backward reads of the mask that forward packed: int8 [2, R, C], of all keys and of halves of 64."""
+    row, place = tl.arange(0, ROWS), mask.key_places(COLUMNS)
+    hashes = mask.row_hash(mask.load_key(key), tl.load(rows + row))
+    signs = mask.keep_signs(hashes, first, COLUMNS, THRESHOLD)
+    ones = tl.full([ROWS, COLUMNS], 1.0, tl.float32)
+    kept, masks = mask.keep_pairs(ones, signs, ROWS, COLUMNS)
+    bits = mask.pack_masks(masks, ROWS, COLUMNS)
+    here = out + row[:, None] * COLUMNS
+    tl.store(here + place[None, :], (kept == 1.0).to(tl.int8))
+    here += ROWS * COLUMNS
+    tl.store(here + place[None, :], mask.kept_bits(bits, first, ROWS, COLUMNS).to(tl.int8))
+    here += ROWS * COLUMNS
+    for half in tl.static_range(COLUMNS // 32):
+        places = half * 32 + mask.key_places(32)
+        tl.store(here + places[None, :], mask.kept_bits(bits, first + half * 32, ROWS, 32).to(tl.int8))
+
+
+@pytest.mark.parametrize("threshold", [1, 26, 128, 129, 255])
+def test_stored_bits_are_the_mask(threshold: int) -> None:
+    rows = torch.randint(0, 2**31 - 1, (32,), dtype=torch.int32, generator=torch.Generator().manual_seed(3))
+    for first in (0, 192):
+        out = torch.empty(3, 32, 64, dtype=torch.int8)
+        bits_kernel[(1,)](rows, out, mask.key_argument(KEY), first, 32, 64, threshold)
+        want = dropout.keep_mask(KEY, rows, first + 64, threshold / 256)[:, first:]
+        for name, got in zip(("kept", "bits", "halves"), out.bool(), strict=True):
+            assert torch.equal(got, want), name
+
+
+def test_bytes_of_the_mask_are_chosen_as_the_instruction_does() -> None:
+    """By prmt's description (PTX ISA): digit i of the last operand chooses byte i's source; its fourth bit copies the
+    sign eight times. The interpreter's way and the assembly's share the digits."""
+    for digits, sources in zip(mask.CHOSEN_BYTES.value, ((0, 0, 1, 1), (2, 2, 3, 3)), strict=True):
+        assert tuple((digits >> (4 * i)) & 7 for i in range(4)) == sources
+        assert all((digits >> (4 * i)) & 8 for i in range(4))
+
+
+def test_the_mask_is_kept_for_a_backward_pass_only() -> None:
+    """Its size is the documented one; without gradients, or without dropout, there is none."""
+    qkv, cu_seqlens, longest, rows = stream([70, 3, 0], 2, 32, tail=5)
+    out = attention(qkv.requires_grad_(), cu_seqlens, longest, 0.1, KEY, rows)
+    bits = out.grad_fn.saved_tensors[4]
+    assert bits.shape == kept_bits_shape(78, 3, 2, 70) == (2, 8 * (4 + 3), 4 * 2)
+    assert attention(qkv, cu_seqlens, longest, 0.0, KEY, rows).grad_fn.saved_tensors[4] is None
+    with torch.no_grad():
+        assert attention(qkv, cu_seqlens, longest, 0.1, KEY, rows).grad_fn is None
 
 
 def test_attention_uses_the_mask_of_its_head() -> None:
@@ -144,6 +193,12 @@ def check(
 @pytest.mark.parametrize("probability", [0.0, 0.1])
 def test_error_on_ugly_lengths(shape: str, probability: float) -> None:
     check(UGLY[shape], 2, 64, torch.bfloat16, probability)
+
+
+def test_error_with_the_blocks_of_an_older_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose backward pass takes 32 keys at a time."""
+    monkeypatch.setattr(device, "assumed_capability", 80)
+    check([65, 130], 1, 64, torch.bfloat16, 0.1)
 
 
 @pytest.mark.parametrize("shape", ["one token", "tiny", "empty between", "nothing"])

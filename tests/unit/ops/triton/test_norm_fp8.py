@@ -38,25 +38,18 @@ def some_rows(tokens: int) -> Tensor:
 def test_quantised_copies(shape: tuple[int, int], dtype: torch.dtype) -> None:
     tokens, hidden = shape
     x, residual = randn(tokens, hidden).to(dtype), randn(tokens, hidden).to(dtype)
-    x.requires_grad_()
     vectors, rows = (randn(hidden), randn(hidden)), some_rows(tokens)
     scale, amax = torch.tensor(200.0), torch.tensor(0.5)
     settings = (1e-12, 0.1, 11, rows, None)
-    out, twin, copies = norm_fp8.dropout_add_layer_norm_quantised(x, residual, *vectors, *settings, scale, amax)
+    out, copies, _ = norm_fp8.norm_forward(x, residual, *vectors, *settings, scale, amax)
     plain = norm.dropout_add_layer_norm(x, residual, *vectors, *settings)
     assert torch.equal(out, plain)
-    assert twin.data_ptr() == out.data_ptr()
     want = (out.float() * scale).clamp(-448, 448).to(torch.float8_e4m3fn)
     assert torch.equal(copies.rows.float(), want.float())
     assert torch.equal(copies.columns[:, :tokens].float(), want.float().t())
     assert copies.columns.shape[1] % 16 == 0
     assert not copies.columns[:, tokens:].float().any()
     assert amax.item() == (max(0.5, out.abs().max().item()) if tokens else 0.5)
-    # Both names' gradients arrive, added in float32.
-    gradients = torch.ones_like(out), torch.full_like(out, 2.0)
-    (found,) = torch.autograd.grad([out, twin], x, gradients)
-    (expected,) = torch.autograd.grad(plain, x, gradients[0] + gradients[1])
-    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

@@ -23,6 +23,7 @@ UNREAD: Mapping[str, object] = {
     "sharded_optimizer": "off",
     "gradient_reduction": "fp32",
     "weights_allgather": "fp32",
+    "fp8_fast_accumulation": "forward",
     "ops": "auto",
     "cuda_graph_mode": "none",
     **{field.name: None for field in fields(TextSettings) if field.name not in _READ_OF_TEXT},

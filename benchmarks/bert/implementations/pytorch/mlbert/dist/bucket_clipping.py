@@ -90,7 +90,7 @@ class BucketClippingReducer(GradientReducer):
             if kept is not None:
                 part.add_(kept)
                 kept.zero_()
-            self._chains.append(Chain(self._sum(part), self._stream))
+            self._begin(part)
         else:
             assert kept is not None, "more micro-batches than announced"
             kept.add_(part)

@@ -20,6 +20,7 @@ from mlbert.dist.groups import RankGroup
 from mlbert.dist.sums import Chain, Steps, all_reduced
 from mlbert.dist.world import World
 
+NUM_STREAMS = 4  # on which sums of several steps are queued in turn
 NORM_ROW = 4096  # elements whose squares are added in float32
 
 
@@ -96,7 +97,9 @@ class GradientReducer:
         self._armed = False
         self._missing: list[set[int]] = []  # of each bucket, the parameters whose gradients are not there yet
         self._in_bf16 = in_bf16
-        self._stream = torch.cuda.Stream(flat_grad.device) if flat_grad.is_cuda and self._has_steps() else None
+        # One bucket's sum goes on over one link while the next one's goes over another, or is added up.
+        num_streams = NUM_STREAMS if flat_grad.is_cuda and self._has_steps() else 0
+        self._streams = [torch.cuda.Stream(flat_grad.device) for _ in range(num_streams)]
         self._chains: list[Chain] = []
         self.num_buckets = len(self._buckets)
         self.num_started = 0  # buckets under way or done in the present pass
@@ -171,8 +174,12 @@ class GradientReducer:
         part = self._slices[self.num_started]
         if self._loss_scale is not None and self._clip_before is None:
             part.div_(self._loss_scale)
-        self._chains.append(Chain(self._sum(part), self._stream))
+        self._begin(part)
         self.num_started += 1
+
+    def _begin(self, part: Tensor) -> None:
+        stream = self._streams[len(self._chains) % len(self._streams)] if self._streams else None
+        self._chains.append(Chain(self._sum(part), stream))
 
     def _has_steps(self) -> bool:
         """Whether a sum is more than one collective."""

@@ -8,13 +8,13 @@ Legend: T tokens, U tokens rounded up to a multiple of 16, D hidden.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlbert.ops import norm, reference, registry
+from mlbert.ops import reference, registry
 from mlbert.ops.dropout import Key
 from mlbert.ops.fp8_scaling import GRADIENT, INPUT, TYPES, Quantised, padded_tokens
 
@@ -78,12 +78,6 @@ def _plain_gelu_backward(
     form = "none" if exact else "tanh"
     d_pre = torch.ops.aten.gelu_backward(d_out.float(), pre.float() + bias.float(), approximate=form)
     return _plain_quantise(d_pre, scale, amax, dtype), d_pre.sum(0)
-
-
-def _plain_norm(*arguments: Any) -> tuple[Tensor, Tensor, Quantised]:
-    *rest, scale, amax = arguments
-    out = norm.dropout_add_layer_norm(*rest)
-    return out, out, _plain_quantise(out.detach(), scale, amax, TYPES[INPUT])
 
 
 def _plain_norm_forward(
@@ -157,6 +151,5 @@ for _name in ("plain", "native"):
     registry.register("fp8_quantise_sum", _name)(_plain_quantise_sum)
     registry.register("fp8_gelu", _name)(_plain_gelu)
     registry.register("fp8_gelu_backward", _name)(_plain_gelu_backward)
-    registry.register("fp8_dropout_add_layer_norm", _name)(_plain_norm)
     registry.register("fp8_dropout_add_layer_norm_forward", _name)(_plain_norm_forward)
     registry.register("fp8_dropout_add_layer_norm_backward", _name)(_plain_norm_backward)

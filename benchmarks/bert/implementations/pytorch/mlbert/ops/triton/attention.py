@@ -5,7 +5,7 @@ queries or keys of one sequence and head::
 
     forward        walks the keys with a running maximum and sum; saves log2(sum(exp2)) of the scaled scores
     gradient of Q  walks the keys; also finds delta = sum(dO * O), which is the sum over keys of P * dP
-    of K and V     walks the queries; P and its dropout are made again from what the forward pass saved
+    of K and V     walks the queries; P is made again from what the forward pass saved, and so are its dropout's bits
                    dS = P * (dP - delta), with dP = dO V^T where kept, times the dropout scale, else 0
 
 Scores are in units of log2, so that the exponential is the hardware's. Q, K and V are read where the projection left
@@ -41,6 +41,7 @@ from mlbert.ops.triton.device import capability
 from mlbert.ops.triton.mask import key_argument
 
 ORDER_BLOCK = 64
+KEYS_OF_BITS = 64
 
 
 @dataclass(frozen=True)
@@ -54,21 +55,20 @@ class Blocks:
 
 
 # Head size -> forward, gradient of Q, gradient of K and V, for 16-bit types. Chosen by what the compiler reports
-# (tools/compile_kernels.py: no spills, most warps on a multiprocessor), not by measurement.
+# (tools/compile_kernels.py: no spills, most warps on a multiprocessor), not by measurement. The forward pass takes keys
+# by multiples of 64, whose bits of the mask it writes together; the others by multiples of 32.
 _HOPPER = {
     32: (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
-    64: (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
-    128: (Blocks(128, 64, 8, 2), Blocks(64, 32, 8, 2), Blocks(32, 64, 8, 2)),
+    64: (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
+    128: (Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 2), Blocks(32, 64, 8, 2)),
 }
-# One stage less keeps a key that lies on the device from spilling.
-_BLACKWELL = {**_HOPPER, 64: (*_HOPPER[64][:2], Blocks(64, 64, 4, 1))}
 _AMPERE = {
     32: (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
     64: (Blocks(128, 64, 8, 2), Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2)),
-    128: (Blocks(64, 64, 8, 2), Blocks(32, 64, 8, 2), Blocks(32, 64, 8, 2)),
+    128: (Blocks(128, 64, 8, 2), Blocks(32, 64, 8, 2), Blocks(32, 64, 8, 2)),
 }
 # float32 products run without tensor cores and spill: this form is for comparisons.
-_SINGLE = {size: (Blocks(rows, rows, 4, 1),) * 3 for size, rows in zip(TRITON_HEAD_SIZES, (32, 32, 16), strict=True)}
+_SINGLE = {size: (Blocks(rows, 64, 4, 1),) * 3 for size, rows in zip(TRITON_HEAD_SIZES, (32, 16, 16), strict=True)}
 
 
 @registry.register("attention", "triton")
@@ -79,13 +79,23 @@ def attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes=No
     """
     if qkv.dtype == torch.float64 or qkv.shape[3] not in _SINGLE:
         return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
-    threshold = dropout_threshold(dropout_p)
-    return _Attention.apply(qkv.contiguous(), cu_seqlens, max_seqlen, threshold, key, rows, alibi_slopes)
+    has_backward = torch.is_grad_enabled() and qkv.requires_grad
+    settings = (dropout_threshold(dropout_p), key, rows, alibi_slopes, has_backward)
+    return _Attention.apply(qkv.contiguous(), cu_seqlens, max_seqlen, *settings)
+
+
+def kept_bits_shape(num_tokens: int, num_sequences: int, num_heads: int, max_seqlen: int) -> tuple[int, int, int]:
+    """Of int32 [N, T/2 + 8 S, 4 ceil(L / 64)]: what forward with dropout keeps of its mask for backward.
+
+    8 bytes for each head, token and 64 keys of the longest sequence: 27 MB a layer for 16 heads and 96 sequences of
+    24,576 tokens, 512 at most. The longest counts because no length is known on the host.
+    """
+    return num_heads, 8 * (num_tokens // 16 + num_sequences), 4 * triton.cdiv(max(1, max_seqlen), KEYS_OF_BITS)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, qkv, cu_seqlens, max_seqlen, threshold, key, rows, slopes):
+    def forward(ctx, qkv, cu_seqlens, max_seqlen, threshold, key, rows, slopes, has_backward):
         num_tokens, three, num_heads, head_size = qkv.shape
         assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
         assert cu_seqlens.dtype == torch.int32, f"cu_seqlens is {cu_seqlens.dtype}"
@@ -93,13 +103,15 @@ class _Attention(torch.autograd.Function):
         assert slopes is None or (slopes.dtype, slopes.shape) == (torch.float32, (num_heads,)), "slopes: float32 [N]"
         out = qkv.new_empty(num_tokens, num_heads, head_size)
         log_sums = torch.empty(num_heads, num_tokens, dtype=torch.float32, device=qkv.device)
-        order = descending_order(cu_seqlens)
-        inputs = (qkv, cu_seqlens, order, rows, slopes)
+        shape = kept_bits_shape(num_tokens, cu_seqlens.numel() - 1, num_heads, max_seqlen)
+        bits = torch.empty(shape, dtype=torch.int32, device=qkv.device) if threshold and has_backward else None
+        inputs = (qkv, cu_seqlens, descending_order(cu_seqlens), slopes, bits)
         ctx.save_for_backward(*inputs, out, log_sums)
-        ctx.options = (max_seqlen, threshold, key_argument(key))
+        ctx.options = (max_seqlen, threshold)
         if num_tokens:
             grid, arguments = _launch(0, *inputs, *ctx.options)
-            attention_forward_kernel[grid](out=out, log_sums=log_sums, **arguments)
+            arguments |= {"rows": rows, "key": key_argument(key), "out": out, "log_sums": log_sums}
+            attention_forward_kernel[grid](**arguments)
         return out
 
     @staticmethod
@@ -113,23 +125,24 @@ class _Attention(torch.autograd.Function):
             attention_query_gradient_kernel[grid](out=out, **tensors, **arguments)
             grid, arguments = _launch(2, *inputs, *ctx.options)
             attention_key_value_gradient_kernel[grid](**tensors, **arguments)
-        return d_qkv, None, None, None, None, None, None
+        return d_qkv, *(None,) * 7
 
 
-def _launch(kernel, qkv, cu_seqlens, order, rows, slopes, max_seqlen, threshold, key) -> tuple[tuple[int], dict]:
+def _launch(kernel, qkv, cu_seqlens, order, slopes, bits, max_seqlen, threshold) -> tuple[tuple[int], dict]:
     """Grid and common arguments of kernel 0 (forward), 1 (gradient of Q) or 2 (of K and V)."""
     num_tokens, _, num_heads, head_size = qkv.shape
     blocks = _blocks(qkv)[kernel]
     num_blocks = max(1, triton.cdiv(max_seqlen, blocks.BLOCK_K if kernel == 2 else blocks.BLOCK_Q))
-    arguments = {"qkv": qkv, "cu_seqlens": cu_seqlens, "order": order, "rows": rows, "slopes": slopes, "key": key}
+    arguments = {"qkv": qkv, "cu_seqlens": cu_seqlens, "order": order, "slopes": slopes, "bits": bits}
     counts = {"num_tokens": num_tokens, "num_sequences": order.numel(), "num_blocks": num_blocks}
+    counts |= {"bits_blocks": triton.cdiv(max(1, max_seqlen), KEYS_OF_BITS)}
     sizes = {"NUM_HEADS": num_heads, "HEAD_SIZE": head_size, "SCALE": head_size**-0.5, "THRESHOLD": threshold}
     return ((order.numel() + 1) * num_heads * num_blocks,), {**arguments, **counts, **sizes, **asdict(blocks)}
 
 
 def _blocks(qkv: Tensor) -> tuple[Blocks, ...]:
     architecture = capability(qkv.device)
-    sixteen_bits = _BLACKWELL if architecture >= 100 else _HOPPER if architecture >= 90 else _AMPERE
+    sixteen_bits = _HOPPER if architecture >= 90 else _AMPERE
     return (_SINGLE if qkv.dtype == torch.float32 else sixteen_bits)[qkv.shape[3]]
 
 

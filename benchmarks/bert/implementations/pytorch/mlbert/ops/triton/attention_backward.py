@@ -10,31 +10,54 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mlbert.ops.triton.attention_forward import COUNTS, dot, hashes_of, scores_of, store, tile, work, zero
-from mlbert.ops.triton.mask import keep
+from mlbert.ops.triton.attention_forward import (
+    COUNTS,
+    LOG2_E,
+    bits_at,
+    bits_start,
+    dot,
+    key_store,
+    key_tile,
+    scores_of,
+    store,
+    tile,
+    work,
+    zero,
+)
+from mlbert.ops.triton.mask import kept_bits, key_places
 
 
 @triton.jit
 def _weights_and_gradient(
-    q, k, v, d_out, log_sum, delta, first_q, first_k, hashes, slopes, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
+    q, k, v, d_out, log_sum, delta, first_q, first_k, length, slopes, bits, num_blocks, SCALE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Kept weights [Q, K], before the dropout scale, and the gradient of the scaled scores [Q, K]."""
-    weights = tl.exp2(scores_of(q, k, first_q, first_k, slopes, BLOCK_Q, BLOCK_K, SCALE) - log_sum[:, None])
+    """Kept weights [Q, K], before the dropout scale, and the gradient of the scaled scores [Q, K] over that scale.
+
+    delta, sum(dO O) over the dropout scale, is the sum over keys of the kept P dP, which softmax's derivative needs.
+    """
+    scores = scores_of(q, k, first_q, first_k + key_places(BLOCK_K), slopes, BLOCK_Q, SCALE * LOG2_E)
+    weights = tl.exp2(scores * (SCALE * LOG2_E) - log_sum[:, None])
     d_weights = dot(d_out, tl.trans(v))
     kept = weights
-    if THRESHOLD:
-        stays = keep(hashes, first_k, BLOCK_K, THRESHOLD)
+    if bits is None:
+        d_scores = weights * (d_weights - delta[:, None])
+    else:
+        numbers = tl.load(*bits_at(bits, first_q, first_k, length, num_blocks, BLOCK_Q, BLOCK_K))
+        stays = kept_bits(numbers, first_k, BLOCK_Q, BLOCK_K)
         kept = tl.where(stays, weights, 0.0)
-        d_weights = tl.where(stays, d_weights * (256.0 / (256 - THRESHOLD)), 0.0)
-    # softmax's derivative: delta = sum(dO O) is the sum over keys of P dP, dropout included.
-    return kept, weights * (d_weights - delta[:, None])
+        if q.dtype == tl.float32:
+            d_scores = weights * (tl.where(stays, d_weights, 0.0) - delta[:, None])
+        else:
+            # One selection less; that both products are rounded before they may cancel is lost in 16 bits.
+            d_scores = kept * d_weights - weights * delta[:, None]
+    return kept, d_scores
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def attention_query_gradient_kernel(
-    qkv, cu_seqlens, order, rows, slopes, key, out, d_out, log_sums, delta, d_qkv, num_tokens, num_sequences,
-    num_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
+    qkv, cu_seqlens, order, slopes, bits, out, d_out, log_sums, delta, d_qkv, num_tokens, num_sequences, num_blocks,
+    bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """d_qkv[:, 0] and delta of one block of queries. Grid: (S + 1) * N * L / Q.
@@ -42,7 +65,9 @@ def attention_query_gradient_kernel(
     qkv, d_qkv: [T, 3, N, H]; out, d_out: [T, N, H]; log_sums, delta: float32 [N, T]; the rest as in
     `attention_forward_kernel`.
     """
-    block, head, start, length, is_tail = work(cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS)
+    block, head, sequence, start, length, is_tail = work(
+        cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS
+    )
     WIDTH: tl.constexpr = NUM_HEADS * HEAD_SIZE
     d_qkv += start * (3 * WIDTH) + head * HEAD_SIZE
     if is_tail:
@@ -57,55 +82,59 @@ def attention_query_gradient_kernel(
     statistic = head.to(tl.int64) * num_tokens + start + row
     d_o = tile(d_out + place, first, length, WIDTH, BLOCK_Q, HEAD_SIZE, True)
     o = tile(out + place, first, length, WIDTH, BLOCK_Q, HEAD_SIZE, True)
-    my_delta = tl.sum(d_o.to(tl.float32) * o.to(tl.float32), 1)
+    my_delta = tl.sum(d_o.to(tl.float32) * o.to(tl.float32), 1) * ((256 - THRESHOLD) / 256.0)
     tl.store(delta + statistic, my_delta, mask=row < length)
     # exp2(score - inf) = 0: queries behind the end weigh nothing.
     log_sum = tl.load(log_sums + statistic, mask=row < length, other=float("inf"))
-    hashes = hashes_of(key, head, rows, start, row, length, THRESHOLD)
     if slopes is not None:
         slopes += head
+    if bits is not None:
+        bits += bits_start(head, start, sequence, num_tokens, num_sequences, bits_blocks)
     q = tile(qkv, first, length, 3 * WIDTH, BLOCK_Q, HEAD_SIZE, True)
     d_q = tl.zeros([BLOCK_Q, HEAD_SIZE], tl.float32)
     full = length // BLOCK_K * BLOCK_K
     for first_k in range(0, full, BLOCK_K):
         d_q = _query_gradient_step(
-            d_q, q, qkv + WIDTH, d_o, log_sum, my_delta, first, first_k, length, hashes, slopes, WIDTH, HEAD_SIZE,
-            SCALE, THRESHOLD, BLOCK_Q, BLOCK_K, False,
+            d_q, q, qkv + WIDTH, d_o, log_sum, my_delta, first, first_k, length, slopes, bits, bits_blocks, WIDTH,
+            HEAD_SIZE, SCALE, BLOCK_Q, BLOCK_K, False,
         )  # fmt: skip
     if full < length:
         d_q = _query_gradient_step(
-            d_q, q, qkv + WIDTH, d_o, log_sum, my_delta, first, full, length, hashes, slopes, WIDTH, HEAD_SIZE,
-            SCALE, THRESHOLD, BLOCK_Q, BLOCK_K, True,
+            d_q, q, qkv + WIDTH, d_o, log_sum, my_delta, first, full, length, slopes, bits, bits_blocks, WIDTH,
+            HEAD_SIZE, SCALE, BLOCK_Q, BLOCK_K, True,
         )  # fmt: skip
-    store(d_qkv, d_q * SCALE, first, length, 3 * WIDTH, BLOCK_Q, HEAD_SIZE)
+    store(d_qkv, d_q * (SCALE * 256.0 / (256 - THRESHOLD)), first, length, 3 * WIDTH, BLOCK_Q, HEAD_SIZE)
 
 
 @triton.jit
 def _query_gradient_step(
-    d_q, q, keys, d_out, log_sum, delta, first_q, first_k, length, hashes, slopes, WIDTH: tl.constexpr,
-    HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr, BLOCK_Q: tl.constexpr,
+    d_q, q, keys, d_out, log_sum, delta, first_q, first_k, length, slopes, bits, bits_blocks,
+    WIDTH: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of keys' part to d_q [Q, H]."""
-    k = tile(keys, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
-    v = tile(keys + WIDTH, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
+    k = key_tile(keys, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
+    v = key_tile(keys + WIDTH, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
     _, d_scores = _weights_and_gradient(
-        q, k, v, d_out, log_sum, delta, first_q, first_k, hashes, slopes, SCALE, THRESHOLD, BLOCK_Q, BLOCK_K
+        q, k, v, d_out, log_sum, delta, first_q, first_k, length, slopes, bits, bits_blocks, SCALE, BLOCK_Q, BLOCK_K
     )
     if PARTIAL:
         # Keys behind the end have weights without bound; their zero rows alone would not make infinity vanish.
-        d_scores = tl.where((first_k + tl.arange(0, BLOCK_K) < length)[None, :], d_scores, 0.0)
+        d_scores = tl.where((first_k + key_places(BLOCK_K) < length)[None, :], d_scores, 0.0)
     return d_q + dot(d_scores.to(k.dtype), k)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def attention_key_value_gradient_kernel(
-    qkv, cu_seqlens, order, rows, slopes, key, d_out, log_sums, delta, d_qkv, num_tokens, num_sequences, num_blocks,
+    qkv, cu_seqlens, order, slopes, bits, d_out, log_sums, delta, d_qkv, num_tokens, num_sequences, num_blocks,
+    bits_blocks,
     NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """d_qkv[:, 1] and d_qkv[:, 2] of one block of keys. Grid: (S + 1) * N * L / K. Arguments as above."""
-    block, head, start, length, is_tail = work(cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS)
+    block, head, sequence, start, length, is_tail = work(
+        cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS
+    )
     WIDTH: tl.constexpr = NUM_HEADS * HEAD_SIZE
     d_qkv += start * (3 * WIDTH) + head * HEAD_SIZE + WIDTH
     if is_tail:
@@ -121,30 +150,33 @@ def attention_key_value_gradient_kernel(
     delta += head.to(tl.int64) * num_tokens + start
     if slopes is not None:
         slopes += head
+    if bits is not None:
+        bits += bits_start(head, start, sequence, num_tokens, num_sequences, bits_blocks)
     # Keys behind the end get gradients of no meaning, which are not stored.
-    k = tile(qkv + WIDTH, first, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, True)
-    v = tile(qkv + 2 * WIDTH, first, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, True)
+    k = key_tile(qkv + WIDTH, first, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, True)
+    v = key_tile(qkv + 2 * WIDTH, first, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, True)
     d_k = tl.zeros([BLOCK_K, HEAD_SIZE], tl.float32)
     d_v = tl.zeros([BLOCK_K, HEAD_SIZE], tl.float32)
     full = length // BLOCK_Q * BLOCK_Q
     for first_q in range(0, full, BLOCK_Q):
         d_k, d_v = _key_value_gradient_step(
-            d_k, d_v, k, v, qkv, d_out, log_sums, delta, first_q, first, length, key, head, rows, start, slopes, WIDTH,
-            HEAD_SIZE, SCALE, THRESHOLD, BLOCK_Q, BLOCK_K, False,
+            d_k, d_v, k, v, qkv, d_out, log_sums, delta, first_q, first, length, slopes, bits, bits_blocks, WIDTH,
+            HEAD_SIZE, SCALE, BLOCK_Q, BLOCK_K, False,
         )  # fmt: skip
     if full < length:
         d_k, d_v = _key_value_gradient_step(
-            d_k, d_v, k, v, qkv, d_out, log_sums, delta, full, first, length, key, head, rows, start, slopes, WIDTH,
-            HEAD_SIZE, SCALE, THRESHOLD, BLOCK_Q, BLOCK_K, True,
+            d_k, d_v, k, v, qkv, d_out, log_sums, delta, full, first, length, slopes, bits, bits_blocks, WIDTH,
+            HEAD_SIZE, SCALE, BLOCK_Q, BLOCK_K, True,
         )  # fmt: skip
-    store(d_qkv, d_k * SCALE, first, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE)
-    store(d_qkv + WIDTH, d_v * (256.0 / (256 - THRESHOLD)), first, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE)
+    scale: tl.constexpr = 256.0 / (256 - THRESHOLD)
+    key_store(d_qkv, d_k * (SCALE * scale), first, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE)
+    key_store(d_qkv + WIDTH, d_v * scale, first, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE)
 
 
 @triton.jit
 def _key_value_gradient_step(
-    d_k, d_v, k, v, queries, d_out, log_sums, delta, first_q, first_k, length, key, head, rows, start, slopes,
-    WIDTH: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr, BLOCK_Q: tl.constexpr,
+    d_k, d_v, k, v, queries, d_out, log_sums, delta, first_q, first_k, length, slopes, bits, bits_blocks,
+    WIDTH: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of queries' part to d_k and d_v [K, H]; queries behind the end have weight exp2(-inf) = 0."""
@@ -157,9 +189,8 @@ def _key_value_gradient_step(
     else:
         log_sum = tl.load(log_sums + row)
         my_delta = tl.load(delta + row)
-    hashes = hashes_of(key, head, rows, start, row, length, THRESHOLD)
     kept, d_scores = _weights_and_gradient(
-        q, k, v, d_o, log_sum, my_delta, first_q, first_k, hashes, slopes, SCALE, THRESHOLD, BLOCK_Q, BLOCK_K
+        q, k, v, d_o, log_sum, my_delta, first_q, first_k, length, slopes, bits, bits_blocks, SCALE, BLOCK_Q, BLOCK_K
     )
     d_v += dot(tl.trans(kept.to(d_o.dtype)), d_o)
     d_k += dot(tl.trans(d_scores.to(q.dtype)), q)

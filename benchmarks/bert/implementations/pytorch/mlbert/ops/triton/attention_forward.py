@@ -12,10 +12,10 @@ import math
 import triton
 import triton.language as tl
 
-from mlbert.ops.triton.mask import head_key, keep, load_key, row_hash
+from mlbert.ops.triton.mask import head_key, keep_pairs, keep_signs, key_places, load_key, pack_masks, row_hash
 
 LOG2_E = tl.constexpr(math.log2(math.e))
-COUNTS = ("key", "num_tokens", "num_sequences", "num_blocks")
+COUNTS = ("key", "num_tokens", "num_sequences", "num_blocks", "bits_blocks")
 
 
 @triton.jit
@@ -28,13 +28,26 @@ def work(cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS: tl
     sequence = tl.load(order + rank, mask=rank < num_sequences, other=num_sequences)
     start = tl.load(cu_seqlens + sequence)
     end = tl.load(cu_seqlens + sequence + 1, mask=rank < num_sequences, other=num_tokens)
-    return program % num_blocks, program // num_blocks % NUM_HEADS, start.to(tl.int64), end - start, is_tail
+    block, head = program % num_blocks, program // num_blocks % NUM_HEADS
+    return block, head, sequence, start.to(tl.int64), end - start, is_tail
 
 
 @triton.jit
 def tile(base, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr, PARTIAL: tl.constexpr):
     """[ROWS, HEAD_SIZE] from row `first` at `base`; with PARTIAL, rows from `length` on are 0."""
-    row = first + tl.arange(0, ROWS)
+    return _load(base, first + tl.arange(0, ROWS), length, STRIDE, HEAD_SIZE, PARTIAL)
+
+
+@triton.jit
+def key_tile(
+    base, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr, PARTIAL: tl.constexpr
+):
+    """`tile` with its rows in the order of `key_places`."""
+    return _load(base, first + key_places(ROWS), length, STRIDE, HEAD_SIZE, PARTIAL)
+
+
+@triton.jit
+def _load(base, row, length, STRIDE: tl.constexpr, HEAD_SIZE: tl.constexpr, PARTIAL: tl.constexpr):
     place = base + row[:, None] * STRIDE + tl.arange(0, HEAD_SIZE)[None, :]
     return tl.load(place, mask=row[:, None] < length, other=0.0) if PARTIAL else tl.load(place)
 
@@ -42,7 +55,17 @@ def tile(base, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZ
 @triton.jit
 def store(base, values, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr):
     """Rows from `first` to `length` of values [ROWS, HEAD_SIZE] in the type of `base`."""
-    row = first + tl.arange(0, ROWS)
+    _store(base, values, first + tl.arange(0, ROWS), length, STRIDE, HEAD_SIZE)
+
+
+@triton.jit
+def key_store(base, values, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr):
+    """`store` of values with their rows in the order of `key_places`."""
+    _store(base, values, first + key_places(ROWS), length, STRIDE, HEAD_SIZE)
+
+
+@triton.jit
+def _store(base, values, row, length, STRIDE: tl.constexpr, HEAD_SIZE: tl.constexpr):
     place = base + row[:, None] * STRIDE + tl.arange(0, HEAD_SIZE)[None, :]
     tl.store(place, values.to(base.dtype.element_ty), mask=row[:, None] < length)
 
@@ -62,14 +85,30 @@ def dot(a, b):
 
 
 @triton.jit
-def scores_of(q, k, first_q, first_k, slope, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, SCALE: tl.constexpr):
-    """Scaled scores [Q, K] in units of log2, with the bias -slope * |query - key| unless that is None."""
-    scores = dot(q, tl.trans(k)) * (SCALE * LOG2_E)
+def scores_of(q, k, first_q, places, slope, BLOCK_Q: tl.constexpr, SCALE: tl.constexpr):
+    """Scores [Q, K] that times SCALE are in units of log2, with the bias -slope * |query - key| unless that is None."""
+    scores = dot(q, tl.trans(k))
     if slope is not None:
         # `slope` points to the head's: a function can't return None, so it can't be loaded for all blocks at once.
-        distance = (first_q - first_k) + tl.arange(0, BLOCK_Q)[:, None] - tl.arange(0, BLOCK_K)[None, :]
-        scores -= (tl.load(slope) * LOG2_E) * tl.abs(distance).to(tl.float32)
+        distance = first_q + tl.arange(0, BLOCK_Q)[:, None] - places[None, :]
+        scores -= (tl.load(slope) * (LOG2_E / SCALE)) * tl.abs(distance).to(tl.float32)
     return scores
+
+
+@triton.jit
+def bits_start(head, start, sequence, num_tokens, num_sequences, num_blocks):
+    """Where a head's and sequence's bits begin: every sequence begins with a whole 16 rows."""
+    sixteens = head.to(tl.int64) * (num_tokens // 16 + num_sequences) + start // 16 + sequence
+    return sixteens * (32 * num_blocks)
+
+
+@triton.jit
+def bits_at(bits, first_q, first_k, length, num_blocks, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Where the numbers of `mask.pack_masks` lie from `bits_start`, [Q/2, K/16] ([Q/2, 4] for 32 keys), which exist."""
+    row = first_q // 2 + tl.arange(0, BLOCK_Q // 2)
+    column = first_k // 64 * 4 + tl.arange(0, max(4, BLOCK_K // 16))
+    there = row // 8 * 16 < length
+    return bits + row[:, None] * (4 * num_blocks) + column[None, :], there[:, None]
 
 
 @triton.jit
@@ -84,15 +123,17 @@ def hashes_of(key, head, rows, start, row, length, THRESHOLD: tl.constexpr):
 
 @triton.jit(do_not_specialize=COUNTS)
 def attention_forward_kernel(
-    qkv, cu_seqlens, order, rows, slopes, key, out, log_sums, num_tokens, num_sequences, num_blocks,
-    NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
+    qkv, cu_seqlens, order, rows, slopes, key, out, log_sums, bits, num_tokens, num_sequences, num_blocks,
+    bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Output of one block of queries. Grid: (S + 1) * N * L / Q.
 
     qkv: [T, 3, N, H]; out: [T, N, H]; log_sums: float32 [N, T]; rows: int32 [T] or None; slopes: float32 [N] or None.
     """
-    block, head, start, length, is_tail = work(cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS)
+    block, head, sequence, start, length, is_tail = work(
+        cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS
+    )
     WIDTH: tl.constexpr = NUM_HEADS * HEAD_SIZE
     out += start * WIDTH + head * HEAD_SIZE
     if is_tail:
@@ -106,6 +147,8 @@ def attention_forward_kernel(
     hashes = hashes_of(key, head, rows, start, row, length, THRESHOLD)
     if slopes is not None:
         slopes += head
+    if bits is not None:
+        bits += bits_start(head, start, sequence, num_tokens, num_sequences, bits_blocks)
     q = tile(qkv, first, length, 3 * WIDTH, BLOCK_Q, HEAD_SIZE, True)
     highest = tl.full([BLOCK_Q], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
@@ -114,13 +157,13 @@ def attention_forward_kernel(
     full = length // BLOCK_K * BLOCK_K
     for first_k in range(0, full, BLOCK_K):
         result, highest, total = _forward_step(
-            result, highest, total, q, qkv + WIDTH, first, first_k, length, hashes, slopes, WIDTH, HEAD_SIZE, SCALE,
-            THRESHOLD, BLOCK_Q, BLOCK_K, False,
+            result, highest, total, q, qkv + WIDTH, first, first_k, length, hashes, slopes, bits, bits_blocks, WIDTH,
+            HEAD_SIZE, SCALE, THRESHOLD, BLOCK_Q, BLOCK_K, False,
         )  # fmt: skip
     if full < length:
         result, highest, total = _forward_step(
-            result, highest, total, q, qkv + WIDTH, first, full, length, hashes, slopes, WIDTH, HEAD_SIZE, SCALE,
-            THRESHOLD, BLOCK_Q, BLOCK_K, True,
+            result, highest, total, q, qkv + WIDTH, first, full, length, hashes, slopes, bits, bits_blocks, WIDTH,
+            HEAD_SIZE, SCALE, THRESHOLD, BLOCK_Q, BLOCK_K, True,
         )  # fmt: skip
     # int64: N T numbers may exceed 2^31.
     tl.store(log_sums + head.to(tl.int64) * num_tokens + start + row, highest + tl.log2(total), mask=row < length)
@@ -130,23 +173,29 @@ def attention_forward_kernel(
 
 @triton.jit
 def _forward_step(
-    result, highest, total, q, keys, first_q, first_k, length, hashes, slopes, WIDTH: tl.constexpr,
+    result, highest, total, q, keys, first_q, first_k, length, hashes, slopes, bits, bits_blocks, WIDTH: tl.constexpr,
     HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
     """One block of keys: the sums over the keys so far [Q, H] and [Q], scaled by exp2(-highest)."""
-    k = tile(keys, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
-    scores = scores_of(q, k, first_q, first_k, slopes, BLOCK_Q, BLOCK_K, SCALE)
+    k = key_tile(keys, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
+    places = first_k + key_places(BLOCK_K)
+    scores = scores_of(q, k, first_q, places, slopes, BLOCK_Q, SCALE * LOG2_E)
     if PARTIAL:
-        scores = tl.where((first_k + tl.arange(0, BLOCK_K) < length)[None, :], scores, -float("inf"))
-    new_highest = tl.maximum(highest, tl.max(scores, 1))
-    weights = tl.exp2(scores - new_highest[:, None])
+        scores = tl.where((places < length)[None, :], scores, -float("inf"))
+    new_highest = tl.maximum(highest, tl.max(scores, 1) * (SCALE * LOG2_E))
+    weights = tl.exp2(scores * (SCALE * LOG2_E) - new_highest[:, None])
     # The first block finds highest = -inf: what is rescaled by exp2(-inf) = 0 is zero anyway.
     rescale = tl.exp2(highest - new_highest)
     total = total * rescale + tl.sum(weights, 1)
+    v = key_tile(keys + WIDTH, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
+    kept = weights.to(v.dtype)
     if THRESHOLD:
         # Behind the sum: dropout acts on normalised weights, so the divisor is that of all of them.
-        weights = tl.where(keep(hashes, first_k, BLOCK_K, THRESHOLD), weights, 0.0)
-    v = tile(keys + WIDTH, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
-    result = result * rescale[:, None] + dot(weights.to(v.dtype), v)
+        signs = keep_signs(hashes, first_k, BLOCK_K, THRESHOLD)
+        kept, masks = keep_pairs(kept, signs, BLOCK_Q, BLOCK_K)
+        if bits is not None:
+            place, exists = bits_at(bits, first_q, first_k, length, bits_blocks, BLOCK_Q, BLOCK_K)
+            tl.store(place, pack_masks(masks, BLOCK_Q, BLOCK_K), mask=exists)
+    result = result * rescale[:, None] + dot(kept, v)
     return result, new_highest, total

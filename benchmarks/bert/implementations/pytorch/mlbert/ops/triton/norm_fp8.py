@@ -19,7 +19,7 @@ import triton.language as tl
 from mlbert.ops import registry
 from mlbert.ops.dropout import dropout_threshold
 from mlbert.ops.fp8_casts import NormGradients, NormSaved
-from mlbert.ops.fp8_scaling import Quantised, padded_tokens
+from mlbert.ops.fp8_scaling import padded_tokens
 from mlbert.ops.triton.mask import key_argument
 from mlbert.ops.triton.norm import (
     check_arguments,
@@ -27,9 +27,7 @@ from mlbert.ops.triton.norm import (
     load_gradient,
     load_vector,
     normalised,
-    plain_gradients,
     residual_sum,
-    save_for_backward,
     sum_gradient,
 )
 from mlbert.ops.triton.quantise import fp8_arguments, quantised_buffers, raise_amax, store_columns, store_rows
@@ -51,7 +49,7 @@ def norm_forward(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias, s
     mean, inverse = (torch.empty(tokens, dtype=torch.float32, device=x.device) for _ in range(2))
     if tokens:
         block, groups, warps = _tile(hidden, FORWARD_PIECE)
-        norm_fp8_forward_kernel[(triton.cdiv(tokens, 4 * groups),)](
+        fp8_norm_forward_kernel[(triton.cdiv(tokens, 4 * groups),)](
             *(x, residual, x_bias, weight, bias, rows, key_argument(key), total, mean, inverse, out),
             *(*fp8_arguments(copies), scale, amax, tokens, padded_tokens(tokens), hidden, eps, threshold),
             *(groups, block),
@@ -70,7 +68,7 @@ def norm_backward(d_out, d_twin, saved, weight, dropout_p, key, rows, scale, ama
     programs = min(triton.cdiv(tokens, 4 * groups), walking_programs(d_out.device))
     partial = torch.empty(programs, 3, hidden, dtype=torch.float32, device=d_out.device)
     if tokens:
-        norm_fp8_backward_kernel[(programs,)](
+        fp8_norm_backward_kernel[(programs,)](
             *(d_out, d_twin, *saved, weight, rows, key_argument(key), d_residual, *fp8_arguments(copies)),
             *(scale, amax, partial, tokens, padded_tokens(tokens), hidden, dropout_threshold(dropout_p)),
             *(groups, block),
@@ -78,38 +76,6 @@ def norm_backward(d_out, d_twin, saved, weight, dropout_p, key, rows, scale, ama
         )
     d_weight, d_bias, d_x_bias = sum_partials(partial).unbind(0)
     return NormGradients(d_residual, copies, d_x_bias, d_weight, d_bias)
-
-
-@registry.register("fp8_dropout_add_layer_norm", "triton")
-def dropout_add_layer_norm_quantised(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias, scale, amax):
-    """`dropout_add_layer_norm_twice` that gives its result in e4m3 as well: (result, the same memory again, copies).
-
-    The copies carry no gradient; those of the first two are added.
-    """
-    settings = (eps, dropout_p, key, rows, scale, amax)
-    out, twin, *copies = _QuantisedNorm.apply(x, residual, x_bias, weight, bias, *settings)
-    return out, twin, Quantised(*copies)
-
-
-class _QuantisedNorm(torch.autograd.Function):
-    """The quantising forward pass and the plain backward pass."""
-
-    @staticmethod
-    def forward(ctx, x, residual, x_bias, weight, bias, eps, dropout_p, key, rows, scale, amax):
-        ctx.set_materialize_grads(False)  # copies have no gradient, and zeros for them would be written
-        settings = (eps, dropout_p, key, rows, x_bias, scale, amax)
-        out, copies, saved = norm_forward(x, residual, weight, bias, *settings)
-        save_for_backward(ctx, saved, weight, bias, x_bias, rows, key, dropout_threshold(dropout_p), False)
-        ctx.mark_non_differentiable(*copies)
-        return out, out.detach(), *copies
-
-    @staticmethod
-    def backward(ctx, d_out, d_twin, *_):
-        if d_out is None:
-            d_out, d_twin = d_twin, None
-        if d_out is None:
-            return (None,) * 11
-        return *plain_gradients(ctx, d_out, d_twin), None, None, None, None, None, None
 
 
 def _tile(hidden: int, piece: int) -> tuple[int, int, int]:
@@ -136,7 +102,7 @@ def forward_rows(
 
 
 @triton.jit(do_not_specialize=["key", "tokens"], do_not_specialize_on_alignment=["quantisation_scale", "amax"])
-def norm_fp8_forward_kernel(
+def fp8_norm_forward_kernel(
     x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, out_rows, out_columns,
     quantisation_scale, amax, tokens, padded, hidden: tl.constexpr, eps, threshold: tl.constexpr,
     GROUPS: tl.constexpr, BLOCK: tl.constexpr,
@@ -193,7 +159,7 @@ def backward_rows(
 
 
 @triton.jit(do_not_specialize=["key", "tokens"], do_not_specialize_on_alignment=["quantisation_scale", "amax"])
-def norm_fp8_backward_kernel(
+def fp8_norm_backward_kernel(
     d_out, d_twin, total, means, inverses, weight, rows, key, d_residual, out_rows, out_columns, quantisation_scale,
     amax, partial, tokens, padded, hidden: tl.constexpr, threshold: tl.constexpr, GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
