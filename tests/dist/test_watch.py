@@ -63,6 +63,13 @@ def test_a_signal_to_one_rank_ends_all(tmp_path):
     assert f"failed after step {BAD_STEP}: Terminated: SIGTERM" in told["story_0"]
 
 
+def test_a_signal_to_all_ranks_is_no_fault_of_any(tmp_path):
+    told, results = end_of(tmp_path, "cancelled", -1)
+    assert told == {"story_0": "aborted: SIGTERM"}
+    assert results[0].returncode == 128 + signal.SIGTERM
+    assert "mlbert: error: rank" not in "".join(result.output for result in results)
+
+
 def test_a_run_that_ends_well_is_left_alone(tmp_path):
     told, results = end_of(tmp_path, "nothing", 0, check=True)
     assert [result.value for result in results] == [6, 6, 6]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -35,6 +36,13 @@ def train(world: World, folder: str, what: str, victim: int) -> int:
             lifecycle.watch.mark(step, Stage.READ)
             if step == BAD_STEP and world.rank == victim:
                 come_to_grief(what)
+            if step == BAD_STEP and (what, victim, world.rank) == ("stops", 0, 2):
+                # Ended by the launcher, because another rank has given the stopped one up; it tells rank 0 so.
+                threading.Timer(HANG_SECONDS + 2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+                time.sleep(1000)
+            if step == BAD_STEP and what == "cancelled":
+                time.sleep(0.2 * world.rank)
+                os.kill(os.getpid(), signal.SIGTERM)
             lifecycle.watch.mark(step, Stage.COUNT)
             if float(world.all_reduce_sum(torch.tensor(float(lifecycle.warned)))):
                 lifecycle.leave()

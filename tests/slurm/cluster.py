@@ -240,6 +240,13 @@ class Cluster:
         ]
         return min(found)
 
+    def kill_step_daemon(self, job: str, rank: int) -> None:
+        """Kills the slurmstepd above a rank that trains; the rank goes on."""
+        pid = self.rank(job, rank)
+        while b"slurmstepd" not in _read(pid, "cmdline"):
+            pid = _parent(pid)
+        os.kill(pid, signal.SIGKILL)
+
     def wait_for(self, condition: object, seconds: float, what: str) -> None:
         """Polls until the condition holds.
 

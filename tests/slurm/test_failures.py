@@ -82,7 +82,8 @@ def test_a_killed_rank_ends_the_job_and_is_named(site: Site, rank: int) -> None:
     in_training(site, job)
     os.kill(site.cluster.rank(job, rank), signal.SIGKILL)
     killed = time.monotonic()
-    assert site.cluster.finished(job)["JobState"] == "FAILED"
+    facts = site.cluster.finished(job)
+    assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "3:0"), "whichever rank Slurm has ended by a signal"
     assert time.monotonic() - killed < 60
     words = f"rank {rank} on {nodes_of(site, job)[rank]} died after step "
     assert words in site.output(job)
@@ -141,9 +142,22 @@ def test_a_timed_run_is_aborted_by_a_restart_and_the_next_one_starts(site: Site)
     site.cluster.wait_for(lambda: second.exists() and '"seed"' in second.read_text(), 90, "the second run")
     site.cluster.run("scancel", job)
     site.cluster.finished(job)
-    assert read_log(site.runs / "out/result_0.txt")["run_stop"] == ["aborted"]
+    log = site.runs / "out/result_0.txt"
+    assert read_log(log)["run_stop"] == ["aborted"]
     assert "resumed at step" not in site.output(job)
+    assert site.output(job).count("is no fault of a node") == 2, "the requeue and the scancel"
+    assert "mlbert: error: rank" not in site.output(job), "nobody is accused"
+    assert '"reason": "SIGTERM"' in log.read_text()
     assert read_log(second)["seed"] == [6]
+
+
+def test_a_step_whose_daemon_is_lost_ends_the_job(site: Site) -> None:
+    job = site.submit(**LONG, SLURM_WAIT=5)
+    in_training(site, job)
+    site.cluster.kill_step_daemon(job, 1)
+    facts = site.cluster.finished(job)
+    assert facts["JobState"] == "FAILED", site.output(job)
+    assert (site.runs / "out/run_0/summary.json").exists(), "the ranks have trained to the end"
 
 
 def test_a_chain_continues_what_its_links_leave(site: Site, undisturbed: bytes) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import running
+from cluster import Cluster, running
 from mlbert.prepare.split_bins import make_bins
 from mlbert.store.manifest import read_manifest
 from slurm_site import Site, read_log
@@ -118,10 +118,37 @@ def test_a_mistake_ends_the_job_with_a_clear_line(site: Site, exports: dict[str,
 
 
 def test_a_wrong_setting_fails_the_job_with_status_2(site: Site) -> None:
-    job = site.submit(nodes=1, LR="fast")
+    job = site.submit(nodes=2, LR="fast")
     facts = site.cluster.finished(job)
     assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "2:0")
-    assert "'fast' is not a number" in site.output(job)
+    assert site.output(job).count("'fast' is not a number") == 1, "once, and not by each rank"
+
+
+def test_the_cpu_cluster_trains_as_its_readme_types_it(cluster: Cluster, tree_root: Path, tmp_path: Path) -> None:
+    """With generated tokens for the text that a quickstart makes, and four steps."""
+    short = f"SYNTH_DATA=1 MAX_STEPS=4 WARMUP_STEPS=1 CPU_THREADS=1 CLEAR_CACHES=0 LOGDIR='{tmp_path}'"
+    line = (
+        "set -eu; source env.sh; source config_cpu_4x1x8x1_demo.sh; "
+        f"{short} sbatch --parsable --output='{tmp_path}/out' -N ${{DGXNNODES}} -t ${{WALLTIME}} run.sub"
+    )
+    folder = tree_root / "benchmarks/bert/implementations/cpu_cluster"
+    done = cluster.run("bash", "-c", line, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert cluster.finished(done.stdout.strip())["ExitCode"] == "1:0", "no target on random tokens"
+    summary = json.loads((tmp_path / "run_0/summary.json").read_text())
+    assert (summary["ranks"], summary["steps"]) == (4, 4), (tmp_path / "out").read_text()
+    weights = tmp_path / "run_0/weights/model.safetensors"
+    assert weights.stat().st_mode & 0o777 == 0o644
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "no files for itself are left"
+
+
+def test_the_published_line_needs_no_number_of_nodes(site: Site) -> None:
+    node = site.cluster.nodes[-1]
+    line = f"source '{site.config}'; DGXNNODES=1 LR=fast sbatch --parsable -w {node} --time=${{WALLTIME}} run.sub"
+    done = site.cluster.run("bash", "-c", line, cwd=site.config.parent)
+    facts = site.cluster.finished(done.stdout.strip())
+    assert (facts["NodeList"], facts["ExitCode"]) == (node, "2:0")
+    assert "'fast' is not a number" in site.output(done.stdout.strip()), "the settings are looked at last"
 
 
 def test_an_array_is_one_run_a_task_and_jobs_side_by_side_do_not_meet(site: Site) -> None:

@@ -19,7 +19,6 @@ EXCEPTIONS = {
     "mlbert/bench/step.py run": 70,
     "mlbert/feed/triton_expand.py expand_kernel": 70,
     "mlbert/ops/cublaslt_library.py product": 70,
-    "mlbert/train/experiment.py run_experiment": 70,
     "tests/unit/store/test_nvidia.py": 520,
 }
 MOST_NESTING = 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import pytest
 
 from mlbert.core.errors import UserError
 from mlbert.core.identity import log_submission
-from mlbert.core.mllog import MLPerfLogger, constants
+from mlbert.core.mllog import MLPerfLogger, close_interrupted, constants
 
 HERE = Path(__file__)
 ROOT = HERE.parents[3]
@@ -145,6 +146,28 @@ def test_the_package_is_named_as_in_the_tree_wherever_it_is_installed(tmp_path: 
     assert {event["metadata"]["file"] for event in _events(logger.path)} == {
         "benchmarks/bert/implementations/pytorch/mlbert/core/identity.py"
     }
+
+
+def test_of_two_who_close_a_log_at_once_one_does(tmp_path: Path) -> None:
+    path = tmp_path / "result_0.txt"
+    lost = MLPerfLogger(path, 0, tmp_path)
+    lost.start(constants.RUN_START)
+    barrier = threading.Barrier(4)
+
+    def close(number: int) -> None:
+        barrier.wait()
+        if number:
+            close_interrupted(path, tmp_path, f"rank 0 is silent, says {number}")
+        else:
+            lost.run_stop(constants.SUCCESS)
+
+    threads = [threading.Thread(target=close, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lost.close()
+    assert path.read_text().count('"run_stop"') == 1
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

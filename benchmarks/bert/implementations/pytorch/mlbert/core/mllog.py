@@ -14,11 +14,13 @@ The order that the rules and the checkers want::
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +41,7 @@ CallSite = tuple[str, int]  # file and line
 # The official tools take any line that contains one of the keys for the line of that key, and cut it at the token.
 _MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size", "submission_benchmark", "train_samples")
 _TOKEN = ":::MLLOG "
+_LOCK_TRIES, _LOCK_PAUSE_SECONDS = 20, 0.1
 
 
 class _Writer(MLLogger):
@@ -125,11 +128,11 @@ class MLPerfLogger:
         return self._stop_run(status, metadata, _caller())
 
     def _stop_run(self, status: str, metadata: Metadata, call_site: CallSite) -> bool:
-        with self._lock:
+        with self._lock, self._alone():
             if not self.run_started or self.status is not None:
                 return False
             self.status = status
-            if status == constants.ABORTED and self._was_closed_by_another():
+            if self._was_closed_by_another():
                 return False
             told = {**(metadata or {}), "status": status}
             self._log(constants.INTERVAL_END, constants.RUN_STOP, None, told, call_site)
@@ -138,9 +141,29 @@ class MLPerfLogger:
                     os.fsync(self._handler.stream.fileno())
             return True
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two ranks may close the log of a lost one, or that one wake, at the same moment. A rank that is stopped with
+        the lock in its hands keeps nobody for long."""
+        stream = self._handler.stream if self._handler is not None else None
+        if stream is None:
+            yield
+            return
+        for _ in range(_LOCK_TRIES):
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                time.sleep(_LOCK_PAUSE_SECONDS)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError, ValueError):  # ValueError: closed meanwhile
+                fcntl.flock(stream, fcntl.LOCK_UN)
+
     def _was_closed_by_another(self) -> bool:
         """Whether another rank took this one for lost (see `close_interrupted`)."""
-        if self._writer is None or self.path is None:
+        if self._writer is None or self.path is None or not self.path.is_file():
             return False
         return f'"{constants.RUN_STOP}"' in self.path.read_text(encoding="utf-8", errors="replace")
 

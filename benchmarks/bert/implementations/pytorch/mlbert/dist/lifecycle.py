@@ -181,6 +181,7 @@ class Lifecycle:
             while data := receiver.recv(1):
                 # A warning is the main thread's alone: who hangs has nothing to save.
                 if data[0] in replaced and data[0] != WARNING:
+                    self.watch.take_signal()
                     self._abort_on_rank_0(signal.Signals(data[0]).name)
                     if not left.wait(UNWIND_SECONDS):
                         os._exit(BY_SIGNAL + data[0])

@@ -113,13 +113,16 @@ class _OwnPresence:
     """Whether this process itself stood still: stopped by a signal or a debugger, or its machine had no time for it."""
 
     looked: float = field(default_factory=time.monotonic)
+    looked_at_clock: float = field(default_factory=time.time)
     gap: float = 0.0
     returned: float = float("-inf")
 
     def look(self) -> bool:
         """Called at every look of the watching thread; True when it comes late: all that was heard is stale."""
         now = time.monotonic()
-        gap, self.looked = now - self.looked, now
+        clock = time.time()  # goes on while a virtual machine sleeps, and the other one may not
+        gap = max(now - self.looked, clock - self.looked_at_clock)
+        self.looked, self.looked_at_clock = now, clock
         if gap > ABSENCE_SECONDS:
             self.gap, self.returned = gap, now
         return gap > ABSENCE_SECONDS
@@ -154,6 +157,13 @@ class Watch:
         self._channels: dict[int, Channel] = {}
         # A failure that is likely the consequence of another one: when it counts after all, and what it is.
         self._suspicion: tuple[float, str] | None = None
+        # Rank 0 has told the others that a signal ends the run: their ends are its own doing.
+        self._leaving = False
+        self._is_signalled = False
+
+    def take_signal(self) -> None:
+        """A signal ends this process, which a hanging main thread may not know yet; that others get it is no failure."""
+        self._is_signalled = True
 
     def mark(self, step: int, stage: Stage) -> None:
         """The main thread is here now; `step` counts the steps that are done."""
@@ -207,27 +217,31 @@ class Watch:
     def _tell_failure(self, error: BaseException) -> None:
         """Tells rank 0 why this rank fails. A broken collective is rarely the cause: that one is waited for.
 
-        So is a signal, for a moment: Slurm ends the others when one rank is lost.
+        Nor is a signal: whoever cancels a job sends it to all ranks, and Slurm ends the others when one rank is lost.
         """
         if self._thread is None or self._stopping.is_set():
             return
         # Every failure of torch.distributed is a RuntimeError.
-        is_consequence = isinstance(error, RuntimeError)
+        is_signal = not isinstance(error, Exception)
+        is_consequence = is_signal or isinstance(error, RuntimeError)
         words = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ").rstrip(".")
         sentence = f"{self._name(self.world.rank)} failed {_after(self._place.step)}: {words}"
         if self.world.rank != 0:
             self._channels[0].send(failed=sentence, is_cause=not is_consequence)
+        elif is_signal:
+            self._stopping.wait(PERIOD_SECONDS)  # a lost rank that it is the consequence of shows up by then
+            self._leaving = True
+            self._announce(sentence)
         elif is_consequence:
             self._suspicion = (time.monotonic() + CAUSE_SECONDS, sentence)
         else:
-            if isinstance(error, Exception):
-                # Before the others hear of it: whoever ends from now on is no cause. Not so with a signal, which may
-                # itself be the consequence of a lost rank that the watching thread is about to notice.
-                self._stopping.set()
-                self._tell_story(sentence)
+            # Before the others hear of it: whoever ends from now on is no cause.
+            self._stopping.set()
+            self._tell_story(sentence)
             self._announce(sentence)
         # Meanwhile the watching thread ends the process when it knows the cause.
-        self._stopping.wait(CAUSE_SECONDS + 2 * PERIOD_SECONDS if is_consequence else PERIOD_SECONDS)
+        waits_for_cause = is_consequence and not self._leaving
+        self._stopping.wait(CAUSE_SECONDS + 2 * PERIOD_SECONDS if waits_for_cause else PERIOD_SECONDS)
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} on {self._hosts[rank]}"
@@ -249,7 +263,7 @@ class Watch:
                     if not self._hear(key.data, presence):
                         selector.unregister(key.fileobj)
                 own.is_at(self._place)
-                if self._suspicion is not None and time.monotonic() > self._suspicion[0]:
+                if self._suspicion is not None and not self._is_signalled and time.monotonic() > self._suspicion[0]:
                     self._end(self._suspicion[1])
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + PERIOD_SECONDS
@@ -260,7 +274,7 @@ class Watch:
         """Takes what a rank says; False when its connection is at its end."""
         messages = self._channels[peer.rank].receive()
         if messages is None:
-            if not peer.said_bye:
+            if not peer.said_bye and not self._leaving:
                 # Its own last word may be a second old; no rank is a step ahead of another for long.
                 step = max(peer.place.step, self._place.step)
                 self._accuse(f"{self._name(peer.rank)} died {_after(step)}", presence)
@@ -271,8 +285,11 @@ class Watch:
                 peer.said_bye = True
             elif "failed" not in message:
                 peer.is_at(_Place(*message["place"]))
-            elif message["is_cause"]:
-                self._end(message["failed"])
+            elif message["is_cause"] or presence.is_doubtful:
+                self._accuse(message["failed"], presence)
+            elif self._is_signalled:
+                self._leaving = True
+                self._announce(message["failed"])  # the others leave, and with them the collective that may hang
             else:
                 self._suspicion = self._suspicion or (time.monotonic() + CAUSE_SECONDS, message["failed"])
         return True
@@ -328,7 +345,7 @@ class Watch:
     # Either thread
 
     def _accuse(self, sentence: str, presence: _OwnPresence) -> NoReturn:
-        """Ends the run over a broken connection; after an absence of one's own, that is what it is put down to."""
+        """Ends the run over a lost or failed rank; after an absence of one's own, that is what it is put down to."""
         if presence.is_doubtful:
             name, step = self._name(self.world.rank), self._place.step
             sentence = f"{name} stood still for {presence.gap:.0f} s {_after(step)}, and the others went on without it"
