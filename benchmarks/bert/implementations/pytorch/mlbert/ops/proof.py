@@ -24,7 +24,7 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,6 @@ from mlbert.ops.proof_cases import Problems
 
 FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 FP8_SHARE = 0.25  # of a rounding step of FP8
-DIFFERENTIABLE = ("fp8_dropout_add_layer_norm",)  # of the ops of FP8
 OWN_MASKS = "flash"  # draws its masks by itself: it is compared without dropout
 # What leaves an implementation out.
 REMEDIES = {
@@ -99,7 +98,7 @@ def check(op: str, name: str, device: torch.device, dtype: torch.dtype) -> str:
     cases = {case.op: case for case in problems.all()}
     try:
         if op not in cases:
-            why = _difference(form, registry.form(op, "plain"), problems.fp8()[op], op in DIFFERENTIABLE)
+            why = _difference(form, registry.form(op, "plain"), problems.fp8()[op])
         else:
             why = compare(cases[op], form, dtype)[0].why
         if device.type == "cuda":
@@ -119,11 +118,9 @@ def _check_device(op: str, name: str, device: torch.device, why: str) -> None:
         raise UserError(f"the {name} kernel of {op}", f"has broken the {device.type} device: {why}", remedy) from error
 
 
-def _difference(
-    form: Callable[..., Any], plain: Callable[..., Any], arguments: Callable[[], tuple[Any, ...]], backward: bool
-) -> str:
+def _difference(form: Callable[..., Any], plain: Callable[..., Any], arguments: Callable[[], tuple[Any, ...]]) -> str:
     """Why results are not the twin's; empty: they are."""
-    pairs = zip(*(_results(run, arguments(), backward) for run in (form, plain)), strict=True)
+    pairs = zip(*(_results(run, arguments()) for run in (form, plain)), strict=True)
     for number, (ours, theirs) in enumerate(pairs):
         if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
             return f"gives {ours.dtype} {tuple(ours.shape)} in place of {theirs.dtype} {tuple(theirs.shape)}"
@@ -135,17 +132,10 @@ def _difference(
     return ""
 
 
-def _results(function: Callable[..., Any], arguments: tuple[Any, ...], backward: bool) -> list[Tensor]:
-    """Results, the scalars that may have been written into, and for `backward` the gradients of the matrices."""
-    tensors = [x for x in arguments if isinstance(x, Tensor)]
-    wanted = [x.requires_grad_() for x in tensors if backward and x.is_floating_point() and x.dim()]
-    with torch.enable_grad():
-        results = [x for x in tree_leaves(function(*arguments)) if isinstance(x, Tensor)]
-    gradients: Sequence[Tensor] = ()
-    if backward:
-        outputs = [x for x in results if x.requires_grad]
-        gradients = torch.autograd.grad(outputs, wanted, [x.detach().sin() for x in outputs])
-    return [x.detach() for x in (*results, *(x for x in tensors if not x.dim()), *gradients)]
+def _results(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Tensor]:
+    """Results, and the scalars that may have been written into. No op of FP8 is differentiated by autograd."""
+    results = [x for x in tree_leaves(function(*arguments)) if isinstance(x, Tensor)]
+    return [*results, *(x for x in arguments if isinstance(x, Tensor) and not x.dim())]
 
 
 def _load(device: torch.device, dtype: torch.dtype) -> dict[str, str]:

@@ -145,7 +145,6 @@ class Problems:
             "fp8_quantise_sum": lambda: (x(INNER), *scales(), e5m2),
             "fp8_gelu": lambda: (x(INNER), self._random(1, INNER), False, *scales(), e4m3),
             "fp8_gelu_backward": lambda: (x(INNER), x(INNER, 2), self._random(1, INNER), False, *scales(), e5m2),
-            "fp8_dropout_add_layer_norm": lambda: (*norm(), *scales()),
             "fp8_dropout_add_layer_norm_forward": lambda: (*norm(), *scales()),
             "fp8_dropout_add_layer_norm_backward": backward,
             "fp8_product": product,

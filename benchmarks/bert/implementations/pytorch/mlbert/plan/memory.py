@@ -15,7 +15,7 @@ from mlbert.plan.parameters import GPUS
 from mlbert.plan.shapes import BENCHMARK
 
 # A token, layer and hidden unit, counted: with 16-bit products, and with FP8 ones.
-ACTIVATION_BYTES, FP8_ACTIVATION_BYTES = 30.8, 26.4
+ACTIVATION_BYTES, FP8_ACTIVATION_BYTES = 32.7, 28.6
 WEIGHT_BYTES = 2
 LOGIT_BYTES = 2 + 4  # a masked token and word: 16-bit logits, float32 for the loss
 CONTEXT_GB = 3.0  # assumed: CUDA, libraries, buffers of the reduction, an evaluation's graph

@@ -6,8 +6,9 @@ Sustained rates are those of products and copies of this model's sizes, not the 
     products      675 (bfloat16) and 980 (FP8) TFLOP/s on an H200: an expert's estimate for products with inner
                   dimensions of 1,024 and 4,096; the H100, which has the same multiprocessors, is assumed to do it too
     clock         1.75 GHz, at which 64 x 64 elements of 4 bytes take a multiprocessor's share of 4.2 TB/s 900 clocks
-    attention     150 us a sequence of 254.4 tokens, forward and backward with dropout: an estimate; what its
-                  instructions allow at best is 98 us
+    attention     103 us a sequence of 254.4 tokens, forward and backward with dropout: 150 us, an expert's estimate
+                  for kernels whose instructions allowed 108.5 us at best, times 74.7 / 108.5, for they allow 74.7 us
+                  now (tools/attention_model.py)
 
 None has been measured with this program. What is unknown is None, and nothing is modelled then.
 """
@@ -49,7 +50,7 @@ class Gpu:
         return int(FACTS[self.fact].memory_gb * 1e9)
 
 
-_SECONDS_A_TOKEN = 150e-6 / 254.4
+_SECONDS_A_TOKEN = 150e-6 * 74.7 / 108.5 / 254.4
 # Multiprocessors, bandwidths and capabilities: the makers' data sheets.
 GPUS: Mapping[str, Gpu] = {
     "a100": Gpu("NVIDIA A100-SXM4-80GB", "a100-sxm", 80, 108),

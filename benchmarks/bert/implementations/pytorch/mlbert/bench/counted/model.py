@@ -20,11 +20,10 @@ from mlbert.bench.counted.steps import Counted
 from mlbert.core.bert_config import BertConfig
 
 SEQUENCES_A_PACK = 2
-TILE = 64  # rows and columns of `mlbert.ops.triton.cast`
-WARPS = 4
-# Machine instructions a warp spends on one tile, on compute capability 9.0 (tools/compile_kernels.py counts them), by
-# the kernel's OPERATION: plain, GELU, GELU backward.
-INSTRUCTIONS = {0: 823, 1: 2159, 2: 1689}
+NUMBERS = 1024
+# Machine instructions a warp spends on so many numbers, on compute capability 9.0 (tools/compile_kernels.py counts
+# them), by the kernel's OPERATION, plain, GELU or GELU's derivative, and whether it sums over tokens.
+INSTRUCTIONS = {(0, False): 256, (0, True): 388, (1, False): 594, (2, True): 895}
 
 
 def seconds_of_parts(counted: Counted, config: BertConfig, gpu: Gpu) -> dict[str, float]:
@@ -50,5 +49,5 @@ def _issue_slots(operation: Operation) -> int:
     source = operation.arguments.get("x")
     if operation.name != "cast_kernel" or not isinstance(source, Operand):
         return 0
-    tiles = math.prod(-(-size // TILE) for size in source.shape)
-    return tiles * WARPS * INSTRUCTIONS[operation.arguments["OPERATION"]]
+    kind = operation.arguments["OPERATION"], operation.arguments["partial"] is not None
+    return math.ceil(math.prod(source.shape) / NUMBERS) * INSTRUCTIONS[kind]
