@@ -100,18 +100,20 @@ def method(obstacle: str | None = None, budget: Budget | None = BUDGET, can_capt
 
 
 def test_what_graphs_need() -> None:
-    assert choose_graphs("none", method("anything", None, False), 1, CUDA) is None
-    assert choose_graphs("segmented", method(can_capture=False), 2, CUDA).micro_batches == 2
-    assert choose_graphs("segmented", method(), 1, CUDA).smaller == (), "packs"
+    assert choose_graphs("none", method("anything", None, False), 1, CUDA, 2) is None
+    assert choose_graphs("segmented", method(can_capture=False), 2, CUDA, 2).micro_batches == 2
+    assert choose_graphs("segmented", method(), 1, CUDA, 2).smaller == (), "packs"
     lone = Budget.of_packs(8, 64, 1, 64, 10)
-    assert choose_graphs("segmented", method(budget=lone), 1, CUDA).smaller == lone.smaller_ones() != ()
+    assert choose_graphs("segmented", method(budget=lone), 1, CUDA, 2).smaller == lone.smaller_ones() != ()
+    assert choose_graphs("full_iteration", method(budget=lone), 1, CUDA, 1).smaller == lone.smaller_ones()
     for mode, wanting, words in (
         ("segmented", method("attention reads on the host"), "attention reads on the host"),
         ("segmented", method(budget=None), "no fixed sizes"),
         ("full_iteration", method(can_capture=False), "'plain' decides on the host"),
+        ("full_iteration", method(budget=lone), "the ranks would replay different graphs"),
     ):
         with pytest.raises(UserError, match=words):
-            choose_graphs(mode, wanting, 1, CUDA)
+            choose_graphs(mode, wanting, 1, CUDA, 2)
 
 
 def test_plain_attention_is_an_obstacle() -> None:

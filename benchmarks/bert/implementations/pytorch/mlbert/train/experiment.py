@@ -225,7 +225,8 @@ def assemble(
     Raises:
         UserError: graphs are asked for that cannot be had.
     """
-    graphs = choose_graphs(config.cuda_graph_mode, method, config.gradient_accumulation_steps, world.device)
+    parts = config.gradient_accumulation_steps
+    graphs = choose_graphs(config.cuda_graph_mode, method, parts, world.device, world.world_size)
     state = TrainState(next_eval_samples=config.eval_iter_start_samples)
     objects = (method.model, method.objective, method.flat, method.sync, method.optimizer)
     capture = graphs.capture() if graphs else None  # an evaluation runs between any two steps

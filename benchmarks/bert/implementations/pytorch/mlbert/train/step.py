@@ -332,7 +332,7 @@ def _replay(graph: _Graph) -> None:
     graph.replay()
 
 
-def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.device) -> Graphs | None:
+def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.device, ranks: int) -> Graphs | None:
     """What CUDA_GRAPH_MODE asks for; None for ``none``.
 
     Args:
@@ -340,6 +340,7 @@ def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.d
         method: of the run.
         micro_batches: of one step on this rank.
         device: where the run computes.
+        ranks: of the run.
 
     Raises:
         UserError: graphs are asked for and the device, the model, the batches or the optimizer cannot be captured.
@@ -356,4 +357,9 @@ def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.d
     if wanted is GraphMode.FULL_ITERATION and not method.optimizer.can_capture:
         reason = f"the optimizer in form {method.optimizer.implementation!r} decides on the host whether to update"
         raise UserError(f"{SETTING}={mode}", reason, f"Set OPS=auto with Triton installed, or {SETTING}=segmented")
-    return Graphs(wanted, budget, micro_batches, lambda: CudaCapture(device), budget.smaller_ones())
+    smaller = budget.smaller_ones()
+    if wanted is GraphMode.FULL_ITERATION and smaller and ranks > 1:
+        # NCCL wants all ranks to replay collectives of the same graph.
+        reason = "batches that are not packed differ in size, and the ranks would replay different graphs"
+        raise UserError(f"{SETTING}={mode}", reason, f"Set {SETTING}=segmented")
+    return Graphs(wanted, budget, micro_batches, lambda: CudaCapture(device), smaller)
