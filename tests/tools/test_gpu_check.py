@@ -17,7 +17,7 @@ from gpu_check import tables
 from gpu_check.hardware import peaks_of
 from gpu_check.rows import LOST, Rows
 
-PARTS = ("checks", "ops", "step", "profile", "tests")
+PARTS = ("smoke", "checks", "ops", "step", "profile", "tests")
 
 
 def run(tree_root: Path, *words: str, out: str = "") -> subprocess.CompletedProcess:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Scale:
         check_config: the model whose parameters LAMB is checked on.
         compiled, checked, timed: sequences of the calls that compile kernels, the checks and the micro-benchmarks.
         sizes: sequences of the steps.
+        smoke: sequences of the first steps of all.
         op_seconds, step_seconds: measuring time of a row.
     """
 
@@ -46,6 +47,7 @@ class Scale:
     checked: int
     timed: int
     sizes: Sizes
+    smoke: int
     op_seconds: float
     step_seconds: float
 
@@ -54,7 +56,7 @@ def full_scale() -> Scale:
     """BERT-large at the sizes of training."""
     large = BertConfig.from_json(CONFIGS / "large.json")
     two_layers = BertConfig(**{**vars(large), "num_hidden_layers": 2})
-    return Scale(large, two_layers, 8, 48, 448, Sizes(448, 32, 96), 0.3, 3.0)
+    return Scale(large, two_layers, 8, 48, 448, Sizes(448, 32, 96), 96, 0.3, 3.0)
 
 
 def tiny_scale() -> Scale:
@@ -67,7 +69,7 @@ def tiny_scale() -> Scale:
         intermediate_size=64,
         max_position_embeddings=48,
     )
-    return Scale(tiny, tiny, 1, 2, 2, Sizes(2, 1, 1, 1), 0.0, 0.0)
+    return Scale(tiny, tiny, 1, 2, 2, Sizes(2, 1, 1, 1), 1, 0.0, 0.0)
 
 
 def compile_kernels(device: torch.device, shard: int, shards: int) -> None:
@@ -101,6 +103,15 @@ def compile_calls(scale: Scale, device: torch.device) -> Iterator[tuple[str, Cal
         batch = make_batch(config, scale.compiled, None, SEED)
         cases = OpCases(config, placed(batch, device, fill), torch.bfloat16)
         yield from check_rows(config, cases)
+
+
+def smoke(rows: Rows, scale: Scale, device: torch.device) -> None:
+    """The best step in bfloat16 and in FP8, of as many sequences as a GPU has in the published runs of eight."""
+    ladder = Ladder(scale.config, device, torch.bfloat16, scale.sizes, scale.step_seconds, SEED)
+    best = rungs(device, scale.sizes)[-1]
+    for rung in [best, *fp8_rungs(device, best)[-1:]]:
+        small = replace(rung, sequences=scale.smoke)
+        rows.measure(f"{rung.name}, {scale.smoke} sequences", lambda r=small: ladder.measure(r))
 
 
 def checks(rows: Rows, scale: Scale, device: torch.device) -> None:
@@ -146,6 +157,7 @@ def profiled(ladder: Ladder, rung: Rung) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[[Rows, Scale, torch.device], None]] = {
+    "smoke": smoke,
     "checks": checks,
     "ops": speed,
     "step": step,

@@ -50,7 +50,7 @@ def write_tables(
         rows = TABLES[part](read_rows(out, part))
         if len(rows) > 1:
             sections.append((part, rows))
-        sections += goals_section(read_rows(out, part)) if part == "step" else []
+        sections += goals_section(read_rows(out, part)) if part in ("smoke", "step") else []
         sections += budget_section(read_rows(out, part)) if part == "profile" else []
     failed = [*missing, *failures(out, list(ends), ends)]
     text, markdown = [head, ""], ["# GPU check", "", head or "Nothing measured.", ""]
@@ -186,6 +186,7 @@ def tests_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
 
 
 TABLES: dict[str, Callable[[dict[str, dict[str, Any]]], list[list[str]]]] = {
+    "smoke": step_table,
     "checks": checks_table,
     "ops": ops_table,
     "step": step_table,
