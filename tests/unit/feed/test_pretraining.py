@@ -81,7 +81,10 @@ def test_a_bin_whose_size_shows_when_it_is_read(tmp_path, monkeypatch):
 
 
 def test_wrong_numbers_are_refused_before_anything_is_written(bins, tmp_path, capsys):
-    config = {"synthetic_data": 0, "input_dir": bins, "eval_dir": bins, "max_sequences_per_pack": 1}
+    others = tmp_path / "eval/part_00000_of_00001.hdf5"
+    others.parent.mkdir()
+    write_fixed(others, bert_rows(8, max_length=32))
+    config = {"synthetic_data": 0, "input_dir": bins, "eval_dir": others.parent, "max_sequences_per_pack": 1}
     config |= {"average_packing_rate": 1, "bin_counts": "1 3", "shape": {"vocab_size": 500}}
     with pytest.raises(SystemExit) as end:
         main(train_arguments(tmp_path, **config))

@@ -244,7 +244,13 @@ def test_padded_vocabularies_are_taken() -> None:
     )
 
 
-CONFIG = {"model_implementation": "huggingface", "max_seq_length": 32, "precision": "fp32", "ops": "auto"}
+CONFIG = {
+    "model_implementation": "huggingface",
+    "max_seq_length": 32,
+    "precision": "fp32",
+    "fp8_fast_accumulation": "forward",
+    "ops": "auto",
+}
 
 
 @pytest.mark.parametrize("implementation", ["mlbert", "huggingface"])

@@ -48,7 +48,7 @@ def damage(monkeypatch: pytest.MonkeyPatch, form: Callable[..., Any], name: str 
     monkeypatch.setattr(registry, "ops", lambda: (op,))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp8"])
 def test_right_ones_stay(precision: str) -> None:
     assert proven(precision) == []
     assert set(registry.selected().values()) == {"native"}
@@ -77,6 +77,10 @@ def not_a_number(x: Tensor, *settings: Any) -> Tensor:
     return torch.where(torch.arange(len(out))[:, None] == len(out) - 1, torch.nan, out)
 
 
+def wrong(*settings: Any) -> Tensor:
+    return reference.layer_norm_dropout(*settings) * 1.001
+
+
 def raises(*_: Any) -> Tensor:
     raise RuntimeError("no kernel image is available\nfor this device")
 
@@ -84,7 +88,7 @@ def raises(*_: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("form", "words"),
     [
-        (lambda *a: reference.layer_norm_dropout(*a) * 1.001, "output: rms error"),
+        (wrong, "output: rms error"),
         (wrong_gradient, "gradient of argument 0: rms error"),
         (not_a_number, "output: rms error nan"),
         (raises, "fails: RuntimeError: no kernel image is available"),
@@ -130,7 +134,7 @@ def test_the_next_one_in_order_is_proven_in_its_turn(monkeypatch: pytest.MonkeyP
 
 def test_what_was_found_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a device, a precision and these sources."""
-    damage(monkeypatch, raises)
+    damage(monkeypatch, wrong)
     said = proven()
     monkeypatch.setattr(registry, "_refused", {})
     registry._selections.clear()
@@ -153,7 +157,7 @@ def test_what_was_found_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_damaged_cache_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
 ) -> None:
-    damage(monkeypatch, raises)
+    damage(monkeypatch, wrong)
     said = proven()
     (file,) = (tmp_path / "mlbert").glob("proof-*.json")
     kept = json.loads(file.read_text())
@@ -163,6 +167,13 @@ def test_a_damaged_cache_is_not_believed(
     monkeypatch.setattr(registry, "_refused", {})
     assert proven() == said
     assert json.loads(file.read_text()) == kept, "it is whole again"
+
+
+def test_what_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have lacked memory."""
+    damage(monkeypatch, raises)
+    proven()
+    assert not (tmp_path / "mlbert").exists()
 
 
 def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,7 @@ class TrainConfig(TextSettings, TensorFlow2Settings):
         below=1,
     )
     opt_epsilon: float = row(
-        "OPT_EPSILON", "Added to what an update is divided by; sgd does not read it.", above=0, at_most=1
+        "OPT_EPSILON", "Added to what an update is divided by; sgd does not read it.", above=0, at_most=1e9
     )
     weight_decay_rate: float = row(
         "WEIGHT_DECAY_RATE", "Weight decay; none on biases and LayerNorm, unless DECAY_ALL.", at_least=0, at_most=100

@@ -41,6 +41,7 @@ from mlbert.ops.proof_cases import Problems
 
 FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 FP8_SHARE = 0.25  # of a rounding step of FP8
+FAILS = "fails"
 OWN_MASKS = "flash"  # draws its masks by itself: it is compared without dropout
 # What leaves an implementation out.
 REMEDIES = {
@@ -73,7 +74,9 @@ def prove(
     names, found = registry.ops(), _load(device, dtype)
     known = len(found)
     while True:
-        chosen = registry.selected(device)
+        chosen = {
+            op: name if registry.takes(name, dtype) else "plain" for op, name in registry.selected(device).items()
+        }
         wanted = [op for op in names if chosen[op] != "plain" and (precision.startswith("fp8") or op[:4] != "fp8_")]
         for key, op in ((f"{op} {chosen[op]}", op) for op in wanted):
             found[key] = found[key] if key in found else check(op, chosen[op], device, dtype)
@@ -84,6 +87,8 @@ def prove(
             say(f"ops: {op} runs {registry.refuse(op, chosen[op], device, why)}: {chosen[op]} {why}")
         if not failed.any():
             break
+    # What failed may have lacked memory, and is tried again.
+    found = {key: why for key, why in found.items() if not why.startswith(FAILS)}
     if len(found) > known:
         _store(device, dtype, found)
 
@@ -104,7 +109,7 @@ def check(op: str, name: str, device: torch.device, dtype: torch.dtype) -> str:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     except Exception as error:  # whatever a kernel, its compiler or its library raises
-        why = f"fails: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        why = f"{FAILS}: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         _check_device(op, name, device, why)
     return why
 

@@ -129,8 +129,12 @@ def describe(device: torch.device | str = "cpu") -> str:
 def implementation(op: str, tensor: torch.Tensor) -> Form:
     """The function that runs `op` on tensors like this one."""
     name = _selection(tensor.device.type).names[op]
-    is_plain = tensor.dtype == torch.float64 or (tensor.dtype == torch.float16 and name == "native")
-    return _implementations[op]["plain" if is_plain else name]
+    return _implementations[op][name if takes(name, tensor.dtype) else "plain"]
+
+
+def takes(name: str, dtype: torch.dtype) -> bool:
+    """Whether an implementation of this name is asked for tensors of a type; if not, they run plain."""
+    return name == "plain" or not (dtype == torch.float64 or (dtype == torch.float16 and name == "native"))
 
 
 def available(device: torch.device | str = "cpu") -> dict[str, tuple[str, ...]]:

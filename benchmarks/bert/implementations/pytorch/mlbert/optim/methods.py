@@ -54,18 +54,19 @@ def make(config: TrainConfig, flat: FlatParameters, layout: Layout, known_norm: 
         known_norm=known_norm,
         implementation=implementation(config),
         gathered=config.weights_allgather,
-        copy_dtype=copy_dtype(config, flat.data.device),
+        copy_dtype=None
+        if config.optimizer_implementation == "apex"
+        else copy_dtype(config.precision, flat.data.device),
     )
 
 
-def copy_dtype(config: TrainConfig, device: torch.device) -> torch.dtype | None:
+def copy_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """The type in which products read a copy of the weights; None: there is none.
 
     Only where kernels write it with the update. FP8 products have copies of their own.
     """
-    if device.type != "cuda" or config.optimizer_implementation == "apex":
-        return None
-    return {"auto": torch.bfloat16, "bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
+    copies = {"auto": torch.bfloat16, "bf16": torch.bfloat16, "fp16": torch.float16}
+    return copies.get(precision) if device.type == "cuda" else None
 
 
 def decayed(config: TrainConfig) -> Callable[[str], bool]:

@@ -25,6 +25,7 @@ from mlbert.feed.host_batch import HostBatch
 from mlbert.models.bert import BertBase, BertForPreTraining
 from mlbert.models.objectives import MaskedLM, PreTraining
 from mlbert.ops.precision import compute_dtype, fp8_products
+from mlbert.optim import methods
 from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
@@ -105,7 +106,8 @@ def count(config: BertConfig, packs: int, precision: str, gpu: Gpu, mode: str = 
         products = fp8_products(precision, DEVICE)
         model = BertForPreTraining(config, compute_dtype(precision, DEVICE), fp8_products=products)
         flat = FlatParameters(model.ordered_parameters())
-        optimizer = Lamb(flat, ShardLayout.whole(flat.numel), **LAMB)
+        copy = methods.copy_dtype(precision, DEVICE)
+        optimizer = Lamb(flat, ShardLayout.whole(flat.numel), copy_dtype=copy, **LAMB)
         sync = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
         length = config.max_position_embeddings
         budget = Budget.of_packs(packs, length, SEQUENCES_PER_PACK, length, MAX_PREDICTIONS)
