@@ -31,19 +31,15 @@ _FIXED = (
     "bin_counts",
     "drop_last",
 )
-_ENDLESS = ("constant", "multistep")  # schedules that do not depend on where training ends
 
 
 def fixed_settings(config: TrainConfig) -> dict[str, object]:
     """Settings that may not change when a run is continued, environment name to value.
 
-    Limits, evaluations, paths and what only decides how fast the run is may change.
+    Limits, evaluations, paths and what only decides how fast the run is may change. So may the length of the schedule:
+    a run is made longer that way.
     """
     names = list(_FIXED)
     if not config.auto_micro_batch:
         names.append("gradient_accumulation_steps")
-    values = {train_settings()[name].env: getattr(config, name) for name in names}
-    values["WARMUP_STEPS"] = config.num_warmup_steps
-    if config.schedule not in _ENDLESS:
-        values["LR_DECAY_END"] = config.lr_decay_end or config.max_steps
-    return values
+    return {train_settings()[name].env: getattr(config, name) for name in names}

