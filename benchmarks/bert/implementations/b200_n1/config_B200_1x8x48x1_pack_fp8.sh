@@ -10,14 +10,14 @@ export WALLTIME=175
 
 export RECIPE=packed_lamb
 export BERT_CONFIG="${pytorch_dir}/configs/large.json"
-export PRECISION=fp8 # published: --use_transformer_engine2
+export PRECISION=fp8             # published: --use_transformer_engine2
 export FP8_FAST_ACCUMULATION=all # published: _2X_ACC_FPROP, _DGRAD and _WGRAD are False
 export BATCHSIZE=48
 export GRADIENT_STEPS=1
 export PACKING_FACTOR=2
 export CUDA_GRAPH_MODE=full_iteration # published: segmented, in which our reduction would not overlap backward
-export SHARDED_OPTIMIZER=node # published: --distributed_lamb, whose groups are a node's GPUs
-export WEIGHTS_ALLGATHER=bf16 # published: float16, the weights that its model has
+export SHARDED_OPTIMIZER=node         # published: --distributed_lamb, whose groups are a node's GPUs
+export WEIGHTS_ALLGATHER=bf16         # published: float16, the weights that its model has
 # The three as in the published config_common.sh of v5.0.
 export NCCL_NVLS_ENABLE=1
 export NCCL_GRAPH_REGISTER=0

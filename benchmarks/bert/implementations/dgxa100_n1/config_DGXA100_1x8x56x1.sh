@@ -16,7 +16,7 @@ export GRADIENT_STEPS=1
 export PACKING_FACTOR=1
 export MAX_SEQUENCES_PER_PACK=1
 export DATADIR_PHASE2="${data_dir}/instances"
-export EXCHANGE_PADDING=all # published: --exchange_padding, over all ranks
+export EXCHANGE_PADDING=all   # published: --exchange_padding, over all ranks
 export SHARDED_OPTIMIZER=node # published: --distributed_lamb, whose groups are a node's GPUs
 export WEIGHTS_ALLGATHER=bf16 # published: float16, the weights that its model has
 

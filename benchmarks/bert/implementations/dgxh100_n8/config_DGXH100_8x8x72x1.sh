@@ -16,10 +16,10 @@ export GRADIENT_STEPS=1
 export PACKING_FACTOR=1
 export MAX_SEQUENCES_PER_PACK=1
 export DATADIR_PHASE2="${data_dir}/instances"
-export EXCHANGE_PADDING=all # published: --exchange_padding, over all ranks
-export SHARDED_OPTIMIZER=node # published: --distributed_lamb, whose groups are a node's GPUs
+export EXCHANGE_PADDING=all    # published: --exchange_padding, over all ranks
+export SHARDED_OPTIMIZER=node  # published: --distributed_lamb, whose groups are a node's GPUs
 export GRADIENT_REDUCTION=bf16 # published: float16
-export WEIGHTS_ALLGATHER=bf16 # published: float16, the weights that its model has
+export WEIGHTS_ALLGATHER=bf16  # published: float16, the weights that its model has
 
 export LR=0.00258
 export MAX_STEPS=700

@@ -16,8 +16,8 @@ export BATCHSIZE=48
 export GRADIENT_STEPS=1
 export PACKING_FACTOR=2
 export CUDA_GRAPH_MODE=full_iteration # published: segmented, in which our reduction would not overlap backward
-export SHARDED_OPTIMIZER=node # published: --distributed_lamb, whose groups are a node's GPUs
-export WEIGHTS_ALLGATHER=bf16 # published: float16, the weights that its model has
+export SHARDED_OPTIMIZER=node         # published: --distributed_lamb, whose groups are a node's GPUs
+export WEIGHTS_ALLGATHER=bf16         # published: float16, the weights that its model has
 
 export LR=0.00096
 export MAX_STEPS=3680
