@@ -89,7 +89,7 @@ def _number(group: dist.ProcessGroup | None) -> str:
 def record_steps(mode: str) -> None:
     """Steps as graphs on a CPU, with ops and an optimizer that can be captured."""
 
-    def choose(_: str, method: Any, micro_batches: int, device: torch.device) -> Graphs:
+    def choose(_: str, method: Any, micro_batches: int, *others: Any) -> Graphs:
         select_capturable()
         return Graphs(GraphMode(mode), method.budget, micro_batches, NoCapture)
 

@@ -38,7 +38,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A run on the CPU with ops and an optimizer that can be recorded; returns its folder."""
 
     def start(name: str, mode: str, capture: type = RecordedGraph) -> Path:
-        def choose(mode: str, method: object, micro_batches: int, device: torch.device) -> Graphs | None:
+        def choose(mode: str, method: object, micro_batches: int, *_: object) -> Graphs | None:
             select_capturable()
             return Graphs(GraphMode(mode), method.budget, micro_batches, capture) if mode != "none" else None
 
