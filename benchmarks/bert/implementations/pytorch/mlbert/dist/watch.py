@@ -268,7 +268,8 @@ class Watch:
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + PERIOD_SECONDS
                     self._announce(None)
-                    self._check_hang(own, others, pauses)
+                    if self._suspicion is None:  # else who waits for the failed rank would look like a hang
+                        self._check_hang(own, others, pauses)
 
     def _hear(self, peer: _Peer, presence: _OwnPresence) -> bool:
         """Takes what a rank says; False when its connection is at its end."""
