@@ -43,6 +43,7 @@ from mlbert.core.run_folder import RunFolder, choose_seed
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.lifecycle import Lifecycle
 from mlbert.dist.world import World
+from mlbert.ops.cublaslt_tuning import tuned
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.ops.proof import prove
 from mlbert.train import artifacts
@@ -153,7 +154,8 @@ def _make_ready(
     run.step.warm_up()
     if run.step.graphs:
         run.evaluator.record()
-        run.step.record()
+        world = run.world
+        run.step.record(functools.partial(tuned, world.device, world.rank == 0, world.all_reduce_max, say))
         say(f"CUDA graphs: {config.cuda_graph_mode}, {run.method.budget}")
 
 

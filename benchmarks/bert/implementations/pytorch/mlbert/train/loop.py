@@ -89,6 +89,9 @@ def train(run: Run) -> Outcome:
 
     if run.limits.succeeds(state):
         status = SUCCESS
+    if status == SUCCESS:
+        run.method.source.finish()
+        run.world.barrier()  # the data of every rank
     state.elapsed_seconds = clock.seconds()
     outcome = Outcome(status, reason, state.elapsed_seconds, state)
     run.events.stop(outcome)
