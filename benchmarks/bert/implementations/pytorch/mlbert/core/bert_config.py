@@ -10,6 +10,7 @@ from mlbert.core.config_files import nearest
 from mlbert.core.errors import UserError
 
 VOCAB_MULTIPLE = 8
+MAX_ROPE_THETA = 1e9
 
 _SIZES = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
@@ -17,14 +18,14 @@ _SIZES = (
 )
 _CHOICES = {
     "hidden_act": ("gelu", "gelu_erf"),
-    "position_embedding_type": ("absolute", "alibi"),
+    "position_embedding_type": ("absolute", "alibi", "rotary"),
     "norm_position": ("post", "pre"),
     "gated_mlp": (False, True),
     "tie_word_embeddings": (True, False),
 }
 _BOOLEANS = {"true": True, "false": False}
 # What the benchmark's file does not know; written only where it differs from a plain BERT.
-_OPTIONS = ("position_embedding_type", "norm_position", "gated_mlp", "tie_word_embeddings")
+_OPTIONS = ("position_embedding_type", "rope_theta", "norm_position", "gated_mlp", "tie_word_embeddings")
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,10 @@ class BertConfig:
     Attributes:
         hidden_act: "gelu", the benchmark's tanh form, or "gelu_erf", the exact form of Hugging Face checkpoints.
         position_embedding_type: "absolute", learned; or "alibi": none, but attention's scores fall with the distance
-            (`alibi_slopes`), and `max_position_embeddings` bounds nothing in the model.
+            (`alibi_slopes`), and `max_position_embeddings` bounds nothing in the model; or "rotary": ModernBERT's form,
+            whose queries and keys are turned by their positions (`mlbert.ops.rotary`), which has no segment embeddings,
+            gated feed-forward parts, and LayerNorm before the sublayers but not before the first attention.
+        rope_theta: of "rotary", the base of its angles.
         norm_position: "post", LayerNorm after each residual sum; or "pre", before each sublayer and once at the end, as
             in Hugging Face's RoBERTa-PreLayerNorm.
         gated_mlp: the feed-forward part is (gelu(x A) * (x B)) W + b in place of gelu(x A + a) W + b, with dropout
@@ -55,6 +59,7 @@ class BertConfig:
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
     position_embedding_type: str = "absolute"
+    rope_theta: float = 10_000.0
     norm_position: str = "post"
     gated_mlp: bool = False
     tie_word_embeddings: bool = True
@@ -78,6 +83,16 @@ class BertConfig:
         for name in ("initializer_range", "layer_norm_eps"):
             if not 0.0 < getattr(self, name) < 1.0:
                 raise UserError("bert_config", f"{name} is {getattr(self, name)!r}, not in (0, 1)")
+        if not 1.0 < self.rope_theta <= MAX_ROPE_THETA:
+            raise UserError("bert_config", f"rope_theta is {self.rope_theta!r}, not in (1, {MAX_ROPE_THETA:g}]")
+        if self.is_rotary and not (self.norm_position == "pre" and self.gated_mlp and self.head_size % 2 == 0):
+            reason = "rotary positions come with norm_position pre, gated_mlp true and heads of an even size"
+            raise UserError("bert_config", reason)
+
+    @property
+    def is_rotary(self) -> bool:
+        """Whether the model has ModernBERT's form."""
+        return self.position_embedding_type == "rotary"
 
     @property
     def head_size(self) -> int:
@@ -105,10 +120,12 @@ class BertConfig:
         size, inner, norm = self.hidden_size, self.intermediate_size, 2 * self.hidden_size
         dense, rows = size * size + size, self.padded_vocab_size
         learned = self.max_position_embeddings if self.position_embedding_type == "absolute" else 0
-        embeddings = (rows + learned + self.type_vocab_size) * size + norm
+        segments = 0 if self.is_rotary else self.type_vocab_size
+        embeddings = (rows + learned + segments) * size + norm
         feed_forward = (3 * size * inner if self.gated_mlp else 2 * size * inner + inner) + size
         layers = self.num_hidden_layers * (4 * dense + feed_forward + 2 * norm)
-        last_norm = norm if self.norm_position == "pre" else 0
+        # Rotary models lack the first layer's first norm and have one at the end.
+        last_norm = norm if self.norm_position == "pre" and not self.is_rotary else 0
         masked_lm = dense + norm + rows + (0 if self.tie_word_embeddings else rows * size)
         return embeddings + layers + last_norm + dense + masked_lm + 2 * size + 2
 
