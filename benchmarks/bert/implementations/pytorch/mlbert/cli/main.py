@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "prepare": ("mlbert.cli.prepare", "Text to the shards that training reads."),
     "train": ("mlbert.cli.train", "One training run from exports, flags or YAML."),
     "mosaic": ("mlbert.cli.mosaic_bert.main", "Masked-LM pre-training on streamed text, from Mosaic's YAML."),
+    "pretrain": ("mlbert.cli.pretrain", "A masked-LM model from your own text, in one command."),
     "finetune": ("mlbert.cli.mosaic_bert.sequence_classification", "Fine-tuning on a task, and predictions of it."),
     "glue": ("mlbert.cli.mosaic_bert.glue", "Fine-tuning on GLUE's tasks side by side, and their scores."),
     "plan": ("mlbert.cli.plan", "Time, cost and memory of a run before it is made."),

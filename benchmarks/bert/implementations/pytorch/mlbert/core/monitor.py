@@ -31,14 +31,21 @@ class Monitor(Events):
         log_every_steps: steps between log points.
         console: where a person looks.
         append: continue an existing metrics file, without what lies behind the checkpoint.
+        is_shown: False writes the file alone.
     """
 
     def __init__(
-        self, path: Path | None, limits: Limits, log_every_steps: int, console: Console, append: bool = False
+        self,
+        path: Path | None,
+        limits: Limits,
+        log_every_steps: int,
+        console: Console,
+        append: bool = False,
+        is_shown: bool = True,
     ) -> None:
         self.limits, self.every, self.console = limits, log_every_steps, console
         self.path, self.append = path, append
-        self.active = path is not None
+        self.active = path is not None and is_shown
         self._file: IO[str] | None = None
         self._progress: Progress | None = None
         self._started = self._last_line = time.monotonic()
