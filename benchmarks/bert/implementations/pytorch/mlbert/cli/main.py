@@ -30,6 +30,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "glue": ("mlbert.cli.mosaic_bert.glue", "Fine-tuning on GLUE's tasks side by side, and their scores."),
     "plan": ("mlbert.cli.plan", "Time, cost and memory of a run before it is made."),
     "report": ("mlbert.cli.report", "What runs reached, from their logs; a page with figures."),
+    "fill-mask": ("mlbert.cli.fill_mask", "What a model would put in the place of [MASK]."),
+    "export": ("mlbert.cli.export", "A run or one of its checkpoints as a Hugging Face folder."),
     "convert": ("mlbert.cli.convert", "Checkpoints of TensorFlow, NVIDIA, Composer and Hugging Face."),
     "submission": ("mlbert.cli.submission", "Check, describe, extend, seal, export a submission tree."),
     "launch": ("mlbert.cli.launch", "Chains of Slurm jobs, and what the launchers call."),
