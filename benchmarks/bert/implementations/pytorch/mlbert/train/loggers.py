@@ -112,8 +112,8 @@ def _wandb(
     except ImportError:
         raise _missing("WANDB_PROJECT", "wandb") from None
     is_known = "WANDB_MODE" in environment() or wandb.login(prompt=False, verify=False)
-    words = {"project": project, "name": name, "dir": str(folder), "config": dict(record)}
-    run = wandb.init(**words, mode=None if is_known else "offline")
+    mode = None if is_known else "offline"
+    run = wandb.init(project=project, name=name, dir=str(folder), config=dict(record), mode=mode)
     return lambda numbers, step: run.log(dict(numbers), step=step), run.finish
 
 
