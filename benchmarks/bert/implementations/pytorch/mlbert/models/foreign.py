@@ -164,6 +164,9 @@ def _composer_weights(content: Any, path: Path) -> Weights:
 
 def _tensors(state: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
     tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
+    for name, value in tensors.items():
+        if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+            raise UserError(path, f"{name} is no plain tensor", ANOTHER)
     if not any(WORD_EMBEDDINGS in own_torch_names(name) for name in tensors):
         raise UserError(path, f"holds no {WORD_EMBEDDINGS}", ANOTHER)
     return tensors
