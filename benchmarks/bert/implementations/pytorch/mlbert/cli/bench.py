@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from mlbert.cli.output import wide_console
+from mlbert.cli.output import standard_output
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.core.files import write_small
@@ -136,7 +136,7 @@ def _model(config: BertConfig, name: str, packs: int | None, json_file: str | No
         text = json.dumps([asdict(row) for row in rows], indent=2) + "\n"
         sys.stdout.write(text) if json_file == "-" else write_small(Path(json_file), text)
     if json_file != "-":
-        wide_console().print(_modelled(rows, gpu.name))
+        standard_output().print(_modelled(rows, gpu.name))
     return 0
 
 
@@ -167,7 +167,7 @@ def _print(record: dict) -> None:
             f"{side['model_flops_per_second'] / 1e9:.1f}",
             f"{100 * side['share_of_gemm_peak']:.0f} %",
         )
-    console = wide_console()
+    console = standard_output()
     console.print(table)
     if "ratio" in record:
         console.print(f"ratio (median of pairs): {record['ratio']:.2f}")
