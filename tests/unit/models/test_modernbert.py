@@ -1,4 +1,4 @@
-"""Models of ModernBERT's form against Hugging Face's: logits, gradients, weights that come back."""
+"""Models of ModernBERT's form against Hugging Face's: logits, gradients, weights that come back; its start."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -18,6 +19,7 @@ from mlbert.models import BertForMaskedLM, BertForPreTraining
 from mlbert.models.export import write_weights
 from mlbert.models.huggingface import padded_inputs
 from mlbert.models.load import load_weights
+from mlbert.models.neighbours import DISTANCES, begin_with_frequencies
 
 SHAPE = BertConfig(
     vocab_size=99,
@@ -34,6 +36,7 @@ SHAPE = BertConfig(
     norm_position="pre",
     gated_mlp=True,
 )
+LOOK_LENGTH = 96
 
 
 def made(shape: BertConfig) -> BertForMaskedLM:
@@ -101,3 +104,34 @@ def test_our_weights_come_back(tmp_path: Path) -> None:
 def test_a_shape_that_is_not_of_the_form(options: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         dataclasses.replace(SHAPE, **options)
+
+
+@pytest.mark.parametrize(("head_size", "theta"), [(16, 10_000.0), (32, 10_000.0), (64, 10_000.0), (64, 160_000.0)])
+def test_heads_look_at_neighbours(head_size: int, theta: float) -> None:
+    shape = dataclasses.replace(SHAPE, num_attention_heads=8, hidden_size=8 * head_size, rope_theta=theta)
+    model = BertForMaskedLM(shape)
+    model.initialize(1)
+    part = model.bert.encoder.layers[0].attention.self
+    qkv = torch.stack([part.query.bias, part.key.bias, part.value.bias]).view(1, 3, 8, head_size)
+    turned = ops.rotary(
+        qkv.expand(LOOK_LENGTH, 3, 8, head_size), ops.rotations(torch.arange(LOOK_LENGTH), head_size, theta)
+    )
+    scores = torch.einsum("inh,jnh->nij", turned[:, 0], turned[:, 1]) * head_size**-0.5
+    weights = scores.softmax(-1).detach()
+    for head, distance in enumerate(DISTANCES):
+        inside = torch.arange(3, LOOK_LENGTH - 3)
+        there = weights[head, inside, inside + distance]
+        assert there.min() > 0.5, (distance, there.min())
+    torch.testing.assert_close(weights[len(DISTANCES) :], torch.full_like(weights[len(DISTANCES) :], 1 / LOOK_LENGTH))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_words_are_as_likely_as_they_are_frequent(tied: bool) -> None:
+    model = BertForMaskedLM(dataclasses.replace(SHAPE, tie_word_embeddings=tied))
+    model.initialize(1)
+    counts = np.arange(99) ** 2
+    begin_with_frequencies(model, counts)
+    bias = model.cls.predictions.bias if tied else model.cls.predictions.decoder.bias
+    expected = torch.from_numpy((counts + 1) / (counts + 1).sum()).float()
+    torch.testing.assert_close(bias[:99].softmax(0).detach(), expected)
+    assert not bias[99:].any()

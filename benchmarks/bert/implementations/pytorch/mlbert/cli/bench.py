@@ -1,4 +1,4 @@
-"""``mlbert bench``: speed as ratios and shares measured in one run."""
+"""``mlbert bench``: speed as ratios and shares measured in one run, and what pre-training reaches in a time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Peer(StrEnum):
 
 @app.callback()
 def bench() -> None:
-    """Measure speed on this machine."""
+    """Measure on this machine."""
 
 
 @app.command()
@@ -116,6 +116,33 @@ def mosaic(
     if json_file and json_file != "-":
         write_small(Path(json_file), text)
     print(text if json_file == "-" else f"padded to {length}: ratio (median of pairs) {record['ratio']:.2f}")
+    return 0
+
+
+@app.command()
+def pretrain(
+    vs: Annotated[Peer | None, typer.Option(help="Race against this peer.")] = None,
+    minutes: Annotated[float, typer.Option(help="Processor time of each run.", min=0.05, max=1440)] = 10.0,
+    size: Annotated[str, typer.Option(help="Layers x hidden size: 2x128 or 4x256.")] = "2x128",
+    seed: Annotated[int, typer.Option(help="Seed of the first run.", min=0, max=2**31)] = 1,
+    text: Annotated[Path | None, typer.Option(help="A sentence a line; default: what packages here carry.")] = None,
+    work: Annotated[Path, typer.Option(help="Folder for text, vocabulary and tokens.")] = Path("bench-pretrain"),
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write a line of JSON for each point there.")] = None,
+) -> int:
+    """Pre-train on the same text for the same time, ours and transformers', and compare held-out accuracy."""
+    from mlbert.bench import pretrain as race
+
+    if size not in race.NAMES:
+        raise UserError("--size", f"{size!r} is unknown", f"Give {' or '.join(race.NAMES)}")
+    lines: list[str] = []
+
+    def tell(record: dict[str, object]) -> None:
+        lines.append(json.dumps(record))
+        if json_file:
+            json_file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    records = race.run(text or race.make_text(work), work, size, minutes, seed, vs is not None, tell)
+    sys.stdout.write(race.table(records))
     return 0
 
 
