@@ -91,6 +91,9 @@ def train(run: Run) -> Outcome:
 
     if run.limits.succeeds(state):
         status = SUCCESS
+    if status == SUCCESS:
+        run.method.source.finish()
+        run.world.barrier()  # the data of every rank
     if run.pace is not None:
         save_checkpoint(run, clock)  # so that it can be made longer
     state.elapsed_seconds = clock.seconds()

@@ -50,6 +50,10 @@ class Source(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues at a position. Raises UserError where it belongs to other data or settings."""
 
+    def finish(self) -> None:
+        """The run has come to its end: waits for checks of the data that are under way. Raises UserError: it was
+        damaged."""
+
     def close(self) -> None:
         """Ends background work."""
 
