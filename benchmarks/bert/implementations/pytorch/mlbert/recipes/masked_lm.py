@@ -154,9 +154,10 @@ def build(
 def _export(
     config: TrainConfig, model: AnyBert, vocabulary: Path | None, folder: Path, facts: Mapping[str, object]
 ) -> None:
-    """What `write_weights` does; of a run on text also LOGDIR/latest-rank0.pt, which Composer's programs start from."""
+    """What `write_weights` does; of a run on text also LOGDIR/latest-rank0.pt, which Composer's programs start from,
+    where they have such a model."""
     write_weights(model, folder, facts, vocabulary)
-    if config.tokenizer is not None:
+    if config.tokenizer is not None and not model.config.is_rotary:
         write_composer(to_huggingface(model), model.config, config.output_dir / "latest-rank0.pt")
 
 

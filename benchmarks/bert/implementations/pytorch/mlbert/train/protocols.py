@@ -159,10 +159,17 @@ class Objective(Protocol):
 
 
 class FlatBuffers(Protocol):
-    """Parameters and gradients as one float32 buffer each."""
+    """Parameters and gradients as one float32 buffer each.
+
+    Attributes:
+        layout: name and shape of each parameter, back to back; JSON-able.
+    """
 
     data: Tensor
     grad: Tensor
+
+    @property
+    def layout(self) -> Sequence[tuple[str, Sequence[int]]]: ...
 
     def zero_grad(self) -> None:
         """Clears the gradients."""
