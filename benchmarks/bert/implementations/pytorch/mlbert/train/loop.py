@@ -92,6 +92,7 @@ def train(run: Run) -> Outcome:
     if run.limits.succeeds(state):
         status = SUCCESS
     if status == SUCCESS:
+        run.lifecycle.watch.mark(state.step, Stage.CHECKPOINT)  # may take long where the data lie far away
         run.method.source.finish()
         run.world.barrier()  # the data of every rank
     if run.pace is not None:
