@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors.torch import save_file
+from tokenizers.implementations import BertWordPieceTokenizer
 from torch import Tensor
 
 from mlbert.core.files import write_tensors
@@ -17,6 +18,9 @@ from mlbert.models.bert import AnyBert
 from mlbert.models.files import new_path
 from mlbert.models.huggingface import export_obstacle, export_state, model_config, to_huggingface
 from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
+from mlbert.store.wordpiece import SPECIAL_TOKENS
+
+TOKENIZER_FILE = "tokenizer.json"
 
 
 def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], vocabulary: Path | None) -> None:
@@ -38,6 +42,8 @@ def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], voca
     if not why_not:
         with _folder(peer, export_state(model), text, vocabulary, model) as place:
             _write_json(place / "config.json", model_config(model))
+            if model.config.is_rotary and vocabulary is not None:
+                _write_fast_tokenizer(place, vocabulary, model.config.max_position_embeddings)
 
 
 @contextmanager
@@ -61,6 +67,15 @@ def _tokenizer(vocabulary: Path, max_positions: int) -> dict[str, object]:
     """What `transformers` has to know beside the vocabulary."""
     cased = {"do_lower_case": lower_cases(vocabulary), "model_max_length": max_positions}
     return {"tokenizer_class": "BertTokenizer", **cased}
+
+
+def _write_fast_tokenizer(place: Path, vocabulary: Path, max_positions: int) -> None:
+    """`transformers` finds a tokenizer by BERT's name, none by ModernBERT's: a whole one has to be there."""
+    tokenizer = BertWordPieceTokenizer(str(vocabulary), lowercase=lower_cases(vocabulary))
+    (place / TOKENIZER_FILE).write_text(tokenizer.to_str(), encoding="utf-8")
+    special = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
+    values = _tokenizer(vocabulary, max_positions) | {"tokenizer_class": "PreTrainedTokenizerFast", **special}
+    _write_json(place / CONFIG_FILE, values)
 
 
 def _write_json(path: Path, values: Mapping[str, object]) -> None:
