@@ -238,7 +238,7 @@ def test_buffers_of_older_checkpoints_do_not_matter(tmp_path, state):
     [
         ({"model_type": "roberta"}, "model_type is 'roberta'"),
         ([1], "holds no JSON object"),
-        (None, "cannot be read"),
+        (None, "is not JSON"),
     ],
 )
 def test_a_bad_configuration_beside_the_weights(tmp_path, state, config, named):

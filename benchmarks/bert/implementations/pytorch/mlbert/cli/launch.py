@@ -16,7 +16,7 @@ from mlbert.core.errors import UserError
 from mlbert.core.mllog import close_interrupted
 from mlbert.core.provenance import tree_root
 
-app = typer.Typer(help="Chains of jobs, and what launchers call.", add_completion=False)
+app = typer.Typer(help="Chains of Slurm jobs, and what launchers call.", add_completion=False, rich_markup_mode=None)
 
 
 def chain_commands(num_jobs: int, sbatch_words: list[str]) -> list[list[str]]:
@@ -34,7 +34,7 @@ def chain_commands(num_jobs: int, sbatch_words: list[str]) -> list[list[str]]:
 def chain(
     num_jobs: Annotated[int, typer.Argument(metavar="N", help="Jobs of the chain.", min=1)],
     sbatch_words: Annotated[
-        list[str], typer.Argument(metavar="SBATCH...", help="As for sbatch: -N 2 -t 60 run.sub", show_default=False)
+        list[str], typer.Argument(metavar="SBATCH", help="As for sbatch: -N 2 -t 60 run.sub", show_default=False)
     ],
 ) -> None:
     """Submit N jobs, each continuing where the one before it stopped; print their numbers.
@@ -62,7 +62,7 @@ def chain(
 
 @app.command("local", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def local(
-    script: Annotated[list[str], typer.Argument(metavar="SCRIPT...", help="A Python file and its arguments.")],
+    script: Annotated[list[str], typer.Argument(metavar="SCRIPT", help="A Python file and its arguments.")],
     nproc: Annotated[
         int | None,
         typer.Option("-n", "--nproc", envvar="LOCAL_WORLD_SIZE", help="Ranks of this node; else one a GPU.", min=1),

@@ -26,7 +26,7 @@ from mlbert.submission.seal import SUMS, seal
 from mlbert.submission.trace import Tracer
 
 app = typer.Typer(
-    help="Check, describe, extend, seal, export a submission tree.", no_args_is_help=True, add_completion=False
+    help="Check, describe, extend, seal, export a submission tree.", add_completion=False, rich_markup_mode=None
 )
 
 _OWN = "own: "

@@ -12,6 +12,8 @@ from typing import Any
 from mlbert.core.config import Resolved
 from mlbert.core.errors import UserError
 from mlbert.core.identity import Identity
+from mlbert.core.json_files import read_json
+from mlbert.core.metrics_file import read_points
 from mlbert.core.progress import Outcome
 from mlbert.core.settings import TrainConfig
 
@@ -89,14 +91,12 @@ def choose_seed(config: TrainConfig, paths: RunFolder) -> int:
     """SEED; for a continued run the seed that it began with; otherwise one from the system's randomness."""
     if config.seed is not None:
         return config.seed
-    record = paths.folder / "config.json"
+    record, remedy = paths.folder / "config.json", "Set SEED, or start anew"
     if config.resume and record.exists():
         try:
-            return int(json.loads(record.read_text(encoding="utf-8"))["seed"])
-        except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(
-                record, "does not tell the seed of the interrupted run", "Set SEED, or start anew"
-            ) from None
+            return int(read_json(record, remedy)["seed"])
+        except (KeyError, TypeError):
+            raise UserError(record, "does not tell the seed of the interrupted run", remedy) from None
     return secrets.randbelow(2**31)
 
 
@@ -104,7 +104,7 @@ def write_curve(folder: Path, summary: Mapping[str, Any]) -> None:
     """Draws loss and accuracy of ``metrics.jsonl`` over samples and over time, with the summary's target."""
     from matplotlib.figure import Figure  # pyplot would cost another second
 
-    points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    points, _ = read_points(folder / "metrics.jsonl")
     steps = [p for p in points if p["kind"] == "step"]
     evaluations = [p for p in points if p["kind"] == "evaluation"]
     target = summary["target_accuracy"]

@@ -9,7 +9,7 @@ from mlbert.core.errors import UserError
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.packed import pack_slots
-from mlbert.store.checks import check_tokens
+from mlbert.store.checks import check_rows
 from mlbert.store.open import check_opened, describe, open_store
 from mlbert.store.order import even_parts, make_units
 from mlbert.store.tfrecord_plain import Widths
@@ -53,7 +53,7 @@ class EvalSet:
         self.max_tokens = pack_slots(self.info, max_sequences_per_pack, max_tokens)
         self._packs_per_batch, self._max_sequences = packs_per_batch, max_sequences_per_pack
         self._rank, self._world_size = rank, world_size
-        self._vocab_size = vocab_size if self.info.vocab_size is None else None
+        self._vocab_size = vocab_size if self.info.vocab_size is None else self.info.vocab_size
         self._batches: list[HostBatch] | None = None
 
     @property
@@ -73,8 +73,7 @@ class EvalSet:
         self._batches = []
         for packs in even_parts(units.count, self._rank, self._world_size, self._packs_per_batch):
             rows, counts = units.gather(packs)
-            if self._vocab_size is not None:
-                check_tokens(rows, self.info, self._vocab_size)
+            check_rows(rows, self.info, self._vocab_size)
             self._batches.append(HostBatch.of(rows, counts, packs, self.max_tokens))
 
     def _check_size(self, wanted: int, available: int) -> None:

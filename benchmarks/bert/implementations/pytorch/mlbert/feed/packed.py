@@ -12,7 +12,8 @@ from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.source import StepSource
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import check_counts
-from mlbert.store.checks import check_tokens
+from mlbert.store.checks import check_rows
+from mlbert.store.checksums import FileChecks
 from mlbert.store.open import check_opened, describe, in_memory, open_store
 from mlbert.store.order import Deal, Mask, StepReader, StepShare
 from mlbert.store.tfrecord_plain import Widths
@@ -41,6 +42,7 @@ class PackedSource(StepSource):
         max_tokens: slots of a pack; None: see `pack_slots`.
         vocab_size: entries of the model's vocabulary, compared with every token id of a set that does not know its own.
         most: what a sequence may have, see `mlbert.store.open.describe`.
+        checks: compares the checksums of a large set's shards with what is read.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class PackedSource(StepSource):
         max_tokens: int | None = None,
         vocab_size: int | None = None,
         most: Widths | None = None,
+        checks: FileChecks | None = None,
     ) -> None:
         self.share = StepShare(packs_per_step, accumulation, rank, world_size)
         self.info = describe(data_dir, most)
@@ -72,6 +75,7 @@ class PackedSource(StepSource):
             StepReader, share=self.share, bin_counts=self._bin_counts, seed=seed, deal=deal, mask=mask
         )
         self._gather_over = gather_over
+        self._checks = checks or FileChecks()
         self._reader: StepReader | None = None
         self._read: Read | None = None
         identity = {
@@ -109,15 +113,24 @@ class PackedSource(StepSource):
             check_counts(info, self._bin_counts, self.share.world_size)
 
     def _open_store(self) -> Store:
-        return in_memory(open_store(self.info.folder))
+        return in_memory(open_store(self.info.folder, checks=self._checks))
+
+    def finish(self) -> None:
+        """See `StepSource.finish`."""
+        self._checks.finish()
+
+    def close(self) -> None:
+        """See `StepSource.close`."""
+        super().close()
+        self._checks.close()
 
     def batches_of(self, step: int) -> list[HostBatch]:
         """See `StepSource.batches_of`."""
         assert self._read is not None, "open() first"
+        self._checks.look()
         batches = []
         for part in self._read(step):
-            if self.info.vocab_size is None and self.vocab_size is not None:
-                check_tokens(part.rows, self.info, self.vocab_size)
+            check_rows(part.rows, self.info, self.vocab_size)
             batches.append(
                 HostBatch.of(part.rows, part.sequences_per_unit, part.units, self.max_tokens, self._page_locked)
             )

@@ -1,4 +1,4 @@
-"""A run's weights as files: ours, and a copy for Hugging Face where its BERT is of the same shape."""
+"""A run's weights as files: ours, and a copy for Hugging Face where it has a class for the shape."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from mlbert.core.files import write_tensors
 from mlbert.core.model_card import model_card
 from mlbert.models.bert import AnyBert
 from mlbert.models.files import new_path
-from mlbert.models.huggingface import model_config, obstacle, to_huggingface
+from mlbert.models.huggingface import export_obstacle, export_state, model_config, to_huggingface
 from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
 
 
 def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], vocabulary: Path | None) -> None:
     """Writes ``weights/`` (safetensors, bert_config.json, README.md) and ``huggingface/`` into ``folder``.
 
-    Both hold float32 parameters under Hugging Face's names; ``huggingface/`` loads with ``from_pretrained`` of the
-    ``transformers`` class of the model's name. It is left out, and the model card says why, where that class has no
-    such shape. Raises UserError when a file cannot be written.
+    Both hold float32 parameters, ours under the names of Hugging Face's BERT; ``huggingface/`` loads with
+    ``from_pretrained`` of the ``transformers`` class of the model's name, or of ModernBERT for a model of its form. It
+    is left out, and the model card says why, where there is no class for the shape. Raises UserError when a file cannot
+    be written.
     """
     own, peer = folder / "weights", folder / "huggingface"
-    why_not = obstacle(model.config)
+    why_not = export_obstacle(model)
     if why_not:
         card = {**card, "Hugging Face": f"no copy: {why_not}"}
     state = to_huggingface(model)
@@ -35,7 +36,7 @@ def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], voca
     with _folder(own, state, text, vocabulary, model) as place:
         (place / "bert_config.json").write_text(model.config.to_json(), encoding="utf-8")
     if not why_not:
-        with _folder(peer, state, text, vocabulary, model) as place:
+        with _folder(peer, export_state(model), text, vocabulary, model) as place:
             _write_json(place / "config.json", model_config(model))
 
 

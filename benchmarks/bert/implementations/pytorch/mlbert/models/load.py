@@ -2,6 +2,7 @@
 
 * a ``model.safetensors``, or a folder that holds one: a run's ``weights/``, or Hugging Face's, also with their older
   ``pytorch_model.bin``; or the run's folder
+* a run's checkpoint, ``checkpoints/step_*``; of a run without weights, the newest
 * a ``.pt`` file of NVIDIA's or Composer's, of a BERT or a MosaicBERT
 """
 
@@ -17,8 +18,9 @@ from torch import Tensor
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_state import Report, check_unseen
 from mlbert.core.errors import UserError
-from mlbert.core.starting_weights import weights_file
+from mlbert.core.starting_weights import CHECKPOINT_TENSORS, weights_file
 from mlbert.models.bert import AnyBert
+from mlbert.models.checkpoint import read_checkpoint
 from mlbert.models.foreign import PYTORCH_WEIGHTS, Weights, read_weights
 from mlbert.models.huggingface import read_config
 from mlbert.models.renaming import load_state
@@ -35,6 +37,16 @@ def load_weights(model: AnyBert, path: Path) -> Report:
             or the configuration beside them tell. The model is then unchanged.
     """
     file = weights_file(path)
+    weights = read_file(file)
+    if weights.shape:
+        check_unseen(weights.shape, model.config, str(file))
+    return load_state(model, weights.tensors, str(file))
+
+
+def read_file(file: Path) -> Weights:
+    """The tensors of a file that `load_weights` takes, and the shape that it tells. Raises UserError as that does."""
+    if file.name == CHECKPOINT_TENSORS:
+        return read_checkpoint(file.parent)
     if file.suffix == ".safetensors":
         weights = Weights(_read_safetensors(file))
     elif file.suffix == ".pt" or file.name == PYTORCH_WEIGHTS:
@@ -43,9 +55,7 @@ def load_weights(model: AnyBert, path: Path) -> Report:
         raise UserError(file, "is neither a safetensors nor a .pt file", "Convert it first: mlbert convert --help")
     if file.name in (WEIGHTS, PYTORCH_WEIGHTS):
         weights = replace(weights, shape=_shape_beside(file.parent))
-    if weights.shape:
-        check_unseen(weights.shape, model.config, str(file))
-    return load_state(model, weights.tensors, str(file))
+    return weights
 
 
 def _read_safetensors(file: Path) -> dict[str, Tensor]:

@@ -154,9 +154,10 @@ def build(
 def _export(
     config: TrainConfig, model: AnyBert, vocabulary: Path | None, folder: Path, facts: Mapping[str, object]
 ) -> None:
-    """What `write_weights` does; of a run on text also LOGDIR/latest-rank0.pt, which Composer's programs start from."""
+    """What `write_weights` does; of a run on text also LOGDIR/latest-rank0.pt, which Composer's programs start from,
+    where they have such a model."""
     write_weights(model, folder, facts, vocabulary)
-    if config.tokenizer is not None:
+    if config.tokenizer is not None and not model.config.is_rotary:
         write_composer(to_huggingface(model), model.config, config.output_dir / "latest-rank0.pt")
 
 
@@ -178,5 +179,6 @@ def _data(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> tu
     if config.tokenizer is not None:
         text_source = text_run.make_source(config, **place, seed=seed)
         return text_source, text_run.make_evaluation_set(config, **place), text_run.budget_of(config)
-    source = make_source(config, shape, **place, seed=seed, exchange=exchange_group(config, world))
+    local = (world.local_rank, world.local_world_size)
+    source = make_source(config, shape, **place, seed=seed, exchange=exchange_group(config, world), local=local)
     return source, make_evaluation_set(config, shape, **place, seed=seed), budget_of(config, source)

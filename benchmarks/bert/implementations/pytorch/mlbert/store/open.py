@@ -12,6 +12,7 @@ from mlbert.core.errors import UserError
 from mlbert.core.rules import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BINS, BinnedStore, describe_bins, open_bins
+from mlbert.store.checksums import FileChecks
 from mlbert.store.manifest import MANIFEST, file_sha256, no_folder, read_manifest
 from mlbert.store.prepared import ShardSet, info_of
 from mlbert.store.tfrecord_plain import Widths
@@ -58,14 +59,15 @@ def check_opened(known: StoreInfo, found: StoreInfo) -> None:
             raise UserError(known.folder, reason, f"Set {setting}={there}; the model needs as many positions as tokens")
 
 
-def open_store(folder: Path | str, verify: bool | None = None) -> Store:
-    """Open the set in ``folder``, whatever its kind; prepared sets are re-read and every value is checked with
-    ``verify`` (None: when they are small). Raises UserError as `describe`, and where a file is missing or damaged."""
+def open_store(folder: Path | str, verify: bool | None = None, checks: FileChecks | None = None) -> Store:
+    """Open the set in ``folder``, whatever its kind; ``verify`` and ``checks`` say when prepared sets are re-read and
+    every value is checked, see `mlbert.store.prepared.ShardSet.open`. Raises UserError as `describe`, and where a file
+    is missing or damaged."""
     folder = Path(folder)
     if (folder / MANIFEST).exists():
-        return ShardSet.open(folder, verify)
+        return ShardSet.open(folder, verify, checks)
     if (folder / BINS).exists():
-        return open_bins(folder, verify)
+        return open_bins(folder, verify, checks)
     return _foreign(folder).open_folder(folder)
 
 

@@ -22,9 +22,9 @@ import numpy as np
 from mlbert.core.errors import UserError
 from mlbert.store.base import StoreInfo
 from mlbert.store.content import content_of
+from mlbert.store.documents import plain_size
 from mlbert.store.file_map import FileMap
 from mlbert.store.index_cache import IndexCache
-from mlbert.store.manifest import file_size
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import RESTORE, ExampleReader, Widths, codec, find_files, read_widths
 from mlbert.store.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, MAX_ID, BadExample, parse_example
@@ -55,7 +55,7 @@ def outline(folder: Path | str, most: Widths) -> StoreInfo:
     """The same without reading a record: the list sizes are those that the records may have at most. Raises UserError:
     no such files."""
     files = find_files(folder)
-    named = [(file.name, file_size(file)) for file in files]
+    named = [(file.name, plain_size(file)) for file in files]
     return StoreInfo(
         folder=Path(folder),
         kind="tfrecord",
