@@ -42,7 +42,7 @@ def meet(victim: int, where: str) -> None:
         with Lifecycle(world, lambda *_: None).guard():
             return 0
 
-    raise SystemExit(exit_code(work, "help"))
+    raise SystemExit(exit_code(work))
 
 
 def agree(mistakes: dict[str, str]) -> None:
@@ -60,4 +60,4 @@ def agree(mistakes: dict[str, str]) -> None:
         world.barrier()
         return 0
 
-    raise SystemExit(exit_code(run, "help"))
+    raise SystemExit(exit_code(run))
