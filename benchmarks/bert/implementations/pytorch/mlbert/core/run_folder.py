@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,6 +19,9 @@ from mlbert.core.json_files import read_json
 from mlbert.core.metrics_file import read_points
 from mlbert.core.progress import Outcome
 from mlbert.core.settings import TrainConfig
+
+_FILES = ("metrics.jsonl", "config.json", "curve.png", "summary.json")
+_FOLDERS = ("weights", "huggingface", "checkpoints")
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class RunFolder:
             raise UserError(
                 self.folder, f"cannot be written ({error.strerror})", "Set LOGDIR to a writable folder"
             ) from None
+        self._refuse_what_is_in_the_way()
         if (self.folder / "summary.json").exists():
             raise UserError(self.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it")
         if resume or not self.log.exists():
@@ -53,6 +58,15 @@ class RunFolder:
             raise UserError(self.log, "is the log of an unfinished run", remedy)
         if "run_start" in self.log.read_text(encoding="utf-8", errors="replace"):
             self.set_log_aside()
+
+    def _refuse_what_is_in_the_way(self) -> None:
+        """A pipe or device in place of a file that a run writes would keep it waiting, or take all that it is given."""
+        wanted = {self.log: Path.is_file, **{self.folder / name: Path.is_file for name in _FILES}}
+        wanted |= {self.folder / name: Path.is_dir for name in _FOLDERS}
+        for path, is_right in wanted.items():
+            if os.path.lexists(path) and not is_right(path):
+                kind = "file" if is_right is Path.is_file else "folder"
+                raise UserError(path, f"is in the way: it is no plain {kind}", "Remove it, or set another LOGDIR")
 
     def _has_trained(self) -> bool:
         """Whether anything tells of a step: a metric, or a checkpoint."""
