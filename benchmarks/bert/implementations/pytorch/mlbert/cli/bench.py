@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from mlbert.cli.output import wide_console
+from mlbert.cli.output import standard_output
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
+from mlbert.core.files import write_small
 
 if TYPE_CHECKING:
     from mlbert.bench.counted.table import Modelled
@@ -77,7 +78,7 @@ def step(
         sys.stdout.write(json.dumps(record, indent=2) + "\n")
         return 0
     if json_file:
-        Path(json_file).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_small(Path(json_file), json.dumps(record, indent=2) + "\n")
     _print(record)
     return 0
 
@@ -113,7 +114,7 @@ def mosaic(
     record = run(shape, batch, length, pairs, compute_dtype(precision, place), place, seed)
     text = json.dumps(record, indent=2) + "\n"
     if json_file and json_file != "-":
-        Path(json_file).write_text(text, encoding="utf-8")
+        write_small(Path(json_file), text)
     print(text if json_file == "-" else f"padded to {length}: ratio (median of pairs) {record['ratio']:.2f}")
     return 0
 
@@ -160,9 +161,9 @@ def _model(config: BertConfig, name: str, packs: int | None, json_file: str | No
     rows = table.model(config, gpu, ("bf16", "fp8"), batches)
     if json_file:
         text = json.dumps([asdict(row) for row in rows], indent=2) + "\n"
-        sys.stdout.write(text) if json_file == "-" else Path(json_file).write_text(text, encoding="utf-8")
+        sys.stdout.write(text) if json_file == "-" else write_small(Path(json_file), text)
     if json_file != "-":
-        wide_console().print(_modelled(rows, gpu.name))
+        standard_output().print(_modelled(rows, gpu.name))
     return 0
 
 
@@ -193,7 +194,7 @@ def _print(record: dict) -> None:
             f"{side['model_flops_per_second'] / 1e9:.1f}",
             f"{100 * side['share_of_gemm_peak']:.0f} %",
         )
-    console = wide_console()
+    console = standard_output()
     console.print(table)
     if "ratio" in record:
         console.print(f"ratio (median of pairs): {record['ratio']:.2f}")

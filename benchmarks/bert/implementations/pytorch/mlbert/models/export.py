@@ -8,13 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors.torch import save_file
 from torch import Tensor
 
-from mlbert.core.files import write_tensors
 from mlbert.core.model_card import model_card
 from mlbert.models.bert import AnyBert
-from mlbert.models.files import new_path
+from mlbert.models.files import new_path, save_safetensors
 from mlbert.models.huggingface import export_obstacle, export_state, model_config, to_huggingface
 from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
 
@@ -48,7 +46,7 @@ def _folder(
     with new_path(target) as place:
         shutil.rmtree(place, ignore_errors=True)  # of a process that was killed
         place.mkdir(parents=True)
-        write_tensors(place / "model.safetensors", lambda path: save_file(state, path, metadata={"format": "pt"}))
+        save_safetensors(place / "model.safetensors", state)
         if vocabulary is not None:
             shutil.copyfile(vocabulary, place / VOCAB_FILE)
             _write_json(place / CONFIG_FILE, _tokenizer(vocabulary, model.config.max_position_embeddings))

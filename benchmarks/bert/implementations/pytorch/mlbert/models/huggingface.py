@@ -5,7 +5,6 @@ Names of parameters are equal, but Hugging Face stores the tied decoder a second
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import TIED, VOCABULARY
 from mlbert.core.errors import UserError
+from mlbert.core.json_files import read_json, shown
 from mlbert.feed.batch import IGNORED_LABEL, Batch
 from mlbert.models.bert import AnyBert
 from mlbert.models.modernbert import modernbert_config, modernbert_state
@@ -88,30 +88,25 @@ def model_config(model: AnyBert) -> dict[str, object]:
 def config_from_huggingface(values: Mapping[str, object], path: str = "config.json") -> BertConfig:
     """Our shape of a Hugging Face ``config.json``. Raises UserError for another architecture."""
     if (model_type := values.get("model_type", "bert")) != "bert":  # older ones have none
-        raise UserError(path, f"model_type is {model_type!r}, not 'bert'", "Choose a BERT checkpoint")
+        raise UserError(path, f"model_type is {shown(model_type)}, not 'bert'", "Choose a BERT checkpoint")
     if values.get("position_embedding_type", "absolute") != "absolute":
         raise UserError(path, "uses relative positions", "Choose a checkpoint with absolute positions")
     activation = str(values.get("hidden_act", "gelu"))
     if activation not in _ACTIVATIONS_BACK:
-        raise UserError(path, f"hidden_act {activation!r} is not a GELU", "Choose a checkpoint with GELU")
+        raise UserError(path, f"hidden_act {shown(activation)} is not a GELU", "Choose a checkpoint with GELU")
     names = BertConfig.__dataclass_fields__.keys() - {"hidden_act", "gated_mlp", "norm_position", "rope_theta"}
     known = {name: values[name] for name in names if name in values}
     try:
         return BertConfig(hidden_act=_ACTIVATIONS_BACK[activation], **known)  # type: ignore[arg-type]
     except TypeError:
         raise UserError(path, "lacks the shape of a BERT", "Choose a complete config.json") from None
+    except UserError as error:
+        raise UserError(path, error.reason, "Choose a BERT's config.json") from None
 
 
 def read_config(path: Path) -> BertConfig:
     """`config_from_huggingface` of a ``config.json``; UserError for one that is missing or damaged, too."""
-    remedy = "Give a folder with config.json and model.safetensors"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(path, f"cannot be read ({error})", remedy) from None
-    if not isinstance(values, dict):
-        raise UserError(path, "holds no JSON object", remedy)
-    return config_from_huggingface(values, str(path))
+    return config_from_huggingface(read_json(path, "Give a folder with config.json and model.safetensors"), str(path))
 
 
 def to_huggingface(model: AnyBert) -> dict[str, Tensor]:

@@ -183,5 +183,6 @@ def _data(config: TrainConfig, shape: BertConfig, world: World, seed: int) -> tu
     if config.tokenizer is not None:
         text_source = text_run.make_source(config, **place, seed=seed)
         return text_source, text_run.make_evaluation_set(config, **place), text_run.budget_of(config)
-    source = make_source(config, shape, **place, seed=seed, exchange=exchange_group(config, world))
+    local = (world.local_rank, world.local_world_size)
+    source = make_source(config, shape, **place, seed=seed, exchange=exchange_group(config, world), local=local)
     return source, make_evaluation_set(config, shape, **place, seed=seed), budget_of(config, source)
