@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.models import BertForMaskedLM, BertForPreTraining
 from mlbert.models.export import write_weights
-from mlbert.models.huggingface import padded_inputs
+from mlbert.models.huggingface import padded_inputs, read_config
 from mlbert.models.load import load_weights
 from mlbert.models.neighbours import DISTANCES, begin_with_frequencies
 
@@ -80,6 +81,22 @@ def test_hugging_face_reads_its_copy(tmp_path: Path, chosen_ops: None, options: 
         )
     ]
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
+    assert read_config(tmp_path / "huggingface/config.json") == model.config
+    again = BertForMaskedLM(model.config)
+    assert not load_weights(again, tmp_path / "huggingface").missing
+    for (name, a), (_, b) in zip(model.named_parameters(), again.named_parameters(), strict=True):
+        assert torch.equal(a[:99], b[:99]), name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("global_attn_every_n_layers", 3), ("attention_bias", False), ("hidden_activation", "silu")]
+)
+def test_another_modernbert_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    write_weights(made(SHAPE), tmp_path, {}, None)
+    config = tmp_path / "huggingface/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {name: value}))
+    with pytest.raises(UserError, match=name):
+        read_config(config)
 
 
 def test_our_weights_come_back(tmp_path: Path) -> None:

@@ -110,16 +110,14 @@ def choose_seed(config: TrainConfig, paths: RunFolder) -> int:
 
 def write_curve(folder: Path, summary: Mapping[str, Any]) -> None:
     """Draws loss and accuracy of ``metrics.jsonl`` over samples and over time, with the summary's target."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure  # pyplot would cost another second
 
     points, _ = read_points(folder / "metrics.jsonl")
     steps = [p for p in points if p["kind"] == "step"]
     evaluations = [p for p in points if p["kind"] == "evaluation"]
     target = summary["target_accuracy"]
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
+    figure = Figure(figsize=(11, 4))
+    axes = figure.subplots(1, 2, sharey=True, gridspec_kw={"left": 0.07, "right": 0.93, "bottom": 0.13, "wspace": 0.25})
     for axis, x, label in zip(
         axes, ("samples", "seconds"), ("training samples", "seconds since run_start"), strict=True
     ):
@@ -139,5 +137,4 @@ def write_curve(folder: Path, summary: Mapping[str, Any]) -> None:
     figure.suptitle(f"{folder.name}: {summary['status']}, {reached}{wanted}", parse_math=False)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=110)
-    pyplot.close(figure)
     write_small(folder / "curve.png", picture.getvalue())

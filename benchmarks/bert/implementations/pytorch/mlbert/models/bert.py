@@ -173,10 +173,11 @@ class BertBase(nn.Module):
         """FLOPs of forward and backward of a batch; `mlbert.models.flops` says what counts."""
         return flops.BACKWARD_FACTOR * self._forward_flops(flops.Work.of(batch))
 
-    def capture_obstacle(self, device: torch.device) -> str | None:
-        """Why forward and backward can't be part of a CUDA graph with the ops that are selected; None: they can."""
+    def capture_obstacle(self, device: torch.device, max_seqlen: int) -> str | None:
+        """Why forward and backward of sequences of at most so many tokens can't be part of a CUDA graph with the ops
+        that are selected; None: they can."""
         alibi = self.config.position_embedding_type == "alibi"
-        return ops.capture_obstacle(device, self.dtype, self.config.head_size, alibi)
+        return ops.capture_obstacle(device, self.dtype, self.config.head_size, alibi, max_seqlen)
 
     def use_products(self, products: Products | None) -> None:
         """From now on these products run in FP8, with scales that are not known yet; None: none."""

@@ -21,6 +21,7 @@ from mlbert.models.checkpoint import read_checkpoint
 from mlbert.models.files import read_safetensors
 from mlbert.models.foreign import PYTORCH_WEIGHTS, Weights, read_weights
 from mlbert.models.huggingface import read_config
+from mlbert.models.modernbert import is_modernbert, own_tensors
 from mlbert.models.renaming import load_state
 
 WEIGHTS = "model.safetensors"
@@ -57,6 +58,8 @@ def read_file(file: Path) -> Weights:
         raise UserError(file, "is neither a safetensors nor a .pt file", "Convert it first: mlbert convert --help")
     if file.name in (WEIGHTS, PYTORCH_WEIGHTS):
         weights = replace(weights, shape=_shape_beside(file.parent))
+    if weights.shape is not None and is_modernbert(weights.tensors):
+        weights = replace(weights, tensors=own_tensors(weights.tensors, weights.shape, str(file)))
     return weights
 
 
