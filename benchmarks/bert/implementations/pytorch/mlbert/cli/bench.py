@@ -16,13 +16,14 @@ from rich.table import Table
 from mlbert.cli.output import wide_console
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
+from mlbert.core.provenance import shipped
 
 if TYPE_CHECKING:
     from mlbert.bench.counted.table import Modelled
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = shipped("configs")
 MODELLED_SEQUENCES = (96, 448)
 DEFAULT_PACKS = {"tiny": 32, "demo": 32, "small": 16, "base": 8, "large": 4}
 
