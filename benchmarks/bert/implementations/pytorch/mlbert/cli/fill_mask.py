@@ -16,15 +16,18 @@ def fill_mask(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="LOGDIR, a run_<i>, its checkpoints/step_<n>, or a model's folder.")
     ],
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="A sentence with [MASK] in place of one word.")],
+    texts: Annotated[
+        list[str], typer.Argument(metavar="TEXT...", help="A sentence with [MASK] in place of one word, or several.")
+    ],
     top: Annotated[int, typer.Option(help="Guesses.", min=1, max=1000)] = 5,
 ) -> None:
-    """Print the most probable words for the [MASK] of a text, each with its probability."""
+    """Print the most probable words for the [MASK] of each text, each with its probability."""
     from mlbert.core.starting_weights import CHECKPOINT_TENSORS, weights_file  # torch takes a second
     from mlbert.models import fill_mask as masked
     from mlbert.models.saved import write_saved
 
-    masked.check_text(text)
+    for text in texts:
+        masked.check_text(text)
     file = weights_file(model)
     with TemporaryDirectory() as made:
         if file.name == CHECKPOINT_TENSORS:
@@ -32,5 +35,10 @@ def fill_mask(
             network, tokenizer = masked.open_masked_lm(Path(made))
         else:
             network, tokenizer = masked.open_masked_lm(file.parent if file.is_file() else model)
-    for word, probability in masked.fill(network, tokenizer, text, top):
-        typer.echo(f"{probability:.4f}  {word}")
+    if len(texts) == 1:
+        for word, probability in masked.fill(network, tokenizer, texts[0], top):
+            typer.echo(f"{probability:.4f}  {word}")
+        return
+    for text in texts:
+        guesses = masked.fill(network, tokenizer, text, top)
+        typer.echo(f"{text}\n    {', '.join(f'{word} {probability:.2f}' for word, probability in guesses)}")

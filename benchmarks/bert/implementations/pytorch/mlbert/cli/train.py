@@ -53,9 +53,9 @@ def _run(args: Sequence[str]) -> int:
     print_config = "--print-config" in words
     if speed is not None and not print_config:
         raise UserError("--samples-per-second", "is for the estimate of --print-config", "Give both, or neither")
-    line = split_arguments([word for word in words if word not in ("--print-config", "--evaluate-only")])
-    resolved = resolve_run(line)
+    settings = [word for word in words if word not in ("--print-config", "--evaluate-only")]
     world = World.identify(environment())
+    resolved = world.meeting.agree("settings", lambda: resolve_run(split_arguments(settings)))
     console = Console(quiet=world.rank != 0)
     _print_config(console, resolved)
     if print_config:

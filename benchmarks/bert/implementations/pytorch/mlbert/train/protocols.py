@@ -51,6 +51,10 @@ class Source(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues at a position. Raises UserError where it belongs to other data or settings."""
 
+    def finish(self) -> None:
+        """The run has come to its end: waits for checks of the data that are under way. Raises UserError: it was
+        damaged."""
+
     def close(self) -> None:
         """Ends background work."""
 
@@ -95,8 +99,8 @@ class Model(Protocol):
     def training_flops(self, batch: HostBatch) -> int:
         """Model FLOPs of forward and backward."""
 
-    def capture_obstacle(self, device: torch.device) -> str | None:
-        """Why forward and backward cannot be a CUDA graph, in words; None: they can."""
+    def capture_obstacle(self, device: torch.device, max_seqlen: int) -> str | None:
+        """Why forward and backward of sequences of so many tokens cannot be a CUDA graph, in words; None: they can."""
 
     def weights_changed(self) -> None:
         """What is derived from the weights is made anew when it is next needed; touches the host's notes only."""
