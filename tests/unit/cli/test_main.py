@@ -111,7 +111,7 @@ def test_train_help_names_every_setting(capsys):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["trian"], "Did you mean 'train'? See mlbert --help."),
+        (["trian"], "Did you mean 'train', 'pretrain'? See mlbert --help."),
         (["xyz"], "No such command 'xyz'. See mlbert --help."),
         (["prepare", "txt"], "Did you mean 'text'? See mlbert prepare --help."),
         (["mosaic", "a=b"], "no YAML file"),

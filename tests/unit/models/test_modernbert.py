@@ -1,11 +1,13 @@
-"""Models of ModernBERT's form against Hugging Face's: logits, gradients, weights that come back."""
+"""Models of ModernBERT's form against Hugging Face's: logits, gradients, weights that come back; its start."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -16,8 +18,9 @@ from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.models import BertForMaskedLM, BertForPreTraining
 from mlbert.models.export import write_weights
-from mlbert.models.huggingface import padded_inputs
+from mlbert.models.huggingface import padded_inputs, read_config
 from mlbert.models.load import load_weights
+from mlbert.models.neighbours import DISTANCES, begin_with_frequencies
 
 SHAPE = BertConfig(
     vocab_size=99,
@@ -34,6 +37,7 @@ SHAPE = BertConfig(
     norm_position="pre",
     gated_mlp=True,
 )
+LOOK_LENGTH = 96
 
 
 def made(shape: BertConfig) -> BertForMaskedLM:
@@ -77,6 +81,22 @@ def test_hugging_face_reads_its_copy(tmp_path: Path, chosen_ops: None, options: 
         )
     ]
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
+    assert read_config(tmp_path / "huggingface/config.json") == model.config
+    again = BertForMaskedLM(model.config)
+    assert not load_weights(again, tmp_path / "huggingface").missing
+    for (name, a), (_, b) in zip(model.named_parameters(), again.named_parameters(), strict=True):
+        assert torch.equal(a[:99], b[:99]), name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("global_attn_every_n_layers", 3), ("attention_bias", False), ("hidden_activation", "silu")]
+)
+def test_another_modernbert_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    write_weights(made(SHAPE), tmp_path, {}, None)
+    config = tmp_path / "huggingface/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {name: value}))
+    with pytest.raises(UserError, match=name):
+        read_config(config)
 
 
 def test_our_weights_come_back(tmp_path: Path) -> None:
@@ -101,3 +121,34 @@ def test_our_weights_come_back(tmp_path: Path) -> None:
 def test_a_shape_that_is_not_of_the_form(options: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         dataclasses.replace(SHAPE, **options)
+
+
+@pytest.mark.parametrize(("head_size", "theta"), [(16, 10_000.0), (32, 10_000.0), (64, 10_000.0), (64, 160_000.0)])
+def test_heads_look_at_neighbours(head_size: int, theta: float) -> None:
+    shape = dataclasses.replace(SHAPE, num_attention_heads=8, hidden_size=8 * head_size, rope_theta=theta)
+    model = BertForMaskedLM(shape)
+    model.initialize(1)
+    part = model.bert.encoder.layers[0].attention.self
+    qkv = torch.stack([part.query.bias, part.key.bias, part.value.bias]).view(1, 3, 8, head_size)
+    turned = ops.rotary(
+        qkv.expand(LOOK_LENGTH, 3, 8, head_size), ops.rotations(torch.arange(LOOK_LENGTH), head_size, theta)
+    )
+    scores = torch.einsum("inh,jnh->nij", turned[:, 0], turned[:, 1]) * head_size**-0.5
+    weights = scores.softmax(-1).detach()
+    for head, distance in enumerate(DISTANCES):
+        inside = torch.arange(3, LOOK_LENGTH - 3)
+        there = weights[head, inside, inside + distance]
+        assert there.min() > 0.5, (distance, there.min())
+    torch.testing.assert_close(weights[len(DISTANCES) :], torch.full_like(weights[len(DISTANCES) :], 1 / LOOK_LENGTH))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_words_are_as_likely_as_they_are_frequent(tied: bool) -> None:
+    model = BertForMaskedLM(dataclasses.replace(SHAPE, tie_word_embeddings=tied))
+    model.initialize(1)
+    counts = np.arange(99) ** 2
+    begin_with_frequencies(model, counts)
+    bias = model.cls.predictions.bias if tied else model.cls.predictions.decoder.bias
+    expected = torch.from_numpy((counts + 1) / (counts + 1).sum()).float()
+    torch.testing.assert_close(bias[:99].softmax(0).detach(), expected)
+    assert not bias[99:].any()

@@ -10,11 +10,14 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.output import wide_console
+from mlbert.cli.output import standard_output
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
+from mlbert.core.json_files import shown
 from mlbert.core.mllog import close_interrupted
 from mlbert.core.provenance import tree_root
+
+_MOST_MIB = 4096  # of a message
 
 app = typer.Typer(help="Chains of Slurm jobs, and what launchers call.", add_completion=False, rich_markup_mode=None)
 
@@ -122,14 +125,14 @@ def network_command(sizes: Annotated[str, typer.Option(help="Message sizes, MiB.
     from mlbert.bench.network import measure
     from mlbert.dist.world import World
 
-    try:
-        sizes_mib = [int(size) for size in sizes.split(",")]
-    except ValueError:
-        raise UserError("--sizes", f"{sizes!r} are not whole numbers", "Give for example 1,16,64") from None
+    sizes_mib = [int(size) if size.strip().isdecimal() else 0 for size in sizes[:_MOST_MIB].split(",")]
+    if not all(1 <= size <= _MOST_MIB for size in sizes_mib):
+        reason = f"{shown(sizes)} are not whole numbers from 1 to {_MOST_MIB}"
+        raise UserError("--sizes", reason, "Give for example 1,16,64")
     world = World.identify()
     world.start()
     report = measure(world, sizes_mib)
     if world.rank == 0:
         for line in report.lines():
-            wide_console().print(line, markup=False, highlight=False, soft_wrap=True)
+            standard_output().print(line, markup=False, highlight=False, soft_wrap=True)
     world.stop()

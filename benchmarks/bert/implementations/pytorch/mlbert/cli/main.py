@@ -38,6 +38,20 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "bench": ("mlbert.cli.bench", "Speed as ratios measured in one run."),
 }
 _PROGRAM = "mlbert"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What the system may say of a place that the user named, where nothing below has a better line for it.
+_REMEDIES = {
+    **dict.fromkeys(_FULL, "Free space, or name another folder"),
+    errno.EROFS: "Name another folder",
+    errno.EACCES: "Check its permissions",
+    errno.EPERM: "Check its permissions",
+    errno.ENOENT: "Check the path",
+    errno.ENOTDIR: "A part of the path is a file: name another folder",
+    errno.EISDIR: "It is a folder: name a file",
+    errno.EEXIST: "Name another place",
+    errno.ELOOP: "Its links lead in a circle: name another place",
+    errno.ENAMETOOLONG: "Name a shorter one",
+}
 COMPLETION = ("--install-completion", "--show-completion")
 SHELLS = ("bash", "zsh", "fish")
 HELP_WIDTH = 110  # columns, where the terminal has them
@@ -169,13 +183,12 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return FAILED
-    except PermissionError as error:
-        return _tell(f"{error.filename or 'a file'}: {error.strerror}. Check its permissions.", debug)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+        if error.errno not in _REMEDIES or (error.filename is None and error.errno not in _FULL):
             raise
-        place = error.filename or "a file"
-        return _tell(f"{place}: could not be written ({error.strerror}). Free space or name another folder.", debug)
+        # Of a file that is open the system does not tell the name.
+        place = error.filename or "a file that this command writes"
+        return _tell(f"{place}: {error.strerror}. {_REMEDIES[error.errno]}.", debug)
     except MemoryError:
         return _tell("memory: not enough for this configuration. Lower BATCHSIZE or the model.", debug)
     except Exception as error:

@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 
 from mlbert import recipes
+from mlbert.cli.mosaic_bert.main import pretrain as mosaic
 from mlbert.cli.own_text import finish
 from mlbert.cli.own_text.display import Display
 from mlbert.cli.own_text.folder import OwnFolder
@@ -78,9 +79,7 @@ def pretrain(
     """Pre-train a masked-LM model on your own text: prepare it, train, evaluate, export. Interrupted, or with more
     --minutes, the same command goes on. A first TEXT that ends in .yaml is MosaicML's configuration."""
     if texts[0].suffix in YAML_SUFFIXES:
-        from mlbert.cli.mosaic_bert.main import app as mosaic
-
-        return mosaic([str(text) for text in texts])
+        return mosaic(texts[0], [str(word) for word in texts[1:]])
     if out is None:
         raise UserError("--out", "is not given", "Name a folder for the model: --out DIR")
     seconds = _seconds(minutes, hours)

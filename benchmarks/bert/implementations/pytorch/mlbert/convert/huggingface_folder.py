@@ -26,7 +26,7 @@ def huggingface_to_torch(source: Path, target: Path) -> Report:
     shape = read_config(source / "config.json")
     is_old = (source / PYTORCH_WEIGHTS).is_file() and not (source / WEIGHTS).is_file()
     file = source / (PYTORCH_WEIGHTS if is_old else WEIGHTS)
-    tensors = read_weights(file).tensors if is_old else common.read_safetensors(file)
+    tensors = read_weights(file).tensors if is_old else common.read_weights_folder(source)
     state, report = own_state(tensors, shape, str(file))
     with TemporaryDirectory() as made:
         folder = _vocabulary_of(source / TOKENIZER, Path(made)) or source

@@ -1,11 +1,14 @@
-"""Opening what a user names, and what every writer of files needs."""
+"""Opening what a user names; writing small files and tensors."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
+import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,6 +16,8 @@ from safetensors import SafetensorError
 
 from mlbert.core.errors import UserError
 
+CHECKSUM = "sha256"  # the word in the header of a safetensors file for `tensors_sha256`
+Tensors = Iterable[tuple[str, tuple[int, ...], memoryview]]  # name, shape, bytes
 _MOST_BYTES = 1 << 26  # of a file that is read as a whole
 
 
@@ -44,6 +49,20 @@ def read_plain(path: Path, remedy: str) -> bytes:
     return content
 
 
+def write_small(path: Path, content: str | bytes) -> None:
+    """Writes a file under a temporary name that is its own only when all of it is on disk. Raises UserError."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        fsync_path(partial)
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        reason = f"cannot be written ({error.strerror})"
+        raise UserError(path, reason, "Free space or name another place") from None
+
+
 def fsync_path(path: Path) -> None:
     """Waits until a file that is written, or the names in a folder, are on disk. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
@@ -51,6 +70,15 @@ def fsync_path(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def tensors_sha256(tensors: Tensors) -> str:
+    """SHA-256 of the tensors' names, shapes and bytes, in the order of names."""
+    digest = hashlib.sha256()
+    for name, shape, content in sorted(tensors, key=lambda tensor: tensor[0]):
+        digest.update(f"{name} {list(shape)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def write_tensors(path: Path, save: Callable[[Path], object]) -> None:
@@ -63,3 +91,23 @@ def write_tensors(path: Path, save: Callable[[Path], object]) -> None:
     except SafetensorError as error:
         raise OSError(str(error)) from None
     path.chmod(mode)
+
+
+def write_weights_file(path: Path, save: Callable[[Path, dict[str, str]], object], tensors: Tensors) -> None:
+    """`write_tensors` of these tensors, with their `tensors_sha256` among the words that ``save`` puts into the
+    header."""
+    words = {"format": "pt", CHECKSUM: tensors_sha256(tensors)}
+    write_tensors(path, lambda place: save(place, words))
+    _sort_words(path)
+
+
+def _sort_words(path: Path) -> None:
+    """Puts the words of a safetensors header into the order of their names: the library's own order is by chance, and
+    equal tensors shall make equal files."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        file.seek(8)
+        file.write(text.ljust(size))

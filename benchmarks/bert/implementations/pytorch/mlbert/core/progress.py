@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict, dataclass, fields
 
@@ -61,7 +62,12 @@ class TrainState:
         return asdict(self)
 
     def restore(self, values: dict[str, float]) -> None:
-        """Takes over the fields of `to_json`."""
+        """Takes over the fields of `to_json`. Raises ValueError: one is missing or cannot be."""
+        for field in fields(self):
+            value: object = values.get(field.name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not is_number or (values[field.name] < 0 and field.name != "accuracy"):
+                raise ValueError(f"{field.name} is {value!r}")
         for field in fields(self):
             setattr(self, field.name, values[field.name])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import secrets
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 from mlbert.core.config import Resolved
 from mlbert.core.errors import UserError
+from mlbert.core.files import write_small
 from mlbert.core.identity import Identity
 from mlbert.core.json_files import read_json
 from mlbert.core.metrics_file import read_points
@@ -44,12 +46,18 @@ class RunFolder:
             ) from None
         if (self.folder / "summary.json").exists():
             raise UserError(self.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it")
-        if self.log.exists() and not resume and "run_start" in self.log.read_text(encoding="utf-8", errors="replace"):
-            raise UserError(
-                self.log,
-                "is the log of an unfinished run",
-                "Set RESUME=1 to continue it, or remove it with its run folder",
-            )
+        if resume or not self.log.exists():
+            return
+        if self._has_trained():
+            remedy = "Set RESUME=1 to continue it, or remove it with its run folder"
+            raise UserError(self.log, "is the log of an unfinished run", remedy)
+        if "run_start" in self.log.read_text(encoding="utf-8", errors="replace"):
+            self.set_log_aside()
+
+    def _has_trained(self) -> bool:
+        """Whether anything tells of a step: a metric, or a checkpoint."""
+        metrics, checkpoints = self.folder / "metrics.jsonl", self.folder / "checkpoints"
+        return (metrics.exists() and metrics.stat().st_size > 0) or any(checkpoints.glob("step_*"))
 
     def set_log_aside(self) -> None:
         """Keeps the log of an interrupted part under a name that no checker takes for a result."""
@@ -60,7 +68,7 @@ class RunFolder:
     def write_record(self, resolved: Resolved, seed: int, identity: Identity) -> dict[str, Any]:
         """Writes ``config.json``, the resolved configuration with seed and provenance, and returns what it holds."""
         record = {**json.loads(resolved.as_json()), "seed": seed, "provenance": asdict(identity)}
-        (self.folder / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_small(self.folder / "config.json", json.dumps(record, indent=2) + "\n")
         return record
 
 
@@ -127,4 +135,6 @@ def write_curve(folder: Path, summary: Mapping[str, Any]) -> None:
     wanted = "" if target is None else f", target {target:.4g} (dashed)"
     reached = f"accuracy {summary['accuracy']:.4f} after {summary['seconds_to_train']:.1f} s"
     figure.suptitle(f"{folder.name}: {summary['status']}, {reached}{wanted}", parse_math=False)
-    figure.savefig(folder / "curve.png", dpi=110)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
+    write_small(folder / "curve.png", picture.getvalue())

@@ -105,6 +105,8 @@ class StepFolders:
             raise _DamagedError(f"cannot be read ({error})") from None
         if record.get("format") != FORMAT:
             raise _DamagedError(f"{_STATE} is not of format {FORMAT}")
+        if not all(isinstance(record.get(name), dict) for name in ("identity", "state")):
+            raise _DamagedError(f"{_STATE} has no identity or no state")
         if record.pop(_DIGEST, None) != _record_sha256(record):
             raise _DamagedError(f"{_STATE} differs from its checksum")
         if digest != record.get("tensors_sha256"):

@@ -8,15 +8,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors.torch import save_file
+from tokenizers.implementations import BertWordPieceTokenizer
 from torch import Tensor
 
-from mlbert.core.files import write_tensors
 from mlbert.core.model_card import model_card
 from mlbert.models.bert import AnyBert
-from mlbert.models.files import new_path
+from mlbert.models.files import new_path, save_safetensors
 from mlbert.models.huggingface import export_obstacle, export_state, model_config, to_huggingface
 from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
+from mlbert.store.wordpiece import SPECIAL_TOKENS
+
+TOKENIZER_FILE = "tokenizer.json"
 
 
 def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], vocabulary: Path | None) -> None:
@@ -38,6 +40,8 @@ def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], voca
     if not why_not:
         with _folder(peer, export_state(model), text, vocabulary, model) as place:
             _write_json(place / "config.json", model_config(model))
+            if model.config.is_rotary and vocabulary is not None:
+                _write_fast_tokenizer(place, vocabulary, model.config.max_position_embeddings)
 
 
 @contextmanager
@@ -48,7 +52,7 @@ def _folder(
     with new_path(target) as place:
         shutil.rmtree(place, ignore_errors=True)  # of a process that was killed
         place.mkdir(parents=True)
-        write_tensors(place / "model.safetensors", lambda path: save_file(state, path, metadata={"format": "pt"}))
+        save_safetensors(place / "model.safetensors", state)
         if vocabulary is not None:
             shutil.copyfile(vocabulary, place / VOCAB_FILE)
             _write_json(place / CONFIG_FILE, _tokenizer(vocabulary, model.config.max_position_embeddings))
@@ -61,6 +65,15 @@ def _tokenizer(vocabulary: Path, max_positions: int) -> dict[str, object]:
     """What `transformers` has to know beside the vocabulary."""
     cased = {"do_lower_case": lower_cases(vocabulary), "model_max_length": max_positions}
     return {"tokenizer_class": "BertTokenizer", **cased}
+
+
+def _write_fast_tokenizer(place: Path, vocabulary: Path, max_positions: int) -> None:
+    """`transformers` finds a tokenizer by BERT's name, none by ModernBERT's: a whole one has to be there."""
+    tokenizer = BertWordPieceTokenizer(str(vocabulary), lowercase=lower_cases(vocabulary))
+    (place / TOKENIZER_FILE).write_text(tokenizer.to_str(), encoding="utf-8")
+    special = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
+    values = _tokenizer(vocabulary, max_positions) | {"tokenizer_class": "PreTrainedTokenizerFast", **special}
+    _write_json(place / CONFIG_FILE, values)
 
 
 def _write_json(path: Path, values: Mapping[str, object]) -> None:

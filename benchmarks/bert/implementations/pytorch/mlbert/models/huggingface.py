@@ -17,7 +17,7 @@ from mlbert.core.errors import UserError
 from mlbert.core.json_files import read_json, shown
 from mlbert.feed.batch import IGNORED_LABEL, Batch
 from mlbert.models.bert import AnyBert
-from mlbert.models.modernbert import modernbert_config, modernbert_state
+from mlbert.models.modernbert import MODEL_TYPE, modernbert_config, modernbert_state, shape_of_modernbert
 
 # Ours to Hugging Face's: the benchmark's "gelu" is the tanh form, Hugging Face's "gelu" is the exact one.
 _ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu"}
@@ -87,6 +87,11 @@ def model_config(model: AnyBert) -> dict[str, object]:
 
 def config_from_huggingface(values: Mapping[str, object], path: str = "config.json") -> BertConfig:
     """Our shape of a Hugging Face ``config.json``. Raises UserError for another architecture."""
+    if values.get("model_type") == MODEL_TYPE:
+        name = values.get("hidden_activation")
+        if name not in _ACTIVATIONS_BACK:
+            raise UserError(path, f"hidden_activation {shown(name)} is not a GELU", "Choose a checkpoint with GELU")
+        return shape_of_modernbert(values, _ACTIVATIONS_BACK[str(name)], path)
     if (model_type := values.get("model_type", "bert")) != "bert":  # older ones have none
         raise UserError(path, f"model_type is {shown(model_type)}, not 'bert'", "Choose a BERT checkpoint")
     if values.get("position_embedding_type", "absolute") != "absolute":

@@ -86,7 +86,7 @@ class Manner:
     mlperf_log: bool = True
 
 
-BENCHMARK = Manner()
+USUAL = Manner()
 
 
 def _inspect(config: TrainConfig, recipe: Recipe, world: World, paths: RunFolder) -> tuple[int, Any]:
@@ -97,9 +97,7 @@ def _inspect(config: TrainConfig, recipe: Recipe, world: World, paths: RunFolder
     return found
 
 
-def run_experiment(
-    resolved: Resolved, recipe: Recipe, world: World, console: Console, manner: Manner = BENCHMARK
-) -> Outcome:
+def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Console, how: Manner = USUAL) -> Outcome:
     """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
     config, paths = resolved.config, RunFolder.of(resolved.config)
     num_threads, inputs = world.meeting.agree("inputs", lambda: _inspect(config, recipe, world, paths))
@@ -107,7 +105,7 @@ def run_experiment(
     if world.rank == 0 and config.resume:
         paths.set_log_aside()
     torch.set_num_threads(num_threads)
-    log = MLPerfLogger(paths.log if world.rank == 0 and manner.mlperf_log else None, rank=world.rank, root=tree_root())
+    log = MLPerfLogger(paths.log if world.rank == 0 and how.mlperf_log else None, rank=world.rank, root=tree_root())
 
     def close_log(status: str, reason: str | None) -> None:
         if world.rank == 0:
@@ -134,12 +132,12 @@ def run_experiment(
         if world.rank == 0:
             identity = log_run(log, resolved, told, method)
             record = paths.write_record(resolved, seed, identity)
-        monitor, shown = _monitor(config, paths, world, console, manner), [manner.display] if manner.display else []
+        monitor, shown = _monitor(config, paths, world, console, how), [how.display] if how.display else []
         listeners: list[Events] = [MLPerfEvents(log, lambda: method.evaluation.num_examples), monitor, *shown]
         if world.rank == 0:
             listeners += _loggers(config, record, paths.folder, world, method)
         events = Several(listeners)
-        run = assemble(config, method, paths.folder / "checkpoints", world, lifecycle, events, seed, manner.pace)
+        run = assemble(config, method, paths.folder / "checkpoints", world, lifecycle, events, seed, how.pace)
         _make_ready(run, config, lifecycle, log, say)
         monitor.open(run.state)
         log.end("init_stop")

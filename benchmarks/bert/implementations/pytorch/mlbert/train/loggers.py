@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
@@ -112,8 +112,8 @@ def _wandb(
     except ImportError:
         raise _missing("WANDB_PROJECT", "wandb") from None
     is_known = "WANDB_MODE" in environment() or wandb.login(prompt=False, verify=False)
-    mode: Literal["offline"] | None = None if is_known else "offline"
-    run = wandb.init(project=project, name=name, dir=str(folder), config=dict(record), mode=mode)
+    about: dict[str, Any] = {"project": project, "name": name, "dir": str(folder), "config": dict(record)}
+    run = wandb.init(**about, mode=None if is_known else "offline")
     return lambda numbers, step: run.log(dict(numbers), step=step), run.finish
 
 

@@ -98,8 +98,8 @@ class Model(Protocol):
     def training_flops(self, batch: HostBatch) -> int:
         """Model FLOPs of forward and backward."""
 
-    def capture_obstacle(self, device: torch.device) -> str | None:
-        """Why forward and backward cannot be a CUDA graph, in words; None: they can."""
+    def capture_obstacle(self, device: torch.device, max_seqlen: int) -> str | None:
+        """Why forward and backward of sequences of so many tokens cannot be a CUDA graph, in words; None: they can."""
 
     def weights_changed(self) -> None:
         """What is derived from the weights is made anew when it is next needed; touches the host's notes only."""

@@ -75,12 +75,12 @@ class Display(Events):
         share = seconds / self._seconds
         if self._warned < 1 and share >= _EARLY and accuracy <= self._most_frequent + 0.005:
             self._warned = 1
-            told = "that of always guessing the most frequent token: nothing has been learnt yet"
-            self.say(f"warning: this is {told}")
+            what = f"always guessing the most frequent token ({self._most_frequent:.4f})"
+            self.say(f"warning: no better than {what}: nothing else is learnt yet")
         elif self._warned < 2 and share >= _LATE and accuracy <= self._bigram:
             self._warned = 2
-            told = f"no more than guessing from one neighbour ({self._bigram:.4f})"
-            self.say(f"warning: this is {told}; give it more --minutes, or a smaller --size")
+            what = f"guessing from one neighbour ({self._bigram:.4f})"
+            self.say(f"warning: no better than {what}: give it more --minutes, or a smaller --size")
 
     def skipped(self, state: TrainState) -> None:
         """A step whose gradient was not finite."""

@@ -96,13 +96,15 @@ def _shape_of(choice: pretrain_rules.Choice) -> BertConfig:
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
-        intermediate_size=4 * shape.hidden,
-        max_position_embeddings=choice.sequence_length,
-        type_vocab_size=2,
+        intermediate_size=shape.intermediate,
         hidden_act="gelu_erf",
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         initializer_range=choice.initializer_range,
+        layer_norm_eps=1e-5,
+        position_embedding_type="rotary",
+        norm_position="pre",
+        gated_mlp=True,
     )
 
 
