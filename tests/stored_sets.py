@@ -40,7 +40,7 @@ def random_lengths(count: int, longest: int = 32, seed: int = 0) -> np.ndarray:
     return np.where(rng.random(count) < 0.25, longest, rng.integers(5, longest + 1, count))
 
 
-def write_set(folder: Path, rows: Ragged, shards: int = 3, longest: int = 32, vocabulary: str = "v" * 64) -> Path:
+def write_set(folder: Path, rows: Ragged, shards: int = 3, longest: int = 32, vocabulary: str = "a" * 64) -> Path:
     """A prepared set of plain sequences."""
     writer = ShardWriter(folder, shards, "test")
     for index, chosen in enumerate(np.array_split(np.arange(len(rows)), shards)):

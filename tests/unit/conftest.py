@@ -38,7 +38,7 @@ def use_triton() -> None:
 def make_set(tmp_path: Path) -> Callable[..., Path]:
     """make_set(count, shards=..) -> folder of a prepared set."""
 
-    def make(count: int = 300, shards: int = 3, name: str = "set", seed: int = 0, vocabulary: str = "v" * 64) -> Path:
+    def make(count: int = 300, shards: int = 3, name: str = "set", seed: int = 0, vocabulary: str = "a" * 64) -> Path:
         folder = tmp_path / name
         rows = random_rows(count, seed)
         writer = ShardWriter(folder, shards, "test")

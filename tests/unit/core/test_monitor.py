@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from mlbert.cli.main import main
@@ -68,11 +70,30 @@ def test_log_points(tmp_path, every, points):
 
 def test_continuing_drops_what_lies_behind_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"kind": "step", "step": 1}\n{"kind": "step", "step": 2}\n{"kind": "st')
-    monitor, _ = watch(path, False, append=True)
+    first, second = (f'{{"kind": "step", "step": {n}, "samples": 4, "seconds": 1.5, "loss": NaN}}' for n in (1, 2))
+    path.write_text(f'{first}\n{second}\n{{"kind": "st')
+    monitor, out = watch(path, False, append=True)
     monitor.open(TrainState(step=1))
     monitor.close()
-    assert path.read_text() == '{"kind": "step", "step": 1}\n'
+    assert path.read_text() == f"{first}\n"
+    assert out.getvalue() == ""
+
+
+FOREIGN = st.sampled_from(
+    [b'{"step": 1}', b'{"kind": "step", "step": "1"}', b"[" * 9999, b"NaN", b"3", b'{"kind": []}']
+)
+
+
+@given(st.lists(FOREIGN | st.binary(max_size=30).filter(lambda line: b"\n" not in line), min_size=1, max_size=4))
+def test_foreign_lines_are_left_out_with_a_warning(tmp_path_factory, lines):
+    path = tmp_path_factory.getbasetemp() / "metrics.jsonl"
+    own = b'{"kind": "skipped", "step": 1, "samples": 4}\n'
+    path.write_bytes(own + b"".join(line + b"\n" for line in lines) + own)
+    monitor, out = watch(path, False, append=True)
+    monitor.open(TrainState(step=1))
+    monitor.close()
+    assert path.read_bytes() == own + own
+    assert f"{len(lines)} lines are no run's" in out.getvalue()
 
 
 def test_unwritable_folder_is_one_error(tmp_path):

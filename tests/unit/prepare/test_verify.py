@@ -124,7 +124,7 @@ def test_packs_over_their_limit_and_in_disorder(tmp_path, rows):
         writer = ShardWriter(folder, 1, "")
         writer.write_shard(0, rows, np.asarray(offsets))
         writer.finish(
-            vocabulary={"sha256": "v" * 64, "size": VOCAB_SIZE},
+            vocabulary={"sha256": "a" * 64, "size": VOCAB_SIZE},
             max_seq_length=32,
             max_predictions=MAX_PREDICTIONS,
             provenance={},
@@ -140,7 +140,7 @@ def test_the_same_shard_twice(tmp_path, rows):
     for index in range(2):
         writer.write_shard(index, rows)
     writer.finish(
-        vocabulary={"sha256": "v" * 64, "size": VOCAB_SIZE},
+        vocabulary={"sha256": "a" * 64, "size": VOCAB_SIZE},
         max_seq_length=32,
         max_predictions=MAX_PREDICTIONS,
         provenance={},

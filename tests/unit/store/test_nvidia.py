@@ -220,7 +220,7 @@ def our_set(folder: Path, rows: Ragged, pack_offsets: np.ndarray | None = None) 
     writer = ShardWriter(folder, 1, "")
     writer.write_shard(0, rows, pack_offsets)
     packs = None if pack_offsets is None else {"max_tokens": 512, "max_sequences": 3}
-    vocabulary = {"sha256": "v" * 64, "size": 500}
+    vocabulary = {"sha256": "a" * 64, "size": 500}
     writer.finish(vocabulary=vocabulary, max_seq_length=512, max_predictions=76, provenance={}, packs=packs)
     return folder
 

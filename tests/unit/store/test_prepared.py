@@ -139,7 +139,7 @@ def test_values_out_of_range(tmp_path, change, words):
     change(rows)
     writer = ShardWriter(tmp_path, 1, "")
     writer.write_shard(0, rows)
-    writer.finish(vocabulary={"sha256": "", "size": 500}, max_seq_length=32, max_predictions=5, provenance={})
+    writer.finish(vocabulary={"sha256": "a" * 64, "size": 500}, max_seq_length=32, max_predictions=5, provenance={})
     with pytest.raises(UserError, match=words):
         ShardSet.open(tmp_path)
 
@@ -196,7 +196,7 @@ def test_any_selection_from_any_number_of_shards(tmp_path_factory, count, shards
         every += [chosen[low:high] for low, high in itertools.pairwise(offsets)]
         writer.write_shard(index, rows.take(chosen), offsets)
     limits = {"max_tokens": 96, "max_sequences": 3}
-    vocabulary = {"sha256": "", "size": 500}
+    vocabulary = {"sha256": "a" * 64, "size": 500}
     writer.finish(vocabulary=vocabulary, max_seq_length=32, max_predictions=5, provenance={}, packs=limits)
     indices = np.asarray(data.draw(st.lists(st.integers(0, count - 1), max_size=80)), np.int64)
     packs = np.asarray(data.draw(st.lists(st.integers(0, len(every) - 1), max_size=40)), np.int64)
@@ -219,7 +219,13 @@ def test_shards_are_mapped_when_they_are_touched(make_set):
 
 def test_packs_that_the_manifest_does_not_know(make_set):
     folder = make_set(30)
-    edit_manifest(folder, lambda document: document.update(packs={"max_tokens": 64, "num_packs": 0}))
+
+    def edit(document: dict) -> None:
+        document.update(packs={"max_tokens": 64, "num_packs": 0})
+        for shard in document["shards"]:
+            shard["num_packs"] = 0
+
+    edit_manifest(folder, edit)
     with pytest.raises(UserError, match="has no packs"):
         ShardSet.open(folder)
 

@@ -214,7 +214,7 @@ def test_inspection_finds_what_does_not_fit(tmp_path: Path, folder: Path) -> Non
     assert "sequences of up to 32 tokens" in refused(max_seq_length=64)
     assert f"up to {MAX_PREDICTIONS} in a sequence" in refused(max_predictions_per_seq=4)
     assert "no such folder" in refused(folder=tmp_path / "nothing").lower()
-    other = write_set(tmp_path / "other", make_rows(random_lengths(50)), vocabulary="w" * 64)
+    other = write_set(tmp_path / "other", make_rows(random_lengths(50)), vocabulary="b" * 64)
     assert "another vocabulary" in refused(eval_dir=other)
     long = write_set(tmp_path / "long", make_rows(random_lengths(50, 70)), longest=70)
     assert "the model has 64 positions" in refused(folder=long)

@@ -89,6 +89,9 @@ class Sentences:
     def __iter__(self) -> Iterator[HostBatch]:
         return iter([self.batch(0, 100), self.batch(10**6, 28)])
 
+    def finish(self) -> None:
+        pass
+
     def close(self) -> None:
         """Nothing to end."""
 

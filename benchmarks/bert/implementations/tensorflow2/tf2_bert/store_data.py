@@ -14,7 +14,7 @@ import tensorflow as tf
 from mlbert.core.errors import UserError
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import check_counts
-from mlbert.store.checks import check_tokens
+from mlbert.store.checks import check_rows
 from mlbert.store.deals import contiguous
 from mlbert.store.open import in_memory
 from mlbert.store.order import StepReader, StepShare, Units, make_units
@@ -58,15 +58,14 @@ class _StoreData:
         self.info, self.shape = info, shape
         self.failure: Exception | None = None
         self._rows, self._opened = rows, opened
-        self._vocab_size = vocab_size if info.vocab_size is None else None
+        self._vocab_size = vocab_size if info.vocab_size is None else info.vocab_size
 
     def translated(self, error: BaseException) -> Exception | None:
         """`failure`, where ``error`` is one of TensorFlow's."""
         return self.failure if isinstance(error, tf.errors.OpError) else None
 
     def _as_rows(self, ragged: Ragged, per_row: np.ndarray) -> Rows:
-        if self._vocab_size is not None:
-            check_tokens(ragged, self.info, self._vocab_size)
+        check_rows(ragged, self.info, self._vocab_size)
         return rows_of(ragged, per_row, self._rows, self.shape)
 
     def _dataset(self, batches: Iterator[Rows], ahead: int) -> Any:

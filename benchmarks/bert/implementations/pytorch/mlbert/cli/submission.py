@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from mlbert.cli import compare
-from mlbert.cli.output import wide_console, write_page
+from mlbert.cli.output import new_table, printable, safe, standard_output, write_page
 from mlbert.core.provenance import tree_root
 from mlbert.submission import official
 from mlbert.submission.check import check
@@ -26,7 +25,7 @@ from mlbert.submission.seal import SUMS, seal
 from mlbert.submission.trace import Tracer
 
 app = typer.Typer(
-    help="Check, describe, extend, seal, export a submission tree.", no_args_is_help=True, add_completion=False
+    help="Check, describe, extend, seal, export a submission tree.", add_completion=False, rich_markup_mode=None
 )
 
 _OWN = "own: "
@@ -63,7 +62,7 @@ def check_command(
 
     Exit status: 0 nothing is wrong, 1 there is an ERROR, 2 a path cannot be judged.
     """
-    console = wide_console()
+    console = standard_output()
     with Console(stderr=True).status("checking") as status:
         wanted = division.value if division else None
         checked = {path: check(path, wanted, lambda step: status.update(step)) for path in paths}
@@ -92,11 +91,11 @@ def trace_command(
     tracer = Tracer(read_log(log), (tree or tree_root()).resolve())
     chains = [tracer.chain(name) for name in ([key] if key else tracer.keys)]
     if tracer.sources.gap:
-        typer.echo(f"note: {tracer.sources.gap}; files are read as they are in {tracer.sources.tree}")
+        typer.echo(printable(f"note: {tracer.sources.gap}; files are read as they are in {tracer.sources.tree}"))
     for chain in chains:
-        typer.echo(chain.summary() if key is None else f"{key} = {chain.value}")
+        typer.echo(printable(chain.summary() if key is None else f"{key} = {chain.value}"))
         for link in chain.broken if key is None else chain.links:
-            typer.echo(f"  {link}")
+            typer.echo(printable(f"  {link}"))
     if any(chain.broken for chain in chains):
         raise typer.Exit(1)
 
@@ -112,14 +111,14 @@ def describe_command(
     """Write the description of this machine, with the 33 fields that the official checker wants."""
     facts = describe_system(submitter, division.value, nodes, framework=framework.value)
     write_description(out, facts)
-    console = wide_console()
-    table = Table("field", "value", title=escape(str(out)))
+    console = standard_output()
+    table = new_table(safe(out), ("field", "value"))
     for name, value in facts.items():
-        table.add_row(name, escape(value))
+        table.add_row(name, safe(value))
     console.print(table)
     unknown = [name for name, value in facts.items() if value == "unknown"]
     if unknown:
-        console.print(f"Not visible from inside, fill in by hand: {', '.join(unknown)}", soft_wrap=True)
+        console.print(f"Not visible from inside, fill in by hand: {', '.join(unknown)}")
 
 
 @app.command("new-system")
@@ -175,8 +174,8 @@ def export_command(
     """Write the tree without tests, tools, records, caches and dot files, and run the repository checker on it."""
     num_files = export_tree(tree or tree_root(), directory)
     finding = official.run(official.repo_checker(directory.resolve()))[0]
-    console = wide_console()
-    console.print(f"{num_files} files in {directory}. repo_checker: {finding.words}", soft_wrap=True, highlight=False)
+    console = standard_output()
+    console.print(safe(f"{num_files} files in {directory}. repo_checker: {finding.words}"))
     if failed([finding]):
         raise typer.Exit(1)
 
@@ -188,17 +187,20 @@ def _as_table(findings: list[Finding], subject: str) -> Table:
     """The worst first; of our own checks that passed, one row a subject."""
     num_failed = sum(finding.outcome is Outcome.ERROR for finding in findings)
     verdict = f"{num_failed} of {len(findings)} checks FAILED" if num_failed else "nothing FAILED"
-    table = Table("result", "check", "words", title=f"{escape(subject)}: {verdict}", title_justify="left")
+    table = new_table(f"{safe(subject)}: {verdict}", ("result", "check"))
     passed: dict[str, list[str]] = {}
     for finding in sorted(findings, key=lambda finding: -finding.severity):
         if finding.outcome is Outcome.PASS and finding.check.startswith(_OWN):
             passed.setdefault(finding.subject, []).append(finding.check.removeprefix(_OWN))
             continue
-        colour = _COLOURS.get(finding.outcome)
-        result = f"[{colour}]{finding.outcome.value}[/]" if colour else finding.outcome.value
-        place = "" if finding.subject == "." else f"[bold]{escape(finding.subject)}[/]\n"
-        table.add_row(result, finding.check, place + escape(finding.words))
+        table.add_row(*_row(finding.outcome, finding.check, finding.subject, finding.words))
     for name, checks in passed.items():
-        place = "" if name == "." else f"[bold]{escape(name)}[/]\n"
-        table.add_row(f"[{_COLOURS[Outcome.PASS]}]{Outcome.PASS.value}[/]", "own checks", place + ", ".join(checks))
+        table.add_row(*_row(Outcome.PASS, "own checks", name, ", ".join(checks)))
     return table
+
+
+def _row(outcome: Outcome, check_name: str, subject: str, words: str) -> tuple[str, str]:
+    colour = _COLOURS.get(outcome)
+    result = f"[{colour}]{outcome.value}[/]" if colour else outcome.value
+    place = "" if subject == "." else f"  {safe(subject)}"
+    return result, f"[bold]{safe(check_name)}[/]{place}\n{safe(words)}"

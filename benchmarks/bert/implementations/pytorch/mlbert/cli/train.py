@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from mlbert import recipes
 from mlbert.core.config import CommandLine, Resolved, check_exports, environment, peek, resolve, split_arguments
@@ -26,19 +27,32 @@ EVALUATE_ONLY_HELP = (
 )
 
 
-def app(args: list[str], **_: object) -> int:
-    """Runs the command; the words are read by `mlbert.core.config.split_arguments`, the help is Typer's."""
-    if any(word in ("--help", "-h") for word in args):
-        _help(args=["--help"], prog_name="mlbert train", standalone_mode=False)
-        return 0
+class _Train(TyperCommand):
+    """Help and completion are Typer's; the words of a call are read by `mlbert.core.config.split_arguments`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keeps the words as they are."""
+        if any(word in ctx.help_option_names for word in args):
+            args = ["--help"]
+        elif not ctx.resilient_parsing:
+            ctx.args = list(args)
+            return ctx.args
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> int:
+        """Runs the command; returns its exit status."""
+        return _run(ctx.args)
+
+
+def _run(args: Sequence[str]) -> int:
     words = list(args)
     speed = _take_speed(words)
     print_config = "--print-config" in words
     if speed is not None and not print_config:
         raise UserError("--samples-per-second", "is for the estimate of --print-config", "Give both, or neither")
-    line = split_arguments([word for word in words if word not in ("--print-config", "--evaluate-only")])
-    resolved = resolve_run(line)
+    settings = [word for word in words if word not in ("--print-config", "--evaluate-only")]
     world = World.identify(environment())
+    resolved = world.meeting.agree("settings", lambda: resolve_run(split_arguments(settings)))
     console = Console(quiet=world.rank != 0)
     _print_config(console, resolved)
     if print_config:
@@ -147,8 +161,8 @@ def _described() -> Callable[..., None]:
     return train
 
 
-_help = typer.Typer(add_completion=False, rich_markup_mode=None)
-_help.command()(_described())
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app.command("train", cls=_Train, options_metavar="[OPTIONS] [NAME=VALUE]...")(_described())
 
 
 def main() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shlex
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+
+from mlbert.core.errors import UserError
+from mlbert.core.json_files import read_json
 
 SOURCE_STATEMENT = "source.json"
 PACKAGE_HOME = "benchmarks/bert/implementations/pytorch/mlbert"
@@ -77,9 +79,9 @@ def git_state(root: Path) -> tuple[str, bool]:
         if commit is not None:
             return commit, bool(_git(root, "status", "--porcelain", "--", ".", ":(exclude)results"))
     try:
-        statement = json.loads((root / SOURCE_STATEMENT).read_text(encoding="utf-8"))
+        statement = read_json(root / SOURCE_STATEMENT, "Restore it")
         return str(statement["commit"]), bool(statement["dirty"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (UserError, KeyError):
         return tree_digest(root), False
 
 

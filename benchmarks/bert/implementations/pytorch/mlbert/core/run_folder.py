@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import secrets
 from collections.abc import Mapping
@@ -11,7 +12,10 @@ from typing import Any
 
 from mlbert.core.config import Resolved
 from mlbert.core.errors import UserError
+from mlbert.core.files import write_small
 from mlbert.core.identity import Identity
+from mlbert.core.json_files import read_json
+from mlbert.core.metrics_file import read_points
 from mlbert.core.progress import Outcome
 from mlbert.core.settings import TrainConfig
 
@@ -42,12 +46,18 @@ class RunFolder:
             ) from None
         if (self.folder / "summary.json").exists():
             raise UserError(self.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it")
-        if self.log.exists() and not resume and "run_start" in self.log.read_text(encoding="utf-8", errors="replace"):
-            raise UserError(
-                self.log,
-                "is the log of an unfinished run",
-                "Set RESUME=1 to continue it, or remove it with its run folder",
-            )
+        if resume or not self.log.exists():
+            return
+        if self._has_trained():
+            remedy = "Set RESUME=1 to continue it, or remove it with its run folder"
+            raise UserError(self.log, "is the log of an unfinished run", remedy)
+        if "run_start" in self.log.read_text(encoding="utf-8", errors="replace"):
+            self.set_log_aside()
+
+    def _has_trained(self) -> bool:
+        """Whether anything tells of a step: a metric, or a checkpoint."""
+        metrics, checkpoints = self.folder / "metrics.jsonl", self.folder / "checkpoints"
+        return (metrics.exists() and metrics.stat().st_size > 0) or any(checkpoints.glob("step_*"))
 
     def set_log_aside(self) -> None:
         """Keeps the log of an interrupted part under a name that no checker takes for a result."""
@@ -58,7 +68,7 @@ class RunFolder:
     def write_record(self, resolved: Resolved, seed: int, identity: Identity) -> dict[str, Any]:
         """Writes ``config.json``, the resolved configuration with seed and provenance, and returns what it holds."""
         record = {**json.loads(resolved.as_json()), "seed": seed, "provenance": asdict(identity)}
-        (self.folder / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_small(self.folder / "config.json", json.dumps(record, indent=2) + "\n")
         return record
 
 
@@ -89,29 +99,25 @@ def choose_seed(config: TrainConfig, paths: RunFolder) -> int:
     """SEED; for a continued run the seed that it began with; otherwise one from the system's randomness."""
     if config.seed is not None:
         return config.seed
-    record = paths.folder / "config.json"
+    record, remedy = paths.folder / "config.json", "Set SEED, or start anew"
     if config.resume and record.exists():
         try:
-            return int(json.loads(record.read_text(encoding="utf-8"))["seed"])
-        except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(
-                record, "does not tell the seed of the interrupted run", "Set SEED, or start anew"
-            ) from None
+            return int(read_json(record, remedy)["seed"])
+        except (KeyError, TypeError):
+            raise UserError(record, "does not tell the seed of the interrupted run", remedy) from None
     return secrets.randbelow(2**31)
 
 
 def write_curve(folder: Path, summary: Mapping[str, Any]) -> None:
     """Draws loss and accuracy of ``metrics.jsonl`` over samples and over time, with the summary's target."""
-    import matplotlib
+    from matplotlib.figure import Figure  # pyplot would cost another second
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    points, _ = read_points(folder / "metrics.jsonl")
     steps = [p for p in points if p["kind"] == "step"]
     evaluations = [p for p in points if p["kind"] == "evaluation"]
     target = summary["target_accuracy"]
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
+    figure = Figure(figsize=(11, 4))
+    axes = figure.subplots(1, 2, sharey=True, gridspec_kw={"left": 0.07, "right": 0.93, "bottom": 0.13, "wspace": 0.25})
     for axis, x, label in zip(
         axes, ("samples", "seconds"), ("training samples", "seconds since run_start"), strict=True
     ):
@@ -129,5 +135,6 @@ def write_curve(folder: Path, summary: Mapping[str, Any]) -> None:
     wanted = "" if target is None else f", target {target:.4g} (dashed)"
     reached = f"accuracy {summary['accuracy']:.4f} after {summary['seconds_to_train']:.1f} s"
     figure.suptitle(f"{folder.name}: {summary['status']}, {reached}{wanted}", parse_math=False)
-    figure.savefig(folder / "curve.png", dpi=110)
-    pyplot.close(figure)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
+    write_small(folder / "curve.png", picture.getvalue())

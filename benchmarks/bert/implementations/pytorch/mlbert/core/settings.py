@@ -40,7 +40,8 @@ class TrainConfig(TextSettings, TensorFlow2Settings):
         "DATA_READER", "dali reads a training set of TFRecords by NVIDIA DALI.", choices=("auto", "dali")
     )
     init_checkpoint: Path | None = row(
-        "INIT_CHECKPOINT", "model.safetensors, its folder, or a .pt of NVIDIA's or Composer's; none for random weights."
+        "INIT_CHECKPOINT",
+        "model.safetensors, its folder, a run or its checkpoint, or a .pt of NVIDIA's or Composer's; none: random.",
     )
     output_dir: Path = row("LOGDIR", "Run folder: MLPerf log, metrics, checkpoints, final weights.")
     train_batch_size: int = row(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from mlbert.core.errors import UserError
 from mlbert.feed.exchange import ExchangeGroup, Read
@@ -12,7 +13,8 @@ from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.source import StepSource
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import check_counts
-from mlbert.store.checks import check_tokens
+from mlbert.store.checks import check_rows
+from mlbert.store.checksums import FileChecks
 from mlbert.store.open import check_opened, describe, in_memory, open_store
 from mlbert.store.order import Deal, Mask, StepReader, StepShare
 from mlbert.store.tfrecord_plain import Widths
@@ -41,6 +43,7 @@ class PackedSource(StepSource):
         max_tokens: slots of a pack; None: see `pack_slots`.
         vocab_size: entries of the model's vocabulary, compared with every token id of a set that does not know its own.
         most: what a sequence may have, see `mlbert.store.open.describe`.
+        checks: compares the checksums of a large set's shards with what is read.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class PackedSource(StepSource):
         max_tokens: int | None = None,
         vocab_size: int | None = None,
         most: Widths | None = None,
+        checks: FileChecks | None = None,
     ) -> None:
         self.share = StepShare(packs_per_step, accumulation, rank, world_size)
         self.info = describe(data_dir, most)
@@ -68,10 +72,13 @@ class PackedSource(StepSource):
         self._max_sequences = max_sequences_per_pack
         self._bin_counts = None if bin_counts is None else list(bin_counts)
         self._check_counts(self.info)
+        packs_are_taken = self.info.max_pack_tokens is not None and max_sequences_per_pack > 1
+        self._check_size(self.info.num_packs if packs_are_taken else self.info.num_sequences)
         self._make_reader = partial(
             StepReader, share=self.share, bin_counts=self._bin_counts, seed=seed, deal=deal, mask=mask
         )
         self._gather_over = gather_over
+        self._checks = checks or FileChecks()
         self._reader: StepReader | None = None
         self._read: Read | None = None
         identity = {
@@ -99,9 +106,17 @@ class PackedSource(StepSource):
         self._check_counts(store.info)
         self._reader = self._make_reader(store, max_tokens=self.max_tokens, max_sequences=self._max_sequences)
         if self.steps_per_epoch == 0:
-            reason = f"its {self._reader.units.count} packs are fewer than one step's {self.share.global_units}"
-            raise UserError(self.info.folder, reason, "Lower BATCHSIZE or prepare more data")
+            self._refuse_size(self._reader.units.count)
         self._read = self._exchanged(self._reader, self.share, self._gather_over)
+
+    def _check_size(self, packs: int | None) -> None:
+        """Whether so many at most are enough for a step; known early, before memory is taken for one."""
+        if packs is not None and packs < self.share.global_units:
+            self._refuse_size(packs)
+
+    def _refuse_size(self, packs: int) -> NoReturn:
+        reason = f"its {packs} packs are fewer than one step's {self.share.global_units}"
+        raise UserError(self.info.folder, reason, "Lower BATCHSIZE or prepare more data")
 
     def _check_counts(self, info: StoreInfo) -> None:
         if self._bin_counts is not None:
@@ -109,15 +124,24 @@ class PackedSource(StepSource):
             check_counts(info, self._bin_counts, self.share.world_size)
 
     def _open_store(self) -> Store:
-        return in_memory(open_store(self.info.folder))
+        return in_memory(open_store(self.info.folder, checks=self._checks))
+
+    def finish(self) -> None:
+        """See `StepSource.finish`."""
+        self._checks.finish()
+
+    def close(self) -> None:
+        """See `StepSource.close`."""
+        super().close()
+        self._checks.close()
 
     def batches_of(self, step: int) -> list[HostBatch]:
         """See `StepSource.batches_of`."""
         assert self._read is not None, "open() first"
+        self._checks.look()
         batches = []
         for part in self._read(step):
-            if self.info.vocab_size is None and self.vocab_size is not None:
-                check_tokens(part.rows, self.info, self.vocab_size)
+            check_rows(part.rows, self.info, self.vocab_size)
             batches.append(
                 HostBatch.of(part.rows, part.sequences_per_unit, part.units, self.max_tokens, self._page_locked)
             )

@@ -12,18 +12,28 @@ from mlbert.feed.budget import Budget
 from mlbert.feed.dali import DaliSource
 from mlbert.feed.evaluation import EvalSet
 from mlbert.feed.exchange import ExchangeGroup
+from mlbert.feed.inputs import vocabulary_of
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.synthetic import SyntheticEvalSet, SyntheticSource
+from mlbert.store.checksums import FileChecks, sharers
 from mlbert.store.deals import by_length, contiguous
 from mlbert.store.open import describe, widths_at_most
 from mlbert.store.order import Deal
 
 
 def make_source(
-    config: TrainConfig, shape: BertConfig, *, seed: int, rank: int, world_size: int, exchange: ExchangeGroup
+    config: TrainConfig,
+    shape: BertConfig,
+    *,
+    seed: int,
+    rank: int,
+    world_size: int,
+    exchange: ExchangeGroup,
+    local: tuple[int, int] = (0, 1),
 ) -> PackedSource | SyntheticSource:
     """This rank's share of the training set, of which nothing is touched before `open`; ``exchange``: the ranks that
-    EXCHANGE_PADDING names. Raises UserError: the set has not the bins that BIN_COUNTS asks for."""
+    EXCHANGE_PADDING names; ``local``: rank and number of ranks on this machine. Raises UserError: the set has not the
+    bins that BIN_COUNTS asks for."""
     by_lengths = config.exchange_by == "lengths"
     deal = by_length(exchange.size) if by_lengths and exchange.size > 1 else contiguous
     gather_over = None if by_lengths or exchange.size == 1 else exchange
@@ -43,6 +53,7 @@ def make_source(
         gather_over=gather_over,
         vocab_size=shape.vocab_size,
         most=widths_at_most(config.max_seq_length, config.max_predictions_per_seq, shape),
+        checks=FileChecks(*sharers(config.input_dir, rank, world_size, *local)),
     )
 
 
@@ -66,6 +77,7 @@ def make_evaluation_set(
         world_size=world_size,
         vocab_size=shape.vocab_size,
         most=most,
+        vocabulary=vocabulary_of(config.input_dir),
     )
 
 

@@ -59,6 +59,10 @@ class StepSource:
         self.close()
         self._step = int(state["step"])
 
+    def finish(self) -> None:
+        """Waits for what is still being found out of the data that was read. Raises UserError: it was damaged, so that
+        the run is no success."""
+
     def close(self) -> None:
         """Stop the background thread; `next_step` starts it again. A source that gathers from other ranks can be used
         again by all of them together at most, as it may stop between two of them."""

@@ -22,7 +22,7 @@ from mlbert.prepare import shuffle
 from mlbert.prepare.instance_set import InstanceJob, prepare_instances
 from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.jobs import processes
-from mlbert.store.manifest import file_size
+from mlbert.store.documents import plain_size
 
 BENCHMARK_INSTANCES = 156_726_829
 BENCHMARK_MEAN_LENGTH = 254.2  # tokens, from the published packing statistics
@@ -91,7 +91,7 @@ def estimate(
     """Measure a sample of the text parts, ``sample_bytes`` from up to `PART_SAMPLES` of them or all where there is
     less; predict all of them, and the benchmark's 156,726,829 instances. Returns what was measured (JSON-able), and the
     two predictions. Raises UserError: a part or the vocabulary is bad, or a process was killed."""
-    sizes = [file_size(path) for path in parts]
+    sizes = [plain_size(path) for path in parts]
     with tempfile.TemporaryDirectory(prefix="mlbert-estimate-") as temporary:
         folder = Path(temporary)
         text_bytes = _take_sample(parts, folder / "sample.txt", sample_bytes)

@@ -103,7 +103,8 @@ def build(
     loss_scale = LossScale.of(config, world.device)
     flat, optimizer, sync = _update(config, model, world, loss_scale)
     place = {"seed": seed, "rank": world.rank, "world_size": world.world_size}
-    source = make_source(config, inputs.shape, **place, exchange=exchange_group(config, world))
+    local = (world.local_rank, world.local_world_size)
+    source = make_source(config, inputs.shape, **place, exchange=exchange_group(config, world), local=local)
     return Method(
         model=model,
         objective=PreTraining(scope="step"),

@@ -10,7 +10,6 @@ Legend: N sequences, S sequences asked for.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +20,9 @@ import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.store.base import BinInfo, Store, StoreInfo
-from mlbert.store.manifest import REMAKE, read_manifest, reading
+from mlbert.store.checksums import FileChecks
+from mlbert.store.documents import SHA256, judging, parse_document, read_plain
+from mlbert.store.manifest import MAX_TOKENS, REMAKE, read_manifest
 from mlbert.store.prepared import ShardSet, info_of
 from mlbert.store.ragged import Ragged, offsets_of
 
@@ -78,24 +79,22 @@ def read_bins(folder: Path) -> dict[str, Any]:
     """What ``bins.json`` says: edges, bins (folder, manifest_sha256), provenance. Raises UserError: unreadable, or
     another format."""
     path = folder / BINS
-    with reading(path):
-        content = path.read_bytes()
-    try:
-        document = json.loads(content)
-        if document["format"] != BINS_FORMAT or document["version"] != BINS_VERSION:
-            found = f"{document['format']} version {document['version']}"
-            raise UserError(path, f"is {found}, this program reads {BINS_FORMAT} version {BINS_VERSION}", REMAKE)
-        keys = ("folder", "manifest_sha256")
-        bins = [{key: str(entry[key]) for key in keys} for entry in document["bins"]]
-        edges = [int(edge) for edge in document["edges"]]
-        result = {"edges": edges, "bins": bins, "provenance": dict(document["provenance"])}
-    except UserError:
-        raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(path, f"is not the index of a folder of bins ({error!r})", REMAKE) from None
-    if not bins or len(bins) != len(edges):
-        raise UserError(path, f"names {len(bins)} bins and {len(edges)} edges", REMAKE)
-    return result
+    content = read_plain(path)
+    with judging(path, "is not the index of a folder of bins", REMAKE):
+        document = parse_document(content)
+        kind = f"{document.text('format')} version {document.any('version')}"
+        if kind != (read := f"{BINS_FORMAT} version {BINS_VERSION}"):
+            raise UserError(path, f"is {kind}, this program reads {read}", REMAKE)
+        bins = [
+            {"folder": entry.file("folder"), "manifest_sha256": entry.text("manifest_sha256", SHA256)}
+            for entry in document.parts("bins")
+        ]
+        edges = document.numbers("edges", 1, MAX_TOKENS)
+        if len(bins) != len(edges) or edges != sorted(set(edges)):
+            raise UserError(path, f"names {len(bins)} bins and the edges {edges}", REMAKE)
+        if len({entry["folder"] for entry in bins}) < len(bins):
+            raise UserError(path, "names a bin twice", REMAKE)
+        return {"edges": edges, "bins": bins, "provenance": document.part("provenance").values()}
 
 
 def describe_bins(folder: Path) -> StoreInfo:
@@ -136,8 +135,8 @@ def check_counts(info: StoreInfo, counts: Sequence[int], world_size: int) -> Non
             raise UserError(BIN_COUNTS, reason, "Take fewer of it, or prepare more data")
 
 
-def open_bins(folder: Path, verify: bool | None = None) -> BinnedStore:
-    """Open and check a folder of bins; see `mlbert.store.prepared.ShardSet.open` for ``verify``."""
+def open_bins(folder: Path, verify: bool | None = None, checks: FileChecks | None = None) -> BinnedStore:
+    """Open and check a folder of bins; see `mlbert.store.prepared.ShardSet.open` for ``verify`` and ``checks``."""
     info = describe_bins(folder)
     entries = read_bins(folder)["bins"]
-    return BinnedStore(info, [ShardSet.open(folder / entry["folder"], verify) for entry in entries])
+    return BinnedStore(info, [ShardSet.open(folder / entry["folder"], verify, checks) for entry in entries])

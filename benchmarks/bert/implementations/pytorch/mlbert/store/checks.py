@@ -5,6 +5,8 @@ Legend: S sequences, T tokens, M masked tokens, P packs.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from mlbert.core.errors import UserError
@@ -71,13 +73,18 @@ def first_problem(rows: Ragged, info: StoreInfo, pack_offsets: np.ndarray | None
     return None
 
 
-def check_tokens(rows: Ragged, info: StoreInfo, vocab_size: int) -> None:
-    """For data that does not tell its vocabulary: every id must be below the model's ``vocab_size``.
-    Raises UserError: one is not."""
+def check_rows(rows: Ragged, info: StoreInfo, vocab_size: int | None) -> None:
+    """Values that a model can take, of sequences about to be used: shards may have changed since they were checked.
+    ``vocab_size`` is the model's. Raises UserError naming the set."""
+    model = replace(info, vocab_size=vocab_size, max_predictions=info.max_seq_length)  # masks may be drawn anew
+    broken = [problem for problem, where in row_problems(rows, model).items() if len(where)]
+    if not broken:
+        return
     largest = max(int(array.max(initial=0)) for array in (rows.tokens, rows.masked_labels))
-    if largest >= vocab_size:
+    if vocab_size is not None and largest >= vocab_size and info.vocab_size is None:
         reason = f"holds token id {largest}, the model's vocabulary has {vocab_size} entries"
         raise UserError(info.folder, reason, "Set BERT_CONFIG to a configuration of the data's vocabulary")
+    raise UserError(info.folder, f"holds a sequence that {broken[0]}", "`mlbert prepare verify` names the file")
 
 
 def _sequence_of(offsets: np.ndarray, wrong: np.ndarray) -> np.ndarray:

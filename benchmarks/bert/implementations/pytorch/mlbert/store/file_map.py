@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.store.manifest import file_size, reading
+from mlbert.store.documents import plain_size, reading
 
 _PAGE = 65_536  # a multiple of every page size in use
 _PROT_READ = 1
@@ -37,7 +37,7 @@ class FileMap:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        sizes = np.asarray([file_size(path) for path in paths], np.int64)
+        sizes = np.asarray([plain_size(path) for path in paths], np.int64)
         slots = -(-np.maximum(sizes, 1) // _PAGE) * _PAGE
         total = max(_PAGE, int(slots.sum()))
         self.starts: np.ndarray = np.cumsum(slots) - slots

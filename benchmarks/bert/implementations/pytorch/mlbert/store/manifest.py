@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,12 +17,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlbert.core.errors import UserError
+from mlbert.store.documents import SHA256, Fields, judging, parse_document, plain_size, read_plain, reading
 
 FORMAT = "mlbert-ragged"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 MAX_VOCAB_SIZE = 65_536  # tokens are stored in 16 bits
+MAX_TOKENS = 65_535  # of a sequence or a pack: positions are
+SHARD_NAME = re.compile(r"shard-(\d{5})-of-(\d{5})\.h5")
 REMAKE = "Restore the file, or remove the folder and prepare the data again"
+_TOTALS = ("num_sequences", "num_tokens", "num_masked", "num_packs")
 
 
 @dataclass(frozen=True)
@@ -59,55 +64,67 @@ def read_manifest(folder: Path | str) -> Manifest:
         if not path.exists():
             reason = "the folder has no manifest.json" if folder.is_dir() else no_folder(folder)
             raise UserError(folder, reason, "Give a folder that `mlbert prepare` finished")
-        raw = path.read_bytes()
-    try:
-        document = json.loads(raw)
-        if document["format"] != FORMAT or document["version"] != FORMAT_VERSION:
-            found = f"{document['format']} version {document['version']}"
-            raise UserError(path, f"is {found}, this program reads {FORMAT} version {FORMAT_VERSION}", remake)
-        packs = document.get("packs")
-        manifest = Manifest(
-            path=path,
-            vocabulary_sha256=str(document["vocabulary"]["sha256"]),
-            vocab_size=int(document["vocabulary"]["size"]),
-            num_sequences=int(document["num_sequences"]),
-            num_tokens=int(document["num_tokens"]),
-            num_masked=int(document["num_masked"]),
-            max_seq_length=int(document["max_seq_length"]),
-            max_predictions=int(document["max_predictions"]),
-            length_histogram=[int(count) for count in document["length_histogram"]],
-            shards=[dict(shard) for shard in document["shards"]],
-            provenance=dict(document["provenance"]),
-            sha256=hashlib.sha256(raw).hexdigest(),
-            num_packs=int(packs["num_packs"]) if packs else 0,
-            max_pack_tokens=int(packs["max_tokens"]) if packs else None,
-        )
-        sums = {key: sum(int(shard[key]) for shard in manifest.shards) for key in ("num_sequences", "num_tokens")}
-        sums["num_packs"] = sum(int(shard.get("num_packs", 0)) for shard in manifest.shards)
+    raw = read_plain(path)
+    with judging(path, "is not a manifest of a prepared set", remake):
+        manifest = _parse(path, raw, remake)
         names = [str(shard["file"]) for shard in manifest.shards]
-    except UserError:
-        raise
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(path, f"is not a manifest of a prepared set ({error!r})", remake) from None
-    if len(set(names)) != len(names):
-        raise UserError(path, "lists a shard twice", remake)
-    if sums != {key: getattr(manifest, key) for key in sums}:
-        raise UserError(path, f"its totals differ from the sums over its shards ({sums})", remake)
+        if len(set(names)) != len(names):
+            raise UserError(path, "lists a shard twice", remake)
+        sums = {key: sum(int(shard.get(key, 0)) for shard in manifest.shards) for key in _TOTALS}
+        if sums != {key: getattr(manifest, key) for key in sums}:
+            raise UserError(path, f"its totals differ from the sums over its shards ({sums})", remake)
+        _check_histogram(manifest)
     return manifest
+
+
+def _parse(path: Path, raw: bytes, remake: str) -> Manifest:
+    """Raises ValueError for a field that is missing, or of another type or size than any set has."""
+    found = parse_document(raw)
+    kind = f"{found.text('format')} version {found.any('version')}"
+    if kind != (read := f"{FORMAT} version {FORMAT_VERSION}"):
+        raise UserError(path, f"is {kind}, this program reads {read}", remake)
+    vocabulary = found.part("vocabulary")
+    packs = found.part("packs") if "packs" in found else None
+    return Manifest(
+        path=path,
+        vocabulary_sha256=vocabulary.text("sha256", SHA256),
+        vocab_size=vocabulary.number("size", 1, MAX_VOCAB_SIZE),
+        max_seq_length=found.number("max_seq_length", 1, MAX_TOKENS),
+        max_predictions=found.number("max_predictions", 0, MAX_TOKENS),
+        length_histogram=found.numbers("length_histogram"),
+        shards=[_shard(entry, packs is not None) for entry in found.parts("shards")],
+        provenance=found.part("provenance").values(),
+        sha256=hashlib.sha256(raw).hexdigest(),
+        num_packs=packs.number("num_packs") if packs else 0,
+        max_pack_tokens=packs.number("max_tokens", 1, MAX_TOKENS) if packs else None,
+        **{key: found.number(key) for key in _TOTALS[:3]},
+    )
+
+
+def _shard(entry: Fields, packed: bool) -> dict[str, Any]:
+    """An entry whose values are such that they can be used."""
+    entry.file("file")
+    for name in ("sha256", *(["content_sha256"] if "content_sha256" in entry else [])):
+        entry.text(name, SHA256)
+    for name in ("bytes", *_TOTALS[:3], *(["num_packs"] if packed else [])):
+        entry.number(name)
+    return entry.values()
+
+
+def _check_histogram(manifest: Manifest) -> None:
+    """Raises ValueError."""
+    counts = manifest.length_histogram
+    tokens = sum(length * count for length, count in enumerate(counts))
+    if len(counts) != manifest.max_seq_length + 1 or (sum(counts), tokens) != (
+        manifest.num_sequences,
+        manifest.num_tokens,
+    ):
+        raise ValueError("length_histogram does not fit the totals")
 
 
 def no_folder(path: Path) -> str:
     """Why a path that is no folder is refused."""
     return "is a file, not a folder" if path.exists() else "there is no such folder"
-
-
-@contextmanager
-def reading(path: Path | str, remedy: str = "Check the path and its permissions") -> Iterator[None]:
-    """Makes a UserError of the block's OSError: the system does not let us read this file or folder."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", remedy) from None
 
 
 def make_folder(path: Path) -> None:
@@ -118,20 +135,16 @@ def make_folder(path: Path) -> None:
         raise UserError(path, f"cannot be made ({error.strerror})", "Choose another output folder") from None
 
 
-def file_size(path: Path) -> int:
-    """Bytes of a file. Raises UserError."""
-    with reading(path):
-        return path.stat().st_size
-
-
 def file_sha256(path: Path) -> str:
     """sha256 of a file, read in pieces. Raises UserError: it cannot be read."""
+    plain_size(path)
     with reading(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_md5(path: Path) -> str:
     """MD5 of a file, read in pieces. Raises UserError: it cannot be read."""
+    plain_size(path)
     with reading(path), path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 

@@ -2,17 +2,18 @@
 
 A folder holds ``manifest.json`` and ``shard-00000-of-00004.h5`` and so on (`mlbert.store.shard_file`). Files are
 written under a temporary name, flushed to disk and renamed, the manifest last: a folder with a manifest is complete,
-whatever happened while it was made. A packed set also says which consecutive sequences share a pack.
+whatever happened while it was made; ``checksums.xxh3`` lies beside it (`mlbert.store.checksums`). A packed set also
+says which consecutive sequences share a pack.
 
 Legend: N sequences of the set, S sequences asked for, P packs.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +22,24 @@ import numpy as np
 from mlbert.core.errors import UserError
 from mlbert.store.base import StoreInfo
 from mlbert.store.checks import first_problem
+from mlbert.store.checksums import CHECKSUMS, FileChecks, FileSum, check_files, file_sums, file_xxh3, write_checksums
 from mlbert.store.manifest import (
     FORMAT,
     FORMAT_VERSION,
     MANIFEST,
     REMAKE,
+    SHARD_NAME,
     Manifest,
     file_sha256,
     make_folder,
     read_manifest,
     write_json,
 )
-from mlbert.store.ragged import Ragged, offsets_of
-from mlbert.store.shard_file import PACK_OFFSETS, Shard, is_written, map_file, write_shard_file
+from mlbert.store.ragged import Ragged, check_spans, offsets_of
+from mlbert.store.shard_file import PACK_OFFSETS, Shard, content_sha256, is_written, map_file, write_shard_file
 
-VERIFY_BYTES = 2 << 30  # sets up to this size are hashed when opened; larger ones by `mlbert prepare verify`
+VERIFY_BYTES = 2 << 30  # sets up to this size are hashed when opened; larger ones shard by shard
 _MANY_OF_A_SHARD = 32  # sequences above which it pays to gather a shard's share by index arrays
-_SHARD_NAME = re.compile(r"shard-(\d{5})-of-(\d{5})\.h5")
 
 
 def shard_name(index: int, count: int) -> str:
@@ -50,6 +52,7 @@ class ShardEntry:
     """One shard as the manifest lists it."""
 
     values: dict[str, Any]  # JSON-able: file, sha256, bytes, counts
+    xxh3: str  # of the file
     histogram: np.ndarray  # int64 [longest sequence + 1], number of sequences of each length
 
 
@@ -72,9 +75,9 @@ class ShardWriter:
         """Remove what an earlier run left: its manifest (the set is unfinished from now on), temporary files, and
         shards of another count."""
         for path in self.folder.iterdir():
-            match = _SHARD_NAME.fullmatch(path.name)
+            match = SHARD_NAME.fullmatch(path.name)
             of_another_count = match is not None and int(match.group(2)) != self.num_shards
-            if path.name == MANIFEST or of_another_count or path.name.endswith(".tmp"):
+            if path.name in (MANIFEST, CHECKSUMS) or of_another_count or path.name.endswith(".tmp"):
                 path.unlink()
 
     def is_written(self, index: int) -> bool:
@@ -88,9 +91,13 @@ class ShardWriter:
         write_shard_file(self.path(index), rows, self.fingerprint, extra)
 
     def entry(self, index: int) -> ShardEntry:
-        """Read shard ``index`` back for the manifest; reads the whole file."""
+        """Read shard ``index`` back for the manifest; reads the whole file. Raises UserError: it is not as it was
+        written."""
         path = self.path(index)
         shard = map_file(path)
+        xxh3 = file_xxh3(path)
+        if content_sha256(shard.rows, shard.extra) != shard.content_sha256:
+            raise UserError(path, "is not what was written into it", "Check the disk, remove the file and try again")
         values: dict[str, Any] = {
             "file": path.name,
             "sha256": file_sha256(path),
@@ -98,7 +105,7 @@ class ShardWriter:
             "bytes": path.stat().st_size,
             **_counts(shard),
         }
-        return ShardEntry(values, np.bincount(shard.rows.lengths))
+        return ShardEntry(values, xxh3, np.bincount(shard.rows.lengths))
 
     def finish(
         self,
@@ -141,6 +148,7 @@ class ShardWriter:
             slots = num_packs * packs["max_tokens"]
             fill = round(totals["num_tokens"] / slots, 6) if slots else 1.0
             document["packs"] = {**packs, "num_packs": num_packs, "fill": fill}
+        write_checksums(self.folder, {entry.values["file"]: entry.xxh3 for entry in entries})
         write_json(self.folder / MANIFEST, document)
         return read_manifest(self.folder)
 
@@ -151,12 +159,20 @@ def map_shard(path: Path) -> Ragged:
 
 
 class ShardSet:
-    """A prepared set opened for reading; a `mlbert.store.base.Store`. Shards are mapped when they are first touched."""
+    """A prepared set opened for reading; a `mlbert.store.base.Store`. Shards are mapped when they are first touched, by
+    ``touch``, which is given the number of one."""
 
-    def __init__(self, manifest: Manifest, shards: Sequence[Shard | None], one_piece: bool = False) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        shards: Sequence[Shard | None],
+        one_piece: bool = False,
+        touch: Callable[[int], Shard] | None = None,
+    ) -> None:
         self.manifest = manifest
         self.info = info_of(manifest)
         self._shards = list(shards)
+        self._touch = touch or partial(matching_shard, manifest)
         counts = [manifest.num_sequences] if one_piece else [int(entry["num_sequences"]) for entry in manifest.shards]
         packs = [manifest.num_packs] if one_piece else [int(entry.get("num_packs", 0)) for entry in manifest.shards]
         self._first, self._first_pack = offsets_of(counts), offsets_of(packs)
@@ -171,8 +187,17 @@ class ShardSet:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """int32 [N], tokens of every sequence, shard by shard; read at first use (4 bytes a sequence)."""
-        return np.concatenate([np.empty(0, np.int32), *(rows.lengths.astype(np.int32) for rows in self)])
+        """int32 [N], tokens of every sequence, shard by shard; read at first use (4 bytes a sequence). Raises
+        UserError: there is one that no sequence of the set may have."""
+        parts = [np.empty(0, np.int32)]
+        for number, rows in enumerate(self):
+            lengths = rows.lengths
+            if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= self.info.max_seq_length:
+                name = self.manifest.shards[number]["file"]
+                reason = f"has a sequence of {lengths.min()} or {lengths.max()} tokens"
+                raise UserError(self.info.folder / name, reason, REMAKE)
+            parts.append(lengths.astype(np.int32))
+        return np.concatenate(parts)
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
         """int64 [S], tokens of the sequences ``indices`` (int64 [S]); reads only theirs."""
@@ -181,45 +206,57 @@ class ShardSet:
         for number in np.unique(shard_of).tolist():
             mine = shard_of == number
             within, offsets = indices[mine] - self._first[number], self.shard(number).rows.offsets
+            with self._damage():
+                check_spans(offsets[within], offsets[within + 1], int(offsets[-1]))
             lengths[mine] = offsets[within + 1] - offsets[within]
         return lengths
 
+    @contextmanager
+    def _damage(self) -> Iterator[None]:
+        """Makes a UserError of what arrays say that do not fit each other."""
+        try:
+            yield
+        except ValueError as error:
+            raise UserError(
+                self.info.folder, f"is damaged: {error}", "`mlbert prepare verify` names the file"
+            ) from None
+
     @classmethod
-    def open(cls, folder: Path | str, verify: bool | None = None) -> ShardSet:
+    def open(cls, folder: Path | str, verify: bool | None = None, checks: FileChecks | None = None) -> ShardSet:
         """Open a prepared set and check it.
 
         Always: every shard of the manifest is there, no other shard lies beside them, sizes agree; counts and content
-        name when a shard is first touched. With ``verify`` (None: when the set has at most 2 GiB), now and for all
-        shards: checksums, and every value in its range.
+        name when a shard is first touched. Checksums, and every value in its range: with ``verify`` now and for all
+        shards; with None now where the set has at most 2 GiB, else of each shard when it is first touched, checksums by
+        ``checks`` in the background where it is given. Not at all with False.
 
         Raises UserError naming the first bad file.
         """
         manifest = read_manifest(folder)
-        folder = Path(folder)
-        sizes = {path.name: path.stat().st_size for path in folder.iterdir() if _SHARD_NAME.fullmatch(path.name)}
-        for name in sorted(set(sizes) - {str(entry["file"]) for entry in manifest.shards}):
-            raise UserError(folder / name, "is not in the manifest beside it", "Remove it or prepare the data again")
-        for entry in manifest.shards:
-            path = folder / str(entry["file"])
-            if path.name not in sizes:
-                raise UserError(path, "the shard is missing", REMAKE)
-            if sizes[path.name] != int(entry["bytes"]):
-                raise UserError(path, f"has {sizes[path.name]} bytes, the manifest says {entry['bytes']}", REMAKE)
+        check_files(manifest)
+        count = len(manifest.shards)
+        if verify or (verify is None and manifest.num_bytes <= VERIFY_BYTES):
+            sums = file_sums(manifest)
+            return cls(manifest, [verified_shard(manifest, index, sums[index]) for index in range(count)])
+        touch = None
         if verify is None:
-            verify = manifest.num_bytes <= VERIFY_BYTES
-        shards = [verified_shard(manifest, index) if verify else None for index in range(len(manifest.shards))]
-        return cls(manifest, shards)
+            touch = _checked_later(manifest, checks) if checks else partial(verified_shard, manifest)
+        return cls(manifest, [None] * count, touch=touch)
 
     def shard(self, index: int) -> Shard:
         """Shard ``index`` of the set, mapped."""
         shard = self._shards[index]
         if shard is None:  # two threads may both map it: no harm
-            shard = self._shards[index] = matching_shard(self.manifest, index)
+            shard = self._shards[index] = self._touch(index)
         return shard
 
     def gather(self, indices: np.ndarray) -> Ragged:
-        """Copy the sequences ``indices`` (int64 [S], shard by shard as in `lengths`), in that order."""
-        indices = np.asarray(indices, np.int64)
+        """Copy the sequences ``indices`` (int64 [S], shard by shard as in `lengths`), in that order. Raises UserError:
+        they are damaged."""
+        with self._damage():
+            return self._gather(np.asarray(indices, np.int64))
+
+    def _gather(self, indices: np.ndarray) -> Ragged:
         if len(self._shards) == 1:
             return self.shard(0).rows.take(indices)
         shard_of = np.searchsorted(self._first, indices, side="right") - 1
@@ -236,20 +273,24 @@ class ShardSet:
         return Ragged.concatenate(parts).take(np.argsort(by_shard, kind="stable"))
 
     def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
-        """The packs ``indices`` (int64): their sequences pack by pack, and int64 [packs] sequences of each."""
+        """The packs ``indices`` (int64): their sequences pack by pack, and int64 [packs] sequences of each. Raises
+        UserError: they are damaged."""
         indices = np.asarray(indices, np.int64)
         shard_of = np.searchsorted(self._first_pack, indices, side="right") - 1
         within = indices - self._first_pack[shard_of]
-        if len(self._shards) == 1:
-            offsets = self._pack_offsets(0)
-            first, end = offsets[within], offsets[within + 1]
-            counts = end - first
-            shift = np.repeat(first - offsets_of(counts)[:-1], counts)
-            return self.shard(0).rows.take(np.arange(len(shift)) + shift), counts
-        first, end = np.empty_like(within), np.empty_like(within)
-        for number, (shard, pack) in enumerate(zip(shard_of.tolist(), within.tolist(), strict=True)):
-            first[number], end[number] = self._pack_offsets(shard)[pack : pack + 2]
-        return self._ranges(shard_of, first, end), end - first
+        with self._damage():
+            if len(self._shards) == 1:
+                offsets = self._pack_offsets(0)
+                first, end = offsets[within], offsets[within + 1]
+                check_spans(first, end, len(self))
+                counts = end - first
+                shift = np.repeat(first - offsets_of(counts)[:-1], counts)
+                return self.shard(0).rows.take(np.arange(len(shift)) + shift), counts
+            first, end = np.empty_like(within), np.empty_like(within)
+            for number, (shard, pack) in enumerate(zip(shard_of.tolist(), within.tolist(), strict=True)):
+                first[number], end[number] = self._pack_offsets(shard)[pack : pack + 2]
+            check_spans(first, end, np.diff(self._first)[shard_of])
+            return self._ranges(shard_of, first, end), end - first
 
     def _pack_offsets(self, index: int) -> np.ndarray:
         offsets = self.shard(index).pack_offsets
@@ -263,7 +304,8 @@ class ShardSet:
 
     def load(self) -> ShardSet:
         """The same set held in memory as one piece: faster to gather from."""
-        rows, extra = Ragged.concatenate(list(self)), {}
+        with self._damage():
+            rows, extra = Ragged.concatenate(list(self)), {}
         if self.num_packs:
             counts = [np.diff(self._pack_offsets(index)) for index in range(len(self._shards))]
             extra = {PACK_OFFSETS: offsets_of(np.concatenate(counts))}
@@ -297,6 +339,16 @@ def _counts(shard: Shard) -> dict[str, int]:
     return counts if shard.pack_offsets is None else {**counts, "num_packs": len(shard.pack_offsets) - 1}
 
 
+def _checked_later(manifest: Manifest, checks: FileChecks) -> Callable[[int], Shard]:
+    sums = file_sums(manifest)
+
+    def touch(index: int) -> Shard:
+        checks.add(index, sums[index])
+        return matching_shard(manifest, index)
+
+    return touch
+
+
 def matching_shard(manifest: Manifest, index: int) -> Shard:
     """Map shard ``index`` and make sure that it is the one the manifest lists; reads only its header.
     Raises UserError: it is missing, damaged, or belongs to another set."""
@@ -313,15 +365,14 @@ def matching_shard(manifest: Manifest, index: int) -> Shard:
     return shard
 
 
-def verified_shard(manifest: Manifest, index: int) -> Shard:
-    """`matching_shard`, with its checksum and every value checked; reads all of it. Raises UserError naming the file
-    and the first bad sequence."""
-    entry = manifest.shards[index]
-    path = manifest.path.parent / str(entry["file"])
-    if path.exists() and file_sha256(path) != entry["sha256"]:
-        raise UserError(path, "its checksum differs from the manifest's", REMAKE)
+def verified_shard(manifest: Manifest, index: int, expected: FileSum | None = None) -> Shard:
+    """`matching_shard`, with its checksum and every value checked; reads all of it. ``expected`` is its `file_sums`,
+    None: look now. Raises UserError naming the file and the first bad sequence."""
+    expected = expected or file_sums(manifest)[index]
+    if expected.path.exists() and (problem := expected.problem()):
+        raise problem
     shard = matching_shard(manifest, index)
-    problem = first_problem(shard.rows, info_of(manifest), shard.pack_offsets)
-    if problem is not None:
-        raise UserError(path, problem, "Prepare the data again")
+    wrong = first_problem(shard.rows, info_of(manifest), shard.pack_offsets)
+    if wrong is not None:
+        raise UserError(expected.path, wrong, "Prepare the data again")
     return shard

@@ -114,6 +114,8 @@ class Ragged:
         labels = []
         for rows, first, end in ranges:
             offsets, masked = rows.offsets[first : end + 1], rows.masked_offsets[first : end + 1]
+            check_spans(offsets[:-1], offsets[1:], len(rows.tokens))
+            check_spans(masked[:-1], masked[1:], len(rows.masked_labels))
             parts["offsets"].append(offsets)
             parts["masked_offsets"].append(masked)
             parts["tokens"].append(rows.tokens[offsets[0] : offsets[-1]])
@@ -154,12 +156,21 @@ def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return result
 
 
+def check_spans(starts: np.ndarray, ends: np.ndarray, size: int | np.ndarray) -> None:
+    """Raises ValueError where a span of an array of ``size`` elements, or of one for each span, falls or leads outside
+    of it."""
+    if len(starts) and (starts.min() < 0 or (ends > size).any() or (ends < starts).any()):
+        raise ValueError("offsets fall, or lead outside of the data")
+
+
 def _take_rows(
     offsets: np.ndarray, indices: np.ndarray, values: tuple[np.ndarray, ...]
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """The rows ``indices`` of ragged arrays with common offsets, and the offsets of the result."""
-    starts = np.asarray(offsets[indices], np.int64)
-    new_offsets = offsets_of(offsets[np.asarray(indices) + 1] - starts)
+    """The rows ``indices`` of ragged arrays with common offsets, and the offsets of the result. Raises ValueError: the
+    offsets are not those of these arrays."""
+    starts, ends = (np.asarray(offsets[np.asarray(indices) + place], np.int64) for place in (0, 1))
+    check_spans(starts, ends, len(values[0]))
+    new_offsets = offsets_of(ends - starts)
     taken = [np.empty(new_offsets[-1], array.dtype) for array in values]
     first = 0
     while first < len(starts):  # in blocks: the index of each element is far larger than the element

@@ -50,6 +50,10 @@ class Source(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues at a position. Raises UserError where it belongs to other data or settings."""
 
+    def finish(self) -> None:
+        """The run has come to its end: waits for checks of the data that are under way. Raises UserError: it was
+        damaged."""
+
     def close(self) -> None:
         """Ends background work."""
 
@@ -155,10 +159,17 @@ class Objective(Protocol):
 
 
 class FlatBuffers(Protocol):
-    """Parameters and gradients as one float32 buffer each."""
+    """Parameters and gradients as one float32 buffer each.
+
+    Attributes:
+        layout: name and shape of each parameter, back to back; JSON-able.
+    """
 
     data: Tensor
     grad: Tensor
+
+    @property
+    def layout(self) -> Sequence[tuple[str, Sequence[int]]]: ...
 
     def zero_grad(self) -> None:
         """Clears the gradients."""

@@ -1,0 +1,99 @@
+"""A flipped bit in a set too large to be hashed when it is opened: found beside training, by either checksum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlbert.core.errors import UserError
+from mlbert.feed.packed import PackedSource
+from mlbert.store import open as opening
+from mlbert.store import prepared
+from mlbert.store.checksums import CHECKSUMS, FileChecks, FileSum, file_xxh3, sharers
+from mlbert.store.deals import contiguous
+from mlbert.store.prepared import ShardSet, shard_name
+
+
+@pytest.fixture
+def _large(monkeypatch):
+    """Every set counts as too large to be hashed at once, or held in memory."""
+    monkeypatch.setattr(prepared, "VERIFY_BYTES", 0)
+    monkeypatch.setattr(opening, "IN_MEMORY_BYTES", 0)
+
+
+def harmless_flip(folder: Path, shard: int) -> Path:
+    """Change a token of the last sequence to another one of the vocabulary."""
+    path = folder / shard_name(shard, 3)
+    tokens = ShardSet.open(folder, verify=False).shard(shard).rows.tokens
+    data = bytearray(path.read_bytes())
+    data[data.index(tokens.tobytes()) + tokens.nbytes - 2] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def trained(folder: Path, steps: int = 3) -> None:
+    """As the loop does: open, some steps, finish."""
+    source = PackedSource(folder, packs_per_step=40, max_sequences_per_pack=1, seed=1, deal=contiguous)
+    try:
+        source.open()
+        for _ in range(steps):
+            source.next_step()
+        source.finish()
+    finally:
+        source.close()
+
+
+@pytest.mark.usefixtures("_large")
+@pytest.mark.parametrize("listed", [True, False, "stale"])
+def test_a_flipped_bit_ends_the_run(make_set, listed):
+    folder = make_set(300)
+    if listed is False:
+        (folder / CHECKSUMS).unlink()
+    elif listed == "stale":  # says otherwise of a good shard: SHA-256 decides
+        lines = (folder / CHECKSUMS).read_text().splitlines()
+        (folder / CHECKSUMS).write_text("\n".join(f"{index:032x}{line[32:]}" for index, line in enumerate(lines)))
+    trained(folder)
+    bad = harmless_flip(folder, 1)
+    with pytest.raises(UserError, match=f"{bad.name}: its checksum differs from the manifest's"):
+        trained(folder)
+    with pytest.raises(UserError, match=f"{bad.name}: its checksum differs"):  # what prepares: before it is used
+        ShardSet.open(folder).load()
+
+
+@pytest.mark.usefixtures("_large")
+def test_a_damaged_list_is_told(make_set):
+    folder = make_set(30)
+    (folder / CHECKSUMS).write_bytes(b"\xff\x00")
+    with pytest.raises(UserError, match=r"checksums.xxh3: is not a list of checksums.*verify"):
+        trained(folder, 1)
+
+
+def test_the_list_has_xxhsums_form(make_set):
+    folder = make_set(30)
+    lines = (folder / CHECKSUMS).read_text().splitlines()
+    assert lines == [f"{file_xxh3(path)}  {path.name}" for path in sorted(folder.glob("*.h5"))]
+
+
+def test_ranks_share_the_work_and_closing_is_no_end(make_set):
+    folder = make_set(30)
+    sums = [FileSum(path, "0" * 32, "0" * 64) for path in sorted(folder.glob("*.h5"))]
+    found = []
+    for part in range(2):
+        checks = FileChecks(part, 2)
+        checks.close()
+        for number, file in enumerate(sums[:2]):
+            checks.add(number, file)
+        checks.close()
+        with pytest.raises(UserError) as error:
+            checks.finish()
+        found.append(Path(error.value.subject))
+    assert found == [file.path for file in sums[:2]]
+    assert sharers(Path("/proc"), 5, 8, 1, 4) == (1, 4)
+
+
+def test_a_shard_damaged_while_it_was_written(make_set, monkeypatch):
+    folder = make_set(30)
+    harmless_flip(folder, 0)
+    with pytest.raises(UserError, match="is not what was written into it"):
+        prepared.ShardWriter(folder, 3, "test").entry(0)
