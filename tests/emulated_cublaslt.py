@@ -34,6 +34,15 @@ class Emulator:
         refused = (ctypes.c_int * 4).in_dll(self._code, "emulator_refused_epilogues")
         refused[:] = [*epilogues, *[0] * (4 - len(epilogues))]
 
+    def offer(self, algorithms: int) -> None:
+        """The heuristic has so many for each problem from now on, the last of several being wrong."""
+        ctypes.c_int64.in_dll(self._code, "emulator_algorithms").value = algorithms
+
+    @property
+    def algorithm(self) -> int:
+        """That of the last product, from 0 on."""
+        return ctypes.c_int64.in_dll(self._code, "emulator_algorithm").value
+
     def fail_next(self, status: int) -> None:
         ctypes.c_int.in_dll(self._code, "emulator_next_status").value = status
 

@@ -14,6 +14,8 @@ CALLED_BY_TORCH = {"forward", "backward"}
 ALLOWED = {
     "core/mllog.py: _do_log": "mlperf_logging calls it",
     "core/mllog.py: handleError": "logging calls it",
+    "cli/main.py: make_context": "Typer calls it",
+    "cli/train.py: invoke": "Typer calls it",
     "log.py: on_train_begin": "transformers.Trainer calls it",
     "log.py: on_evaluate": "transformers.Trainer calls it",
     "log.py: on_train_end": "transformers.Trainer calls it",

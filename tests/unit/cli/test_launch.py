@@ -84,3 +84,11 @@ def test_a_log_without_a_start_stays_as_it_is(tmp_path):
     assert run("abort-log", log, "--reason", "x") == 0
     assert log.read_text() == ""
     assert run("abort-log", tmp_path / "none.txt", "--reason", "x") == 2
+
+
+@pytest.mark.parametrize("sizes", ["-5", "0", "1,x", "", "1e3", "99999999999", "1," * 10_000, "²"])
+def test_message_sizes_that_cannot_be(sizes, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["launch", "test-network", f"--sizes={sizes}"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1

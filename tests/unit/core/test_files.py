@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from mlbert.core.files import write_tensors
+from mlbert.core.files import tensors_sha256, write_tensors, write_weights_file
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
@@ -26,3 +27,16 @@ def test_a_file_of_safetensors_gets_the_mode_of_any_new_file(umask: int, mode: i
 def test_a_place_that_is_not_there_is_an_oserror(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         write_tensors(tmp_path / "no folder" / "model.safetensors", lambda place: save_file({"a": np.zeros(2)}, place))
+
+
+def test_equal_tensors_make_equal_files_with_a_checksum(tmp_path: Path) -> None:
+    tensors = {"b": np.arange(3.0), "a": np.zeros((2, 0)), "ä": np.array(1.5)}
+    parts = [(name, one.shape, one.reshape(-1).view(np.uint8).data) for name, one in tensors.items()]
+    for name in "xyz":
+        write_weights_file(tmp_path / name, lambda path, words: save_file(tensors, path, metadata=words), parts)
+    assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes() == (tmp_path / "z").read_bytes()
+    with safe_open(tmp_path / "x", framework="np") as file:
+        assert file.metadata() == {"format": "pt", "sha256": tensors_sha256(parts)}
+        assert {name: file.get_tensor(name).tolist() for name in tensors} == {
+            name: one.tolist() for name, one in tensors.items()
+        }

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from mlbert.cli.main import main
@@ -31,6 +33,9 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
     monitor, out = watch(tmp_path / "metrics.jsonl", terminal)
     state = TrainState()
     monitor.open(state)
+    state.step, state.samples, state.train_seconds = 1, 10, 1.0
+    monitor.step(state, 7.0, 0.01, 1.5)
+    assert "accuracy 0" not in out.getvalue()  # nothing is known before an evaluation
     state.step, state.samples, state.train_seconds, state.accuracy = 50, 500, 2.0, 0.125
     monitor.step(state, 6.25, 0.01, 1.5)
     monitor.evaluation(state, {"mlm_accuracy": 0.125, "loss": 5.5}, 3.0)
@@ -48,7 +53,7 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
         assert piece in text
     assert ("\x1b" in text) == terminal
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert kinds == ["step", "evaluation"]
+    assert kinds == ["step", "step", "evaluation"]
 
 
 def test_other_ranks_are_silent(tmp_path):
@@ -68,11 +73,30 @@ def test_log_points(tmp_path, every, points):
 
 def test_continuing_drops_what_lies_behind_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"kind": "step", "step": 1}\n{"kind": "step", "step": 2}\n{"kind": "st')
-    monitor, _ = watch(path, False, append=True)
+    first, second = (f'{{"kind": "step", "step": {n}, "samples": 4, "seconds": 1.5, "loss": NaN}}' for n in (1, 2))
+    path.write_text(f'{first}\n{second}\n{{"kind": "st')
+    monitor, out = watch(path, False, append=True)
     monitor.open(TrainState(step=1))
     monitor.close()
-    assert path.read_text() == '{"kind": "step", "step": 1}\n'
+    assert path.read_text() == f"{first}\n"
+    assert out.getvalue() == ""
+
+
+FOREIGN = st.sampled_from(
+    [b'{"step": 1}', b'{"kind": "step", "step": "1"}', b"[" * 9999, b"NaN", b"3", b'{"kind": []}']
+)
+
+
+@given(st.lists(FOREIGN | st.binary(max_size=30).filter(lambda line: b"\n" not in line), min_size=1, max_size=4))
+def test_foreign_lines_are_left_out_with_a_warning(tmp_path_factory, lines):
+    path = tmp_path_factory.getbasetemp() / "metrics.jsonl"
+    own = b'{"kind": "skipped", "step": 1, "samples": 4}\n'
+    path.write_bytes(own + b"".join(line + b"\n" for line in lines) + own)
+    monitor, out = watch(path, False, append=True)
+    monitor.open(TrainState(step=1))
+    monitor.close()
+    assert path.read_bytes() == own + own
+    assert f"{len(lines)} lines are no run's" in out.getvalue()
 
 
 def test_unwritable_folder_is_one_error(tmp_path):

@@ -1,6 +1,7 @@
 """Limits and the state that a checkpoint carries."""
 
 import json
+import math
 
 import pytest
 
@@ -32,3 +33,12 @@ def test_state_survives_json():
     copy = TrainState()
     copy.restore(json.loads(json.dumps(state.to_json())))
     assert copy == state
+
+
+@pytest.mark.parametrize("value", [None, "1", True, -1, math.nan, math.inf, [1]])
+@pytest.mark.parametrize("name", ["step", "next_eval_samples", "train_seconds"])
+def test_a_wrong_entry_changes_nothing(name, value):
+    state = TrainState(step=3)
+    with pytest.raises(ValueError, match=name):
+        state.restore({**TrainState(step=9).to_json(), name: value})
+    assert state == TrainState(step=3)

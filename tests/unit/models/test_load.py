@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from mlbert.core.errors import UserError
 from mlbert.models import BertConfig, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
@@ -238,7 +240,7 @@ def test_buffers_of_older_checkpoints_do_not_matter(tmp_path, state):
     [
         ({"model_type": "roberta"}, "model_type is 'roberta'"),
         ([1], "holds no JSON object"),
-        (None, "cannot be read"),
+        (None, "is not JSON"),
     ],
 )
 def test_a_bad_configuration_beside_the_weights(tmp_path, state, config, named):
@@ -260,3 +262,63 @@ def test_other_files_are_sent_to_convert(tmp_path, name):
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(UserError, match="mlbert convert"):
         load_weights(model(2), tmp_path / name)
+
+
+def test_weights_without_a_checksum_are_told_and_a_wrong_bit_is_found(tmp_path):
+    path = written(drawn(BertForPreTraining, SHAPE), tmp_path, "weights")
+    assert load_weights(model(2), path).warnings(path) == []
+    file = path / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"model\.safetensors: is damaged: its tensors differ from their checksum"):
+        load_weights(model(2), path)
+    save_file(load_file(file), file)
+    assert load_weights(model(2), path).warnings("x") == [
+        "note: x has no checksum, so a damaged number in it would not be noticed"
+    ]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_damaged_file_of_weights_is_one_line(whole_weights, data):
+    """Cut, changed in its header, or with another length of it."""
+    content = bytearray(whole_weights.read_bytes())
+    header = int.from_bytes(content[:8], "little")
+    kind = data.draw(st.sampled_from(["cut", "byte", "length"]))
+    if kind == "cut":
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    elif kind == "byte":
+        content[8 + data.draw(st.integers(0, header - 1))] ^= data.draw(st.integers(1, 255))
+    else:
+        content[:8] = data.draw(st.integers(0, 2**64 - 1).filter(lambda size: size != header)).to_bytes(8, "little")
+    path = whole_weights.with_name("damaged.safetensors")
+    path.write_bytes(content)
+    report, line = None, ""
+    try:
+        report = load_weights(model(2), path)
+    except UserError as error:
+        line = str(error)
+    assert line.startswith(str(path)) or report is not None
+    assert "\n" not in line
+
+
+@pytest.fixture(scope="module")
+def whole_weights(tmp_path_factory):
+    return written(drawn(BertForPreTraining, SHAPE), tmp_path_factory.mktemp("whole"), "weights") / "model.safetensors"
+
+
+ODD_TENSORS = {
+    "sparse": torch.zeros(101, 16).to_sparse(),
+    "no data": torch.zeros(101, 16, device="meta"),
+    "2 bytes for 10^12 numbers": torch.zeros(1, dtype=torch.bfloat16).expand(10**6, 10**6),
+    "complex": torch.zeros(101, 16, dtype=torch.complex64),
+    "8 bits": torch.zeros(101, 16).to(torch.float8_e4m3fn),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_TENSORS)
+def test_tensors_of_other_kinds_are_one_line(tmp_path, state, kind):
+    torch.save({**state, "bert.embeddings.word_embeddings.weight": ODD_TENSORS[kind]}, tmp_path / "a.pt")
+    with pytest.raises(UserError, match=r"a\.pt: .*word_embeddings"):
+        load_weights(model(2), tmp_path / "a.pt")

@@ -118,6 +118,7 @@ def emulator(emulator_path: Path) -> Iterator[Emulator]:
         yield emulator
     cublaslt.use(None)
     emulator.refuse()
+    emulator.offer(1)
     emulator.library.close()
     assert emulator.count("living") == 0, "descriptors or handles were not given back"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from mlbert import ops
 from mlbert.core.errors import UserError
-from mlbert.ops import proof, reference, registry
+from mlbert.ops import device_cache, proof, reference, registry
 from mlbert.ops.proof_cases import Problems
 
 CPU = torch.device("cpu")
@@ -142,7 +143,7 @@ def test_what_was_found_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "check", lambda op, *_: checked.append(op) or "")
     assert proven() == said
     assert not checked
-    for change in (lambda: proven("bf16"), lambda: monkeypatch.setattr(proof, "_software", lambda: ("others",))):
+    for change in (lambda: proven("bf16"), lambda: monkeypatch.setattr(device_cache, "_software", lambda: ("others",))):
         monkeypatch.setattr(registry, "_refused", {})
         change()
         proven()
@@ -165,7 +166,9 @@ def test_a_damaged_cache_is_not_believed(
         content = json.dumps({**kept, "found": {**kept["found"], f"{OP} native": ""}}).encode()
     file.write_bytes(content)
     monkeypatch.setattr(registry, "_refused", {})
-    assert proven() == said
+    told, *others = proven()
+    assert re.fullmatch(rf"cache {file} is damaged or can't be read: .*", told)
+    assert others == said
     assert json.loads(file.read_text()) == kept, "it is whole again"
 
 
@@ -203,7 +206,11 @@ def store(folder: str, number: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", folder)
         for _ in range(50):
-            proof._store(CPU, torch.float32, {f"op {i}": "x" * 1000 * number for i in range(20)})
+            device_cache.store("proof", CPU, {f"op {i}": "x" * 1000 * number for i in range(20)})
+
+
+def fail(text: str) -> None:
+    raise AssertionError(text)
 
 
 def test_two_write_at_once(tmp_path: Path) -> None:
@@ -212,10 +219,10 @@ def test_two_write_at_once(tmp_path: Path) -> None:
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
-        found = proof._load(CPU, torch.float32)
+        found = device_cache.load("proof", CPU, fail)
         assert len(found) in (0, 20)
     assert [writer.exitcode for writer in writers] == [0, 0]
-    assert len(proof._load(CPU, torch.float32)) == 20
+    assert len(device_cache.load("proof", CPU, fail)) == 20
     assert len(list((tmp_path / "mlbert").iterdir())) == 1, "nothing half-written is left"
 
 

@@ -26,7 +26,7 @@ from safetensors import numpy as safetensors
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_state import Report, check_unseen, numpy_float32, own_state
 from mlbert.core.errors import UserError
-from mlbert.core.files import write_tensors
+from mlbert.core.files import write_weights_file
 from mlbert.core.model_card import model_card
 from mlbert.core.progress import TrainState
 from mlbert.core.step_folders import StepFolders
@@ -143,7 +143,10 @@ class CheckpointFolder:
         for warning in warnings:
             say(warning)
         if numbers is not None:
-            state.restore(numbers)
+            try:
+                state.restore(numbers)
+            except ValueError as error:
+                raise UserError(self._path, f"is damaged ({error})", "Remove its newest folder") from None
         return numbers is not None
 
     def _write(self, folder: Path) -> None:
@@ -173,7 +176,10 @@ def write_weights(folder: Path, model: BertPretrainer, facts: Mapping[str, objec
             target.mkdir(parents=True, exist_ok=True)
             (target / _CONFIG).write_text(model.config.to_json(), encoding="utf-8")
         values = {name: np.ascontiguousarray(value) for name, value in model.values().items()}
-        write_tensors(weights / _WEIGHTS, lambda path: safetensors.save_file(values, path, metadata={"format": "pt"}))
+        parts = ((name, value.shape, value.reshape(-1).view(np.uint8).data) for name, value in values.items())
+        write_weights_file(
+            weights / _WEIGHTS, lambda path, words: safetensors.save_file(values, path, metadata=words), parts
+        )
         (weights / "README.md").write_text(model_card("BertForPreTraining", facts), encoding="utf-8")
         tf.train.Checkpoint(model=model).write(str(tf2 / "model.ckpt"))
     except (OSError, tf.errors.OpError) as error:

@@ -21,12 +21,14 @@
 #define WAYS 8
 #define LARGEST_ALIGNMENT 256
 #define NO_ALGORITHM 1000 /* beside cublasLt's own status */
+#define CANDIDATES 8
 
 /* One product; zero or null where it has none. ops/cublaslt_library.py mirrors it. */
 struct product {
     int64_t m, n, k, lda, ldb, ldd; /* leading dimensions in elements; aux has d's */
     int32_t type_a, type_b, type_d, type_bias, type_aux, compute;
     int32_t transpose_a, transpose_b, epilogue, fast_accumulation, adds;
+    int32_t choice; /* 0: what the heuristic takes for the fastest; i: the i-th of the CANDIDATES that it names */
     const void *a, *b;
     void *d, *bias, *aux;
     const void *scale_a, *scale_b, *scale_d;
@@ -40,7 +42,7 @@ struct key {
     int64_t m, n, k, lda, ldb, ldd;
     int32_t type_a, type_b, type_d, type_bias, type_aux, compute;
     int32_t transpose_a, transpose_b, epilogue, fast_accumulation;
-    int32_t alignments[5], pointers;
+    int32_t choice, alignments[5], pointers;
     uint64_t workspace_bytes;
 };
 
@@ -134,7 +136,7 @@ static struct key key_of(const struct product *p) {
     key.type_a = p->type_a, key.type_b = p->type_b, key.type_d = p->type_d;
     key.type_bias = p->type_bias, key.type_aux = p->type_aux, key.compute = p->compute;
     key.transpose_a = p->transpose_a, key.transpose_b = p->transpose_b;
-    key.epilogue = p->epilogue, key.fast_accumulation = p->fast_accumulation;
+    key.epilogue = p->epilogue, key.fast_accumulation = p->fast_accumulation, key.choice = p->choice;
     const void *aligned[] = {p->a, p->b, p->d, p->bias, p->aux};
     for (int i = 0; i < 5; i++) key.alignments[i] = alignment(aligned[i]);
     const void *optional[] = {p->bias, p->aux, p->scale_a, p->scale_b, p->scale_d, p->amax_d};
@@ -215,15 +217,17 @@ static lt_status choose(struct context *context, struct plan *plan, const struct
     lt_preference preference;
     TRY(context->lt.MatmulPreferenceCreate(&preference));
     lt_status status = prefer(context, preference, p);
-    lt_heuristic best = {.state = LT_SUCCESS};
-    int found = 0;
+    lt_heuristic answers[CANDIDATES] = {{.state = LT_SUCCESS}};
+    int place = p->choice ? p->choice - 1 : 0, wanted = p->choice ? CANDIDATES : 1, found = 0;
+    if (place < 0 || place >= CANDIDATES) status = NO_ALGORITHM;
     if (status == LT_SUCCESS)
         status = context->lt.MatmulAlgoGetHeuristic(context->handle, plan->operation, plan->a, plan->b, plan->c,
-                                                    plan->d, preference, 1, &best, &found);
+                                                    plan->d, preference, wanted, answers, &found);
     context->lt.MatmulPreferenceDestroy(preference);
-    if (status == LT_NOT_SUPPORTED || (status == LT_SUCCESS && (found == 0 || best.state != LT_SUCCESS)))
+    if (status == LT_NOT_SUPPORTED ||
+        (status == LT_SUCCESS && (found <= place || answers[place].state != LT_SUCCESS)))
         return NO_ALGORITHM;
-    plan->algorithm = best.algorithm;
+    if (status == LT_SUCCESS) plan->algorithm = answers[place].algorithm;
     return status;
 }
 

@@ -10,7 +10,9 @@ import typer
 if TYPE_CHECKING:
     from mlbert.core.checkpoint_state import Report
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(
+    help="Checkpoints of other programs to our form and back.", add_completion=False, rich_markup_mode=None
+)
 
 Folder = Annotated[Path, typer.Argument(help="Folder that is read.")]
 File = Annotated[Path, typer.Argument(help="File that is read.")]

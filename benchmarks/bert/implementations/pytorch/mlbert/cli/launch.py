@@ -10,13 +10,16 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.output import wide_console
+from mlbert.cli.output import standard_output
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
+from mlbert.core.json_files import shown
 from mlbert.core.mllog import close_interrupted
 from mlbert.core.provenance import tree_root
 
-app = typer.Typer(help="Chains of jobs, and what launchers call.", add_completion=False)
+_MOST_MIB = 4096  # of a message
+
+app = typer.Typer(help="Chains of Slurm jobs, and what launchers call.", add_completion=False, rich_markup_mode=None)
 
 
 def chain_commands(num_jobs: int, sbatch_words: list[str]) -> list[list[str]]:
@@ -34,7 +37,7 @@ def chain_commands(num_jobs: int, sbatch_words: list[str]) -> list[list[str]]:
 def chain(
     num_jobs: Annotated[int, typer.Argument(metavar="N", help="Jobs of the chain.", min=1)],
     sbatch_words: Annotated[
-        list[str], typer.Argument(metavar="SBATCH...", help="As for sbatch: -N 2 -t 60 run.sub", show_default=False)
+        list[str], typer.Argument(metavar="SBATCH", help="As for sbatch: -N 2 -t 60 run.sub", show_default=False)
     ],
 ) -> None:
     """Submit N jobs, each continuing where the one before it stopped; print their numbers.
@@ -62,7 +65,7 @@ def chain(
 
 @app.command("local", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def local(
-    script: Annotated[list[str], typer.Argument(metavar="SCRIPT...", help="A Python file and its arguments.")],
+    script: Annotated[list[str], typer.Argument(metavar="SCRIPT", help="A Python file and its arguments.")],
     nproc: Annotated[
         int | None,
         typer.Option("-n", "--nproc", envvar="LOCAL_WORLD_SIZE", help="Ranks of this node; else one a GPU.", min=1),
@@ -122,14 +125,14 @@ def network_command(sizes: Annotated[str, typer.Option(help="Message sizes, MiB.
     from mlbert.bench.network import measure
     from mlbert.dist.world import World
 
-    try:
-        sizes_mib = [int(size) for size in sizes.split(",")]
-    except ValueError:
-        raise UserError("--sizes", f"{sizes!r} are not whole numbers", "Give for example 1,16,64") from None
+    sizes_mib = [int(size) if size.strip().isdecimal() else 0 for size in sizes[:_MOST_MIB].split(",")]
+    if not all(1 <= size <= _MOST_MIB for size in sizes_mib):
+        reason = f"{shown(sizes)} are not whole numbers from 1 to {_MOST_MIB}"
+        raise UserError("--sizes", reason, "Give for example 1,16,64")
     world = World.identify()
     world.start()
     report = measure(world, sizes_mib)
     if world.rank == 0:
         for line in report.lines():
-            wide_console().print(line, markup=False, highlight=False, soft_wrap=True)
+            standard_output().print(line, markup=False, highlight=False, soft_wrap=True)
     world.stop()

@@ -12,17 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mlbert.core.checkpoint_names import VOCABULARY
 from mlbert.core.checkpoint_state import Report, Shape, parameter_shapes
 from mlbert.core.errors import UserError
-from mlbert.core.files import fsync_path, write_tensors
+from mlbert.core.files import fsync_path
 from mlbert.models import BertConfig
 from mlbert.models.bert import initialize_parameter
-from mlbert.models.files import check_target, new_path
+from mlbert.models.files import check_target, new_path, read_safetensors, save_safetensors
 from mlbert.models.renaming import own_state
 
 WEIGHTS = "model.safetensors"
@@ -49,19 +47,15 @@ def find_shape(config: Path | None, folder: Path) -> BertConfig:
     return BertConfig.from_json(path)
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file; UserError for a missing or damaged one."""
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        remedy = "Give a folder with an undamaged model.safetensors"
-        raise UserError(path, f"cannot be read ({error})", remedy) from None
+def read_weights_folder(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder's ``model.safetensors``; UserError for a missing or damaged one."""
+    return read_safetensors(folder / WEIGHTS, "Give a folder with an undamaged model.safetensors")[0]
 
 
 def read_own(source: Path) -> Checkpoint:
     """Reads our form: a run's ``weights/`` folder or what a conversion wrote."""
     shape = BertConfig.from_json(source / CONFIG)
-    state, report = own_state(read_safetensors(source / WEIGHTS), shape, str(source / WEIGHTS))
+    state, report = own_state(read_weights_folder(source), shape, str(source / WEIGHTS))
     return with_heads(Checkpoint(shape, state, report, source))
 
 
@@ -78,7 +72,7 @@ def write_weights_folder(checkpoint: Checkpoint, target: Path, config_name: str,
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         state = {name: tensor.contiguous() for name, tensor in checkpoint.state.items()}
-        write_tensors(folder / WEIGHTS, lambda path: save_file(state, path, metadata={"format": "pt"}))
+        save_safetensors(folder / WEIGHTS, state)
         (folder / config_name).write_text(config_text, encoding="utf-8")
         for name in TOKENIZER_FILES:
             if (checkpoint.folder / name).exists():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlbert.convert.common import CONFIG, WEIGHTS, Checkpoint, find_shape, read_safetensors, with_heads, write_own
+from mlbert.convert.common import CONFIG, WEIGHTS, Checkpoint, find_shape, read_weights_folder, with_heads, write_own
 from mlbert.core.checkpoint_state import Report
 from mlbert.models.bert import BertConfig
 from mlbert.models.files import check_target
@@ -32,7 +32,7 @@ def torch_to_composer(source: Path, target: Path) -> Report:
     """Reads our folder, writes what Composer's BERT, or MosaicBERT, starts from. Raises UserError for other shapes."""
     check_target(target)
     shape = BertConfig.from_json(source / CONFIG)
-    tensors = read_safetensors(source / WEIGHTS)
+    tensors = read_weights_folder(source)
     known = parameters_in(tensors, shape)
     state, report = own_state(tensors, shape, str(source / WEIGHTS), known=known)
     checkpoint = with_heads(Checkpoint(shape, state, report, source), known)

@@ -10,11 +10,11 @@ from mlbert.convert import common
 from mlbert.convert.common import WEIGHTS, Checkpoint
 from mlbert.core.checkpoint_state import Report
 from mlbert.core.errors import UserError
+from mlbert.core.json_files import read_json
 from mlbert.models.files import check_target
 from mlbert.models.foreign import PYTORCH_WEIGHTS, read_weights
 from mlbert.models.huggingface import huggingface_config, read_config
 from mlbert.models.renaming import own_state
-from mlbert.store.manifest import reading
 from mlbert.store.wordpiece import load_vocabulary
 
 TOKENIZER = "tokenizer.json"
@@ -26,7 +26,7 @@ def huggingface_to_torch(source: Path, target: Path) -> Report:
     shape = read_config(source / "config.json")
     is_old = (source / PYTORCH_WEIGHTS).is_file() and not (source / WEIGHTS).is_file()
     file = source / (PYTORCH_WEIGHTS if is_old else WEIGHTS)
-    tensors = read_weights(file).tensors if is_old else common.read_safetensors(file)
+    tensors = read_weights(file).tensors if is_old else common.read_weights_folder(source)
     state, report = own_state(tensors, shape, str(file))
     with TemporaryDirectory() as made:
         folder = _vocabulary_of(source / TOKENIZER, Path(made)) or source
@@ -39,15 +39,13 @@ def _vocabulary_of(tokenizer: Path, folder: Path) -> Path | None:
     names, config = common.TOKENIZER_FILES
     if tokenizer.with_name(names).exists() or not tokenizer.exists():
         return None
-    with reading(tokenizer):
-        text = tokenizer.read_bytes()
+    remedy = "Restore it, or put the vocab.txt beside it"
+    found = read_json(tokenizer, remedy)
     try:
-        found = json.loads(text)
         ids = {int(number): str(entry) for entry, number in found["model"]["vocab"].items()}
         is_lower = bool((found.get("normalizer") or {}).get("lowercase", False))
         entries = [ids[number] for number in range(len(ids))]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        remedy = "Restore it, or put the vocab.txt beside it"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(tokenizer, f"holds no WordPiece vocabulary ({error!r})", remedy) from None
     (folder / names).write_text("\n".join(entries) + "\n", encoding="utf-8")
     words = {"tokenizer_class": "BertTokenizer", "do_lower_case": is_lower}

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Annotated
 
 from mlbert.core.config_files import nearest
 from mlbert.core.errors import UserError
+from mlbert.core.json_files import read_json, reason_against
+from mlbert.core.setting import Limits
 
 VOCAB_MULTIPLE = 8
 
-_SIZES = (
-    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-    *("max_position_embeddings", "type_vocab_size"),
-)
-_CHOICES = {
-    "hidden_act": ("gelu", "gelu_erf"),
-    "position_embedding_type": ("absolute", "alibi"),
-    "norm_position": ("post", "pre"),
-    "gated_mlp": (False, True),
-    "tie_word_embeddings": (True, False),
-}
+
+# Above the largest published models, below what a slip of the keyboard makes.
+_Size = Annotated[int, Limits(at_least=1, at_most=2**18)]
+_Count = Annotated[int, Limits(at_least=1, at_most=1024)]
+_Share = Annotated[float, Limits(at_least=0, below=1)]
+_Small = Annotated[float, Limits(above=0, below=1)]
 _BOOLEANS = {"true": True, "false": False}
 # What the benchmark's file does not know; written only where it differs from a plain BERT.
-_OPTIONS = ("position_embedding_type", "norm_position", "gated_mlp", "tie_word_embeddings")
+_OPTIONS = ("position_embedding_type", "rope_theta", "norm_position", "gated_mlp", "tie_word_embeddings")
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,10 @@ class BertConfig:
     Attributes:
         hidden_act: "gelu", the benchmark's tanh form, or "gelu_erf", the exact form of Hugging Face checkpoints.
         position_embedding_type: "absolute", learned; or "alibi": none, but attention's scores fall with the distance
-            (`alibi_slopes`), and `max_position_embeddings` bounds nothing in the model.
+            (`alibi_slopes`), and `max_position_embeddings` bounds nothing in the model; or "rotary": ModernBERT's form,
+            whose queries and keys are turned by their positions (`mlbert.ops.rotary`), which has no segment embeddings,
+            gated feed-forward parts, and LayerNorm before the sublayers but not before the first attention.
+        rope_theta: of "rotary", the base of its angles.
         norm_position: "post", LayerNorm after each residual sum; or "pre", before each sublayer and once at the end, as
             in Hugging Face's RoBERTa-PreLayerNorm.
         gated_mlp: the feed-forward part is (gelu(x A) * (x B)) W + b in place of gelu(x A + a) W + b, with dropout
@@ -42,42 +43,39 @@ class BertConfig:
         tie_word_embeddings: the masked-LM decoder is the table of word embeddings.
     """
 
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    max_position_embeddings: int = 512
-    type_vocab_size: int = 2
-    hidden_act: str = "gelu"
-    hidden_dropout_prob: float = 0.1
-    attention_probs_dropout_prob: float = 0.1
-    initializer_range: float = 0.02
-    layer_norm_eps: float = 1e-12
-    position_embedding_type: str = "absolute"
-    norm_position: str = "post"
+    vocab_size: _Size
+    hidden_size: _Size
+    num_hidden_layers: _Count
+    num_attention_heads: _Count
+    intermediate_size: _Size
+    max_position_embeddings: _Size = 512
+    type_vocab_size: _Count = 2
+    hidden_act: Annotated[str, Limits(choices=("gelu", "gelu_erf"))] = "gelu"
+    hidden_dropout_prob: _Share = 0.1
+    attention_probs_dropout_prob: _Share = 0.1
+    initializer_range: _Small = 0.02
+    layer_norm_eps: _Small = 1e-12
+    position_embedding_type: Annotated[str, Limits(choices=("absolute", "alibi", "rotary"))] = "absolute"
+    rope_theta: Annotated[float, Limits(above=1, at_most=1e9)] = 10_000.0
+    norm_position: Annotated[str, Limits(choices=("post", "pre"))] = "post"
     gated_mlp: bool = False
     tie_word_embeddings: bool = True
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UserError("bert_config", f"{name} is {value!r}, not a positive integer")
+        if why_not := reason_against(type(self), vars(self)):
+            raise UserError("bert_config", why_not, "Compare with configs/base.json")
         if self.hidden_size % self.num_attention_heads:
             heads = f"num_attention_heads {self.num_attention_heads}"
-            raise UserError("bert_config", f"hidden_size {self.hidden_size} is not a multiple of {heads}")
-        for name, known in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in known or type(value) is not type(known[0]):  # 1 is not True
-                words = " or ".join(json.dumps(choice).strip('"') for choice in known)
-                raise UserError("bert_config", f"{name} {value!r} is unknown", f"Use {words}")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise UserError("bert_config", f"{name} is {getattr(self, name)!r}, not in [0, 1)")
-        for name in ("initializer_range", "layer_norm_eps"):
-            if not 0.0 < getattr(self, name) < 1.0:
-                raise UserError("bert_config", f"{name} is {getattr(self, name)!r}, not in (0, 1)")
+            reason = f"hidden_size {self.hidden_size} is not a multiple of {heads}"
+            raise UserError("bert_config", reason, "Change one of the two")
+        if self.is_rotary and not (self.norm_position == "pre" and self.gated_mlp and self.head_size % 2 == 0):
+            reason = "rotary positions come with norm_position pre, gated_mlp true and heads of an even size"
+            raise UserError("bert_config", reason, "Change the one or the other")
+
+    @property
+    def is_rotary(self) -> bool:
+        """Whether the model has ModernBERT's form."""
+        return self.position_embedding_type == "rotary"
 
     @property
     def head_size(self) -> int:
@@ -105,10 +103,12 @@ class BertConfig:
         size, inner, norm = self.hidden_size, self.intermediate_size, 2 * self.hidden_size
         dense, rows = size * size + size, self.padded_vocab_size
         learned = self.max_position_embeddings if self.position_embedding_type == "absolute" else 0
-        embeddings = (rows + learned + self.type_vocab_size) * size + norm
+        segments = 0 if self.is_rotary else self.type_vocab_size
+        embeddings = (rows + learned + segments) * size + norm
         feed_forward = (3 * size * inner if self.gated_mlp else 2 * size * inner + inner) + size
         layers = self.num_hidden_layers * (4 * dense + feed_forward + 2 * norm)
-        last_norm = norm if self.norm_position == "pre" else 0
+        # Rotary models lack the first layer's first norm and have one at the end.
+        last_norm = norm if self.norm_position == "pre" and not self.is_rotary else 0
         masked_lm = dense + norm + rows + (0 if self.tie_word_embeddings else rows * size)
         return embeddings + layers + last_norm + dense + masked_lm + 2 * size + 2
 
@@ -130,28 +130,14 @@ class BertConfig:
 
     @classmethod
     def from_json(cls, path: Path) -> BertConfig:
-        """Reads ``bert_config.json``; an unknown or missing key is an error that names it."""
-        remedy = "Set BERT_CONFIG to a bert_config.json"
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(path, f"cannot be read ({error.strerror})", remedy) from None
-        except ValueError as error:
-            raise UserError(path, f"is not JSON ({error})", remedy) from None
-        if not isinstance(values, dict):
-            raise UserError(path, "holds no JSON object", remedy)
-        known = {f.name: f for f in fields(cls)}
-        if unknown := sorted(set(values) - set(known)):
-            raise UserError(path, f"unknown key {unknown[0]!r}", f"Known keys: {', '.join(known)}")
-        if missing := [name for name, f in known.items() if f.default is MISSING and name not in values]:
-            raise UserError(path, f"key {missing[0]!r} is missing", "Add it")
+        """Reads ``bert_config.json``. Raises UserError: it cannot be read, or names the key at fault."""
+        values = read_json(Path(path), "Give the bert_config.json of a BERT")
+        if why_not := reason_against(cls, values):
+            raise UserError(path, why_not, "Compare with configs/base.json")
         try:
             return cls(**values)
         except UserError as error:
             raise UserError(path, error.reason, error.remedy) from None
-        except TypeError as error:
-            reason = f"has a value of the wrong type ({error})"
-            raise UserError(path, reason, "Compare with configs/base.json") from None
 
     def with_options(self, text: str | None) -> BertConfig:
         """The shape with other values, ``"gated_mlp=true num_hidden_layers=6"``; None: none.

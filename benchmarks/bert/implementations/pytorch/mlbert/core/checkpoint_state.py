@@ -25,7 +25,7 @@ HEADS = ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "classifie
 ANOTHER = "Choose a complete BERT checkpoint"
 OTHER_CONFIG = "Use the bert_config.json of the checkpoint"
 # What two models of equally large tensors may differ in.
-_UNSEEN = ("num_attention_heads", "hidden_act", "position_embedding_type", "norm_position")
+_UNSEEN = ("num_attention_heads", "hidden_act", "position_embedding_type", "rope_theta", "norm_position")
 
 
 @dataclass
@@ -36,11 +36,13 @@ class Report:
         taken: their name -> our name (names, where one tensor holds query, key and value).
         dropped: their name -> why.
         missing: the name that was looked for -> what stands in its place.
+        is_checked: the file had a checksum, which a damaged bit would have changed.
     """
 
     taken: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    is_checked: bool = True
 
     def lines(self) -> list[str]:
         """One line a tensor, sorted by name, then the counts."""
@@ -64,6 +66,8 @@ class Report:
         lines = [f"warning: {source} has no {name}" for name in self.missing]
         if unused := self.unused_heads():
             lines.append(f"warning: of {source} is not used: {', '.join(unused)}")
+        if not self.is_checked:
+            lines.append(f"note: {source} has no checksum, so a damaged number in it would not be noticed")
         return lines
 
 
@@ -83,8 +87,11 @@ def parameter_shapes(shape: BertConfig) -> dict[str, Shape]:
 
 def _with_options(name: str, shape: BertConfig) -> Sequence[str]:
     """What a model with other options than BERT's has in place of a plain BERT's parameter."""
-    is_gone = (shape.position_embedding_type == "alibi" and ".position_embeddings." in name) or (
-        shape.gated_mlp and name.endswith("intermediate.dense.bias")
+    is_gone = (
+        (shape.position_embedding_type != "absolute" and ".position_embeddings." in name)
+        or (shape.is_rotary and ".token_type_embeddings." in name)
+        or (shape.is_rotary and ".layer.0.attention.output.LayerNorm." in name)
+        or (shape.gated_mlp and name.endswith("intermediate.dense.bias"))
     )
     if is_gone:
         return ()
@@ -162,7 +169,7 @@ def own_state(
         if len(own) > 1:
             _check_shape(name, tensor, [len(own) * known[own[0]][0], *known[own[0]][1:]], source)
         for part, piece in zip(own, _pieces(tensor, len(own)), strict=True):
-            piece = _fitted(part, name, float32(piece), known[part], shape, source)
+            piece = _fitted(part, name, piece, float32, known[part], shape, source)
             if part not in state:
                 state[part], came_from[part] = piece, name
                 report.taken[name] = ", ".join(own)
@@ -192,18 +199,28 @@ def _pieces(tensor: Any, count: int) -> list[Any]:
     return [tensor[part * rows : (part + 1) * rows] for part in range(count)] if count > 1 else [tensor]
 
 
-def _fitted(own: str, name: str, tensor: Any | None, known: Shape, shape: BertConfig, source: str) -> Any:
-    """The tensor in the parameter's shape, vocabulary padding cut off; ``name`` is for the message."""
-    if tensor is None:
-        raise UserError(source, f"{name} holds no floating-point numbers", ANOTHER)
-    if not bool((abs(tensor) < math.inf).all()):
-        raise UserError(source, f"{name} holds numbers that are not finite", "Take a checkpoint from before that")
+def _fitted(
+    own: str,
+    name: str,
+    tensor: Any,
+    float32: Callable[[Any], Any | None],
+    known: Shape,
+    shape: BertConfig,
+    source: str,
+) -> Any:
+    """The tensor in the parameter's shape, vocabulary padding cut off; ``name`` is for the message. Its numbers are
+    looked at last: a file may claim any number of them."""
     wanted = list(known)
     vocabulary = own in (*VOCABULARY, *TIED)
     if vocabulary:
         is_padded = tensor.shape[:1] == (shape.padded_vocab_size,)
         wanted[0] = shape.padded_vocab_size if is_padded else shape.vocab_size
     _check_shape(name, tensor, wanted, source)
+    tensor = float32(tensor)
+    if tensor is None:
+        raise UserError(source, f"{name} holds no floating-point numbers", ANOTHER)
+    if not bool((abs(tensor) < math.inf).all()):
+        raise UserError(source, f"{name} holds numbers that are not finite", "Take a checkpoint from before that")
     return tensor[: shape.vocab_size] if vocabulary else tensor
 
 

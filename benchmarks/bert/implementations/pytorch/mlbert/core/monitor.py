@@ -9,13 +9,14 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mlbert.core.errors import UserError
 from mlbert.core.events import Events
+from mlbert.core.metrics_file import read_points
 from mlbert.core.progress import Limits, TrainState
 
 PLAIN_LINE_SECONDS = 5.0
@@ -30,14 +31,21 @@ class Monitor(Events):
         log_every_steps: steps between log points.
         console: where a person looks.
         append: continue an existing metrics file, without what lies behind the checkpoint.
+        is_shown: False writes the file alone.
     """
 
     def __init__(
-        self, path: Path | None, limits: Limits, log_every_steps: int, console: Console, append: bool = False
+        self,
+        path: Path | None,
+        limits: Limits,
+        log_every_steps: int,
+        console: Console,
+        append: bool = False,
+        is_shown: bool = True,
     ) -> None:
         self.limits, self.every, self.console = limits, log_every_steps, console
         self.path, self.append = path, append
-        self.active = path is not None
+        self.active = path is not None and is_shown
         self._file: IO[str] | None = None
         self._progress: Progress | None = None
         self._started = self._last_line = time.monotonic()
@@ -114,14 +122,16 @@ class Monitor(Events):
             self._file = None
 
     def _open(self, path: Path, step: int) -> IO[str]:
-        kept = []
+        kept: list[dict[str, Any]] = []
         if self.append and path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines()
-            # A killed run may end in half a line, and has lines of steps that will be done again.
-            kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
+            points, foreign = read_points(path)
+            kept = [point for point in points if point["step"] <= step]  # the others' steps will be done again
+            if foreign:
+                self.say(f"warning: {path}: {foreign} lines are no run's and are left out")
         try:
             file = path.open("w", encoding="utf-8")
-            file.writelines(line + "\n" for line in kept)
+            file.writelines(json.dumps(point) + "\n" for point in kept)
+            file.flush()
         except OSError as error:
             raise UserError(path, f"cannot be written ({error.strerror})", "Set LOGDIR to a writable folder") from None
         return file
@@ -139,6 +149,7 @@ class Monitor(Events):
         fraction = self._fraction(state, seconds)
         gained = fraction - self._fraction_at_start
         left = f"{seconds * (1 - fraction) / gained:.0f} s" if gained > 0 else "-"
+        accuracy = f"{state.accuracy:.4f}" if state.accuracy else "-"  # before the first evaluation
         if self._progress is not None:
             self._progress.update(
                 self._progress.task_ids[0],
@@ -146,14 +157,14 @@ class Monitor(Events):
                 step=state.step,
                 rate=f"{rate:.0f}",
                 loss=loss,
-                accuracy=f"{state.accuracy:.4f}",
+                accuracy=accuracy,
                 left=left,
             )
         elif time.monotonic() - self._last_line >= PLAIN_LINE_SECONDS:
             self._last_line = time.monotonic()
             self.say(
                 f"step {state.step}/{self.limits.max_steps}  {rate:.0f} samples/s  loss {loss}  "
-                f"accuracy {state.accuracy:.4f}  {seconds:.0f} s, at most {left} left"
+                f"accuracy {accuracy}  {seconds:.0f} s, at most {left} left"
             )
 
     def _write(self, **values: object) -> None:

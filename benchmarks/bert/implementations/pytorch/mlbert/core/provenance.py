@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shlex
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+
+from mlbert.core.errors import UserError
+from mlbert.core.json_files import read_json
 
 SOURCE_STATEMENT = "source.json"
 PACKAGE_HOME = "benchmarks/bert/implementations/pytorch/mlbert"
@@ -27,6 +29,12 @@ def tree_root() -> Path:
     """The submission tree that this package lies in; the package's parent folder when it is installed elsewhere."""
     root = _PACKAGE.parents[PACKAGE_HOME.count("/")]
     return root if root / PACKAGE_HOME == _PACKAGE else _PACKAGE.parent
+
+
+def shipped(name: str) -> Path:
+    """The folder ``configs`` or ``csrc``: beside the package in the tree, inside it where a wheel was installed."""
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
 def tree_relative(path: Path, root: Path | None = None) -> str:
@@ -77,9 +85,9 @@ def git_state(root: Path) -> tuple[str, bool]:
         if commit is not None:
             return commit, bool(_git(root, "status", "--porcelain", "--", ".", ":(exclude)results"))
     try:
-        statement = json.loads((root / SOURCE_STATEMENT).read_text(encoding="utf-8"))
+        statement = read_json(root / SOURCE_STATEMENT, "Restore it")
         return str(statement["commit"]), bool(statement["dirty"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (UserError, KeyError):
         return tree_digest(root), False
 
 

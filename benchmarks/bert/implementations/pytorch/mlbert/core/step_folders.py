@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from mlbert.core.errors import UserError
-from mlbert.core.files import fsync_path
+from mlbert.core.files import fsync_path, open_plain
+from mlbert.core.json_files import read_json
 
 FORMAT = "mlbert-checkpoint-2"
 _NAME = re.compile(r"step_(\d{8})")
@@ -96,12 +97,16 @@ class StepFolders:
 
     def _checked(self, folder: Path) -> dict:
         try:
-            record = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+            record = read_json(folder / _STATE, "Remove it")
             digest = _sha256(folder)
-        except (OSError, ValueError, RecursionError) as error:
+        except UserError as error:
+            raise _DamagedError(f"{_STATE} {error.reason}") from None
+        except OSError as error:
             raise _DamagedError(f"cannot be read ({error})") from None
-        if not isinstance(record, dict) or record.get("format") != FORMAT:
+        if record.get("format") != FORMAT:
             raise _DamagedError(f"{_STATE} is not of format {FORMAT}")
+        if not all(isinstance(record.get(name), dict) for name in ("identity", "state")):
+            raise _DamagedError(f"{_STATE} has no identity or no state")
         if record.pop(_DIGEST, None) != _record_sha256(record):
             raise _DamagedError(f"{_STATE} differs from its checksum")
         if digest != record.get("tensors_sha256"):
@@ -113,6 +118,18 @@ class StepFolders:
     def _difference(self, found: dict) -> str:
         name = next(k for k in {**self.identity, **found} if found.get(k) != self.identity.get(k))
         return f"belongs to another run: {name} is {found.get(name)!r}, this run has {self.identity.get(name)!r}"
+
+
+def read_step(folder: Path) -> tuple[dict, dict]:
+    """What a checkpoint must agree on, and its state, whatever run it is of. Raises UserError: it is damaged."""
+    remedy = "Name another one, such as the checkpoint before it"
+    try:
+        identity = json.loads((folder / _STATE).read_text(encoding="utf-8"))["identity"]
+        return identity, StepFolders(folder.parent, 1, identity)._checked(folder)
+    except _DamagedError as damage:
+        raise UserError(folder, str(damage), remedy) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(folder / _STATE, f"is no state of a checkpoint ({error!r})", remedy) from None
 
 
 class _DamagedError(Exception):
@@ -129,7 +146,7 @@ def _sha256(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.name != _STATE:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 while block := file.read(_BLOCK):
                     digest.update(block)
     return digest.hexdigest()

@@ -1,21 +1,57 @@
-"""PyTorch's ``.pt`` files, read without running anything that they name; writing that leaves nothing half-written."""
+"""Files of tensors. PyTorch's ``.pt`` files are read without running anything that they name; what is written, a
+safetensors file with a checksum of its tensors in its header, is there as a whole or not at all."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from mlbert.core.errors import UserError
-from mlbert.core.files import fsync_path
+from mlbert.core.files import CHECKSUM, Tensors, fsync_path, open_plain, tensors_sha256, write_weights_file
+
+
+def read_safetensors(path: Path, remedy: str) -> tuple[dict[str, Tensor], bool]:
+    """All tensors of a file, and whether it had a checksum that they were compared with.
+
+    Raises UserError: it is missing, no plain file, damaged, or its tensors differ from its checksum.
+    """
+    try:
+        with open_plain(path):  # not a pipe, for which the library waits
+            pass
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            wanted = (file.metadata() or {}).get(CHECKSUM)
+        is_right = wanted is None or wanted == tensors_sha256(_parts(tensors))
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror or error})", remedy) from None
+    except Exception as error:  # a damaged header can fail in any way
+        raise UserError(path, f"is damaged ({str(error).splitlines()[0]})", remedy) from None
+    if not is_right:
+        raise UserError(path, "is damaged: its tensors differ from their checksum", remedy)
+    return tensors, wanted is not None
+
+
+def save_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes contiguous tensors on the CPU, with their checksum. Raises OSError."""
+    write_weights_file(path, lambda place, words: save_file(dict(tensors), place, metadata=words), _parts(tensors))
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> Tensors:
+    return (
+        (name, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        for name, tensor in tensors.items()
+    )
 
 
 def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) -> Any:
@@ -30,7 +66,7 @@ def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) ->
         UserError: the file is missing or damaged, or names anything else; nothing of it has been called.
     """
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             is_zip = zipfile.is_zipfile(file)
     except OSError as error:
         raise UserError(path, f"cannot be read ({error.strerror or error})", remedy) from None

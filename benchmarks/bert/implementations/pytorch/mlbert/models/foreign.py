@@ -61,10 +61,12 @@ STAND_INS = (
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors by their names in the file, and the shape that the file tells, where it does."""
+    """Tensors by their names in the file, the shape that the file tells, where it does, and whether it has a checksum,
+    which a damaged bit would have changed."""
 
     tensors: dict[str, Tensor]
     shape: BertConfig | None = None
+    is_checked: bool = True
 
 
 def read_weights(path: Path) -> Weights:
@@ -164,6 +166,9 @@ def _composer_weights(content: Any, path: Path) -> Weights:
 
 def _tensors(state: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
     tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
+    for name, value in tensors.items():
+        if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+            raise UserError(path, f"{name} is no plain tensor", ANOTHER)
     if not any(WORD_EMBEDDINGS in own_torch_names(name) for name in tensors):
         raise UserError(path, f"holds no {WORD_EMBEDDINGS}", ANOTHER)
     return tensors

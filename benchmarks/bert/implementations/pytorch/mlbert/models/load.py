@@ -2,25 +2,26 @@
 
 * a ``model.safetensors``, or a folder that holds one: a run's ``weights/``, or Hugging Face's, also with their older
   ``pytorch_model.bin``; or the run's folder
+* a run's checkpoint, ``checkpoints/step_*``; of a run without weights, the newest
 * a ``.pt`` file of NVIDIA's or Composer's, of a BERT or a MosaicBERT
 """
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import replace
 from pathlib import Path
-
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_state import Report, check_unseen
 from mlbert.core.errors import UserError
-from mlbert.core.starting_weights import weights_file
+from mlbert.core.starting_weights import CHECKPOINT_TENSORS, weights_file
 from mlbert.models.bert import AnyBert
+from mlbert.models.checkpoint import read_checkpoint
+from mlbert.models.files import read_safetensors
 from mlbert.models.foreign import PYTORCH_WEIGHTS, Weights, read_weights
 from mlbert.models.huggingface import read_config
+from mlbert.models.modernbert import is_modernbert, own_tensors
 from mlbert.models.renaming import load_state
 
 WEIGHTS = "model.safetensors"
@@ -35,27 +36,31 @@ def load_weights(model: AnyBert, path: Path) -> Report:
             or the configuration beside them tell. The model is then unchanged.
     """
     file = weights_file(path)
+    weights = read_file(file)
+    if weights.shape:
+        check_unseen(weights.shape, model.config, str(file))
+    report = load_state(model, weights.tensors, str(file))
+    report.is_checked = weights.is_checked
+    return report
+
+
+def read_file(file: Path) -> Weights:
+    """The tensors of a file that `load_weights` takes, and the shape that it tells. Raises UserError as that does."""
+    if file.name == CHECKPOINT_TENSORS:
+        return read_checkpoint(file.parent)
     if file.suffix == ".safetensors":
-        weights = Weights(_read_safetensors(file))
+        remedy = "Set INIT_CHECKPOINT to a model.safetensors or a .pt file, or to none"
+        tensors, is_checked = read_safetensors(file, remedy)
+        weights = Weights(tensors, is_checked=is_checked)
     elif file.suffix == ".pt" or file.name == PYTORCH_WEIGHTS:
-        weights = read_weights(file)
+        weights = replace(read_weights(file), is_checked=zipfile.is_zipfile(file))  # whose records have checksums
     else:
         raise UserError(file, "is neither a safetensors nor a .pt file", "Convert it first: mlbert convert --help")
     if file.name in (WEIGHTS, PYTORCH_WEIGHTS):
         weights = replace(weights, shape=_shape_beside(file.parent))
-    if weights.shape:
-        check_unseen(weights.shape, model.config, str(file))
-    return load_state(model, weights.tensors, str(file))
-
-
-def _read_safetensors(file: Path) -> dict[str, Tensor]:
-    remedy = "Set INIT_CHECKPOINT to a model.safetensors or a .pt file, or to none"
-    try:
-        return load_file(file)
-    except OSError as error:
-        raise UserError(file, f"cannot be read ({error.strerror or error})", remedy) from None
-    except SafetensorError as error:
-        raise UserError(file, f"is damaged ({error})", remedy) from None
+    if weights.shape is not None and is_modernbert(weights.tensors):
+        weights = replace(weights, tensors=own_tensors(weights.tensors, weights.shape, str(file)))
+    return weights
 
 
 def _shape_beside(folder: Path) -> BertConfig | None:

@@ -16,6 +16,8 @@ from mlbert.core.checkpoint_names import TIED, VOCABULARY, own_torch_names
 from mlbert.core.checkpoint_state import ENCODER, HEADS, Report, Shape, parameter_shapes
 from mlbert.models.bert import AnyBert
 
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
 
 def parameters_in(tensors: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Shape]:
     """As `parameter_shapes`, of the encoder and those heads of which a checkpoint holds anything, a classifier too."""
@@ -39,7 +41,7 @@ def own_state(
 
 
 def _float32(tensor: object) -> Tensor | None:
-    return tensor.float() if isinstance(tensor, Tensor) and tensor.is_floating_point() else None
+    return tensor.float() if isinstance(tensor, Tensor) and tensor.dtype in _FLOATS else None
 
 
 @torch.no_grad()

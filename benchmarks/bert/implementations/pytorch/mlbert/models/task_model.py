@@ -12,15 +12,18 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import torch
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
+from mlbert.core.files import write_small
+from mlbert.core.json_files import read_record
+from mlbert.core.setting import Limits
 from mlbert.feed.tasks import TaskEvalSet
 from mlbert.models.bert import AnyBert, BertForSequenceClassification
 from mlbert.models.export import write_weights
@@ -41,7 +44,7 @@ class TaskCard:
     text_columns: tuple[str, ...]
     label_column: str
     classes: tuple[str, ...]
-    max_seq_length: int
+    max_seq_length: Annotated[int, Limits(at_least=1, at_most=2**18)]
     header: tuple[str, ...] | None = None
     lenient: bool = False
 
@@ -63,29 +66,20 @@ def write_task_model(
     """`write_weights`, with the vocabulary, the card, and the classes' names for Hugging Face. Raises UserError as it
     does."""
     write_weights(model, folder, facts, tokenizer.file)
-    (folder / "weights" / TASK).write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
+    write_small(folder / "weights" / TASK, json.dumps(asdict(card), indent=2) + "\n")
     config = folder / "huggingface" / "config.json"
     if card.classes and config.exists():
         values = json.loads(config.read_text(encoding="utf-8"))
         values["id2label"] = dict(enumerate(card.classes))
         values["label2id"] = {name: number for number, name in enumerate(card.classes)}
-        config.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        write_small(config, json.dumps(values, indent=2) + "\n")
 
 
 def read_card(weights: Path) -> TaskCard:
     """The card of a ``weights/`` folder. Raises UserError: there is none, or it is damaged."""
-    path = weights / TASK
-    remedy = "Name the run folder of a fine-tuned model"
-    try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        lists = {
-            name: tuple(values[name]) for name in ("text_columns", "classes", "header") if values[name] is not None
-        }
-        return TaskCard(**(values | lists))
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", remedy) from None
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(path, f"is damaged ({error})", remedy) from None
+    card = read_record(TaskCard, weights / TASK, "Name the run folder of a fine-tuned model")
+    header = None if card.header is None else tuple(card.header)
+    return replace(card, text_columns=tuple(card.text_columns), classes=tuple(card.classes), header=header)
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ import enum
 import functools
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from torch import Tensor
 from mlbert.core import native
 
 WORKSPACE_BYTES = 32 << 20
+LARGEST_ALIGNMENT = 256
+FIRST, APART = 0, -1  # choices beside the numbers from 1 on: what the heuristic says first; no epilogue, see `choices`
 AUX_MULTIPLE = 8  # columns of a result whose epilogue keeps or reads a pre-activation
 FP8_MULTIPLE = 16  # every size and address of an FP8 product
 _TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14, torch.float8_e4m3fn: 28, torch.float8_e5m2: 29}
@@ -58,6 +61,34 @@ class Epilogue(enum.IntEnum):
     BGRADB = 512  # y, and bias [R] = the sum of left over the inner dimension
 
 
+class Problem(NamedTuple):
+    """What makes one algorithm or another the fastest for a product: all of it but the addresses.
+
+    Attributes:
+        rows, columns, inner: R, C and K.
+        types: of left, right and the result.
+        left_transposed, right_transposed, epilogue, fast, adds: as in `Library.product`.
+        alignments: bytes that the addresses of result, left, right, bias and aux are multiples of; 0: there is none.
+    """
+
+    rows: int
+    columns: int
+    inner: int
+    types: tuple[torch.dtype, torch.dtype, torch.dtype]
+    left_transposed: bool
+    right_transposed: bool
+    epilogue: Epilogue
+    fast: bool
+    adds: bool
+    alignments: tuple[int, ...]
+
+    def __str__(self) -> str:
+        types = " ".join(str(dtype).removeprefix("torch.") for dtype in self.types)
+        flags = "".join(map(str, map(int, (self.left_transposed, self.right_transposed, self.fast, self.adds))))
+        sizes = f"{self.rows}x{self.columns}x{self.inner}"
+        return f"{sizes} {types} {self.epilogue.name} {flags} {' '.join(map(str, self.alignments))}"
+
+
 class CublasLtError(RuntimeError):
     """cublasLt refused a call; the text has its status."""
 
@@ -69,6 +100,7 @@ class _Product(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("m", "n", "k", "lda", "ldb", "ldd")),
         *((name, ctypes.c_int32) for name in ("type_a", "type_b", "type_d", "type_bias", "type_aux", "compute")),
         *((name, ctypes.c_int32) for name in ("transpose_a", "transpose_b", "epilogue", "fast_accumulation", "adds")),
+        ("choice", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in ("a", "b", "d", "bias", "aux")),
         *((name, ctypes.c_void_p) for name in ("scale_a", "scale_b", "scale_d", "amax_d", "workspace")),
         ("workspace_bytes", ctypes.c_uint64),
@@ -87,10 +119,15 @@ class Library:
 
     Attributes:
         version: 10000 major + 100 minor + patch.
+        choices: the algorithm of a problem, by its number in the heuristic's list, from 1 on; `FIRST` where it has
+            none here. `APART`: its product and what its epilogue does are faster one after the other.
+        noted: problems as they come, while there is a place for them.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._path = str(path)
+        self.choices: dict[Problem, int] = {}
+        self.noted: dict[Problem, None] | None = None
         self._code = _compiled()
         self._contexts: dict[torch.device, int] = {}
         self._workspaces: dict[tuple[torch.device, int], Tensor] = {}
@@ -130,22 +167,22 @@ class Library:
             adds: adds to what `out` holds.
 
         Returns:
-            False where cublasLt has no algorithm for this; then nothing was computed. It is said once in a warning.
+            False where cublasLt has no algorithm for this, which is said once in a warning, or the choice is `APART`;
+            then nothing was computed.
 
         Raises:
             CublasLtError: any other refusal.
         """
-        inner, rows = left.shape if left_transposed else (left.shape[1], left.shape[0])
-        columns = out.shape[1]
-        shapes = (rows, columns), ((columns, inner) if right_transposed else (inner, columns))
-        assert (out.shape, right.shape) == shapes, f"{left.shape} times {right.shape} is not {out.shape}"
-        assert bias is None or bias.shape == (rows if epilogue == Epilogue.BGRADB else columns,), "bias of another size"
-        assert aux is None or aux.shape == out.shape, "aux of another shape"
-        for tensor in (out, left, right, bias, aux):
-            assert tensor is None or (tensor.is_contiguous() and tensor.device == out.device), "contiguous, one device"
-        if left.element_size() == 1:
-            assert (left_transposed, right_transposed) == (False, True), "FP8 operands lie along the inner dimension"
-            assert not any(size % FP8_MULTIPLE for size in (columns, inner)), "FP8 sizes are multiples of 16"
+        rows, columns, inner = sizes = _sizes(out, left, right, left_transposed, right_transposed)
+        _check(out, left, right, bias, aux, rows if epilogue == Epilogue.BGRADB else columns)
+        choice = FIRST
+        if (self.choices or self.noted is not None) and scale_out is None:
+            types = left.dtype, right.dtype, out.dtype
+            alignments = tuple(map(_alignment, (out, left, right, bias, aux)))
+            transposed = left_transposed, right_transposed
+            choice = self._choice(Problem(*sizes, types, *transposed, epilogue, fast, adds, alignments))
+        if choice == APART:
+            return False
         stream = 0
         if out.is_cuda:
             assert out.device.index == torch.cuda.current_device(), "cublasLt works on the current device"
@@ -154,13 +191,14 @@ class Library:
         call = _Product(
             *(columns, rows, inner, right.shape[1], left.shape[1], columns),
             *(_TYPES[right.dtype], _TYPES[left.dtype], _TYPES[out.dtype], _type(bias), _type(aux)),
-            *(_compute(left.dtype), right_transposed, left_transposed, epilogue, fast, adds),
+            *(_compute(left.dtype), right_transposed, left_transposed, epilogue, fast, adds, choice),
             *(_address(x) for x in (right, left, out, bias, aux)),
             *(_address(x) for x in (inverse_right, inverse_left, scale_out, amax_out, workspace)),
             *(workspace.numel(), stream),
         )
         status = self._code.mhalib_matmul(self._context(out.device), ctypes.byref(call))
-        if status != _SUCCESS:
+        # A list of choices may be shorter than asked for.
+        if status != _SUCCESS and not (status == _NO_ALGORITHM and choice):
             self._remark_or_raise(status, epilogue, left.dtype, out.dtype, f"{rows}x{columns}x{inner}")
         return bool(status == _SUCCESS)
 
@@ -193,6 +231,11 @@ class Library:
                 raise CublasLtError(f"cublasLt: {_STATUS.get(status, status)} when making a handle")
             self._contexts[device] = context
         return self._contexts[device]
+
+    def _choice(self, problem: Problem) -> int:
+        if self.noted is not None:
+            self.noted[problem] = None
+        return self.choices.get(problem, FIRST)
 
     def _workspace(self, device: torch.device, stream: int) -> Tensor:
         place = device, stream
@@ -255,12 +298,41 @@ def _compiled() -> ctypes.CDLL:
     return code
 
 
+def _sizes(
+    out: Tensor, left: Tensor, right: Tensor, left_transposed: bool, right_transposed: bool
+) -> tuple[int, int, int]:
+    """R, C and K."""
+    inner, rows = left.shape if left_transposed else (left.shape[1], left.shape[0])
+    columns = out.shape[1]
+    shapes = (rows, columns), ((columns, inner) if right_transposed else (inner, columns))
+    assert (out.shape, right.shape) == shapes, f"{left.shape} times {right.shape} is not {out.shape}"
+    if left.element_size() == 1:
+        assert (left_transposed, right_transposed) == (False, True), "FP8 operands lie along the inner dimension"
+        assert not any(size % FP8_MULTIPLE for size in (columns, inner)), "FP8 sizes are multiples of 16"
+    return rows, columns, inner
+
+
+def _check(out: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, aux: Tensor | None, bias_size: int) -> None:
+    assert bias is None or bias.shape == (bias_size,), "bias of another size"
+    assert aux is None or aux.shape == out.shape, "aux of another shape"
+    for tensor in (out, left, right, bias, aux):
+        assert tensor is None or (tensor.is_contiguous() and tensor.device == out.device), "contiguous, one device"
+
+
 def _type(tensor: Tensor | None) -> int:
     return _NO_TYPE if tensor is None else _TYPES[tensor.dtype]
 
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _alignment(tensor: Tensor | None) -> int:
+    """As the C part finds it."""
+    if tensor is None:
+        return 0
+    bits = tensor.data_ptr() | LARGEST_ALIGNMENT
+    return bits & -bits
 
 
 def _compute(dtype: torch.dtype) -> int:

@@ -1,4 +1,8 @@
-"""The matrix product of FP8 operands, as `mlbert.ops.fp8` takes it: in PyTorch's own product, and its plain twin."""
+"""The matrix product of FP8 operands, as `mlbert.ops.fp8` takes it: by cublasLt, PyTorch's own, and their plain twin.
+
+PyTorch's runs on cublasLt too, by the heuristic's first algorithm; called directly, algorithms can be timed
+(`mlbert.ops.cublaslt_tuning`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.ops import registry
+from mlbert.ops import cublaslt, registry
+from mlbert.ops.cublaslt_library import Epilogue
 
 
 def product(
@@ -67,6 +72,28 @@ def _scaled_product(
     return result if bias is None or bias is inside else result + bias
 
 
+def _library_product(
+    a: Tensor,
+    b: Tensor,
+    inverse_a: Tensor,
+    inverse_b: Tensor,
+    dtype: torch.dtype,
+    fast: bool,
+    bias: Tensor | None,
+    out: Tensor | None,
+) -> Tensor:
+    if bias is not None and dtype == torch.float32:
+        return _scaled_product(a, b, inverse_a, inverse_b, dtype, fast, bias, out)
+    result = torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device) if out is None else out
+    settings: dict[str, Any] = {"right_transposed": True, "inverse_left": inverse_a, "inverse_right": inverse_b}
+    if bias is not None:
+        settings |= {"epilogue": Epilogue.BIAS, "bias": bias}
+    if cublaslt.library().product(result, a, b, fast=fast, **settings):
+        return result
+    return _scaled_product(a, b, inverse_a, inverse_b, dtype, fast, bias, out)
+
+
+registry.register("fp8_product", "cublaslt")(_library_product)
 registry.register("fp8_product", "plain")(_plain_product)
 for _name in ("native", "triton"):
     registry.register("fp8_product", _name)(_scaled_product)

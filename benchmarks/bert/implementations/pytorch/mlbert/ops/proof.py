@@ -7,8 +7,7 @@ So a kernel that nobody has run on a kind of device can't train wrongly in silen
 of the twin, which rounds at the same points: in FP8 a few may fall to the other side of a step, in other types results
 may differ by a rounding step of bfloat16; both as root mean squares. Nothing is judged that is not chosen.
 
-What was found is kept in the user's cache folder, by device, driver, versions and the sources of all kernels. Anything
-in it that is damaged is not believed. Ranks may write at the same time.
+What was found is kept (`mlbert.ops.device_cache`).
 
 A kernel that breaks the device's context ends the process: no other kernel could run in it. The message names the op
 and how to leave its implementation out.
@@ -16,30 +15,22 @@ and how to leave its implementation out.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import hashlib
-import importlib.metadata
 import itertools
-import json
-import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from mlbert.core import native
 from mlbert.core.errors import UserError
-from mlbert.ops import cublaslt, registry
+from mlbert.ops import device_cache, registry
 from mlbert.ops.comparison import compare
 from mlbert.ops.precision import compute_dtype
 from mlbert.ops.proof_cases import Problems
 
 FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+CACHE = "proof"
 FP8_SHARE = 0.25  # of a rounding step of FP8
 FAILS = "fails"
 OWN_MASKS = "flash"  # draws its masks by itself: it is compared without dropout
@@ -64,14 +55,14 @@ def prove(
         precision: of the run; ops of FP8 are proven where it has products in FP8.
         device: where the run computes.
         over_ranks: raises a tensor of the host to the ranks' largest values, in place.
-        say: is told of each implementation that is refused.
+        say: is told of each implementation that is refused, and of a cache that is damaged.
 
     Raises:
         UserError: as `registry.select`; or a kernel has broken the device.
     """
     registry.select(choice, device)
     dtype = compute_dtype(precision, device)
-    names, found = registry.ops(), _load(device, dtype)
+    names, found = registry.ops(), device_cache.load(CACHE, device, say, str(dtype))
     known = len(found)
     while True:
         chosen = {
@@ -90,7 +81,7 @@ def prove(
     # What failed may have lacked memory, and is tried again.
     found = {key: why for key, why in found.items() if not why.startswith(FAILS)}
     if len(found) > known:
-        _store(device, dtype, found)
+        device_cache.store(CACHE, device, found, str(dtype))
 
 
 def check(op: str, name: str, device: torch.device, dtype: torch.dtype) -> str:
@@ -141,60 +132,3 @@ def _results(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[T
     """Results, and the scalars that may have been written into. No op of FP8 is differentiated by autograd."""
     results = [x for x in tree_leaves(function(*arguments)) if isinstance(x, Tensor)]
     return [*results, *(x for x in arguments if isinstance(x, Tensor) and not x.dim())]
-
-
-def _load(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-    """ "op name" -> why it was refused, or empty; nothing where nothing is known, or what is there is damaged."""
-    try:
-        kept = json.loads(_file(device, dtype).read_text())
-        found = kept["found"]
-        if kept["sha256"] == _digest(json.dumps(found)) and isinstance(found, dict):
-            return {str(key): str(why) for key, why in found.items()}
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return {}
-
-
-def _store(device: torch.device, dtype: torch.dtype, found: dict[str, str]) -> None:
-    """Keeps what was found; a folder that can't be written is no failure, the next run finds out again."""
-    path = _file(device, dtype)
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".proof-", dir=path.parent)
-        with os.fdopen(handle, "w") as file:
-            json.dump({"sha256": _digest(json.dumps(found)), "found": found}, file)
-        os.replace(name, path)
-
-
-def _file(device: torch.device, dtype: torch.dtype) -> Path:
-    facts = [*_software(), str(dtype), *_hardware(device)]
-    return native.cache_folder() / f"proof-{_digest(json.dumps(facts))[:32]}.json"
-
-
-def _hardware(device: torch.device) -> list[str]:
-    if device.type != "cuda":
-        return [device.type, str(torch.backends.cpu.get_cpu_capability())]
-    properties, driver = torch.cuda.get_device_properties(device), Path("/proc/driver/nvidia/version")
-    facts = [properties.name, f"{properties.major}.{properties.minor}", driver.read_text() if driver.exists() else ""]
-    with contextlib.suppress(native.NativeUnavailable):
-        facts.append(str(cublaslt.library().version))
-    return facts
-
-
-@functools.cache
-def _software() -> tuple[str, ...]:
-    """Versions, and a hash of all sources of kernels."""
-    sources = hashlib.sha256()
-    folders = (Path(__file__).parent, native.SOURCE_FOLDER.parent)
-    for path in sorted(p for f in folders for p in f.rglob("*") if p.suffix in (".py", ".c", ".h", ".cu")):
-        sources.update(path.name.encode() + path.read_bytes())
-    packages = [f"{d.name} {d.version}" for d in importlib.metadata.distributions() if _computes(d.name)]
-    return (torch.__version__, str(torch.version.cuda), *sorted(set(packages)), sources.hexdigest())
-
-
-def _computes(package: str | None) -> bool:
-    return package is not None and (package == "triton" or package.startswith("nvidia-"))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -22,5 +22,7 @@ def load(name: str) -> ModuleType:
         remedy = "Start benchmarks/bert/implementations/tensorflow2/run_pretraining.py, or run_and_time.sh"
         raise UserError(f"RECIPE={name}", "runs in TensorFlow, not here", remedy)
     if name not in names():
-        raise UserError(f"RECIPE={name}", "no such recipe", f"Did you mean {nearest(name, names())}?")
+        near = nearest(name, names())
+        hint = f"Did you mean {near}?" if near else f"There are {', '.join(names())}"
+        raise UserError(f"RECIPE={name}", "no such recipe", hint)
     return importlib.import_module(f"{__name__}.{name}")

@@ -23,7 +23,6 @@ import torch
 
 from mlbert.core import glue, schedules
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.config_files import nearest
 from mlbert.core.continuing import fixed_settings
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
@@ -130,7 +129,7 @@ class TaskInputs:
 def form_of_task(name: str) -> TaskForm:
     """How the files of one of GLUE's tasks look. Raises UserError: no such task."""
     if name not in glue.TASKS:
-        raise UserError(f"TASK={name}", "no such task", f"Did you mean {nearest(name, glue.TASKS)}?")
+        raise UserError(f"TASK={name}", "no such task", f"Give one of {', '.join(glue.TASKS)}")
     task = glue.TASKS[name]
     header = None if task.has_header else task.columns
     return TaskForm(task.texts, task.label, task.num_labels, task.classes or None, header, lenient=True)

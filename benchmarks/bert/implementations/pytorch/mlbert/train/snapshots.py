@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from mlbert.core.errors import UserError
 from mlbert.core.progress import TrainState
 from mlbert.dist.world import World
-from mlbert.train.checkpoint import CheckpointFolder
+from mlbert.train.checkpoint import Checkpoint, CheckpointFolder
 from mlbert.train.protocols import Method
 
 WEIGHTS, OPTIMIZER, DERIVED, SCALE = "weights", "optimizer.", "derived.", "loss_scale."
@@ -39,18 +40,35 @@ class Snapshots:
         numbers = {name: value for name, value in optimizer.items() if not isinstance(value, Tensor)}
         position = method.source.state_dict()
         state = {"train": self._state.to_json(), "optimizer": numbers, "source": position, "seed": self._seed}
+        state |= {"parameters": method.flat.layout}  # for those who read the weights without the run
         with method.optimizer.exact_weights():
             if self._world.rank == 0:
                 self._folder.save(self._state.step, {WEIGHTS: method.flat.data, **tensors}, state)
             self._world.barrier()
 
     def load(self, warn: Callable[[str], None]) -> bool:
-        """Continues from the newest good checkpoint, if there is one; says with ``warn`` what was passed over."""
+        """Continues from the newest good checkpoint, if there is one; says with ``warn`` what was passed over.
+
+        Raises UserError: it is of a run with another seed, or of a program that keeps other things.
+        """
         checkpoint, warnings = self._folder.load_newest()
         for warning in warnings:
-            warn(warning)
+            warn(f"warning: {warning}")
         if checkpoint is None:
+            warn(f"warning: RESUME=1, but {self._folder.path} holds no checkpoint: the run begins at step 0")
             return False
+        seed = checkpoint.state.get("seed")
+        if seed != self._seed:
+            raise UserError(checkpoint.path, f"is of a run with seed {seed}, not {self._seed}", f"Set SEED={seed}")
+        try:
+            self._take_over(checkpoint)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            told = error.reason if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            reason = f"does not hold what this program keeps ({told})"
+            raise UserError(checkpoint.path, reason, "Remove it to go on from the one before it") from None
+        return True
+
+    def _take_over(self, checkpoint: Checkpoint) -> None:
         method = self._method
         method.flat.data.copy_(checkpoint.tensors[WEIGHTS])
         numbers = checkpoint.state["optimizer"]
@@ -60,7 +78,6 @@ class Snapshots:
             method.loss_scale.load_state_dict(_part(checkpoint.tensors, SCALE))
         method.source.load_state_dict(checkpoint.state["source"])
         self._state.restore(checkpoint.state["train"])
-        return True
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -198,8 +198,12 @@ class Step:
             self._flat.zero_grad()
             self._model.forget_step()
 
-    def record(self) -> None:
-        """Warms up and captures. Weights, moments and scales are afterwards as before, and gradients are zero."""
+    def record(self, tuned: Callable[[Callable[[], None]], None] = lambda warm_up: warm_up()) -> None:
+        """Warms up and captures. Weights, moments and scales are afterwards as before, and gradients are zero.
+
+        Args:
+            tuned: runs the warm-up that it is given, and chooses what is captured by what that has run.
+        """
         assert self.graphs is not None, "no graphs"
         updates, scale = self._optimizer.num_updates, self._loss_scale
         scale_before = {name: value.clone() for name, value in scale.state_dict().items()} if scale else {}
@@ -210,11 +214,15 @@ class Step:
         if self._calibrating is not None and not self._model.is_calibrated:
             graphs.append(self._calibrating)
         capture = self.graphs.capture()
-        with self._model.recording():
-            self._flat.zero_grad()
-            for graph in graphs:  # all of them first: their memory must be free again before there is a pool
+
+        def warm_up() -> None:
+            for graph in graphs:
                 self._make_ready(graph)
                 capture.warm_up(graph.function)
+
+        with self._model.recording():
+            self._flat.zero_grad()
+            tuned(warm_up)  # of all of them first: their memory must be free again before there is a pool
             for graph in graphs:
                 self._make_ready(graph)
                 graph.replay = capture.record(graph.function)
@@ -350,7 +358,7 @@ def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.d
     budget, wanted = method.budget, GraphMode(mode)
     if device.type != "cuda":
         raise UserError(f"{SETTING}={mode}", f"needs a CUDA device, this run is on the {device}", f"Set {SETTING}=none")
-    if obstacle := method.model.capture_obstacle(device):
+    if obstacle := method.model.capture_obstacle(device, budget.max_seqlen if budget else 0):
         raise UserError(f"{SETTING}={mode}", obstacle, f"Set OPS=auto, or {SETTING}=none")
     if budget is None:
         raise UserError(f"{SETTING}={mode}", "this recipe's batches have no fixed sizes", f"Set {SETTING}=none")

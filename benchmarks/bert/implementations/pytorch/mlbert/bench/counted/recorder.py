@@ -33,6 +33,7 @@ from mlbert.ops.cublaslt_library import WORKSPACE_BYTES, Epilogue
 from mlbert.train import step
 
 BLOCK = 512
+WORKSPACE_STREAMS = 2  # the run's and the one that captures
 _WRITE_ONLY = ("copy_", "zero_", "fill_", "uniform_", "normal_")
 _UNMOVED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "set_", "_unsafe_view")
 _MAY_COPY = ("reshape", "contiguous", "to")  # views of themselves, or copies
@@ -319,7 +320,7 @@ class _Library:
 
     def __init__(self, recorder: Recorder) -> None:
         self.product = recorder.product
-        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=DEVICE)
+        self._workspace = torch.empty(WORKSPACE_STREAMS * WORKSPACE_BYTES, dtype=torch.uint8, device=DEVICE)
 
 
 class _Work:

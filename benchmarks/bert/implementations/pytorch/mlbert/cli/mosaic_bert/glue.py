@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import typer
 from rich.console import Console
 
 from mlbert.cli.mosaic_bert import finetuning_yaml, glue_yaml
@@ -16,7 +16,7 @@ from mlbert.cli.mosaic_bert.glue_display import FIGURE, SCORES, Display, scores_
 from mlbert.cli.mosaic_bert.glue_runner import LOG, Runner, Slot, State, make_slots
 from mlbert.cli.mosaic_bert.glue_yaml import GlueYaml
 from mlbert.cli.mosaic_bert.leaves import Leaves
-from mlbert.cli.mosaic_bert.main import resolve_layer, split_words
+from mlbert.cli.mosaic_bert.main import WORDS, Words, YamlFile, check_yaml_file, resolve_layer
 from mlbert.cli.mosaic_bert.results import last_evaluation
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
@@ -26,37 +26,35 @@ from mlbert.dist.lifecycle import FAILED, SUCCEEDED
 from mlbert.dist.world import World
 
 PROGRAM, JOB_YAML = "glue.py", "job.yaml"
-HELP = """Usage: glue.py YAML [name=value ...]
-       mlbert glue, with the same words
 
-Fine-tunes on GLUE's eight tasks. Every job is a process with a folder of its own, as many side by side as there are
-GPUs, or CPU cores without one; rte, mrpc and stsb begin with the weights of the first mnli job. Started again, it runs
-what is not done yet. A job's YAML runs by itself, too: sequence_classification.py FOLDER/task=T/seed=S/job.yaml
-
-starting_checkpoint_load_path=WEIGHTS  a run folder, its weights/, a Hugging Face folder, or a Composer checkpoint
-base_run_name=NAME                     job T with seed S is called NAME_task=T_seed=S
-save_finetune_checkpoint_folder=DIR    its folder is DIR/task=T/seed=S; scores and a figure of them lie in DIR
-parallel=false                         one job after the other
-published_order=true                   training rows as they lie, as in the published program, never shuffled
-data.glue=FOLDER                       of GLUE's files in their official form
-data.source=NAME                       where they come from if they are not there: datasets, or python for stand-ins
-tasks.T.seeds=[19,717]                 seeds of a task; the YAML's tasks are those that run
-tasks.T.trainer_kwargs.NAME=VALUE      max_duration, eval_interval, eval_subset_num_batches, and
-                                       save_num_checkpoints_to_keep (0: the weights go when the job is done)
-tasks.T.optimizer.lr=5e-5              also optimizer.weight_decay, batch_size
-"""
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-def app(args: Sequence[str], **_: object) -> int:
-    """Runs the program; returns its exit status."""
-    if "--help" in args or "-h" in args:
-        print(HELP)
-        return SUCCEEDED
-    path, words = split_words(PROGRAM, args)
+@app.command(context_settings=WORDS)
+def glue(path: YamlFile, words: Words = None) -> int:
+    """Fine-tune on GLUE's eight tasks, each job a process, and print the scores.
+
+    Every job has a folder of its own; as many run side by side as there are GPUs, or CPU cores without one; rte, mrpc
+    and stsb begin with the weights of the first mnli job. Started again, it runs what is not done yet. A job's YAML
+    runs by itself, too: mlbert finetune FOLDER/task=T/seed=S/job.yaml
+
+    \b
+    starting_checkpoint_load_path=WEIGHTS  a run folder, its weights/, a Hugging Face folder, a Composer checkpoint
+    base_run_name=NAME                     job T with seed S is called NAME_task=T_seed=S
+    save_finetune_checkpoint_folder=DIR    its folder is DIR/task=T/seed=S; scores and a figure of them lie in DIR
+    parallel=false                         one job after the other
+    published_order=true                   training rows as they lie, as in the published program, never shuffled
+    data.glue=FOLDER                       of GLUE's files in their official form
+    data.source=NAME                       where they come from if they are not there: datasets, python (stand-ins)
+    tasks.T.seeds=[19,717]                 seeds of a task; the YAML's tasks are those that run
+    tasks.T.trainer_kwargs.NAME=VALUE      max_duration, eval_interval, eval_subset_num_batches, and
+                                           save_num_checkpoints_to_keep (0: the weights go when the job is done)
+    tasks.T.optimizer.lr=5e-5              also optimizer.weight_decay, batch_size
+    """
+    check_yaml_file(PROGRAM, path)
     if World.identify(environment()).world_size > 1:
         raise UserError(PROGRAM, "starts its processes itself", f"Run python {PROGRAM} without a launcher")
-    program = Program(path, GlueYaml(Leaves(path, read_nested(path, words, glue_yaml.KNOWN))), Console())
-    return program.run()
+    return Program(path, GlueYaml(Leaves(path, read_nested(path, words or [], glue_yaml.KNOWN))), Console()).run()
 
 
 class Program:

@@ -78,7 +78,7 @@ def progress(folder: Path) -> str:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
             last = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.endswith("}")][-1]
         return f"{json.loads(last)['step']}/{steps}"
-    except (OSError, ValueError, KeyError, IndexError):
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
         return "starting"
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 
 from mlbert import recipes
 from mlbert.cli.mosaic_bert import pretraining_yaml
@@ -15,42 +16,45 @@ from mlbert.cli.train import run_resolved
 from mlbert.core.config import Resolved, environment, resolve
 from mlbert.core.errors import UserError
 from mlbert.core.nested_yaml import read_nested
-from mlbert.dist.lifecycle import SUCCEEDED
 from mlbert.dist.world import World
 from mlbert.feed import text_run
 
-HELP = """Usage: main.py YAML [name=value ...]      (or: mlbert pretrain YAML [name=value ...])
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-Masked-LM pre-training on streamed text, by itself or under mlbert launch local, torchrun or srun. Begin with a file of
-yamls/main; a name=value word replaces a value of it. Some names:
-
-model.name=mosaic_bert                 or hf_bert, Hugging Face's class, padded
-data_local=DIR data_remote=ADDRESS     folder of the splits; where they are streamed from to it
-max_duration=70000ba                   ba batches, sp sequences, ep passes over the data, tok tokens
-device_train_microbatch_size=auto      parts of a rank's batch that fit its memory
-save_folder=DIR autoresume=true        checkpoints, and going on with the newest, on other numbers of ranks too
-load_path=WEIGHTS                      a run folder, a Hugging Face folder, a Composer or NVIDIA checkpoint
-"""
+# Of a program that reads name=value words: options that it does not know are words, too, and told as such.
+WORDS = {"ignore_unknown_options": True}
+YamlFile = Annotated[Path, typer.Argument(metavar="YAML", help="File to begin with.")]
+Words = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Values in place of the file's.", show_default=False)
+]
 
 
-def app(args: Sequence[str], **_: object) -> int:
-    """Runs the program; returns its exit status."""
-    if "--help" in args or "-h" in args:
-        print(HELP)
-        return SUCCEEDED
-    path, words = split_words("main.py", args)
+@app.command(context_settings=WORDS)
+def pretrain(path: YamlFile, words: Words = None) -> int:
+    """Masked-LM pre-training on streamed text, by itself or under mlbert launch local, torchrun or srun.
+
+    Begin with a file of yamls/main. Some names:
+
+    \b
+    model.name=mosaic_bert                or hf_bert, Hugging Face's class, padded
+    data_local=DIR data_remote=ADDRESS    folder of the splits; where they are streamed from to it
+    max_duration=70000ba                  ba batches, sp sequences, ep passes over the data, tok tokens
+    device_train_microbatch_size=auto     parts of a rank's batch that fit its memory
+    save_folder=DIR autoresume=true       checkpoints; going on with the newest, on other numbers of ranks too
+    load_path=WEIGHTS                     a run folder, a Hugging Face folder, a Composer or NVIDIA checkpoint
+    """
+    check_yaml_file("main.py", path)
     world = World.identify(environment())
-    leaves = Leaves(path, read_nested(path, words, pretraining_yaml.KNOWN))
+    leaves = Leaves(path, read_nested(path, words or [], pretraining_yaml.KNOWN))
     layer = pretraining_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available(), text_run.count)
     return run_resolved(resolve_layer(path, layer), world, notes(leaves))
 
 
-def split_words(program: str, args: Sequence[str]) -> tuple[Path, list[str]]:
-    """The YAML file and the ``name=value`` words. Raises UserError: no file."""
-    is_word = bool(args) and "=" in args[0] and not args[0].endswith((".yaml", ".yml"))
-    if not args or is_word or args[0].startswith("-"):
-        raise UserError(program, "is given no YAML file", f"Write {program} yamls/... [name=value ...]")
-    return Path(args[0]), list(args[1:])
+def check_yaml_file(program: str, path: Path) -> None:
+    """Raises UserError: the first word of a call is no file but a ``name=value`` word, or an unknown option."""
+    word = str(path)
+    if word.startswith("-") or ("=" in word and path.suffix not in (".yaml", ".yml")):
+        raise UserError(program, f"is given no YAML file, but {word}", f"Write {program} yamls/... [name=value ...]")
 
 
 def resolve_layer(path: Path, layer: Layer) -> Resolved:
@@ -69,4 +73,4 @@ def main() -> None:
     """Entry of benchmarks/mosaic_bert/main.py."""
     from mlbert.cli.main import main as run
 
-    run(["pretrain", *sys.argv[1:]])
+    run(["mosaic", *sys.argv[1:]])

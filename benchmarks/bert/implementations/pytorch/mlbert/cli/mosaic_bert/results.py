@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from mlbert.core.errors import UserError
+from mlbert.core.metrics_file import read_points
 
 
 def last_evaluation(run: Path) -> dict[str, float]:
     """Metrics of the last evaluation in a run folder's ``metrics.jsonl``. Raises UserError: there is none."""
     path, prefix = run / "metrics.jsonl", "eval_"
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        last = [line for line in lines if line["kind"] == "evaluation"][-1]
-    except (OSError, ValueError, KeyError, IndexError):
+        last = [point for point in read_points(path)[0] if point["kind"] == "evaluation"][-1]
+    except (UserError, IndexError):
         raise UserError(path, "holds no evaluation", "Remove its folder and run again") from None
     return {name.removeprefix(prefix): value for name, value in last.items() if name.startswith(prefix)}

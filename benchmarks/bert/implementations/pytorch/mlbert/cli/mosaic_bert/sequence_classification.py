@@ -6,18 +6,19 @@ sequence_classification.py --predict FILE --model RUN_FOLDER [--out PREDICTIONS]
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from mlbert.cli.mosaic_bert import finetuning_yaml
 from mlbert.cli.mosaic_bert.leaves import Leaves
-from mlbert.cli.mosaic_bert.main import notes, resolve_layer, split_words
+from mlbert.cli.mosaic_bert.main import WORDS, Words, check_yaml_file, notes, resolve_layer
 from mlbert.cli.mosaic_bert.results import last_evaluation
-from mlbert.cli.published import Parser
 from mlbert.cli.train import run_resolved
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
@@ -31,35 +32,43 @@ from mlbert.store.tasks import read_texts
 from mlbert.store.tokenizer import load_tokenizer
 
 PROGRAM = "sequence_classification.py"
-HELP = """Usage: sequence_classification.py YAML [name=value ...]
-       sequence_classification.py --predict FILE --model RUN_FOLDER [--out PREDICTIONS]
-       mlbert finetune, with the same words
-
-Fine-tunes on a task, by itself or under mlbert launch local or torchrun. Leaves metrics, predictions, a confusion
-matrix and the weights in the run folder; --predict writes what they say about another file.
-
-load_path=WEIGHTS        a run folder, its weights/, a Hugging Face folder, or a Composer checkpoint
-data.train=FILE          .csv, .tsv, .jsonl or .json with columns
-data.eval=FILE           likewise
-data.text_columns=a,b    a text or a pair; told by their names, such as text or sentence1 and sentence2
-data.label_column=NAME   label, labels or score if not said
-model.num_labels=N       1 for a number; if not said, as many classes as the training file has
-data.task=NAME           one of GLUE's tasks, in place of files: cola mnli mrpc qnli qqp rte sst2 stsb
-data.glue=FOLDER         of GLUE's files
-data.source=NAME         where they come from if they are not there: datasets, or python for stand-ins made here
-"""
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-def app(args: Sequence[str], **_: object) -> int:
-    """Runs the program; returns its exit status."""
-    if "--help" in args or "-h" in args:
-        print(HELP)
-        return SUCCEEDED
-    if any(word.startswith("--predict") for word in args):
-        return _predict(args)
-    path, words = split_words(PROGRAM, args)
+@app.command(context_settings=WORDS)
+def finetune(
+    path: Annotated[Path | None, typer.Argument(metavar="YAML", help="File to begin with.", show_default=False)] = None,
+    words: Words = None,
+    predict: Annotated[Path | None, typer.Option(metavar="FILE", help="Predict what --model says of it.")] = None,
+    model: Annotated[Path | None, typer.Option(metavar="RUN", help="For --predict: a run folder, or weights.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The predictions: .csv or .jsonl.")] = Path(
+        task_model.PREDICTIONS
+    ),
+) -> int:
+    """Fine-tune on a task, by itself or under mlbert launch local or torchrun, or predict with what came of it.
+
+    Leaves metrics, predictions, a confusion matrix and the weights in the run folder. Some names:
+
+    \b
+    load_path=WEIGHTS        a run folder, its weights/, a Hugging Face folder, or a Composer checkpoint
+    data.train=FILE          .csv, .tsv, .jsonl or .json with columns
+    data.eval=FILE           likewise
+    data.text_columns=a,b    a text or a pair; told by their names, such as text or sentence1 and sentence2
+    data.label_column=NAME   label, labels or score if not said
+    model.num_labels=N       1 for a number; if not said, as many classes as the training file has
+    data.task=NAME           one of GLUE's tasks, in place of files: cola mnli mrpc qnli qqp rte sst2 stsb
+    data.glue=FOLDER         of GLUE's files
+    data.source=NAME         where they come from if they are not there: datasets, or python for stand-ins
+    """
+    if predict is not None or model is not None:
+        if predict is None or model is None or path is not None:
+            raise UserError("--predict", "goes with --model and with no YAML", "Write --predict FILE --model RUN")
+        return _predict(predict, model, out)
+    if path is None:
+        raise UserError(PROGRAM, "is given no YAML file", f"Write {PROGRAM} yamls/... [name=value ...]")
+    check_yaml_file(PROGRAM, path)
     world = World.identify(environment())
-    leaves = Leaves(path, read_nested(path, words, finetuning_yaml.KNOWN))
+    leaves = Leaves(path, read_nested(path, words or [], finetuning_yaml.KNOWN))
     resolved = resolve_layer(path, finetuning_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available()))
     status = run_resolved(resolved, world, notes(leaves))
     if status == SUCCEEDED and world.rank == 0:
@@ -85,21 +94,16 @@ def metrics_table(metrics: Mapping[str, float]) -> Table:
     return table
 
 
-def _predict(args: Sequence[str]) -> int:
-    parser = Parser(PROGRAM, "Predictions of a fine-tuned model.")
-    parser.add_argument("--predict", type=Path, required=True)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path(task_model.PREDICTIONS))
-    given = parser.parse_args(args)
-    if given.out.suffix not in (".csv", ".jsonl"):
-        raise UserError(given.out, "is neither .csv nor .jsonl", "Name the predictions' file so")
-    weights = given.model / "weights" if (given.model / "weights").is_dir() else given.model
+def _predict(file: Path, model: Path, out: Path) -> int:
+    if out.suffix not in (".csv", ".jsonl"):
+        raise UserError(out, "is neither .csv nor .jsonl", "Name the predictions' file so")
+    weights = model / "weights" if (model / "weights").is_dir() else model
     card = task_model.read_card(weights)
-    rows = read_texts(given.predict, card.form)
+    rows = read_texts(file, card.form)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = task_model.predict(weights, card, rows, load_tokenizer(weights), device)
-    task_model.write_predictions(given.out, [rows], found, card)
-    print(f"wrote {len(rows)} predictions to {given.out}")
+    task_model.write_predictions(out, [rows], found, card)
+    print(f"wrote {len(rows)} predictions to {out}")
     return SUCCEEDED
 
 

@@ -32,7 +32,7 @@ def _parser() -> Parser:
 
 def main() -> None:
     """Runs with this process's arguments; ends the process."""
-    sys.exit(exit_code(_run, f"{PROGRAM} --help"))
+    sys.exit(exit_code(_run))
 
 
 def _run() -> int:

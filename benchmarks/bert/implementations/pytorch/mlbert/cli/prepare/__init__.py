@@ -6,6 +6,6 @@ import typer
 
 from mlbert.cli.prepare import estimate, foreign, instances, sets, tasks, text, wiki
 
-app = typer.Typer(help="Prepare training and evaluation data.")
+app = typer.Typer(help="Text to the shards that training reads.", add_completion=False, rich_markup_mode=None)
 for module in (text, wiki, estimate, instances, foreign, sets, tasks):
     app.add_typer(module.app)

@@ -1,0 +1,70 @@
+"""Guesses for [MASK]: those of transformers on the exported copy, and clear words for what has no answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.errors import UserError
+from mlbert.models import BertForMaskedLM
+from mlbert.models.export import write_weights
+from mlbert.models.fill_mask import fill, open_masked_lm
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "dog", "sat", "on", "mat", "##s", "."]
+SHAPE = BertConfig(
+    vocab_size=len(WORDS),
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    max_position_embeddings=16,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    model = BertForMaskedLM(SHAPE)
+    model.initialize(1)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.1)
+    write_weights(model, tmp_path, {}, tmp_path / "vocab.txt")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["huggingface", "weights", "."])
+def test_guesses_are_those_of_transformers(folder: Path, name: str) -> None:
+    model, tokenizer = open_masked_lm(folder / name)
+    found = fill(model, tokenizer, "The cats [MASK] on the mat.", top=5)
+    theirs = transformers.pipeline("fill-mask", model=str(folder / "huggingface"), top_k=5)
+    expected = theirs("The cats [MASK] on the mat.")
+    assert [token for token, _ in found] == [guess["token_str"] for guess in expected]
+    torch.testing.assert_close([p for _, p in found], [guess["score"] for guess in expected], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "top", "words"),
+    [
+        ("The cat sat.", 5, r"has no \[MASK\]"),
+        ("[MASK] [MASK]", 5, "has 2 times"),
+        ("cat " * 20 + "[MASK]", 5, "23 tokens long, the model takes 16"),
+        ("[MASK]", 0, "Use 1 to 14"),
+        ("[MASK]", 15, "Use 1 to 14"),
+    ],
+)
+def test_what_cannot_be_answered_is_told(folder: Path, text: str, top: int, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        fill(*open_masked_lm(folder), text, top)
+
+
+def test_a_folder_without_a_model_is_told(folder: Path, tmp_path: Path) -> None:
+    for path, words in ((tmp_path / "none", "no such folder"), (Path(__file__).parent, "no config.json")):
+        with pytest.raises(UserError, match=words):
+            open_masked_lm(path)
+    (folder / "huggingface" / "vocab.txt").write_text("\n".join([*WORDS, "more"]) + "\n")
+    with pytest.raises(UserError, match="15 entries, the model has vocab_size 14"):
+        open_masked_lm(folder / "huggingface")

@@ -1,0 +1,234 @@
+"""Damaged inputs through the real commands: no traceback, no hang, no crash, no flood of memory may come of them.
+
+python tools/fuzz.py [--minutes 60] [--format NAME] [--seed N] [--cases N] [--keep DIR] [--quick] [--check]
+
+Each case takes valid inputs of one format (tools/fuzz_formats.py), damages one or two files (tools/fuzz_damage.py) and
+runs a command on them, in a child forked from this process, which has everything imported. A case is a function of the
+format and its number: `--format NAME --seed N --cases 1` repeats it. One example of each kind of failure is kept under
+--keep with its inputs, its command and what it printed. Exit status: 0 nothing found, 1 found something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import fuzz_damage
+from fuzz_formats import FORMATS, Format
+
+SECONDS = 10  # of one command's processor time
+SLACK = 3  # times as long by the clock: other programs run here too
+BYTES = 2 * 2**30
+NUMBER_OF_FILES = (1, 1, 1, 2)
+_IMPORTED = (
+    *("mlbert.report.page", "mlbert.recipes.packed_lamb", "mlbert.recipes.masked_lm", "mlbert.recipes.classification"),
+    *("mlbert.train.experiment", "mlbert.convert.nvidia_pt", "matplotlib.pyplot", "tokenizers", "pandas"),
+    *("transformers.models.bert.modeling_bert", "sklearn.metrics", "torch.distributed.tensor"),
+)
+_FRAME = re.compile(r'File "[^"]*/(\w+/\w+\.py)", line \d+, in (\w+)')
+_ERROR = re.compile(r"^(\w[\w.]*(?:Error|Exception|Interrupt|Warning|Exit)\b)[^\n]*", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    status: int  # exit status; negative after a signal
+    is_late: bool
+    max_bytes: int
+    words: str  # everything printed
+
+    @property
+    def failure(self) -> str:
+        """What is wrong with that, in one line; empty where nothing."""
+        if self.is_late or self.status == -signal.SIGXCPU:
+            return "hang"
+        if "Traceback (most recent call last)" in self.words:
+            frames = [f"{place} {name}" for place, name in _FRAME.findall(self.words)]
+            own = [frame for frame in frames if not frame.startswith("tools/")]
+            errors = _ERROR.findall(self.words)
+            return f"traceback: {errors[-1] if errors else '?'} in {own[-1] if own else '?'}"
+        if self.status < 0:
+            return f"crash: {signal.Signals(-self.status).name}"
+        if self.max_bytes > BYTES or "memory: not enough" in self.words:
+            return "memory"
+        if self.status == 2 and len(re.findall(r"^mlbert: error: ", self.words, re.MULTILINE)) != 1:
+            return "exit 2 without one line that says why"
+        return "" if self.status in (0, 1, 2, 3) else f"exit status {self.status}"
+
+
+def run(words: str, folder: Path, is_limited: bool = True) -> Ended:
+    """Runs ``mlbert`` in a child, with {in} and {out} below ``folder``."""
+    out = folder / "out"
+    out.mkdir(exist_ok=True)
+    given = [word.replace("{in}", str(folder / "in")).replace("{out}", str(out)) for word in words.split()]
+    said = folder / "said.txt"
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    child = os.fork()
+    if child == 0:
+        _be_the_command(given, folder, said, before if is_limited else None)
+    late, wait = time.monotonic() + SECONDS * SLACK * (1 if is_limited else 10), 0.002
+    while True:
+        ended, status, usage = os.wait4(child, os.WNOHANG)
+        if ended or time.monotonic() > late:
+            break
+        time.sleep(wait)
+        wait = min(wait * 1.5, 0.05)
+    _end_group(child)
+    if not ended:
+        _, status, usage = os.wait4(child, 0)
+    text = said.read_text(errors="replace")[-100_000:]
+    return Ended(os.waitstatus_to_exitcode(status), not ended, usage.ru_maxrss * 1024 - before, text)
+
+
+def _end_group(leader: int) -> None:
+    """Ends what the command started; its folder is about to go."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _be_the_command(words: Sequence[str], folder: Path, said: Path, base_bytes: int | None) -> None:
+    """Never returns."""
+    status = 70
+    try:
+        os.setsid()
+        os.chdir(folder)
+        handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        if base_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 2))
+            resource.setrlimit(resource.RLIMIT_DATA, (base_bytes + 2 * BYTES, resource.RLIM_INFINITY))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (BYTES, BYTES))
+        from mlbert.cli.main import main
+
+        main(list(words))
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def make_inputs(form: Format, folder: Path, is_tried: bool) -> None:
+    """Valid inputs below ``folder/in``; ``is_tried``: every command of the format is run on them.
+
+    Raises:
+        RuntimeError: a command neither succeeds nor misses its target.
+    """
+
+    def mlbert(words: str, place: Path = folder) -> None:
+        ended = run(words, place, is_limited=False)
+        if ended.failure or ended.status not in (0, 1):
+            raise RuntimeError(f"mlbert {words}: exit {ended.status} {ended.failure}\n{ended.words}")
+
+    (folder / "in").mkdir(parents=True)
+    form.make(folder / "in", mlbert)
+    for words in form.commands.splitlines() if is_tried else ():
+        shutil.copytree(folder / "in", folder / "try/in")
+        mlbert(words, folder / "try")
+        shutil.rmtree(folder / "try")
+
+
+def run_case(name: str, number: int, valid: Path, folder: Path) -> tuple[str, Ended]:
+    """One case in ``folder``: what was done, and how that ended."""
+    form, rng = FORMATS[name], random.Random(f"{name} {number}")
+    shutil.copytree(valid / "in", folder / "in", symlinks=True)
+    files = sorted({path for pattern in form.damaged for path in (folder / "in").glob(pattern) if path.is_file()})
+    chosen = rng.sample(files, min(rng.choice(NUMBER_OF_FILES), len(files)))
+    told = [fuzz_damage.damage(path, rng) for path in chosen]
+    words = rng.choice(form.commands.splitlines()).strip()
+    return f"{'; '.join(told)}: mlbert {words}", run(words, folder)
+
+
+def _import_all() -> None:
+    """What the commands import when they run; a fork has it at once."""
+    import importlib
+
+    from mlbert.cli.main import COMMANDS
+
+    for module, _ in COMMANDS.values():
+        importlib.import_module(module)
+    for module in _IMPORTED:
+        importlib.import_module(module)
+
+
+def fuzz(
+    names: Sequence[str], numbers: range | itertools.count[int], minutes: float, keep: Path, is_checked: bool
+) -> Counter[str]:
+    """Runs cases of all formats in turn until the time is up; how many failures there were of each kind."""
+    found: Counter[str] = Counter()
+    done, end = 0, time.monotonic() + 60 * minutes
+    with tempfile.TemporaryDirectory(prefix="mlbert-fuzz-") as temporary:
+        valid = {name: Path(temporary) / f"valid {name}" for name in names}
+        for name in names:
+            make_inputs(FORMATS[name], valid[name], is_checked)
+        end = max(end, time.monotonic() + 1)
+        for number, name in ((number, name) for number in numbers for name in names):
+            if time.monotonic() > end:
+                break
+            folder = Path(temporary) / "case"
+            told, ended = run_case(name, number, valid[name], folder)
+            done += 1
+            if ended.failure:
+                kind = f"{name}: {ended.failure}"
+                found[kind] += 1
+                if found[kind] == 1:
+                    print(f"[{done}] {kind}\n    --format '{name}' --seed {number} --cases 1\n    {told}", flush=True)
+                    _keep(folder, keep / f"{name}-{number}".replace(" ", "_"), told, ended)
+            shutil.rmtree(folder)
+    print(f"{done} cases, {sum(found.values())} failures of {len(found)} kinds")
+    return found
+
+
+def _keep(folder: Path, target: Path, told: str, ended: Ended) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    (target / "case.txt").write_text(f"{told}\nexit {ended.status}\n\n{ended.words}", errors="replace")
+    shutil.copytree(folder / "in", target / "in", symlinks=True, copy_function=_copy)
+
+
+def _copy(source: str, target: str) -> None:
+    if Path(source).is_file():  # no FIFO: copying one waits for ever
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--format", action="append", choices=list(FORMATS), metavar="NAME", help=", ".join(FORMATS))
+    parser.add_argument("--seed", type=int, default=0, help="number of the first case")
+    parser.add_argument("--cases", type=int, help="of each format; without it until the time is up")
+    parser.add_argument("--keep", type=Path, default=Path("runs/fuzz"), help="folder for failing inputs")
+    parser.add_argument("--quick", action="store_true", help="formats of which a case is a fraction of a second")
+    parser.add_argument("--check", action="store_true", help="first run every command on undamaged inputs")
+    given = parser.parse_args()
+    names = given.format or [name for name, form in FORMATS.items() if form.quick or not given.quick]
+    numbers = itertools.count(given.seed) if given.cases is None else range(given.seed, given.seed + given.cases)
+    os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    _import_all()
+    return 1 if fuzz(names, numbers, given.minutes, given.keep, given.check) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
