@@ -18,6 +18,7 @@ from mlbert.prepare.instances import InstanceOptions
 from mlbert.store.manifest import read_manifest
 from mlbert.store.prepared import ShardSet
 from mlbert.store.tfrecord import read_widths
+from mlbert.store.tokenizer import lower_cases
 
 OPTIONS = InstanceOptions(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=3)
 FORMATS = list(SetFormat)
@@ -246,3 +247,15 @@ def test_a_damaged_mark(job, content):
     (job.out / "instances.json").write_bytes(content)
     with pytest.raises(UserError, match=r"instances\.json: is damaged"):
         prepare_instances(job)
+
+
+def test_what_exports_ask_about_case(job, tmp_path):
+    beside = tmp_path / "data"
+    beside.mkdir()
+    vocabulary = beside / "vocab.txt"
+    vocabulary.write_bytes(job.vocab_file.read_bytes())
+    job = replace(job, vocab_file=vocabulary, lower_case=False, out=beside / "train")
+    prepare_instances(job)
+    assert not lower_cases(vocabulary)
+    with pytest.raises(UserError, match=r"tokenizer_config.json: says do_lower_case: false, --cased is not given"):
+        prepare_instances(replace(job, lower_case=True, out=beside / "other"))

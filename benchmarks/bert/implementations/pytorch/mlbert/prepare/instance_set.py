@@ -23,10 +23,11 @@ from mlbert.prepare.instances import InstanceOptions, digest
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.text_parts import TextPart, inspect_parts
 from mlbert.prepare.tfrecord_folder import TfrecordFolder
-from mlbert.store.manifest import MANIFEST, file_sha256
+from mlbert.store.manifest import MANIFEST, file_sha256, write_json
 from mlbert.store.prepared import ShardEntry, ShardSet, ShardWriter, map_shard
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import ExampleReader, find_files
+from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
 from mlbert.store.vocabulary_checks import WARN_UNKNOWN, keeps_case, unknown_share
 from mlbert.store.wordpiece import load_vocabulary
 
@@ -154,6 +155,7 @@ def make_instances(
     (work.tfrecords() if to_tfrecords else writer).clear_leftovers()
     if _generator(job.vocab_file, work.vocabulary_sha256, job.lower_case).name == "plain":
         progress(f"the compiled generator cannot be used ({native.status()}): this takes some fifty times as long")
+    _say_case(job, progress)
     if job.lower_case and keeps_case(vocabulary):
         progress(f"warning: {job.vocab_file} has words with capitals, and --cased is not given")
     common: dict[str, Any] = {"where": job.out, "workers": workers, "progress": progress}
@@ -174,6 +176,24 @@ def make_instances(
         entries=[outcome.entry for outcome in outcomes if isinstance(outcome.entry, ShardEntry)],
     )
     return MadeSet(manifest.num_sequences, manifest.num_tokens, len(vocabulary), skipped)
+
+
+def _say_case(job: InstanceJob, progress: Progress) -> None:
+    """Whoever exports a model has to know whether its texts keep case: it is written beside the vocabulary of the set.
+    Raises UserError: what lies beside the vocabulary says otherwise."""
+    config = job.vocab_file.with_name(CONFIG_FILE)
+    if lower_cases(job.vocab_file) == job.lower_case:
+        return
+    if config.exists():
+        given = "is not" if job.lower_case else "is"
+        raise UserError(config, f"says do_lower_case: {str(not job.lower_case).lower()}, --cased {given} given")
+    beside = job.out.parent / VOCAB_FILE
+    if beside.exists() and file_sha256(beside) == file_sha256(job.vocab_file):
+        write_json(beside.with_name(CONFIG_FILE), {"tokenizer_class": "BertTokenizer", "do_lower_case": False})
+    else:
+        progress(
+            f"warning: write do_lower_case: false into a {CONFIG_FILE} beside the training's vocab.txt: exports ask it"
+        )
 
 
 def _report(parts: list[TextPart], outcomes: list[_Outcome], progress: Progress) -> list[dict[str, str]]:

@@ -3,8 +3,8 @@
 Two for each shard of a prepared set, for two questions. The SHA-256 in the manifest is identity: with it the manifest's
 own SHA-256, which the log names, stands for every byte, and nobody can make other data of the same name. The XXH3 of
 128 bits in ``checksums.xxh3`` (lines of ``xxhsum -H2``, so ``xxhsum -c checksums.xxh3`` checks it, too) is for damage:
-nine times as fast, so that it costs nothing beside training. It lies in a file of its own because the manifest's bytes
-are the identity that logs of earlier runs name. Where it is missing, or says otherwise, SHA-256 decides.
+as fast as memory, so that reading the file is all it costs beside training. It lies in a file of its own because the
+manifest's bytes are the identity that logs of earlier runs name. Where it is missing or differs, SHA-256 decides.
 
 `mlbert prepare verify` writes the list for sets of any kind that it finds good.
 """
