@@ -18,7 +18,7 @@ from mlbert.core.errors import UserError
 
 CHECKSUM = "sha256"  # the word in the header of a safetensors file for `tensors_sha256`
 Tensors = Iterable[tuple[str, tuple[int, ...], memoryview]]  # name, shape, bytes
-_MOST_BYTES = 1 << 26  # of a file that is read as a whole
+_MOST_BYTES = 1 << 28  # of a file that is read as a whole
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -37,8 +37,8 @@ def open_plain(path: Path) -> BinaryIO:
         raise
 
 
-def read_plain(path: Path, remedy: str) -> bytes:
-    """The content of a plain file of at most 64 MiB. Raises UserError: it cannot be read, or is something else."""
+def read_plain(path: Path, remedy: str = "Restore it") -> bytes:
+    """The content of a plain file of at most 256 MiB. Raises UserError: it cannot be read, or is something else."""
     try:
         with open_plain(path) as file:
             content = file.read(_MOST_BYTES + 1)  # by reading: of some files in /proc the size is told wrongly

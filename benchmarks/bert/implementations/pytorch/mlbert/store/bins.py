@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import read_plain
 from mlbert.store.base import BinInfo, Store, StoreInfo
 from mlbert.store.checksums import FileChecks
-from mlbert.store.documents import SHA256, judging, parse_document, read_plain
+from mlbert.store.documents import SHA256, judging, parse_document
 from mlbert.store.manifest import MAX_TOKENS, REMAKE, read_manifest
 from mlbert.store.prepared import ShardSet, info_of
 from mlbert.store.ragged import Ragged, offsets_of

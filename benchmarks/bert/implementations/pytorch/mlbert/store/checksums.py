@@ -23,7 +23,8 @@ from pathlib import Path
 import xxhash
 
 from mlbert.core.errors import UserError
-from mlbert.store.documents import plain_size, read_plain, reading
+from mlbert.core.files import read_plain
+from mlbert.store.documents import plain_size, reading
 from mlbert.store.manifest import REMAKE, SHARD_NAME, Manifest, file_sha256, write_atomically
 
 CHECKSUMS = "checksums.xxh3"

@@ -1,7 +1,7 @@
 """Files that come with data, read with suspicion: anybody may have written, cut or changed them.
 
     with judging(path, "is not a list", "Restore it"):
-        found = read_document(path)
+        found = parse_document(read_plain(path))
         size = found.number("size", 1, 10)
 
 Every field is asked for with its type and bounds; what is wrong is told with its name, in one line.
@@ -9,7 +9,6 @@ Every field is asked for with its type and bounds; what is wrong is told with it
 
 from __future__ import annotations
 
-import json
 import re
 import stat
 from collections.abc import Iterator
@@ -18,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
+from mlbert.core.json_files import parse_json, shown
 
 MOST = 1 << 53  # of any count: the integers that every JSON reader keeps
 SHA256 = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME = re.compile(r"[^./\\\0][^/\\\0]{0,254}")
-_LARGEST = 256 << 20  # bytes of a document
-_SHOWN = 40  # characters of a wrong value
 
 
 @contextmanager
@@ -44,14 +42,6 @@ def plain_size(path: Path) -> int:
     return status.st_size
 
 
-def read_plain(path: Path) -> bytes:
-    """A document's bytes. Raises UserError: it cannot be read, or is far larger than any."""
-    if (size := plain_size(path)) > _LARGEST:
-        raise UserError(path, f"has {size:,} bytes, which no such file has", "Restore it")
-    with reading(path):
-        return path.read_bytes()
-
-
 @contextmanager
 def judging(path: Path, what: str, remedy: str) -> Iterator[None]:
     """Makes a UserError, "<path>: <what> (<why>)", of anything that reading a document raises."""
@@ -59,8 +49,6 @@ def judging(path: Path, what: str, remedy: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except RecursionError:
-        raise UserError(path, f"{what} (nested too deeply)", remedy) from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(path, f"{what} ({error})", remedy) from None
 
@@ -70,7 +58,7 @@ class Fields:
 
     def __init__(self, values: object, place: str = "") -> None:
         if not isinstance(values, dict):
-            raise ValueError(f"{place or 'it'} is {_shown(values)}, not an object")
+            raise ValueError(f"{place or 'it'} is {shown(values)}, not an object")
         self._values, self._place = values, f"{place}." if place else ""
 
     def __contains__(self, name: str) -> bool:
@@ -86,7 +74,7 @@ class Fields:
         """A whole number within bounds."""
         value = self.any(name)
         if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"{self._place}{name} is {_shown(value)}, not a whole number from {low} to {high}")
+            raise ValueError(f"{self._place}{name} is {shown(value)}, not a whole number from {low} to {high}")
         return value
 
     def numbers(self, name: str, low: int = 0, high: int = MOST) -> list[int]:
@@ -97,7 +85,7 @@ class Fields:
         """Text, of a form where one is given."""
         value = self.any(name)
         if not isinstance(value, str) or (pattern and not pattern.fullmatch(value)):
-            raise ValueError(f"{self._place}{name} is {_shown(value)}")
+            raise ValueError(f"{self._place}{name} is {shown(value)}")
         return value
 
     def file(self, name: str) -> str:
@@ -122,25 +110,10 @@ class Fields:
     def _list(self, name: str) -> list[Any]:
         value = self.any(name)
         if not isinstance(value, list):
-            raise ValueError(f"{self._place}{name} is {_shown(value)}, not a list")
+            raise ValueError(f"{self._place}{name} is {shown(value)}, not a list")
         return value
 
 
 def parse_document(content: bytes) -> Fields:
-    """A JSON object of which no name comes twice. Raises ValueError or RecursionError."""
-    return Fields(json.loads(content, object_pairs_hook=_without_doubles))
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name comes twice in one object")
-    return found
-
-
-def _shown(value: object) -> str:
-    """The beginning of a value, whatever its size or depth."""
-    if isinstance(value, (dict, list)):
-        return "an object" if isinstance(value, dict) else "a list"
-    text = repr(value) if not isinstance(value, int) or abs(value) < 1 << 128 else "a huge number"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    """A JSON object. Raises ValueError as `mlbert.core.json_files.parse_json`."""
+    return Fields(parse_json(content))

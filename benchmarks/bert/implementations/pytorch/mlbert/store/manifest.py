@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlbert.core.errors import UserError
-from mlbert.store.documents import SHA256, Fields, judging, parse_document, plain_size, read_plain, reading
+from mlbert.core.files import read_plain
+from mlbert.store.documents import SHA256, Fields, judging, parse_document, plain_size, reading
 
 FORMAT = "mlbert-ragged"
 FORMAT_VERSION = 1

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
-from mlbert.store.documents import SHA256, judging, parse_document, plain_size, read_plain
+from mlbert.core.files import read_plain
+from mlbert.store.documents import SHA256, judging, parse_document, plain_size
 from mlbert.store.manifest import MAX_TOKENS, MAX_VOCAB_SIZE
 
 LIST = "instances.json"
