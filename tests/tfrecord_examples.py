@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.store import tfrecord_plain as plain
+from mlbert.store.manifest import write_json
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import ExampleReader
 
@@ -113,3 +114,26 @@ def odd_examples() -> dict[str, bytes]:
             {**lists, "input_ids": [*ids[:5], 70000, -1, 5], "segment_ids": [0, 0, 0, 1, 1, 1, 5, 0]}
         ),
     }
+
+
+def write_list(folder: Path, names: list[str], vocabulary_sha256: str = "a" * 64, size: int = 500) -> None:
+    """The instances.json of some files of a folder, as they are now."""
+    files = []
+    for name in names:
+        rows = Ragged.concatenate(list(read_examples(folder / name)))
+        counts = {"num_sequences": len(rows), "num_tokens": len(rows.tokens), "num_masked": len(rows.masked_labels)}
+        files.append({"file": name, "bytes": (folder / name).stat().st_size, **counts})
+    widths = {"max_seq_length": 32, "max_predictions": 5}
+    totals = {key: sum(file[key] for file in files) for key in ("num_sequences", "num_tokens", "num_masked")}
+    document = {"format": "tfrecord", "vocabulary": {"sha256": vocabulary_sha256, "size": size}, **widths, **totals}
+    write_json(folder / "instances.json", {**document, "files": files, "provenance": {}})
+
+
+def records_of(path: Path) -> list[bytes]:
+    """The records of a file as they are stored."""
+    content, found, place = path.read_bytes(), [], 0
+    while place < len(content):
+        end = place + struct.unpack_from("<Q", content, place)[0] + 16
+        found.append(content[place:end])
+        place = end
+    return found

@@ -2,29 +2,85 @@
 
     results = run_ranks("rank_programs:sum_of_ranks", 2, tmp_path, scale=3)
 
-Each rank is a process of its own that runs `python -m harness <program> <arguments> <result>` with RANK, WORLD_SIZE and
-the like set. The function gets the started `World` and the keyword arguments and returns what JSON can hold.
+Each rank is a process of its own with RANK, WORLD_SIZE and the like set. The function gets the started `World` and the
+keyword arguments and returns what JSON can hold. The processes are forked from a server that has imported torch, which
+costs each of them seconds otherwise.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlbert
 
+PRELOADED = [
+    "torch.distributed",
+    "mlbert.cli.train",
+    "mlbert.recipes.packed_lamb",
+    "mlbert.train.experiment",
+    "matplotlib.figure",
+]
 HERE = Path(__file__).resolve().parent
 GRACE_S = 1.5  # what the other ranks get after one has failed, before they are ended
 TAIL_LINES = 40
+
+
+class Rank:
+    """A process that is forked from the server and calls a function, with this environment and output."""
+
+    def __init__(
+        self, function: Callable[..., object], arguments: tuple[Any, ...], environment: dict[str, str], output: Path
+    ) -> None:
+        self._output = output
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        threads = os.environ.get("OMP_NUM_THREADS")
+        os.environ["OMP_NUM_THREADS"] = "1"  # OpenMP reads it when torch is loaded, which the server does
+        multiprocessing.forkserver.ensure_running()
+        del os.environ["OMP_NUM_THREADS"]
+        os.environ |= {} if threads is None else {"OMP_NUM_THREADS": threads}
+        self._process = context.Process(target=_be_rank, args=(function, arguments, environment, str(output)))
+        self._process.start()
+
+    @property
+    def returncode(self) -> int | None:
+        """As `subprocess.Popen` tells it; None while it runs."""
+        return self._process.exitcode
+
+    poll = returncode.fget
+
+    def communicate(self, timeout: float) -> str:
+        """Waits for the end; everything that it has printed."""
+        self._process.join(timeout)
+        self.kill()
+        return self._output.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """Ends it with what it has started, if it still runs."""
+        if self.returncode is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.join()
+
+
+def _be_rank(function: Callable[..., object], arguments: tuple[Any, ...], environ: dict[str, str], output: str) -> None:
+    os.setsid()
+    with open(output, "wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(environ)
+    function(*arguments)
 
 
 @dataclass
@@ -81,26 +137,20 @@ def run_ranks(
     folder = tmp_path / f"ranks-{port}"
     folder.mkdir()
     started = time.monotonic()
-    processes = []
-    for rank in range(world_size):
-        command = [sys.executable, "-m", "harness", fn_path, json.dumps(kwargs), str(folder / f"{rank}.json")]
-        with (folder / f"{rank}.txt").open("wb") as output:
-            processes.append(
-                subprocess.Popen(
-                    command,
-                    env=rank_environment(rank, world_size, port, node_size),
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            )
+    processes = [
+        Rank(
+            _run_program,
+            (fn_path, kwargs, str(folder / f"{rank}.json")),
+            rank_environment(rank, world_size, port, node_size),
+            folder / f"{rank}.txt",
+        )
+        for rank in range(world_size)
+    ]
     try:
         seconds, first_failed = _wait(processes, started, time_limit_s, check)
     finally:
         for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.kill()
     results = []
     for rank, process in enumerate(processes):
         file = folder / f"{rank}.json"
@@ -116,7 +166,7 @@ def run_ranks(
 
 
 def _wait(
-    processes: list[subprocess.Popen[bytes]], started: float, time_limit_s: float, check: bool
+    processes: list[Rank], started: float, time_limit_s: float, check: bool
 ) -> tuple[dict[int, float], int | None]:
     """Seconds of each rank that ended by itself, and the first that failed."""
     seconds: dict[int, float] = {}
@@ -146,20 +196,14 @@ def _meet(folder: Path, rank: int, world_size: int) -> None:
         time.sleep(0.02)
 
 
-def main() -> None:
+def _run_program(fn_path: str, kwargs: dict[str, Any], result: str) -> None:
     """One rank: connects, runs the function, writes what it returns."""
     from mlbert.dist.world import World
 
-    fn_path, arguments, result = sys.argv[1:]
     module, _, name = fn_path.partition(":")
-    kwargs = json.loads(arguments)
     world = World.identify()
     _meet(Path(result).parent, world.rank, world.world_size)
     world.start(timeout_s=kwargs.pop("collective_timeout_s", 60.0))
     value = getattr(importlib.import_module(module), name)(world, **kwargs)
     Path(result).write_text(json.dumps(value))
     world.stop()
-
-
-if __name__ == "__main__":
-    main()

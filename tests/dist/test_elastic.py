@@ -51,7 +51,7 @@ def start(folder: Path, tree_root: Path, port: int, **changes: str) -> list[subp
 
 
 def finish(agents: list[subprocess.Popen[str]]) -> str:
-    outputs = [agent.communicate(timeout=60)[0] for agent in agents]
+    outputs = [agent.communicate(timeout=120)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outputs)
     return "\n".join(outputs)
 

@@ -1,14 +1,13 @@
 """The same training on 1, 2 and 4 processes: same global batch, same losses, dropout included."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness import free_port, rank_environment
+from harness import Rank, free_port, rank_environment
+from mlbert.cli.main import main
 from training_settings import read_metrics, train_arguments
 
 # float32 sums in another order; twelve steps of LAMB carry the difference on.
@@ -26,18 +25,11 @@ def train_on(world_size, tmp_path, name, accumulation=1, node_size=None, **chang
     arguments = train_arguments(
         tmp_path, name, train_batch_size=GLOBAL_PACKS // world_size, gradient_accumulation_steps=accumulation, **changes
     )
-    command = [sys.executable, "-m", "mlbert", *arguments]
     processes = [
-        subprocess.Popen(
-            command,
-            env=rank_environment(rank, world_size, port, node_size),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        Rank(main, (arguments,), rank_environment(rank, world_size, port, node_size), tmp_path / f"{port}_{rank}.txt")
         for rank in range(world_size)
     ]
-    outputs = [process.communicate(timeout=150)[0] for process in processes]
+    outputs = [process.communicate(timeout=150) for process in processes]
     return [process.returncode for process in processes], outputs
 
 

@@ -41,20 +41,19 @@ def test_rehearsal_runs_every_part(tree_root, tmp_path):
             assert words in text, words
 
 
-def test_a_machine_without_a_gpu_is_told_in_one_line(tree_root, tmp_path):
+def test_a_machine_without_a_gpu_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
-    done = run(tree_root, "--out", str(tmp_path / "none"))
-    assert done.returncode == 2
-    assert len(done.stdout.splitlines()) == 1
-    assert "no CUDA device" in done.stdout
+    assert program.main(["--out", str(tmp_path / "none")]) == 2
+    told = capsys.readouterr().out
+    assert len(told.splitlines()) == 1
+    assert "no CUDA device" in told
     assert not (tmp_path / "none").exists()
 
 
-def test_unknown_part_is_refused(tree_root):
-    done = run(tree_root, "--cpu-rehearsal", "--parts", "checks,nonsense")
-    assert done.returncode == 2
-    assert "nonsense" in done.stdout
+def test_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["--cpu-rehearsal", "--parts", "checks,nonsense"]) == 2
+    assert "nonsense" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("resume", [False, True])

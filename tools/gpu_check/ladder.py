@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from mlbert.feed.host_batch import HostBatch
 from mlbert.models import BertConfig
 from mlbert.models.flops import Work, training_flops
 from mlbert.ops import registry
+from mlbert.ops.cublaslt_tuning import tuned
 from mlbert.ops.precision import fp8_products
 from mlbert.train.step import GraphMode, Graphs
 
@@ -48,7 +50,7 @@ OPS = (
 )
 FP8_OPS = "fp8_"
 WARM_UP, MIN_STEPS, MAX_STEPS = 2, 3, 12
-ALL = "all fast ops"
+ALL, FAST_ACCUMULATION = "all fast ops", "fast accumulation in all products"
 HUGGINGFACE_ATTENTION = ("eager", "sdpa")
 # Rows of a tile of a matrix product; so many for each multiprocessor keep all of them busy to the end ("a wave").
 TILE_ROWS = 128
@@ -78,6 +80,8 @@ class Rung:
         precision: of the encoder's products where it is not the ladder's: "fp8-forward" or "fp8".
         graph: what is captured, a value of `GraphMode`; empty: nothing.
         fill: round the tokens up for the device's tiles, with some that belong to no sequence.
+        accumulation: which FP8 products add with fewer bits, FP8_FAST_ACCUMULATION.
+        tuned: take cublasLt's algorithms by time; for a graph.
     """
 
     name: str
@@ -87,6 +91,8 @@ class Rung:
     precision: str = ""
     graph: str = ""
     fill: bool = True
+    accumulation: str = "forward"
+    tuned: bool = False
 
 
 def rungs(device: torch.device, sizes: Sizes) -> list[Rung]:
@@ -196,6 +202,9 @@ class Ladder:
         for rung in bests:
             yield rung.name, lambda r=rung: self.measure(r)
         yield f"huggingface {eager}", lambda: self.measure_huggingface(eager)
+        if fp8:
+            fast = replace(fp8, name=f"{fp8.name}, {FAST_ACCUMULATION}", accumulation="all")
+            yield fast.name, lambda: self.measure(fast)
         for rung in (*variants(self.device, bests, self.sizes), *forward_only):
             yield rung.name, lambda r=rung: self.measure(r)
         for attention in others:
@@ -225,7 +234,9 @@ class Ladder:
             self.trainer(rung, batch, None).step()
             self._free_memory()
         trainer = self.trainer(rung, batch, graphs)
-        if graphs:
+        if graphs and rung.tuned:
+            trainer.make.record(partial(tuned, self.device, True, lambda _: None, print))
+        elif graphs:
             trainer.make.record()
         return trainer.step
 
@@ -235,7 +246,7 @@ class Ladder:
         arguments = (self.config, batch, self.device, self.dtype, self.seed)
         if self._first is None:
             self._first = Trainer(*arguments, lamb="plain")
-        products = fp8_products(rung.precision, self.device)
+        products = fp8_products(rung.precision, self.device, rung.accumulation)
         return Trainer(*arguments, start=self._first, lamb=rung.lamb, products=products, graphs=graphs)
 
     def batch(self, sequences: int) -> HostBatch:

@@ -27,11 +27,13 @@ from gpu_check.tables import failures, write_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 # Part -> seconds after the start at which it is ended, in the order in which they run. The last one is the hard stop.
-DEADLINES = {"smoke": 90, "checks": 240, "ops": 310, "step": 445, "profile": 485, "tests": 560}
+DEADLINES = {"smoke": 90, "checks": 240, "ops": 310, "step": 445, "profile": 485, "tests": 560, "tune": 560}
+LATER = "tune"  # for a second call, by its name
+PARTS_HELP = f"of {', '.join(DEADLINES)}; default: all but {LATER}"
 SMOKE = "smoke"  # comes before the others' kernels are compiled
 COMPILE_SECONDS, COMPILE_PROCESSES = 90, 12
 # Parts whose rehearsal interprets the Triton kernels, where Triton is installed; the others take the CPU's own.
-INTERPRETED = ("checks", "ops")
+INTERPRETED = ("checks", "ops", "tune")
 MAX_RESTARTS = 4
 DEVICE_LOST = 3
 LOG = "log.txt"
@@ -48,10 +50,11 @@ def main(words: list[str]) -> int:
     """Runs what the command line says; returns the exit code."""
     parser = argparse.ArgumentParser(description="Tests and measures what needs a GPU; see docs/gpu.md.")
     parser.add_argument("--out", type=Path, help="folder for the results; default records/<date>_gpu-check_<gpu>")
-    parser.add_argument("--parts", default=",".join(DEADLINES), help=f"of {', '.join(DEADLINES)}; default all")
+    parser.add_argument("--parts", default=",".join(part for part in DEADLINES if part != LATER), help=PARTS_HELP)
     parser.add_argument("--cpu-rehearsal", action="store_true", help="tiny shapes on the CPU, to try this program")
     parser.add_argument("--resume", action="store_true", help="keep the rows of --out, and measure the others")
     parser.add_argument("--run-part", help=argparse.SUPPRESS)
+    parser.add_argument("--call", help=argparse.SUPPRESS)
     parser.add_argument("--shard", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     import torch
@@ -61,6 +64,11 @@ def main(words: list[str]) -> int:
         from gpu_check.parts import compile_kernels
 
         compile_kernels(device, *options.shard)
+        return 0
+    if options.call:
+        from gpu_check.parts import call
+
+        call(device, options.call)
         return 0
     if options.run_part:
         return run_part(options.run_part, options.out, device)

@@ -48,13 +48,18 @@ def speed_rows(config: BertConfig, cases: OpCases, seconds: float) -> Iterator[R
             yield f"{case.name}: {form}", lambda c=case, f=form: _op(c, f, device, seconds, peaks)
     for implementation in lamb_implementations(device):
         yield f"LAMB: {implementation}", lambda i=implementation: _lamb(config, i, device, seconds, peaks)
-    if "triton" in forms["fp8_quantise"]:
-        for name, call in fp8_calls(cases).items():
-            yield f"{name}: triton", lambda c=call: _traffic(c, device, seconds, peaks)
+    yield from cast_rows(cases, seconds, peaks)
     if device.type == "cuda" and peaks and peaks.fp8:
         for rows, columns in linears:
             name = f"FP8 product: [T, {columns}] x [{columns}, {rows}]"
             yield name, lambda r=rows, c=columns: _fp8_linear(cases, r, c, seconds, peaks)
+
+
+def cast_rows(cases: OpCases, seconds: float, peaks: Peaks | None) -> Iterator[Row]:
+    """What surrounds the FP8 products, where there are kernels for it."""
+    if "triton" in registry.available(cases.device)["fp8_quantise"]:
+        for name, call in fp8_calls(cases).items():
+            yield f"{name}: triton", lambda c=call: _traffic(c, cases.device, seconds, peaks)
 
 
 def lamb_implementations(device: torch.device) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import mlbert
+from gpu_check import tune
 from gpu_check.hardware import environment_facts
 from gpu_check.ladder import Ladder, Rung, Sizes, fp8_rungs, placed, rungs, without
 from gpu_check.op_cases import OpCases
@@ -156,12 +157,28 @@ def profiled(ladder: Ladder, rung: Rung) -> dict[str, Any]:
     return ladder.with_largest_batch(rung.sequences, measured)
 
 
+def tuning(rows: Rows, scale: Scale, device: torch.device) -> None:
+    """What decides how to tune."""
+    batch = make_batch(scale.config, scale.timed, None, SEED).to(device)
+    cases = OpCases(scale.config, batch, torch.bfloat16)
+    ladder = Ladder(scale.config, device, torch.bfloat16, scale.sizes, scale.step_seconds, SEED)
+    tune.measure(rows, tune.Bench(ladder, cases, scale.op_seconds, scale.smoke))
+
+
+def call(device: torch.device, name: str) -> None:
+    """One call for a profiler."""
+    scale = _prepare(device)
+    batch = make_batch(scale.config, scale.checked, None, SEED).to(device)
+    tune.profiled_call(OpCases(scale.config, batch, torch.bfloat16), name)
+
+
 PARTS: dict[str, Callable[[Rows, Scale, torch.device], None]] = {
     "smoke": smoke,
     "checks": checks,
     "ops": speed,
     "step": step,
     "profile": profiles,
+    "tune": tuning,
 }
 
 

@@ -39,7 +39,7 @@ class Rows:
         self.content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {**facts, "rows": {}}
         if running := self.content.pop("running", None):
             self.content["rows"][running] = {"error": LOST}
-        self._write()
+        self.write()
 
     def measure(self, name: str, row: Callable[[], dict[str, Any]]) -> None:
         """Runs one row.
@@ -50,7 +50,7 @@ class Rows:
         if name in self.content["rows"]:
             return
         self.content["running"] = name
-        self._write()
+        self.write()
         started = time.perf_counter()
         try:
             result = row()
@@ -59,7 +59,7 @@ class Rows:
         result["wall_seconds"] = round(time.perf_counter() - started, 3)
         del self.content["running"]
         self.content["rows"][name] = result
-        self._write()
+        self.write()
         if "error" in result:
             self._check_device()
 
@@ -72,5 +72,6 @@ class Rows:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Puts `content` into the file."""
         write_atomically(self.path, (json.dumps(self.content, indent=1) + "\n").encode())

@@ -21,6 +21,8 @@ def failures(out: Path, parts: list[str], ends: dict[str, str]) -> list[str]:
                 found.append(f"{part}: {name}: {row['error'].strip().splitlines()[-1]}")
             elif row.get("passed") is False:
                 found.append(f"{part}: {name}: differs by more than is allowed")
+        if left_out := read(out, part).get("left_out"):
+            found.append(f"{part}: no time for {len(left_out)} rows, --resume goes on: {', '.join(left_out)}")
         if ends.get(part):
             running = read(out, part).get("running")
             found.append(f"{part}: {ends[part]}{f' in {running}' if running else ''}")
@@ -43,7 +45,7 @@ def write_tables(
 ) -> None:
     """table.txt and table.md from what there is."""
     facts = next((found for part in parts if (found := read(out, part))), {})
-    head = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in ("rows", "running"))
+    head = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in ("rows", "running", "left_out"))
     head = f"REHEARSAL on tiny shapes: the figures mean nothing. {head}" if rehearsal else head
     sections: list[tuple[str, list[list[str]]]] = []
     for part in ends:
@@ -185,6 +187,17 @@ def tests_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
     return table
 
 
+def tune_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """Steps, kernels and losses below each other: what a row has not is a dash."""
+    table = [["row", "ms", "sequences/s", "rate", "of peak", "last losses", "result"]]
+    for name, row in rows.items():
+        seconds = sorted(row["seconds"])[len(row["seconds"]) // 2] if "seconds" in row else row.get("forward_seconds")
+        cells = [number(seconds, ".3f", 1e3), number(row.get("sequences_per_second")), rate(row)]
+        cells += [number(row.get("share_of_peak"), ".0%"), number(row.get("last_losses_mean"), ".5f")]
+        table.append([name, *cells, row.get("skipped", state(row))])
+    return table
+
+
 TABLES: dict[str, Callable[[dict[str, dict[str, Any]]], list[list[str]]]] = {
     "smoke": step_table,
     "checks": checks_table,
@@ -192,4 +205,5 @@ TABLES: dict[str, Callable[[dict[str, dict[str, Any]]], list[list[str]]]] = {
     "step": step_table,
     "profile": profile_table,
     "tests": tests_table,
+    "tune": tune_table,
 }

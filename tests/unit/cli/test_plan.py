@@ -27,7 +27,8 @@ def test_words_and_json(capsys):
     words = ("--model", "large", "--gpus", 64, "--gpu", "h100", "--nodes", 8, "--network", "400Gb", "--batch", 4608)
     code, text = plan(capsys, *words, "--price-per-gpu-hour", 3, "--watts-per-gpu", 1000)
     assert code == 0
-    for part in ("samples to the target", "time to train", "nine of ten scores", "memory", "limit: compute", "dollars"):
+    assert max(map(len, text.splitlines())) <= 80
+    for part in ("samples to the target", "time to train", "nine of ten scores", "memory", "limit  ", "dollars"):
         assert part in text
     found = as_json(capsys, *words)
     assert found["job"]["network_gbps"] == 3200

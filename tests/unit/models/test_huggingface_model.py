@@ -261,7 +261,7 @@ def test_the_setting_chooses(implementation: str) -> None:
     is_theirs = implementation == "huggingface"
     assert isinstance(model, HuggingFaceForMaskedLM) == isinstance(classifier, HuggingFaceForSequenceClassification)
     assert isinstance(model, HuggingFaceForMaskedLM) == is_theirs
-    assert (model.capture_obstacle(torch.device("cuda")) is not None) or not is_theirs
+    assert (model.capture_obstacle(torch.device("cuda"), 8) is not None) or not is_theirs
     assert ("transformers" in compute.ops) == is_theirs
     assert model.architecture == "BertForMaskedLM"
 

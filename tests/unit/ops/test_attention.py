@@ -278,10 +278,14 @@ def test_what_cannot_be_captured_is_told(native_ops) -> None:
     try:
         for form in ("plain", "native"):
             ops.select(form)
-            assert f"{form} attention reads" in str(capture_obstacle(device, single, 64, False))
+            assert f"{form} attention reads" in str(capture_obstacle(device, single, 64, False, 512))
         for form, told in (
-            ("triton", {(bfloat16, 64, True): False, (bfloat16, 48, False): True, (single, 32, False): False}),
-            ("flash", {(bfloat16, 64, False): False, (bfloat16, 64, True): True, (single, 64, False): True}),
+            (
+                "triton",
+                {(bfloat16, 64, True, 999): False, (bfloat16, 48, False, 9): True, (single, 32, False, 9): False},
+            ),
+            ("flash", {(bfloat16, 64, False, 9): False, (bfloat16, 64, True, 9): True, (single, 64, False, 9): True}),
+            ("fmha", {(bfloat16, 64, True, 512): False, (bfloat16, 64, False, 513): True}),
         ):
             registry.select_each({"attention": form})
             for kind, expected in told.items():

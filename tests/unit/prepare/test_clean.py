@@ -18,7 +18,7 @@ import pytest
 
 from mlbert.core.errors import UserError
 from mlbert.prepare import clean as module
-from mlbert.prepare.clean import CleanOptions, clean, file_articles, part_bounds
+from mlbert.prepare.clean import CleanOptions, clean, file_articles, missing_files, part_bounds
 from mlbert.prepare.separate import drawn_articles
 
 pytest.importorskip("sentencex", reason="the splitter is in the extra `wiki`")
@@ -264,3 +264,10 @@ def test_most_lines_equal_the_reference_text(shared_data: Path, tmp_path: Path) 
     )
     assert (ours & reference).total() / reference.total() > 0.92
     assert json.loads((tmp_path / "out" / "clean.json").read_text())["articles"] == 79
+
+
+def test_a_gap_in_the_numbers() -> None:
+    assert missing_files(["AA/wiki_00", "AA/wiki_01", "AB/wiki_00", "AB/wiki_01", "AC/wiki_00"]) == []
+    assert missing_files(["wiki_00", "wiki_02"]) == ["wiki_01"]
+    assert missing_files(["AA/wiki_00", "AA/wiki_01", "AB/wiki_01"]) == ["AB/wiki_00"]
+    assert missing_files(["AA/wiki_00", "AB/wiki_00", "AB/wiki_01", "AC/wiki_00"]) == ["AA/wiki_01"]

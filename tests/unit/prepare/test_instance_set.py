@@ -75,7 +75,7 @@ def test_both_formats_hold_the_same(job, tmp_path):
     assert prepare_instances(tfrecords) == made
     assert sha256s(tfrecords.out) == sha256s(job.out)
     names = [f"part-{index:05d}-of-00003.tfrecord" for index in range(3)]
-    assert sorted(tree(tfrecords.out)) == ["instances.json", *names]
+    assert sorted(tree(tfrecords.out)) == ["checksums.xxh3", "instances.json", *names]
     assert set_digests(tfrecords.out / names[1]) == set_digests(tfrecords.out)[1:2]
     assert set_digests(job.out / "shard-00001-of-00003.h5") == set_digests(job.out)[1:2]
     assert read_widths(tfrecords.out / names[0]) == (32, 5)
@@ -191,7 +191,11 @@ def test_a_part_that_became_bad_leaves_nothing_old(job, tmp_path):
     prepare_instances(job)
     (job.out / "instances.json").unlink()
     prepare_instances(replace(job, parts=(job.parts[0], tmp_path / "absent", job.parts[2])))
-    assert sorted(tree(job.out)) == ["instances.json", *(f"part-0000{index}-of-00003.tfrecord" for index in (0, 2))]
+    assert sorted(tree(job.out)) == [
+        "checksums.xxh3",
+        "instances.json",
+        *(f"part-0000{index}-of-00003.tfrecord" for index in (0, 2)),
+    ]
 
 
 def test_one_document_is_taken_with_a_warning(job, tmp_path, said):

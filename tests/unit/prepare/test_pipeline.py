@@ -50,6 +50,7 @@ def prepared(tmp_path_factory) -> Path:
 def test_everything_is_there(prepared):
     assert sorted(tree(prepared, ())) == [
         "baselines.json",
+        "eval/checksums.xxh3",
         "eval/manifest.json",
         "eval/shard-00000-of-00001.h5",
         "prepared.json",
@@ -57,6 +58,7 @@ def test_everything_is_there(prepared):
         "text/train-00000-of-00002.txt",
         "text/train-00001-of-00002.txt",
         "tokenizer_config.json",
+        "train/checksums.xxh3",
         "train/manifest.json",
         "train/shard-00000-of-00002.h5",
         "train/shard-00001-of-00002.h5",

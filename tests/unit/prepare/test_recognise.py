@@ -37,7 +37,7 @@ def test_text_and_tfrecords_of_the_same_names(assets: Path, text: Path, tmp_path
     records = made(assets, text, tmp_path / "records", SetFormat.tfrecord)
     assert recognise(records) == "tfrecord"
     for path in records.iterdir():
-        path.rename(records / "part-00000-of-00001") if path.suffix != ".json" else path.unlink()
+        path.rename(records / "part-00000-of-00001") if path.suffix == ".tfrecord" else path.unlink()
     assert recognise(records) == "tfrecord"
 
 

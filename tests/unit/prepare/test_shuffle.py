@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from mlbert.core.errors import UserError
 from mlbert.prepare import shuffle
+from mlbert.prepare.jobs import Progress
 from mlbert.prepare.shuffle import Packing, make_pieces, shuffle_set
 from mlbert.prepare.split_bins import make_bins
 from mlbert.store.manifest import read_manifest
@@ -80,7 +81,11 @@ def test_bytes_do_not_depend_on_workers_or_on_the_size_of_pieces(source, tmp_pat
     shuffle_set(source, tmp_path / "one", num_shards=3, packing=Packing())
     shuffle_set(source, tmp_path / "two", num_shards=3, packing=Packing(), workers=2)
     assert tree(tmp_path / "one") == tree(tmp_path / "two")
-    assert sorted(tree(tmp_path / "one")) == ["manifest.json", *(f"shard-0000{i}-of-00003.h5" for i in range(3))]
+    assert sorted(tree(tmp_path / "one")) == [
+        "checksums.xxh3",
+        "manifest.json",
+        *(f"shard-0000{i}-of-00003.h5" for i in range(3)),
+    ]
 
 
 def test_pieces_cover_the_input(source):
@@ -229,3 +234,35 @@ def test_killed_at_any_moment_and_started_again_ends_with_the_same_bytes(tmp_pat
     shuffle_set(source, out, num_shards=7, packing=Packing())
     assert tree(out) == tree(tmp_path / "good")
     assert read_manifest(out).num_sequences == 8000
+
+
+def test_a_finished_set_that_lost_a_shard_is_made_again(source, tmp_path):
+    out, lines = tmp_path / "out", []
+
+    class Lines(Progress):
+        def __call__(self, line: str) -> None:
+            lines.append(line)
+
+    shuffle_set(source, out, num_shards=3)
+    whole = tree(out)
+    (out / "shard-00001-of-00003.h5").unlink()
+    shuffle_set(source, out, num_shards=3, progress=Lines())
+    assert tree(out) == whole
+    assert "shard-00001-of-00003.h5: the shard is missing: it is made again" in lines[0]
+
+
+def test_output_over_input_through_links(source, tmp_path):
+    (tmp_path / "link").symlink_to(source)
+    files = tmp_path / "files"
+    files.mkdir()
+    for path in source.iterdir():
+        (files / path.name).symlink_to(path)
+    for path in (source, tmp_path / "link", files):
+        with pytest.raises(UserError, match=r"is the input folder|holds the files that .*files links to"):
+            shuffle_set(path, source)
+
+
+def test_an_unfinished_set_is_called_so(source, tmp_path):
+    (source / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"holds shards but no manifest.json: it was not finished"):
+        shuffle_set(source, tmp_path / "out")

@@ -23,6 +23,7 @@ from mlbert.store.tfrecord import ExampleReader, Widths, write_examples
 from mlbert.store.wordpiece import SPECIAL_TOKENS
 
 SPECIAL = len(SPECIAL_TOKENS)
+CLS, SEP = (SPECIAL_TOKENS.index(token) for token in ("[CLS]", "[SEP]"))
 WIDTHS = Widths(32, 5)
 
 
@@ -33,6 +34,7 @@ def some_rows(count: int, seed: int = 0) -> Ragged:
         length = int(rng.integers(5, 33))
         positions = sorted(rng.choice(np.arange(1, length), min(5, length // 5), replace=False).tolist())
         tokens, labels = rng.integers(0, 100, length).tolist(), rng.integers(0, 100, len(positions)).tolist()
+        tokens[0], tokens[-1] = CLS, SEP
         rows.append((tokens, int(rng.integers(2, length)), bool(rng.integers(2)), positions, labels))
     return Ragged.from_rows(rows)
 
@@ -76,9 +78,9 @@ def test_there_and_back(folder, vocab, tmp_path):
         np.testing.assert_array_equal(getattr(rows, name), getattr(expected, name), err_msg=name)
 
     made = hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", workers=2)
-    assert made["num_sequences"] == 180
-    for part, file in enumerate(made["files"]):
-        assert (tmp_path / "back" / file["file"]).read_bytes() == sorted(folder.iterdir())[part].read_bytes()
+    assert made.num_sequences == 180
+    for part, file in enumerate(made.files):
+        assert (tmp_path / "back" / file).read_bytes() == sorted(folder.iterdir())[part].read_bytes()
 
     class Lines:
         def __call__(self, line: str) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
+import os
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mlbert.core.errors import UserError
 from mlbert.store.manifest import file_sha256, read_manifest, whole_file, write_atomically
 from mlbert.store.open import check_same_vocabulary, check_vocabulary, describe
+from mlbert.store.prepared import ShardSet
 
 
 @pytest.mark.parametrize(
@@ -77,3 +84,48 @@ def test_a_file_whose_writing_fails_is_not_there(tmp_path):
     with pytest.raises(ZeroDivisionError):
         write_half()
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
+JUNK = [None, True, -1, 0, 1 << 70, 1e999, 0.5, "", "x", "9", "../x", "a" * 64, [], [[]], {}, [-1], [1 << 70]]
+
+
+def places(document: object) -> list[tuple]:
+    """The way to every value."""
+    if not isinstance(document, (dict, list)):
+        return []
+    inside = document.items() if isinstance(document, dict) else enumerate(document)
+    return [(key, *way) for key, value in inside for way in [(), *places(value)]]
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_an_edited_manifest_is_refused_or_says_the_same(make_set, tmp_path, data):
+    folder = tmp_path / "set"
+    if not folder.exists():
+        (make_set(20) / "manifest.json").rename(tmp_path / "right.json")
+    right = json.loads((tmp_path / "right.json").read_text())
+    *way, last = data.draw(st.sampled_from(places(right)))
+    edited = copy.deepcopy(right)
+    inner = functools.reduce(lambda value, key: value[key], way, edited)
+    if data.draw(st.booleans()):
+        inner[last] = data.draw(st.sampled_from(JUNK))
+    else:
+        del inner[last]
+    (folder / "manifest.json").write_text(json.dumps(edited))
+    try:
+        store = ShardSet.open(folder, verify=True)
+    except UserError:
+        return
+    may_differ = ("content_sha256", "max_seq_length", "max_predictions", "size", "sha256")
+    assert "provenance" in way or last in ("provenance", *may_differ) or edited == right
+    assert store.gather(np.arange(20)).lengths.max() <= store.info.max_seq_length
+    assert store.info.vocab_size > int(store.gather(np.arange(20)).tokens.max())
+
+
+def test_what_is_no_file(make_set):
+    folder = make_set()
+    path = folder / "manifest.json"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=r"manifest.json: is not a plain file"):  # and does not wait for a writer
+        read_manifest(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -12,13 +11,18 @@ import pytest
 from host_batches import numbers
 from mlbert.core.errors import UserError
 from mlbert.feed.packed import PackedSource
+from mlbert.prepare.tfrecords import tfrecords_to_hdf5
+from mlbert.prepare.verify import verify
 from mlbert.store import tfrecord, tfrecord_plain, tfrecord_store
 from mlbert.store.deals import contiguous
+from mlbert.store.manifest import file_sha256
 from mlbert.store.open import open_store
 from mlbert.store.ragged import DTYPES, Ragged
-from mlbert.store.tfrecord import write_examples
+from mlbert.store.tfrecord import Widths, write_examples
 from mlbert.store.tfrecord_store import TFRecordStore, accepts, describe
+from mlbert.store.wordpiece import SPECIAL_TOKENS
 from random_set import random_rows
+from tfrecord_examples import records_of, write_list
 
 COUNTS = (30, 1, 69)
 
@@ -160,7 +164,7 @@ def test_describe_looks_at_the_first_record_alone(folder):
 
 
 def test_files_that_do_not_belong_to_the_set(folder):
-    (folder / "instances.json").write_text(json.dumps({"files": [{"file": "part-00000-of-00003"}]}))
+    write_list(folder, ["part-00000-of-00003"])
     with pytest.raises(UserError, match=r"part-00001-of-00003: is not one of the set's files"):
         describe(folder)
     (folder / "instances.json").unlink()
@@ -173,8 +177,7 @@ def test_missing_files(folder):
     (folder / "part-00001-of-00003").unlink()
     with pytest.raises(UserError, match=r"set: there is no part-00001-of-00003\."):
         describe(folder)
-    listed = [{"file": f"part-{number:05d}-of-00003"} for number in (0, 2)]
-    (folder / "instances.json").write_text(json.dumps({"files": listed}))
+    write_list(folder, [f"part-{number:05d}-of-00003" for number in (0, 2)])
     assert len(TFRecordStore(folder)) == 99
     (folder / "part-00002-of-00003").unlink()
     with pytest.raises(UserError, match=r"there is no part-00002-of-00003\."):
@@ -205,3 +208,42 @@ def test_trains_from_the_files_as_they_are(folder):
     source.open()
     seen = [n for step in range(source.steps_per_epoch) for batch in source.batches_of(step) for n in numbers(batch)]
     assert len(seen) == len(set(seen)) > 50
+
+
+@pytest.mark.parametrize("damage", ["cut", "dropped", "doubled", "exchanged"])
+def test_records_that_the_list_does_not_know(folder, tmp_path, damage):
+    names = [f"part-{number:05d}-of-00003" for number in range(3)]
+    write_list(folder, names)
+    vocab = tmp_path / "vocab.txt"
+    info, path = describe(folder), folder / names[0]
+    assert (info.num_sequences, info.vocab_size, info.vocabulary_sha256) == (len(TFRecordStore(folder)), 500, "a" * 64)
+    records = records_of(path)
+    kept = {"cut": records[:-7], "dropped": records[:3] + records[4:], "doubled": [*records, records[5]]}
+    path.write_bytes(b"".join(kept.get(damage, records_of(folder / names[2])[: len(records)])))
+    with pytest.raises(UserError, match=rf"{names[0]}: has .*instances.json says"):
+        TFRecordStore(folder)
+    with pytest.raises(UserError, match=rf"{names[0]}: has .* bytes, instances.json says"):
+        tfrecord_store.outline(folder, Widths(32, 5))  # what training looks at before it starts
+    (report,) = verify([folder])
+    assert report.problems
+    assert damage == "exchanged" or "some are missing, or there twice" in report.problems[-1]
+    vocab.write_text("\n".join([*SPECIAL_TOKENS, *map(str, range(495))]))
+    with pytest.raises(UserError, match=r"vocab.txt: is not the vocabulary that .*set was prepared with"):
+        tfrecords_to_hdf5([folder], vocab, tmp_path / "out")
+    write_list_of_vocabulary(folder, vocab)
+    with pytest.raises(UserError, match=rf"{names[0]}: has .*instances.json says"):
+        tfrecords_to_hdf5([path], vocab, tmp_path / "out")
+
+
+def write_list_of_vocabulary(folder, vocab) -> None:
+    """Name another vocabulary in the list."""
+    text = (folder / "instances.json").read_text()
+    (folder / "instances.json").write_text(text.replace("a" * 64, file_sha256(vocab)))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b'{"files": [{"file": "part-00000-of-00003"}]}'])
+def test_a_broken_list(folder, content):
+    (folder / "instances.json").write_bytes(content)
+    for use in (describe, TFRecordStore, lambda folder: verify([folder])):
+        with pytest.raises(UserError, match=r"instances.json: is damaged"):
+            use(folder)

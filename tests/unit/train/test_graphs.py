@@ -94,7 +94,7 @@ def test_a_cpu_is_refused(tmp_path: Path, mode: str, capsys) -> None:
 
 
 def method(obstacle: str | None = None, budget: Budget | None = BUDGET, can_capture: bool = True) -> SimpleNamespace:
-    model = SimpleNamespace(capture_obstacle=lambda device: obstacle)
+    model = SimpleNamespace(capture_obstacle=lambda device, max_seqlen: obstacle)
     optimizer = SimpleNamespace(can_capture=can_capture, implementation="plain")
     return SimpleNamespace(model=model, budget=budget, optimizer=optimizer)
 
@@ -118,4 +118,4 @@ def test_what_graphs_need() -> None:
 
 def test_plain_attention_is_an_obstacle() -> None:
     ops.select("plain")
-    assert "on the host" in BertForPreTraining(SHAPE).capture_obstacle(torch.device("cpu"))
+    assert "on the host" in BertForPreTraining(SHAPE).capture_obstacle(torch.device("cpu"), 8)

@@ -8,8 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from mlbert.cli.main import main
+from mlbert.core.errors import UserError
 from mlbert.core.progress import Outcome, TrainState
 from mlbert.train.loggers import make_loggers
+from training_settings import train_arguments
 
 STATE = TrainState(step=3, samples=30, tokens=900, flops=10**9, train_seconds=2.0)
 
@@ -37,16 +40,30 @@ def test_tensorboard_holds_speed_and_metrics(tmp_path: Path) -> None:
     assert {number.step for number in numbers.values()} == {3}
 
 
-def test_wandb_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_tells_both_by_one_setting_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
-    told(tmp_path, wandb_project="bert")
-    files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
-    assert len(files) == 1
-    content = files[0].read_bytes()
+    words = {"max_steps": 3, "tensorboard_dir": tmp_path / "events", "wandb_project": "bert"}
+    with pytest.raises(SystemExit):
+        main(train_arguments(tmp_path, **words))
+    events = accumulator.EventAccumulator(str(tmp_path / "events/run_0"))
+    events.Reload()
+    assert [point.step for point in events.Scalars("loss/train/total")] == [1, 2, 3]
+    assert [point.step for point in events.Scalars("metrics/eval/MaskedAccuracy")] == [3]
+    (file,) = tmp_path.glob("out/run_0/wandb/offline-run-*/*.wandb")
+    content = file.read_bytes()
     assert b"metrics/eval/MaskedAccuracy" in content
     assert b"throughput/device/mfu" in content
+
+
+def test_an_unusable_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="TENSORBOARD_DIR"):
+        told(tmp_path, tensorboard_dir=tmp_path / "file")
 
 
 def test_nothing_is_measured_where_nothing_is_logged(tmp_path: Path) -> None:

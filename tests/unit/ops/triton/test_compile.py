@@ -1,11 +1,13 @@
-"""Every Triton kernel compiles for the GPUs that it is meant for, without one; the attention's spill no registers."""
+"""Triton kernels compile for Hopper, without a GPU, and take no more instructions and registers than they did."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -26,20 +28,17 @@ def load_tool() -> ModuleType:
 
 tool = load_tool()
 sass, cast = tool.sass, tool.cast
-# One kernel of each kind for every architecture. The variants only where most runs are; those of float32 and float16
-# products, which take longest to compile, where a GPU runs them.
-EVERYWHERE = (
-    "attention H=64 bf16 dropout",
-    "attention H=64 bf16 device key",
-    "norm D=1024 bf16 dropout",
-    "loss bf16",
-    "embedding bf16",
-    "LAMB",
-)
-NOT_HERE = ("fp32", "fp16", "H=64 bf16 dropout ALiBi")
-PAIRS = [(case, arch) for case in EVERYWHERE for arch in tool.ARCHITECTURES] + [
-    (case, 90) for case in tool.cases() if case not in EVERYWHERE and not any(words in case for words in NOT_HERE)
-]
+# What most runs are, for the GPU that they run on. Everything for all GPUs, in more time than a test has:
+# python tools/compile_kernels.py
+ARCH = 90
+NOT_HERE = ("fp32", "fp16", "ALiBi", "H=32", "D=768", "cast fp8 one token")
+CASES = [case for case in tool.cases() if not any(words in case for words in NOT_HERE)]
+
+
+@functools.cache
+def compiled(case: str) -> list[Any]:
+    """Reports of the case's kernels."""
+    return tool.compile_case(case, ARCH)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,24 +49,21 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
         yield
 
 
-@pytest.mark.parametrize(("case", "arch"), PAIRS)
-def test_kernels_compile(case: str, arch: int) -> None:
-    reports = tool.compile_case(case, arch)
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_compile(case: str) -> None:
+    reports = compiled(case)
     assert reports
     for report in reports:
-        assert f".target sm_{arch}" in report.ptx
+        assert f".target sm_{ARCH}" in report.ptx
         if case.startswith("attention"):
-            assert report.spilled == 0, f"{report.kernel} spills {report.spilled} bytes a thread on sm_{arch}"
-            if report.kernel != "attention_order_kernel" and arch in (80, 90):
-                instruction = {80: "mma.sync", 90: "wgmma.mma_async"}[arch]
-                assert instruction in report.ptx, f"{report.kernel} does not use the matrix units"
+            assert report.spilled == 0, f"{report.kernel} spills {report.spilled} bytes a thread"
+            if report.kernel != "attention_order_kernel":
+                assert "wgmma.mma_async" in report.ptx, f"{report.kernel} does not use the matrix units"
 
 
 def test_four_keys_share_the_mixing_of_the_mask() -> None:
     """Two multiplications mix a word, which four keys share: about half a one for each weight, or exponential."""
-    (report,) = [
-        r for r in tool.compile_case("attention H=64 bf16 dropout", 90) if r.kernel == "attention_forward_kernel"
-    ]
+    (report,) = [r for r in compiled("attention H=64 bf16 dropout") if r.kernel == "attention_forward_kernel"]
     loop = next(loop for loop in sass.loops(report.cubin) if sass.classes(loop)["tensor"])
     multiplications, exponentials = sass.classes(loop)["IMAD"], loop["MUFU.EX2"]
     assert 0 < multiplications < 0.9 * exponentials, (multiplications, exponentials)
@@ -76,7 +72,7 @@ def test_four_keys_share_the_mixing_of_the_mask() -> None:
 def test_attention_takes_no_longer_than_modelled() -> None:
     """Ceilings: 5 % above the counted instructions of a warp and tile, and the goal for a sequence, which is closer."""
     ceilings = {"forward": 465, "query_gradient": 328, "key_value_gradient": 412}
-    reports = [r for r in tool.compile_case(*tool.ATTENTION_MODEL) if "order" not in r.kernel]
+    reports = [r for r in compiled(tool.ATTENTION_MODEL[0]) if "order" not in r.kernel]
     model = tool.attention_model
     counted = {
         r.kernel.removeprefix("attention_").removesuffix("_kernel"): model.of(
@@ -97,7 +93,7 @@ def test_model_of_attention_adds_up() -> None:
 
 def test_instructions_are_counted_by_opcode_and_loop() -> None:
     """One loop that loads and adds four numbers at a time; a sum through shared memory and one store behind it."""
-    sums = next(r for r in tool.compile_case("cast fp8", 90) if r.kernel == "sum_partials_kernel")
+    sums = next(r for r in compiled("cast fp8") if r.kernel == "sum_partials_kernel")
     counts, (loop,) = sass.instructions(sums.cubin), sass.loops(sums.cubin)
     assert loop["FADD"] == 4 * loop["LDG.E.128"] > 0
     assert counts["LDG.E.128"] == loop["LDG.E.128"]
@@ -133,7 +129,7 @@ def test_casts_take_no_more_instructions_than_they_did() -> None:
 
 def test_quantising_norms_take_no_more_instructions_than_they_did() -> None:
     """Instructions of a thread for each of its numbers, of a round of the loop where there is one; and what spills."""
-    ceilings = {"fp8_norm_forward_kernel": (49, 24), "fp8_norm_backward_kernel": (42, 68)}
+    ceilings = {"fp8_norm_forward_kernel": (49, 0), "fp8_norm_backward_kernel": (44, 28)}
     with tool.recording(90) as launches:
         tool.cases()["norm D=1024 bf16 fp8 output"]()
     kernels = {launch.kernel.fn.__name__: launch for launch in launches}

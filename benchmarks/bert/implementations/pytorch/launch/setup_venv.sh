@@ -1,6 +1,12 @@
 # Makes or refreshes .venv in the tree's root and puts it first in PATH. Sourced by quickstart.sh and run_tests.sh:
 #   setup_venv ROOT [EXTRA]      EXTRA is a comma-separated list of pyproject's optional dependencies
+# TORCH_INDEX names the package index that torch shall come from, such as https://download.pytorch.org/whl/cu128
 # shellcheck shell=bash
+
+if [[ "${OSTYPE}" != linux* ]]; then
+    echo "error: this wants Linux, and here is ${OSTYPE}. Try: docker run -it --rm -v \"\$PWD:/tree\" -w /tree python:3.11 $0" >&2
+    exit 2
+fi
 
 # Prints the first interpreter that is at least 3.11 and can make a virtual environment with pip.
 find_python() {
@@ -22,12 +28,16 @@ find_python() {
     return 2
 }
 
-# The default index serves torch for Linux with 3 GB of CUDA libraries; a machine without an NVIDIA driver asks PyTorch's
-# CPU index too, where that can be reached. pip prefers 2.13.0+cpu to 2.13.0 when it sees both.
+# Prints the index to ask for torch beside pip's own, if any. PyPI's torch for Linux brings CUDA's libraries; a machine without
+# an NVIDIA driver asks PyTorch's CPU index too, where that can be reached. pip prefers 2.13.0+cpu to 2.13.0 when it sees both.
 torch_index() {
     local python="$1" url="https://download.pytorch.org/whl/cpu"
+    if [[ -n "${TORCH_INDEX:-}" ]]; then
+        echo "${TORCH_INDEX}"
+        return 0
+    fi
     [[ -e /proc/driver/nvidia/version ]] && return 0
-    "${python}" - "${url}/torch/" <<'PYTHON' && echo "--extra-index-url=${url}"
+    "${python}" - "${url}/torch/" <<'PYTHON' && echo "${url}"
 import sys
 import urllib.request
 
@@ -37,6 +47,15 @@ except OSError:
     sys.exit(1)
 PYTHON
     return 0
+}
+
+# What comes over the network, before it does: $1 is what torch_index printed.
+torch_size() {
+    case "$1" in
+    */cpu) echo "torch for the CPU from $1: 0.2 GB to download, 1 GB on disk. Another build: TORCH_INDEX=URL" ;;
+    ?*) echo "torch from $1" ;;
+    *) echo "torch from pip's own index; PyPI's brings CUDA: 3 GB to download, 5 GB on disk. Another build: TORCH_INDEX=URL" ;;
+    esac
 }
 
 setup_venv() {
@@ -59,9 +78,10 @@ setup_venv() {
     local pip=(python -m pip install --quiet --quiet --disable-pip-version-check) pins="${venv}/constraints.txt"
     grep -v '^triton==' "${root}/constraints.txt" >"${pins}"
     index="$(torch_index python)"
+    torch_size "${index}"
     # setuptools comes first: with it in place the build needs no second, unpinned copy from the network.
     if ! { echo "1/3 setuptools ..." && "${pip[@]}" --constraint "${pins}" setuptools &&
-        echo "2/3 torch ..." && "${pip[@]}" --constraint "${pins}" ${index:+"${index}"} torch &&
+        echo "2/3 torch ..." && "${pip[@]}" --constraint "${pins}" ${index:+"--extra-index-url=${index}"} torch &&
         echo "3/3 mlbert and the rest ..." &&
         { python -c 'import triton' 2>/dev/null || cp "${root}/constraints.txt" "${pins}"; } &&
         "${pip[@]}" --constraint "${pins}" --no-build-isolation --editable "${root}${extra:+[${extra}]}"; }; then

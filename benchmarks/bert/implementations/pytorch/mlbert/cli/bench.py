@@ -1,4 +1,4 @@
-"""``mlbert bench``: speed as ratios and shares measured in one run."""
+"""``mlbert bench``: speed as ratios and shares measured in one run, and what pre-training reaches in a time."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from mlbert.cli.output import wide_console
+from mlbert.cli.output import standard_output
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.core.files import write_small
+from mlbert.core.provenance import shipped
 
 if TYPE_CHECKING:
     from mlbert.bench.counted.table import Modelled
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = shipped("configs")
 MODELLED_SEQUENCES = (96, 448)
 DEFAULT_PACKS = {"tiny": 32, "demo": 32, "small": 16, "base": 8, "large": 4}
 
@@ -37,7 +38,7 @@ class Peer(StrEnum):
 
 @app.callback()
 def bench() -> None:
-    """Measure speed on this machine."""
+    """Measure on this machine."""
 
 
 @app.command()
@@ -120,6 +121,33 @@ def mosaic(
     return 0
 
 
+@app.command()
+def pretrain(
+    vs: Annotated[Peer | None, typer.Option(help="Race against this peer.")] = None,
+    minutes: Annotated[float, typer.Option(help="Processor time of each run.", min=0.05, max=1440)] = 10.0,
+    size: Annotated[str, typer.Option(help="Layers x hidden size: 2x128 or 4x256.")] = "2x128",
+    seed: Annotated[int, typer.Option(help="Seed of the first run.", min=0, max=2**31)] = 1,
+    text: Annotated[Path | None, typer.Option(help="A sentence a line; default: what packages here carry.")] = None,
+    work: Annotated[Path, typer.Option(help="Folder for text, vocabulary and tokens.")] = Path("bench-pretrain"),
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write a line of JSON for each point there.")] = None,
+) -> int:
+    """Pre-train on the same text for the same time, ours and transformers', and compare held-out accuracy."""
+    from mlbert.bench import pretrain as race
+
+    if size not in race.NAMES:
+        raise UserError("--size", f"{size!r} is unknown", f"Give {' or '.join(race.NAMES)}")
+    lines: list[str] = []
+
+    def tell(record: dict[str, object]) -> None:
+        lines.append(json.dumps(record))
+        if json_file:
+            json_file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    records = race.run(text or race.make_text(work), work, size, minutes, seed, vs is not None, tell)
+    sys.stdout.write(race.table(records))
+    return 0
+
+
 def _model(config: BertConfig, name: str, packs: int | None, json_file: str | None) -> int:
     """Tells what a step would take on a GPU that need not be here, in bfloat16 and in FP8."""
     try:
@@ -137,7 +165,7 @@ def _model(config: BertConfig, name: str, packs: int | None, json_file: str | No
         text = json.dumps([asdict(row) for row in rows], indent=2) + "\n"
         sys.stdout.write(text) if json_file == "-" else write_small(Path(json_file), text)
     if json_file != "-":
-        wide_console().print(_modelled(rows, gpu.name))
+        standard_output().print(_modelled(rows, gpu.name))
     return 0
 
 
@@ -168,7 +196,7 @@ def _print(record: dict) -> None:
             f"{side['model_flops_per_second'] / 1e9:.1f}",
             f"{100 * side['share_of_gemm_peak']:.0f} %",
         )
-    console = wide_console()
+    console = standard_output()
     console.print(table)
     if "ratio" in record:
         console.print(f"ratio (median of pairs): {record['ratio']:.2f}")

@@ -11,16 +11,16 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from mlbert.cli.output import new_table, safe, standard_output
 from mlbert.cli.repeat import repeat_command
 from mlbert.core.provenance import tree_root
 from mlbert.core.rules import UNVERIFIED
 from mlbert.submission.compare import Comparison, Difference, Measure, Side, compare_sides, read_side
 from mlbert.submission.significance import LEVEL, Ratio
 
-_WIDTH = 80  # columns
+_NAME_WIDTH = 30  # columns
 _MOST_FILES = 20  # that are shown
 _CODE_HOME = "benchmarks/bert/implementations/"
 _METHOD = (
@@ -46,12 +46,12 @@ def diff_command(
     if as_json:
         typer.echo(json.dumps({"a": str(a), "b": str(b), **asdict(found)}, indent=2))
         return
-    _print(Console(width=_WIDTH, highlight=False), sides, found)
+    _print(standard_output(), sides, found)
 
 
 def _print(console: Console, sides: tuple[Side, Side], found: Comparison) -> None:
     for letter, side, good, runs in zip("AB", sides, found.successes, found.runs, strict=True):
-        console.print(f"{letter}: {escape(side.name)}, {runs} runs, {good} reached the target")
+        console.print(f"{letter}: {safe(side.name)}, {runs} runs, {good} reached the target")
     for title, rows in (("settings", found.settings), ("code", found.code), ("system", found.system)):
         if rows:
             console.print(_differences(title, rows))
@@ -66,38 +66,38 @@ def _print(console: Console, sides: tuple[Side, Side], found: Comparison) -> Non
     for measure in found.measures:
         console.print(_verdict(measure))
     for note in (*found.notes, _METHOD, UNVERIFIED):
-        console.print(escape(note))
+        console.print(safe(note))
 
 
 def _differences(title: str, rows: Sequence[Difference]) -> Table:
-    table = Table(title=title, title_justify="left", width=_WIDTH)
-    table.add_column("", width=22, overflow="fold")
-    for side in "AB":
-        table.add_column(side, ratio=1, overflow="fold")
+    """Two lines or more for each: a value has the room that its name leaves."""
+    table = new_table(title, ())
+    table.show_header = False
+    table.add_column(max_width=_NAME_WIDTH, overflow="fold")
+    table.add_column()
+    table.add_column(overflow="fold")
     for row in rows:
-        table.add_row(escape(row.name), _with_origin(row.a, row.origin_a), _with_origin(row.b, row.origin_b))
+        table.add_row(safe(row.name), "A", _with_origin(row.a, row.origin_a))
+        table.add_row("", "B", _with_origin(row.b, row.origin_b))
     return table
 
 
 def _with_origin(value: str, origin: str) -> str:
     place = origin.rpartition("/")[2]
-    return escape(value) + (f" [dim]({escape(place)})[/]" if place else "")
+    return safe(value) + (f" [dim]({safe(place)})[/]" if place else "")
 
 
 def _print_files(console: Console, found: Comparison) -> None:
     if found.history:
-        console.print(found.history)
+        console.print(safe(found.history))
     for name in found.files[:_MOST_FILES]:
-        console.print(f"  {escape(name.removeprefix(_CODE_HOME))}")
+        console.print(f"  {safe(name.removeprefix(_CODE_HOME))}")
     if len(found.files) > _MOST_FILES:
         console.print(f"  and {len(found.files) - _MOST_FILES} more")
 
 
 def _measures(measures: Sequence[Measure]) -> Table:
-    table = Table(title="runs, median (count)", title_justify="left", width=_WIDTH)
-    table.add_column("")
-    for name in ("A", "B", "B/A", "95 % interval", "p"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = new_table("runs, median (count)", ("",), ("A", "B", "B/A", "95 % interval", "p"))
     for measure in measures:
         cells = (_median(measure.a), _median(measure.b), *_ratio(measure.ratio))
         table.add_row(f"{measure.name}, {measure.unit}", *cells)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.output import wide_console
+from mlbert.cli.output import standard_output
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
 from mlbert.core.json_files import shown
@@ -134,5 +134,5 @@ def network_command(sizes: Annotated[str, typer.Option(help="Message sizes, MiB.
     report = measure(world, sizes_mib)
     if world.rank == 0:
         for line in report.lines():
-            wide_console().print(line, markup=False, highlight=False, soft_wrap=True)
+            standard_output().print(line, markup=False, highlight=False, soft_wrap=True)
     world.stop()

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.output import wide_console
+from mlbert.cli.output import standard_output
 from mlbert.core import rules
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.config import environment, split_arguments
@@ -86,7 +86,10 @@ def plan(
     if budget is not None or picture is not None:
         raise UserError("--budget" if picture is None else "--svg", "is for --sweep", "Give --sweep too")
     found = ask(job_of(given, ask))
-    _print(json.dumps(found.as_dict(), indent=2) if as_json else report.text(found))
+    if as_json:
+        _print(json.dumps(found.as_dict(), indent=2))
+    else:
+        standard_output().print(report.answers(found))
     return 0
 
 
@@ -172,7 +175,7 @@ def _swept(given: Given, ask: _Asker, budget: float | None, picture: Path | None
         choice = {} if chosen is None else {"cheapest": chosen[0].as_dict(), "fastest": chosen[1].as_dict()}
         _print(json.dumps({"sweep": [item.as_dict() for item in found], **choice}, indent=2))
         return 0
-    wide_console().print(report.table(found))
+    standard_output().print(report.table(found))
     if chosen is not None:
         _print(report.choice(*chosen))
     return 0

@@ -14,10 +14,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from mlbert.cli.launch import local_command
+from mlbert.cli.output import new_table, safe, standard_output
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
 from mlbert.core.provenance import TENSORFLOW2, tree_root
@@ -29,7 +28,6 @@ from mlbert.submission.logs import Log, read_log
 from mlbert.submission.repeat import IMPLEMENTATIONS, Plan, code_of, make_plan, other_settings, read_repeatable
 from mlbert.submission.significance import FEWEST_RUNS
 
-_WIDTH = 80  # columns
 _SAME = "same"
 _LARGEST_SEED = 2**31 - 1
 _LEAVES_IN_SECONDS = 30.0  # a child that was interrupted, before it is killed
@@ -51,11 +49,11 @@ def repeat_command(
     if number != old.value("seed") and len(siblings) < FEWEST_RUNS:
         reason = f"with {len(siblings)} runs of these settings beside the log nothing tells how far runs are apart"
         raise UserError("--seed", reason, "Leave it out")
-    console = Console(width=_WIDTH, highlight=False)
+    console = standard_output()
     with code_of(old, tree_root(), exact) as (code, note), _folder(out) as folder:
         plan = make_plan(old, folder, data, number, code)
         if note:
-            console.print(escape(note))
+            console.print(safe(note))
         console.print(f"training with seed {number} on {plan.ranks} ranks; its words go to standard error")
         new = _train(plan, code, folder)
         rows = judge(old, new, siblings)
@@ -142,15 +140,10 @@ def _verdict(rows: Sequence[Row], num_siblings: int) -> str:
 
 
 def _print(console: Console, rows: Sequence[Row], lines: Sequence[str]) -> None:
-    table = Table(title="log and repeated run", title_justify="left", width=_WIDTH)
-    table.add_column("")
-    for name in ("log", "repeated", "allowed"):
-        table.add_column(name, justify="right")
-    table.add_column("agrees")
+    table = new_table("log and repeated run", ("", "log", "repeated", "allowed", "agrees"))
     for row in rows:
-        table.add_row(
-            row.name, row.log, row.repeated, row.allowed, "[green]yes[/]" if row.agrees else "[bold red]NO[/]"
-        )
+        agrees = "[green]yes[/]" if row.agrees else "[bold red]NO[/]"
+        table.add_row(*map(safe, (row.name, row.log, row.repeated, row.allowed)), agrees)
     console.print(table)
     for line in lines:
-        console.print(escape(line))
+        console.print(safe(line))

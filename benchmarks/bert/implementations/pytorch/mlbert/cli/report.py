@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from mlbert.cli.output import wide_console, write_page
+from mlbert.cli.output import new_table, safe, standard_output, write_page
 from mlbert.report.numbers import as_json
 from mlbert.report.results import Result, read_result
 from mlbert.report.sources import read_systems
@@ -36,7 +34,7 @@ def report(
     if is_json:
         typer.echo(json.dumps(as_json(results), indent=2))
     else:
-        _print(wide_console(), results)
+        _print(standard_output(), results)
     if html is not None:
         from mlbert.report.page import report_page  # matplotlib takes a second
 
@@ -49,35 +47,27 @@ def _print(console: Console, results: Sequence[Result]) -> None:
     for result in results if len(results) == 1 else ():
         console.print(_runs(result))
         for name, accuracy in result.system.baselines.items():
-            console.print(f"baseline {name}: accuracy {accuracy:.4f}")
+            console.print(f"baseline {name.replace('_', ' ')}: accuracy {accuracy:.4f}")
         for what, share in result.peak_shares.items():
-            console.print(f"{percent(share)} of the {what}", highlight=False)
-        console.print(f"{time_to_train(result)}: {meaning(result)}", soft_wrap=True, highlight=False)
+            console.print(f"{percent(share)} of the {what}")
+        console.print(f"{time_to_train(result)}: {meaning(result)}")
     if len(results) > 1:
         console.print(_comparison(results))
     for result in results:
         for note in result.system.notes:
-            console.print(f"{result.system.name}: {note}", soft_wrap=True, markup=False, highlight=False)
-    console.print(verdict(results), soft_wrap=True)
-
-
-def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in texts:
-        table.add_column(name, overflow="fold")
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+            console.print(safe(f"{result.system.name}: {note}"))
+    console.print(verdict(results))
 
 
 def _runs(result: Result) -> Table:
-    numbers = ("time to train", "samples", "accuracy", "samples/s")
-    table = _table(escape(f"Runs in {result.system.folder}"), ("run", "status", ""), numbers)
+    table = new_table(
+        safe(f"Runs in {result.system.folder}"), ("run", "status"), ("time", "samples", "accuracy", "samples/s")
+    )
     for run in result.runs:
+        mark = result.marks.get(run.name)
         table.add_row(
-            escape(run.name),
-            escape(run.status),
-            result.marks.get(run.name, ""),
+            safe(run.name),
+            safe(run.status if mark is None else f"{run.status}: {mark}"),
             duration(run.seconds),
             count(run.samples),
             "-" if run.accuracy is None else f"{run.accuracy:.4f}",
@@ -87,11 +77,11 @@ def _runs(result: Result) -> Table:
 
 
 def _comparison(results: Sequence[Result]) -> Table:
-    numbers = ("time to train", "runs", "batch", "accel.", "samples", "samples/s")
-    table = _table(f"{len(results)} systems: olympic means", ("system",), numbers)
+    numbers = ("time", "runs", "batch", "accel.", "samples", "/s")
+    table = new_table(f"{len(results)} systems: olympic means", ("system",), numbers)
     for result in results:
         table.add_row(
-            escape(result.system.name),
+            safe(result.system.name),
             time_to_train(result),
             f"{result.num_converged}/{len(result.runs)}",
             count(result.batch),

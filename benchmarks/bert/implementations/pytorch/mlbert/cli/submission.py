@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from mlbert.cli import compare
-from mlbert.cli.output import wide_console, write_page
+from mlbert.cli.output import new_table, printable, safe, standard_output, write_page
+from mlbert.core.errors import UserError
 from mlbert.core.provenance import tree_root
 from mlbert.submission import official
 from mlbert.submission.check import check
@@ -63,7 +63,7 @@ def check_command(
 
     Exit status: 0 nothing is wrong, 1 there is an ERROR, 2 a path cannot be judged.
     """
-    console = wide_console()
+    console = standard_output()
     with Console(stderr=True).status("checking") as status:
         wanted = division.value if division else None
         checked = {path: check(path, wanted, lambda step: status.update(step)) for path in paths}
@@ -89,16 +89,22 @@ def trace_command(
     tree: Annotated[Path | None, typer.Option(help="Tree that the log's files are in; this one when absent.")] = None,
 ) -> None:
     """Follow a log to its settings, its recipe and the Python behind it; exit with 1 where a link is broken."""
-    tracer = Tracer(read_log(log), (tree or tree_root()).resolve())
+    tracer = Tracer(read_log(log), _tree(tree))
     chains = [tracer.chain(name) for name in ([key] if key else tracer.keys)]
     if tracer.sources.gap:
-        typer.echo(f"note: {tracer.sources.gap}; files are read as they are in {tracer.sources.tree}")
+        typer.echo(printable(f"note: {tracer.sources.gap}; files are read as they are in {tracer.sources.tree}"))
     for chain in chains:
-        typer.echo(chain.summary() if key is None else f"{key} = {chain.value}")
+        typer.echo(printable(chain.summary() if key is None else f"{key} = {chain.value}"))
         for link in chain.broken if key is None else chain.links:
-            typer.echo(f"  {link}")
+            typer.echo(printable(f"  {link}"))
     if any(chain.broken for chain in chains):
         raise typer.Exit(1)
+
+
+def _tree(given: Path | None) -> Path:
+    if given is not None and not given.is_dir():
+        raise UserError("--tree", f"{given} is no folder", "Name the root of a tree")
+    return (given or tree_root()).resolve()
 
 
 @app.command("describe-system")
@@ -112,14 +118,14 @@ def describe_command(
     """Write the description of this machine, with the 33 fields that the official checker wants."""
     facts = describe_system(submitter, division.value, nodes, framework=framework.value)
     write_description(out, facts)
-    console = wide_console()
-    table = Table("field", "value", title=escape(str(out)))
+    console = standard_output()
+    table = new_table(safe(out), ("field", "value"))
     for name, value in facts.items():
-        table.add_row(name, escape(value))
+        table.add_row(name, safe(value))
     console.print(table)
     unknown = [name for name, value in facts.items() if value == "unknown"]
     if unknown:
-        console.print(f"Not visible from inside, fill in by hand: {', '.join(unknown)}", soft_wrap=True)
+        console.print(f"Not visible from inside, fill in by hand: {', '.join(unknown)}")
 
 
 @app.command("new-system")
@@ -130,7 +136,7 @@ def new_system_command(
     tree: Annotated[Path | None, typer.Option(help="Tree to extend; this one when absent.")] = None,
 ) -> None:
     """Make a folder for another machine, and the template of its description."""
-    root = tree or tree_root()
+    root = _tree(tree)
     made = new_system(name, other, root, config)
     for path in (*sorted(made.folder.iterdir()), made.template):
         typer.echo(f"made {path.relative_to(root)}")
@@ -162,7 +168,7 @@ def seal_command(
     ] = None,
 ) -> None:
     """Write SHA256SUMS of a system's logs, run files and description: sha256sum -c verifies it."""
-    root = tree or tree_root()
+    root = _tree(tree)
     names = seal(system, root, logdir, key)
     typer.echo(f"{root / 'results' / system / SUMS} covers {len(names)} files{', signed' if key else ''}")
 
@@ -173,10 +179,10 @@ def export_command(
     tree: Annotated[Path | None, typer.Option(help="Tree to export; this one when absent.")] = None,
 ) -> None:
     """Write the tree without tests, tools, records, caches and dot files, and run the repository checker on it."""
-    num_files = export_tree(tree or tree_root(), directory)
+    num_files = export_tree(_tree(tree), directory)
     finding = official.run(official.repo_checker(directory.resolve()))[0]
-    console = wide_console()
-    console.print(f"{num_files} files in {directory}. repo_checker: {finding.words}", soft_wrap=True, highlight=False)
+    console = standard_output()
+    console.print(safe(f"{num_files} files in {directory}. repo_checker: {finding.words}"))
     if failed([finding]):
         raise typer.Exit(1)
 
@@ -188,17 +194,20 @@ def _as_table(findings: list[Finding], subject: str) -> Table:
     """The worst first; of our own checks that passed, one row a subject."""
     num_failed = sum(finding.outcome is Outcome.ERROR for finding in findings)
     verdict = f"{num_failed} of {len(findings)} checks FAILED" if num_failed else "nothing FAILED"
-    table = Table("result", "check", "words", title=f"{escape(subject)}: {verdict}", title_justify="left")
+    table = new_table(f"{safe(subject)}: {verdict}", ("result", "check"))
     passed: dict[str, list[str]] = {}
     for finding in sorted(findings, key=lambda finding: -finding.severity):
         if finding.outcome is Outcome.PASS and finding.check.startswith(_OWN):
             passed.setdefault(finding.subject, []).append(finding.check.removeprefix(_OWN))
             continue
-        colour = _COLOURS.get(finding.outcome)
-        result = f"[{colour}]{finding.outcome.value}[/]" if colour else finding.outcome.value
-        place = "" if finding.subject == "." else f"[bold]{escape(finding.subject)}[/]\n"
-        table.add_row(result, finding.check, place + escape(finding.words))
+        table.add_row(*_row(finding.outcome, finding.check, finding.subject, finding.words))
     for name, checks in passed.items():
-        place = "" if name == "." else f"[bold]{escape(name)}[/]\n"
-        table.add_row(f"[{_COLOURS[Outcome.PASS]}]{Outcome.PASS.value}[/]", "own checks", place + ", ".join(checks))
+        table.add_row(*_row(Outcome.PASS, "own checks", name, ", ".join(checks)))
     return table
+
+
+def _row(outcome: Outcome, check_name: str, subject: str, words: str) -> tuple[str, str]:
+    colour = _COLOURS.get(outcome)
+    result = f"[{colour}]{outcome.value}[/]" if colour else outcome.value
+    place = "" if subject == "." else f"  {safe(subject)}"
+    return result, f"[bold]{safe(check_name)}[/]{place}\n{safe(words)}"

@@ -14,6 +14,7 @@ from mlbert.core.setting import Limits
 
 VOCAB_MULTIPLE = 8
 
+
 # Above the largest published models, below what a slip of the keyboard makes.
 _Size = Annotated[int, Limits(at_least=1, at_most=2**18)]
 _Count = Annotated[int, Limits(at_least=1, at_most=1024)]
@@ -21,7 +22,7 @@ _Share = Annotated[float, Limits(at_least=0, below=1)]
 _Small = Annotated[float, Limits(above=0, below=1)]
 _BOOLEANS = {"true": True, "false": False}
 # What the benchmark's file does not know; written only where it differs from a plain BERT.
-_OPTIONS = ("position_embedding_type", "norm_position", "gated_mlp", "tie_word_embeddings")
+_OPTIONS = ("position_embedding_type", "rope_theta", "norm_position", "gated_mlp", "tie_word_embeddings")
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,10 @@ class BertConfig:
     Attributes:
         hidden_act: "gelu", the benchmark's tanh form, or "gelu_erf", the exact form of Hugging Face checkpoints.
         position_embedding_type: "absolute", learned; or "alibi": none, but attention's scores fall with the distance
-            (`alibi_slopes`), and `max_position_embeddings` bounds nothing in the model.
+            (`alibi_slopes`), and `max_position_embeddings` bounds nothing in the model; or "rotary": ModernBERT's form,
+            whose queries and keys are turned by their positions (`mlbert.ops.rotary`), which has no segment embeddings,
+            gated feed-forward parts, and LayerNorm before the sublayers but not before the first attention.
+        rope_theta: of "rotary", the base of its angles.
         norm_position: "post", LayerNorm after each residual sum; or "pre", before each sublayer and once at the end, as
             in Hugging Face's RoBERTa-PreLayerNorm.
         gated_mlp: the feed-forward part is (gelu(x A) * (x B)) W + b in place of gelu(x A + a) W + b, with dropout
@@ -51,7 +55,8 @@ class BertConfig:
     attention_probs_dropout_prob: _Share = 0.1
     initializer_range: _Small = 0.02
     layer_norm_eps: _Small = 1e-12
-    position_embedding_type: Annotated[str, Limits(choices=("absolute", "alibi"))] = "absolute"
+    position_embedding_type: Annotated[str, Limits(choices=("absolute", "alibi", "rotary"))] = "absolute"
+    rope_theta: Annotated[float, Limits(above=1, at_most=1e9)] = 10_000.0
     norm_position: Annotated[str, Limits(choices=("post", "pre"))] = "post"
     gated_mlp: bool = False
     tie_word_embeddings: bool = True
@@ -63,6 +68,14 @@ class BertConfig:
             heads = f"num_attention_heads {self.num_attention_heads}"
             reason = f"hidden_size {self.hidden_size} is not a multiple of {heads}"
             raise UserError("bert_config", reason, "Change one of the two")
+        if self.is_rotary and not (self.norm_position == "pre" and self.gated_mlp and self.head_size % 2 == 0):
+            reason = "rotary positions come with norm_position pre, gated_mlp true and heads of an even size"
+            raise UserError("bert_config", reason, "Change the one or the other")
+
+    @property
+    def is_rotary(self) -> bool:
+        """Whether the model has ModernBERT's form."""
+        return self.position_embedding_type == "rotary"
 
     @property
     def head_size(self) -> int:
@@ -90,10 +103,12 @@ class BertConfig:
         size, inner, norm = self.hidden_size, self.intermediate_size, 2 * self.hidden_size
         dense, rows = size * size + size, self.padded_vocab_size
         learned = self.max_position_embeddings if self.position_embedding_type == "absolute" else 0
-        embeddings = (rows + learned + self.type_vocab_size) * size + norm
+        segments = 0 if self.is_rotary else self.type_vocab_size
+        embeddings = (rows + learned + segments) * size + norm
         feed_forward = (3 * size * inner if self.gated_mlp else 2 * size * inner + inner) + size
         layers = self.num_hidden_layers * (4 * dense + feed_forward + 2 * norm)
-        last_norm = norm if self.norm_position == "pre" else 0
+        # Rotary models lack the first layer's first norm and have one at the end.
+        last_norm = norm if self.norm_position == "pre" and not self.is_rotary else 0
         masked_lm = dense + norm + rows + (0 if self.tie_word_embeddings else rows * size)
         return embeddings + layers + last_norm + dense + masked_lm + 2 * size + 2
 

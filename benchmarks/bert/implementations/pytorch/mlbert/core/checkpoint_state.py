@@ -25,7 +25,7 @@ HEADS = ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "classifie
 ANOTHER = "Choose a complete BERT checkpoint"
 OTHER_CONFIG = "Use the bert_config.json of the checkpoint"
 # What two models of equally large tensors may differ in.
-_UNSEEN = ("num_attention_heads", "hidden_act", "position_embedding_type", "norm_position")
+_UNSEEN = ("num_attention_heads", "hidden_act", "position_embedding_type", "rope_theta", "norm_position")
 
 
 @dataclass
@@ -87,8 +87,11 @@ def parameter_shapes(shape: BertConfig) -> dict[str, Shape]:
 
 def _with_options(name: str, shape: BertConfig) -> Sequence[str]:
     """What a model with other options than BERT's has in place of a plain BERT's parameter."""
-    is_gone = (shape.position_embedding_type == "alibi" and ".position_embeddings." in name) or (
-        shape.gated_mlp and name.endswith("intermediate.dense.bias")
+    is_gone = (
+        (shape.position_embedding_type != "absolute" and ".position_embeddings." in name)
+        or (shape.is_rotary and ".token_type_embeddings." in name)
+        or (shape.is_rotary and ".layer.0.attention.output.LayerNorm." in name)
+        or (shape.gated_mlp and name.endswith("intermediate.dense.bias"))
     )
     if is_gone:
         return ()

@@ -1,7 +1,12 @@
 """Rules for a masked-LM model on one's own text: from the text's size, the time and the machine to a run's settings.
 
 Pure arithmetic. A run gets as many tokens as fit its time; the shape and the vocabulary follow from the text and that
-number, batch, rate and schedule from the shape and the number of updates.
+number, batch, rate and schedule from the shape and the number of updates. Precision, which belongs to the processor, is
+`mlbert.ops.precision.small_model_precision`; the start of the weights is `mlbert.models.neighbours`.
+
+Measured (records/2026-11-22_pretrain_epyc-2cpu, minutes on one core) were 2 layers x 128 and 4 x 256 with 16 sequences
+an update, rates of 3e-3 (better than 6e-3) and 2e-3, and this initialisation, mask rate and schedule, for a vocabulary
+of 4,096. What is said of longer runs and larger sizes extrapolates.
 """
 
 from __future__ import annotations
@@ -9,9 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mlbert.core.bert_config import BertConfig
+
 SIZES = {"tiny": (2, 128), "small": (4, 256), "base": (12, 768)}  # layers, hidden size
 FLOPS_A_CORE = 40e9  # where no speed was measured: a guess at what one core trains with
 MASK_RATE, EVAL_MASK_RATE = 0.30, 0.15
+INITIALIZER_RANGE = 0.05
+WARMUP, DECAY = 0.02, 0.5  # of the updates
 SEQUENCE_LENGTH = 128
 HEAD_SIZE = 32
 
@@ -68,6 +77,23 @@ class Choice:
     initializer_range: float
     epochs: float
 
+    def config(self, vocab_size: int) -> BertConfig:
+        """The model's shape, with the vocabulary that was made of the text: it may be smaller than was asked for."""
+        return BertConfig(
+            vocab_size=vocab_size,
+            hidden_size=self.shape.hidden,
+            num_hidden_layers=self.shape.layers,
+            num_attention_heads=self.shape.heads,
+            intermediate_size=self.shape.intermediate,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            initializer_range=self.initializer_range,
+            layer_norm_eps=1e-5,
+            position_embedding_type="rotary",
+            norm_position="pre",
+            gated_mlp=True,
+        )
+
 
 def choose(
     corpus_tokens: int, seconds: float, size: str = "auto", cores: int = 1, tokens_per_second: TokensPerSecond = 0.0
@@ -96,21 +122,21 @@ def choose(
         sequences=sequences,
         learning_rate=_learning_rate(shape),
         updates=updates,
-        warmup=max(1, round(0.03 * updates)),
-        decay=max(1, round(0.4 * updates)),
+        warmup=max(1, round(WARMUP * updates)),
+        decay=max(1, round(DECAY * updates)),
         mask_rate=MASK_RATE,
         eval_mask_rate=EVAL_MASK_RATE,
         betas=(0.9, 0.98),
         epsilon=1e-6,
         weight_decay=0.01,
-        initializer_range=0.02,
+        initializer_range=INITIALIZER_RANGE,
         epochs=tokens / max(1, corpus_tokens),
     )
 
 
 def _shape(corpus_tokens: int, layers: int, hidden: int) -> Shape:
-    vocabulary = 4096 if corpus_tokens < 5_000_000 else 8192 if hidden < 768 else 16384
-    intermediate = -(-8 * hidden // 3 // 64) * 64  # two thirds of BERT's, as a gated unit has three matrices
+    vocabulary = 4096 if corpus_tokens < 20_000_000 or hidden < 256 else 8192 if hidden < 768 else 16384
+    intermediate = 8 * hidden // 3 // 64 * 64  # two thirds of BERT's, as a gated unit has three matrices
     return Shape(layers, hidden, hidden // HEAD_SIZE, intermediate, vocabulary)
 
 

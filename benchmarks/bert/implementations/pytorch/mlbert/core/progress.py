@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, fields
 
 from mlbert.core.settings import TrainConfig
 
+_LEAST_FACTOR = 1e-6  # an update's rate is not 0
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -32,6 +34,7 @@ class TrainState:
         accuracy: the last evaluation's metric, the one that the target is compared with (0 before the first).
         train_seconds: time in training steps, evaluation left out.
         elapsed_seconds: time since run_start, over all continuations.
+        due_seconds: when an evaluation that began now would be over, since run_start; compared with MAX_SECONDS.
     """
 
     step: int = 0
@@ -43,6 +46,7 @@ class TrainState:
     accuracy: float = 0.0
     train_seconds: float = 0.0
     elapsed_seconds: float = 0.0
+    due_seconds: float = 0.0
 
     @property
     def updates(self) -> int:
@@ -71,14 +75,44 @@ class TrainState:
 
 
 class Clock:
-    """Seconds since run_start, continuing from an earlier part of the same run."""
+    """Seconds since run_start, continuing from an earlier part of the same run.
+
+    Attributes:
+        evaluation_seconds: what the last evaluation took.
+        evaluated_at, saved_at: `TrainState.due_seconds` at the last evaluation and checkpoint, or at the start.
+    """
 
     def __init__(self, already_seconds: float) -> None:
         self._start = time.monotonic() - already_seconds
+        self.evaluation_seconds = 0.0
+        self.evaluated_at = self.saved_at = already_seconds
 
     def seconds(self) -> float:
         """Elapsed seconds."""
         return time.monotonic() - self._start
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A run that is shaped to the clock in place of a number of steps.
+
+    Attributes:
+        seconds: MAX_SECONDS.
+        warmup, decay: shares of them, at their beginning and end, over which the schedule's rate rises from 0 and falls
+            to it, on straight lines.
+        evaluate_every, save_every: seconds between evaluations and between checkpoints.
+    """
+
+    seconds: float
+    warmup: float
+    decay: float
+    evaluate_every: float
+    save_every: float
+
+    def factor(self, seconds: float) -> float:
+        """What the schedule's rate is multiplied by so many seconds after run_start."""
+        share = seconds / self.seconds
+        return max(_LEAST_FACTOR, min(1.0, share / self.warmup, (1.0 - share) / self.decay))
 
 
 @dataclass(frozen=True)

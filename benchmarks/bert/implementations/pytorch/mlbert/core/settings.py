@@ -40,7 +40,8 @@ class TrainConfig(TextSettings, TensorFlow2Settings):
         "DATA_READER", "dali reads a training set of TFRecords by NVIDIA DALI.", choices=("auto", "dali")
     )
     init_checkpoint: Path | None = row(
-        "INIT_CHECKPOINT", "model.safetensors, its folder, or a .pt of NVIDIA's or Composer's; none for random weights."
+        "INIT_CHECKPOINT",
+        "model.safetensors, its folder, a run or its checkpoint, or a .pt of NVIDIA's or Composer's; none: random.",
     )
     output_dir: Path = row("LOGDIR", "Run folder: MLPerf log, metrics, checkpoints, final weights.")
     train_batch_size: int = row(
@@ -363,15 +364,6 @@ def settings_by_env() -> Mapping[str, Setting]:
     """Every legal export, environment name to `Setting`."""
     rows = [*train_settings().values(), *LAUNCH_SETTINGS]
     return types.MappingProxyType({row.env: row for row in rows})
-
-
-def markdown_table() -> str:
-    """The whole table in Markdown, for the documentation."""
-    lines = ["| variable | flag and YAML key | type | unit | meaning |", "|---|---|---|---|---|"]
-    for one in [*train_settings().values(), *LAUNCH_SETTINGS]:
-        flag, kind = f"`{one.flag}`" if one.flag else "launchers only", one.type_name.replace("|", "\\|")
-        lines.append(f"| `{one.env}` | {flag} | {kind} | {one.unit} | {one.meaning} |")
-    return "\n".join(lines) + "\n"
 
 
 def _split_optional(hint: Any) -> tuple[type, bool]:

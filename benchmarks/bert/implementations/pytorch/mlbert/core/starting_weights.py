@@ -6,15 +6,23 @@ import hashlib
 import re
 from pathlib import Path
 
-_IN_FOLDER = ("weights/model.safetensors", "model.safetensors", "pytorch_model.bin")
+CHECKPOINT_TENSORS = "tensors.safetensors"  # of a run, beside its state.json
+_IN_FOLDER = ("weights/model.safetensors", "model.safetensors", "pytorch_model.bin", CHECKPOINT_TENSORS)
+_STEPS = (f"checkpoints/step_*/{CHECKPOINT_TENSORS}", f"step_*/{CHECKPOINT_TENSORS}")
 
 
 def weights_file(path: Path) -> Path:
-    """The file of weights in a folder: of a run, its ``weights/`` or Hugging Face's; a path that is no folder as it is.
-    Where a folder holds none, the name that is missing."""
+    """The file of weights in a folder: of a run, its ``weights/`` or Hugging Face's, of a checkpoint, or of the newest
+    one of a run without weights; of a LOGDIR with one run, that run's. A path that is no folder as it is. Where a
+    folder holds none, the name that is missing."""
     if not path.is_dir():
         return path
-    return next((path / name for name in _IN_FOLDER if (path / name).is_file()), path / "model.safetensors")
+    steps = (file for pattern in _STEPS for file in sorted(path.glob(pattern), reverse=True))
+    found = next((file for name in _IN_FOLDER if (file := path / name).is_file()), None) or next(steps, None)
+    runs = [folder for folder in path.glob("run_*") if folder.is_dir()]
+    if found is None and len(runs) == 1:
+        return weights_file(runs[0])
+    return found or path / "model.safetensors"
 
 
 def name_weights(path: Path | None) -> tuple[str, str]:

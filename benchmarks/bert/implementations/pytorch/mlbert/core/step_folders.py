@@ -120,6 +120,18 @@ class StepFolders:
         return f"belongs to another run: {name} is {found.get(name)!r}, this run has {self.identity.get(name)!r}"
 
 
+def read_step(folder: Path) -> tuple[dict, dict]:
+    """What a checkpoint must agree on, and its state, whatever run it is of. Raises UserError: it is damaged."""
+    remedy = "Name another one, such as the checkpoint before it"
+    try:
+        identity = json.loads((folder / _STATE).read_text(encoding="utf-8"))["identity"]
+        return identity, StepFolders(folder.parent, 1, identity)._checked(folder)
+    except _DamagedError as damage:
+        raise UserError(folder, str(damage), remedy) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(folder / _STATE, f"is no state of a checkpoint ({error!r})", remedy) from None
+
+
 class _DamagedError(Exception):
     pass
 

@@ -58,8 +58,13 @@ class TextSettings:
     drop_last: bool | None = row("DROP_LAST", "Leave an epoch's last step out where it is not full.")
     decay_all: bool | None = row("DECAY_ALL", "Weight decay on biases and LayerNorm, too.")
     auto_micro_batch: bool | None = row("AUTO_MICRO_BATCH", "Double GRADIENT_STEPS when the device runs out of memory.")
-    tensorboard_dir: Path | None = row("TENSORBOARD_DIR", "Folder for TensorBoard's event files; none writes none.")
-    wandb_project: str | None = row("WANDB_PROJECT", "Project of Weights & Biases; none logs nothing there.")
+    tensorboard_dir: Path | None = row(
+        "TENSORBOARD_DIR", "Folder for TensorBoard's event files, a folder for each run; none writes none."
+    )
+    wandb_project: str | None = row(
+        "WANDB_PROJECT",
+        "Project of Weights & Biases; offline, in the run folder, where nobody is logged in. none: logs nothing there.",
+    )
     task: str | None = row("TASK", "Task to fine-tune on: one of GLUE's, or none for files with columns.")
     text_columns: str | None = row("TEXT_COLUMNS", "Columns of a task's text or pair of texts, with a comma between.")
     label_column: str | None = row("LABEL_COLUMN", "Column of a task's label.")

@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from mlbert.core.errors import UserError
 from mlbert.dist.watch import HANG_SECONDS, Watch
 
 if TYPE_CHECKING:  # the command line needs the constants, and no torch
@@ -112,7 +113,8 @@ class Lifecycle:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Whatever leaves the block before `finish` ends the run as aborted, on every rank; exceptions are passed on.
+        """Whatever leaves the block before `finish` ends the run as aborted, on every rank; exceptions are passed on,
+        but for a `UserError` of a rank other than 0, which rank 0 tells: that rank exits with LOST_RANK.
 
         All ranks enter together, each in its main thread. Within, SIGTERM and SIGHUP raise `Terminated`, unless they
         are ignored (nohup) or handled already; SIGINT raises KeyboardInterrupt as usual; SIGUSR1 raises Terminated
@@ -126,6 +128,8 @@ class Lifecycle:
                     yield
             except BaseException as error:
                 self._abort_on_rank_0(_reason(error))
+                if self.world.rank != 0 and isinstance(error, UserError):
+                    raise SystemExit(LOST_RANK) from error  # rank 0 has told it
                 raise
 
     def accept_warnings(self) -> None:
@@ -154,9 +158,10 @@ class Lifecycle:
 
     # The watch's thread: the main thread may hang in a collective for ever
 
-    def _tell(self, story: str) -> None:
+    def _tell(self, story: str, aloud: bool) -> None:
         """A rank is lost, and this one tells it."""
-        print(f"mlbert: error: {story}. The run is aborted on every rank.", file=sys.stderr, flush=True)
+        if aloud:
+            print(f"mlbert: error: {story}. The run is aborted on every rank.", file=sys.stderr, flush=True)
         self._abort(story)
 
     def _end_process(self) -> NoReturn:

@@ -138,14 +138,14 @@ class Watch:
 
     Args:
         world: the started world.
-        tell: called with one sentence when a rank is lost: by rank 0; when that is the lost one, by rank 1 and by the
-            first rank of another machine, of which the first to come counts.
+        tell: called with one sentence, and whether to print it, when a rank is lost: by rank 0; when that is the lost
+            one, by rank 1 and by the first rank of another machine, of which the first to come counts.
         end: ends this process at once; called by the watching thread, for the main thread may hang in a collective.
         hang_seconds: see `HANG_SECONDS`.
     """
 
     def __init__(
-        self, world: World, tell: Callable[[str], None], end: Callable[[], NoReturn], hang_seconds: float
+        self, world: World, tell: Callable[[str, bool], None], end: Callable[[], NoReturn], hang_seconds: float
     ) -> None:
         self.world, self._tell_story, self._end_process, self._hang_seconds = world, tell, end, hang_seconds
         # Replaced as a whole, so that the watching thread never sees the step of one mark and the stage of another.
@@ -203,9 +203,10 @@ class Watch:
     def _start(self) -> None:
         if self.world.world_size == 1:
             return
-        self._hosts = self.world.hosts()
         try:
-            self._channels = connect(self.world)
+            with self.world.meeting.together("watch"):
+                self._hosts = self.world.hosts()
+                self._channels = connect(self.world)
         except OSError as error:
             reason = f"cannot join the watch over the ranks ({error})"
             remedy = "Let the nodes open any port to each other, as gloo and NCCL need it too"
@@ -223,8 +224,11 @@ class Watch:
             return
         # Every failure of torch.distributed is a RuntimeError.
         is_signal = not isinstance(error, Exception)
-        is_consequence = is_signal or isinstance(error, RuntimeError)
-        words = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ").rstrip(".")
+        # A mistake that rank 0 makes as well is told by it alone.
+        is_mistake = isinstance(error, UserError)
+        is_consequence = is_signal or isinstance(error, RuntimeError) or (is_mistake and self.world.rank != 0)
+        kind = "" if is_mistake else f"{type(error).__name__}: "
+        words = f"{kind}{' '.join(str(error).split())}".removesuffix(": ").rstrip(".")
         sentence = f"{self._name(self.world.rank)} failed {_after(self._place.step)}: {words}"
         if self.world.rank != 0:
             self._channels[0].send(failed=sentence, is_cause=not is_consequence)
@@ -237,7 +241,7 @@ class Watch:
         else:
             # Before the others hear of it: whoever ends from now on is no cause.
             self._stopping.set()
-            self._tell_story(sentence)
+            self._tell_story(sentence, not is_mistake)  # the command line prints that one
             self._announce(sentence)
         # Meanwhile the watching thread ends the process when it knows the cause.
         waits_for_cause = is_consequence and not self._leaving
@@ -362,7 +366,7 @@ class Watch:
         if self.world.rank in (0, 1, *other_machine[:1]):
             if self.world.rank > 1:
                 time.sleep(PERIOD_SECONDS)  # rank 1 comes first, if it is alive
-            self._tell_story(sentence)
+            self._tell_story(sentence, True)
         if self.world.rank == 0:
             # A connection that is closed with beats unread is reset, and the verdict on it lost.
             time.sleep(PERIOD_SECONDS)

@@ -18,6 +18,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mlbert.core.errors import UserError
+from mlbert.dist.meeting import MEETING_SECONDS, Meeting
 
 DEFAULT_PORT = 29500
 # Below the range from which Linux gives ports to outgoing connections (32768 and up).
@@ -207,10 +209,6 @@ def _slurm_port(environ: Mapping[str, str]) -> int:
     return first + (job * 31 + step) % count
 
 
-def _key(rank: int) -> str:
-    return f"mlbert/rank_{rank}"
-
-
 def nccl_options(timeout: timedelta) -> Any:
     """How a new group of ranks uses NCCL, where there are GPUs: on streams that go before the kernels they overlap."""
     if not torch.cuda.is_available():
@@ -276,7 +274,12 @@ class World:
             return torch.device("cpu")
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
-    def start(self, backend: str | None = None, timeout_s: float = 120.0) -> None:
+    @cached_property
+    def meeting(self) -> Meeting:
+        """Over which the ranks find each other, before and while they are connected."""
+        return Meeting(self)
+
+    def start(self, backend: str | None = None, timeout_s: float = MEETING_SECONDS) -> None:
         """Connects the ranks. A rank that dies or hangs makes the others raise within `timeout_s`.
 
         Args:
@@ -286,7 +289,8 @@ class World:
                 a checkpoint) while the others wait.
 
         Raises:
-            UserError: not all ranks came together in time (it names those that did not), or the port is taken.
+            UserError, SystemExit: not all ranks came together in time (one rank names those that did not), or the port
+                is taken; see `Meeting`.
         """
         if self.world_size == 1:
             return
@@ -295,47 +299,16 @@ class World:
             torch.cuda.set_device(self.device)
             backends = "cpu:gloo,cuda:nccl"
         timeout = timedelta(seconds=timeout_s)
-        try:
-            store = self._meet(timeout)
+        self.meeting.agree("arrival", lambda: None, timeout_s)
+        with self.meeting.together("connection", timeout_s):
             dist.init_process_group(
                 backend or backends,
-                store=store,
+                store=self.meeting.store(timeout_s),
                 rank=self.rank,
                 world_size=self.world_size,
                 timeout=timeout,
                 pg_options=nccl_options(timeout),
             )
-        except dist.DistError as error:
-            place = "MASTER_ADDR and MASTER_PORT name a free port of rank 0's machine"
-            reason = f"rank {self.rank} of {self.world_size} could not join: {str(error).splitlines()[0]}"
-            remedy = f"See that every rank runs, and that {place}"
-            raise UserError(f"{self.master_addr}:{self.master_port}", reason, remedy) from error
-
-    def _meet(self, timeout: timedelta) -> dist.Store:
-        """The store over which the ranks find each other, once all are there.
-
-        torch's own rendezvous makes the same store, but only counts who has come: a rank that hangs before would never
-        be named.
-        """
-        store = dist.TCPStore(
-            self.master_addr,
-            self.master_port,
-            self.world_size,
-            is_master=self.rank == 0 and not self.has_agent,
-            timeout=timeout,
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
-        store.set(_key(self.rank), self.host)
-        if store.add("mlbert/arrivals", 1) == self.world_size:
-            store.set("mlbert/all", "")  # so that each rank waits for one key, not for as many as there are ranks
-        try:
-            store.wait(["mlbert/all"], timeout)
-        except dist.DistStoreError as error:
-            missing = [str(rank) for rank in range(self.world_size) if not store.check([_key(rank)])]
-            words = f"rank {', '.join(missing)} did not come within {timeout.total_seconds():.0f} s"
-            raise dist.DistStoreError(words) from error
-        return store
 
     def barrier(self) -> None:
         """Returns once every rank is here."""

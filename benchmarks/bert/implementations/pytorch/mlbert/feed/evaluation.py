@@ -13,6 +13,8 @@ from mlbert.store.checks import check_rows
 from mlbert.store.open import check_opened, describe, open_store
 from mlbert.store.order import even_parts, make_units
 from mlbert.store.tfrecord_plain import Widths
+from mlbert.store.vocabulary_checks import another_vocabulary
+from mlbert.store.wordpiece import load_vocabulary
 
 PARTS = 8  # sizes of batches
 
@@ -28,6 +30,7 @@ class EvalSet:
         max_tokens: slots of a pack; None: see `mlbert.feed.packed.pack_slots`.
         vocab_size: entries of the model's vocabulary, compared with every token id of a set that does not know its own.
         most: what a sequence may have, see `mlbert.store.open.describe`.
+        vocabulary: vocab.txt of the training set, where there is one: a set that does not know its own is judged by it.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class EvalSet:
         max_tokens: int | None = None,
         vocab_size: int | None = None,
         most: Widths | None = None,
+        vocabulary: Path | None = None,
     ) -> None:
         assert 0 <= rank < world_size
         self.info = describe(data_dir, most)
@@ -54,6 +58,7 @@ class EvalSet:
         self._packs_per_batch, self._max_sequences = packs_per_batch, max_sequences_per_pack
         self._rank, self._world_size = rank, world_size
         self._vocab_size = vocab_size if self.info.vocab_size is None else self.info.vocab_size
+        self._vocabulary = vocabulary if self.info.vocabulary_sha256 is None else None
         self._batches: list[HostBatch] | None = None
 
     @property
@@ -70,10 +75,13 @@ class EvalSet:
         check_opened(self.info, store.info)
         self._check_size(self.num_examples, len(store))
         units = make_units(store, self.num_examples, self.max_tokens, self._max_sequences, seed=0)
+        words = load_vocabulary(self._vocabulary) if self._vocabulary else None
         self._batches = []
         for packs in even_parts(units.count, self._rank, self._world_size, self._packs_per_batch):
             rows, counts = units.gather(packs)
             check_rows(rows, self.info, self._vocab_size)
+            if words and (problem := another_vocabulary(rows, words)):
+                raise UserError(self.info.folder, problem, f"Prepare it with {self._vocabulary}, or another EVALDIR")
             self._batches.append(HostBatch.of(rows, counts, packs, self.max_tokens))
 
     def _check_size(self, wanted: int, available: int) -> None:

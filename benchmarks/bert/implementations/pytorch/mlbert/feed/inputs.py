@@ -27,6 +27,12 @@ class PreTrainingInputs:
     vocabulary: Path | None  # the file that `mlbert prepare` leaves beside the training set; None where there is none
 
 
+def vocabulary_of(folder: Path) -> Path | None:
+    """The file that `mlbert prepare` leaves beside a training set, where it is there."""
+    vocabulary = folder.parent / "vocab.txt"
+    return vocabulary if vocabulary.exists() else None
+
+
 def inspect(config: TrainConfig) -> PreTrainingInputs:
     """Looks at what BERT_CONFIG, DATADIR_PHASE2 and EVALDIR name; reads no sample. Raises UserError: something is
     missing, or model, data sets and vocabulary do not fit each other."""
@@ -38,8 +44,7 @@ def inspect(config: TrainConfig) -> PreTrainingInputs:
     most = widths_at_most(config.max_seq_length, config.max_predictions_per_seq, shape)
     train_set, eval_set = describe(config.input_dir, most), describe(config.eval_dir, most)
     check_same_vocabulary(train_set, eval_set)
-    vocabulary = config.input_dir.parent / "vocab.txt"
-    found = vocabulary if vocabulary.exists() else None
+    found = vocabulary_of(config.input_dir)
     if found:
         check_vocabulary(train_set, found)
         check_start(config.init_checkpoint, found)

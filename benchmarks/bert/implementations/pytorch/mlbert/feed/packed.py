@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from mlbert.core.errors import UserError
 from mlbert.feed.exchange import ExchangeGroup, Read
@@ -71,6 +72,8 @@ class PackedSource(StepSource):
         self._max_sequences = max_sequences_per_pack
         self._bin_counts = None if bin_counts is None else list(bin_counts)
         self._check_counts(self.info)
+        packs_are_taken = self.info.max_pack_tokens is not None and max_sequences_per_pack > 1
+        self._check_size(self.info.num_packs if packs_are_taken else self.info.num_sequences)
         self._make_reader = partial(
             StepReader, share=self.share, bin_counts=self._bin_counts, seed=seed, deal=deal, mask=mask
         )
@@ -103,9 +106,17 @@ class PackedSource(StepSource):
         self._check_counts(store.info)
         self._reader = self._make_reader(store, max_tokens=self.max_tokens, max_sequences=self._max_sequences)
         if self.steps_per_epoch == 0:
-            reason = f"its {self._reader.units.count} packs are fewer than one step's {self.share.global_units}"
-            raise UserError(self.info.folder, reason, "Lower BATCHSIZE or prepare more data")
+            self._refuse_size(self._reader.units.count)
         self._read = self._exchanged(self._reader, self.share, self._gather_over)
+
+    def _check_size(self, packs: int | None) -> None:
+        """Whether so many at most are enough for a step; known early, before memory is taken for one."""
+        if packs is not None and packs < self.share.global_units:
+            self._refuse_size(packs)
+
+    def _refuse_size(self, packs: int) -> NoReturn:
+        reason = f"its {packs} packs are fewer than one step's {self.share.global_units}"
+        raise UserError(self.info.folder, reason, "Lower BATCHSIZE or prepare more data")
 
     def _check_counts(self, info: StoreInfo) -> None:
         if self._bin_counts is not None:

@@ -12,6 +12,7 @@ from mlbert.feed.budget import Budget
 from mlbert.feed.dali import DaliSource
 from mlbert.feed.evaluation import EvalSet
 from mlbert.feed.exchange import ExchangeGroup
+from mlbert.feed.inputs import vocabulary_of
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.synthetic import SyntheticEvalSet, SyntheticSource
 from mlbert.store.checksums import FileChecks, sharers
@@ -76,6 +77,7 @@ def make_evaluation_set(
         world_size=world_size,
         vocab_size=shape.vocab_size,
         most=most,
+        vocabulary=vocabulary_of(config.input_dir),
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.core.masking_rates import MaskingRate
@@ -11,7 +13,10 @@ from mlbert.core.settings import TrainConfig
 from mlbert.feed.budget import Budget
 from mlbert.feed.inputs import PreTrainingInputs
 from mlbert.feed.text import TextEvalSet, TextSet, TextSource, count_sequences, describe_text
+from mlbert.store.token_shards import TokenShards, open_texts
 from mlbert.store.tokenizer import Tokenizer, load_tokenizer
+
+_COUNTED_TEXTS = 4096
 
 
 def inspect(config: TrainConfig) -> PreTrainingInputs:
@@ -60,6 +65,18 @@ def make_evaluation_set(config: TrainConfig, *, rank: int, world_size: int) -> T
         rank=rank,
         world_size=world_size,
     )
+
+
+def token_counts(config: TrainConfig) -> np.ndarray:
+    """int64 [V], how often each entry of the vocabulary is in the beginning of the training set, special ones never.
+    Reads its first shard. Raises UserError: it is missing or damaged."""
+    tokenizer = _tokenizer(config)
+    reader = open_texts(config.input_dir, config.data_remote)
+    first = range(min(int(reader.shard_sizes[0]), _COUNTED_TEXTS))
+    texts = TokenShards(reader, tokenizer, config.input_dir).loose([*first])
+    counts = np.bincount(np.concatenate([np.empty(0, np.uint16), *texts]), minlength=len(tokenizer.vocabulary))
+    counts[list(tokenizer.special_ids)] = 0
+    return counts
 
 
 def budget_of(config: TrainConfig) -> Budget:

@@ -22,6 +22,7 @@ from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import Batch
 from mlbert.models import flops
 from mlbert.models.encoder import NUM_SITES, SITE_CLASSIFIER, BertModel, Dense, Keys
+from mlbert.models.neighbours import neighbour_biases
 from mlbert.ops.fp8_scaling import Products
 
 
@@ -137,13 +138,18 @@ class BertBase(nn.Module):
     def initialize(self, seed: int) -> None:
         """Draws the weights as the reference does: normal cut at two deviations, zero biases, unit LayerNorm gains.
 
-        Rows of the vocabulary's padding are zero, so that they never matter.
+        Rows of the vocabulary's padding are zero, so that they never matter. Heads of a rotary model's first layer look
+        at neighbours (`mlbert.models.neighbours`).
         """
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             initialize_parameter(name, parameter, self.config.initializer_range, generator)
             if name.endswith(("word_embeddings.weight", "decoder.weight")):
                 parameter[self.config.vocab_size :].zero_()
+        if self.config.is_rotary:
+            first = self.bert.encoder.layers[0].attention.self
+            for part, bias in zip((first.query, first.key), neighbour_biases(self.config), strict=True):
+                part.bias.copy_(bias)
 
     def ordered_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """All parameters in flat-buffer order: query, key and value lie side by side, weights first."""
@@ -167,10 +173,11 @@ class BertBase(nn.Module):
         """FLOPs of forward and backward of a batch; `mlbert.models.flops` says what counts."""
         return flops.BACKWARD_FACTOR * self._forward_flops(flops.Work.of(batch))
 
-    def capture_obstacle(self, device: torch.device) -> str | None:
-        """Why forward and backward can't be part of a CUDA graph with the ops that are selected; None: they can."""
+    def capture_obstacle(self, device: torch.device, max_seqlen: int) -> str | None:
+        """Why forward and backward of sequences of at most so many tokens can't be part of a CUDA graph with the ops
+        that are selected; None: they can."""
         alibi = self.config.position_embedding_type == "alibi"
-        return ops.capture_obstacle(device, self.dtype, self.config.head_size, alibi)
+        return ops.capture_obstacle(device, self.dtype, self.config.head_size, alibi, max_seqlen)
 
     def use_products(self, products: Products | None) -> None:
         """From now on these products run in FP8, with scales that are not known yet; None: none."""

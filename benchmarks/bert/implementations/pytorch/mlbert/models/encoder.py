@@ -10,10 +10,11 @@ Legend: S sequences, T tokens, R rows asked for, D hidden, N heads, H head size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mlbert import ops
 from mlbert.core.bert_config import BertConfig
@@ -33,8 +34,20 @@ Keys = Tensor | Sequence[Sequence[int]]
 Mask = tuple[float, ops.Key, Tensor]
 
 
+class Positions(NamedTuple):
+    """What attention knows of positions.
+
+    Attributes:
+        slopes: float32 [N], ALiBi's.
+        rotations: `mlbert.ops.rotations` of the batch.
+    """
+
+    slopes: Tensor | None
+    rotations: Tensor | None
+
+
 class BertEmbeddings(nn.Module):
-    """Sum of word, segment and, where they are learned, position embeddings; LayerNorm; dropout."""
+    """Sum of word embeddings and, where there are any, segment and position embeddings; LayerNorm; dropout."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -42,17 +55,23 @@ class BertEmbeddings(nn.Module):
         self.word_embeddings = nn.Embedding(config.padded_vocab_size, config.hidden_size)
         if config.position_embedding_type == "absolute":
             self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        if not config.is_rotary:
+            self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, batch: Batch, keys: Keys | None) -> Tensor:
         """Returns float32 [T, D]."""
+        total = self._total(batch)
+        mask = _mask(self.config.hidden_dropout_prob, keys, 0, SITE_EMBEDDINGS, batch.dropout_rows)
+        return ops.layer_norm_dropout(total, self.LayerNorm.weight, self.LayerNorm.bias, self.LayerNorm.eps, *mask)
+
+    def _total(self, batch: Batch) -> Tensor:
+        if self.config.is_rotary:
+            return F.embedding(batch.input_ids, self.word_embeddings.weight)
         ids = batch.input_ids, batch.segment_ids, batch.position_ids
         learned = self.config.position_embedding_type == "absolute"
         position = self.position_embeddings.weight if learned else None
-        total = ops.embedding_sum(*ids, self.word_embeddings.weight, position, self.token_type_embeddings.weight)
-        mask = _mask(self.config.hidden_dropout_prob, keys, 0, SITE_EMBEDDINGS, batch.dropout_rows)
-        return ops.layer_norm_dropout(total, self.LayerNorm.weight, self.LayerNorm.bias, self.LayerNorm.eps, *mask)
+        return ops.embedding_sum(*ids, self.word_embeddings.weight, position, self.token_type_embeddings.weight)
 
 
 class _SelfAttention(nn.Module):
@@ -82,9 +101,9 @@ def _output(config: BertConfig, columns: int) -> Dense:
 
 
 class _Attention(nn.Module):
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, index: int) -> None:
         super().__init__()
-        if config.norm_position == "pre":
+        if config.norm_position == "pre" and not (config.is_rotary and index == 1):
             self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.self = _SelfAttention(config.hidden_size)
         self.output = _output(config, config.hidden_size)
@@ -96,7 +115,7 @@ class BertLayer(nn.Module):
     def __init__(self, config: BertConfig, index: int) -> None:
         super().__init__()
         self.config, self.index = config, index
-        self.attention = _Attention(config)
+        self.attention = _Attention(config, index)
         norm = "pre" if config.norm_position == "pre" else None
         sizes = config.hidden_size, config.inner_rows
         self.intermediate = Dense(config, *sizes, norm=norm, bias=not config.gated_mlp)
@@ -107,7 +126,7 @@ class BertLayer(nn.Module):
         hidden: Hidden,
         batch: Batch,
         keys: Keys | None,
-        slopes: Tensor | None,
+        positions: Positions,
         rows: Tensor | None,
         linears: LayerLinears,
     ) -> Hidden:
@@ -115,14 +134,14 @@ class BertLayer(nn.Module):
 
         Args:
             hidden: [T, D] in the compute precision.
-            slopes: float32 [N], ALiBi's.
+            positions: what attention knows of them.
             linears: how the linear layers are computed.
 
         Returns:
             [T, D], or [R, D] where rows are given.
         """
         hidden = self._before(hidden, self.attention)
-        context_TD = self._attend(linears.qkv(hidden, *self._qkv_parameters()), batch, keys, slopes)
+        context_TD = self._attend(linears.qkv(hidden, *self._qkv_parameters()), batch, keys, positions)
         residual_TD, dropout_rows = hidden.residual, batch.dropout_rows
         if rows is not None:
             context_TD, residual_TD = context_TD.index_select(0, rows), residual_TD.index_select(0, rows)
@@ -161,11 +180,13 @@ class BertLayer(nn.Module):
     def _feed_forward_weights(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.intermediate.dense.weight, self.intermediate.dense.bias, self.output.dense.weight
 
-    def _attend(self, qkv: Tensor, batch: Batch, keys: Keys | None, slopes: Tensor | None) -> Tensor:
+    def _attend(self, qkv: Tensor, batch: Batch, keys: Keys | None, positions: Positions) -> Tensor:
         qkv = qkv.view(-1, 3, self.config.num_attention_heads, self.config.head_size)
+        if positions.rotations is not None:
+            qkv = ops.rotary(qkv, positions.rotations)
         probability = self.config.attention_probs_dropout_prob
         mask = _mask(probability, keys, self.index, SITE_ATTENTION, batch.dropout_rows)
-        context_TNH = ops.attention(qkv, batch.cu_seqlens, batch.max_seqlen, *mask, slopes)
+        context_TNH = ops.attention(qkv, batch.cu_seqlens, batch.max_seqlen, *mask, positions.slopes)
         return context_TNH.reshape(-1, self.config.hidden_size)
 
     def _gated(self, x: Tensor, mask: Mask, linears: LayerLinears) -> Tensor:
@@ -176,7 +197,7 @@ class BertLayer(nn.Module):
 
     def _before(self, hidden: Hidden, part: _Attention | Dense) -> Hidden:
         """What a sublayer's product reads: the hidden state itself, or LayerNorm of it."""
-        if self.config.norm_position == "post":
+        if self.config.norm_position == "post" or not hasattr(part, "LayerNorm"):
             return hidden
         return Hidden(hidden.residual, _layer_norm(hidden.residual, part.LayerNorm))
 
@@ -221,10 +242,12 @@ class BertModel(nn.Module):
         """Returns the last hidden states [T, D], or [R, D] of the rows asked for, in the compute precision."""
         hidden_TD = self.embeddings(batch, keys).to(self.dtype)
         hidden, layers = Hidden(hidden_TD, hidden_TD), self.encoder.layers
-        slopes = cast(Tensor | None, self.alibi_slopes)
+        rotary = self.config.is_rotary
+        rotations = ops.rotations(batch.position_ids, self.config.head_size, self.config.rope_theta) if rotary else None
+        positions = Positions(cast(Tensor | None, self.alibi_slopes), rotations)
         for i, (layer, own_linears) in enumerate(zip(layers, self.linears.layers(), strict=True)):
             rows = last_rows if i == len(layers) - 1 else None
-            hidden = layer(hidden, batch, keys, slopes, rows, own_linears)
+            hidden = layer(hidden, batch, keys, positions, rows, own_linears)
         if self.config.norm_position == "pre":
             return _layer_norm(hidden.residual, self.encoder.LayerNorm)
         return hidden.residual

@@ -52,12 +52,17 @@ def _config_of(folder: Path) -> Path | None:
 def fill(model: AnyBert, tokenizer: Tokenizer, text: str, top: int = 5) -> list[tuple[str, float]]:
     """The ``top`` most probable entries for the one [MASK] of a text, each with its probability. Raises UserError: the
     text has no or more than one [MASK], or is too long for the model."""
+    before, after = (tokenizer.encode(part) for part in check_text(text))
+    return fill_tokens(model, tokenizer, [*before, tokenizer.mask_id, *after], len(before), top)
+
+
+def check_text(text: str) -> list[str]:
+    """What stands before and after the one [MASK] of a text. Raises UserError: it has none, or several."""
     parts = text.split(MASK)
     if len(parts) != 2:
         reason = f"has {len(parts) - 1} times {MASK}" if len(parts) > 2 else f"has no {MASK}"
         raise UserError(f"text {_shortened(text)!r}", reason, f"Write {MASK} once, in place of a word")
-    before, after = (tokenizer.encode(part) for part in parts)
-    return fill_tokens(model, tokenizer, [*before, tokenizer.mask_id, *after], len(before), top)
+    return parts
 
 
 @torch.no_grad()

@@ -61,10 +61,12 @@ STAND_INS = (
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors by their names in the file, and the shape that the file tells, where it does."""
+    """Tensors by their names in the file, the shape that the file tells, where it does, and whether it has a checksum,
+    which a damaged bit would have changed."""
 
     tensors: dict[str, Tensor]
     shape: BertConfig | None = None
+    is_checked: bool = True
 
 
 def read_weights(path: Path) -> Weights:

@@ -1,4 +1,4 @@
-"""Between our models and Hugging Face's of the same names: names, configuration and the padded batch form.
+"""Between our models and Hugging Face's: names, configuration and the padded batch form.
 
 Names of parameters are equal, but Hugging Face stores the tied decoder a second time and pads no vocabulary.
 """
@@ -17,6 +17,7 @@ from mlbert.core.errors import UserError
 from mlbert.core.json_files import read_json, shown
 from mlbert.feed.batch import IGNORED_LABEL, Batch
 from mlbert.models.bert import AnyBert
+from mlbert.models.modernbert import MODEL_TYPE, modernbert_config, modernbert_state, shape_of_modernbert
 
 # Ours to Hugging Face's: the benchmark's "gelu" is the tanh form, Hugging Face's "gelu" is the exact one.
 _ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu"}
@@ -25,6 +26,8 @@ _ACTIVATIONS_BACK = {"gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "gelu": "g
 
 def obstacle(config: BertConfig) -> str | None:
     """What of this shape Hugging Face's BERT does not have; None: nothing."""
+    if config.is_rotary:
+        return "its BERT has no rotary positions"
     options = {
         "ALiBi": config.position_embedding_type == "alibi",
         "LayerNorm before the sublayers": config.norm_position == "pre",
@@ -58,8 +61,23 @@ def huggingface_config(config: BertConfig, architecture: str = "BertForPreTraini
     }
 
 
+def export_obstacle(model: AnyBert) -> str | None:
+    """Why there is no class of Hugging Face's for this model; None: there is one."""
+    if model.config.is_rotary:
+        return None if model.architecture == "BertForMaskedLM" else "its ModernBERT has other heads"
+    return obstacle(model.config)
+
+
+def export_state(model: AnyBert) -> dict[str, Tensor]:
+    """`to_huggingface`, under the names of the class that `model_config` is of."""
+    state = to_huggingface(model)
+    return modernbert_state(state, model.config) if model.config.is_rotary else state
+
+
 def model_config(model: AnyBert) -> dict[str, object]:
-    """`huggingface_config` of a model, with its number of labels."""
+    """The ``config.json`` of a model: `huggingface_config` with its number of labels, or ModernBERT's."""
+    if model.config.is_rotary:
+        return modernbert_config(model.config, _ACTIVATIONS[model.config.hidden_act])
     values = huggingface_config(model.config, model.architecture)
     if (num_labels := getattr(model, "num_labels", None)) is not None:
         names = {i: f"LABEL_{i}" for i in range(num_labels)}
@@ -69,6 +87,11 @@ def model_config(model: AnyBert) -> dict[str, object]:
 
 def config_from_huggingface(values: Mapping[str, object], path: str = "config.json") -> BertConfig:
     """Our shape of a Hugging Face ``config.json``. Raises UserError for another architecture."""
+    if values.get("model_type") == MODEL_TYPE:
+        name = values.get("hidden_activation")
+        if name not in _ACTIVATIONS_BACK:
+            raise UserError(path, f"hidden_activation {shown(name)} is not a GELU", "Choose a checkpoint with GELU")
+        return shape_of_modernbert(values, _ACTIVATIONS_BACK[str(name)], path)
     if (model_type := values.get("model_type", "bert")) != "bert":  # older ones have none
         raise UserError(path, f"model_type is {shown(model_type)}, not 'bert'", "Choose a BERT checkpoint")
     if values.get("position_embedding_type", "absolute") != "absolute":
@@ -76,7 +99,7 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
     activation = str(values.get("hidden_act", "gelu"))
     if activation not in _ACTIVATIONS_BACK:
         raise UserError(path, f"hidden_act {shown(activation)} is not a GELU", "Choose a checkpoint with GELU")
-    names = BertConfig.__dataclass_fields__.keys() - {"hidden_act", "gated_mlp", "norm_position"}
+    names = BertConfig.__dataclass_fields__.keys() - {"hidden_act", "gated_mlp", "norm_position", "rope_theta"}
     known = {name: values[name] for name in names if name in values}
     try:
         return BertConfig(hidden_act=_ACTIVATIONS_BACK[activation], **known)  # type: ignore[arg-type]

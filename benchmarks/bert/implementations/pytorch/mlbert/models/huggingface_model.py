@@ -93,7 +93,7 @@ class HuggingFaceModel(nn.Module):
         unmasked tokens, though both are computed here."""
         return flops.BACKWARD_FACTOR * self._forward_flops(flops.Work.of(batch))
 
-    def capture_obstacle(self, device: torch.device) -> str | None:
+    def capture_obstacle(self, device: torch.device, max_seqlen: int) -> str | None:
         """Never None: the masks of a replay would be those of the capture."""
         return f"{SETTING} seeds its dropout on the host"
 

@@ -2,6 +2,7 @@
 
 * a ``model.safetensors``, or a folder that holds one: a run's ``weights/``, or Hugging Face's, also with their older
   ``pytorch_model.bin``; or the run's folder
+* a run's checkpoint, ``checkpoints/step_*``; of a run without weights, the newest
 * a ``.pt`` file of NVIDIA's or Composer's, of a BERT or a MosaicBERT
 """
 
@@ -14,11 +15,13 @@ from pathlib import Path
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_state import Report, check_unseen
 from mlbert.core.errors import UserError
-from mlbert.core.starting_weights import weights_file
+from mlbert.core.starting_weights import CHECKPOINT_TENSORS, weights_file
 from mlbert.models.bert import AnyBert
+from mlbert.models.checkpoint import read_checkpoint
 from mlbert.models.files import read_safetensors
 from mlbert.models.foreign import PYTORCH_WEIGHTS, Weights, read_weights
 from mlbert.models.huggingface import read_config
+from mlbert.models.modernbert import is_modernbert, own_tensors
 from mlbert.models.renaming import load_state
 
 WEIGHTS = "model.safetensors"
@@ -32,22 +35,32 @@ def load_weights(model: AnyBert, path: Path) -> Report:
         UserError: the file is missing or damaged; it holds another shape, vocabulary or kind of encoder, as its tensors
             or the configuration beside them tell. The model is then unchanged.
     """
-    file, is_checked = weights_file(path), True
+    file = weights_file(path)
+    weights = read_file(file)
+    if weights.shape:
+        check_unseen(weights.shape, model.config, str(file))
+    report = load_state(model, weights.tensors, str(file))
+    report.is_checked = weights.is_checked
+    return report
+
+
+def read_file(file: Path) -> Weights:
+    """The tensors of a file that `load_weights` takes, and the shape that it tells. Raises UserError as that does."""
+    if file.name == CHECKPOINT_TENSORS:
+        return read_checkpoint(file.parent)
     if file.suffix == ".safetensors":
         remedy = "Set INIT_CHECKPOINT to a model.safetensors or a .pt file, or to none"
         tensors, is_checked = read_safetensors(file, remedy)
-        weights = Weights(tensors)
+        weights = Weights(tensors, is_checked=is_checked)
     elif file.suffix == ".pt" or file.name == PYTORCH_WEIGHTS:
-        weights, is_checked = read_weights(file), zipfile.is_zipfile(file)  # whose records have checksums
+        weights = replace(read_weights(file), is_checked=zipfile.is_zipfile(file))  # whose records have checksums
     else:
         raise UserError(file, "is neither a safetensors nor a .pt file", "Convert it first: mlbert convert --help")
     if file.name in (WEIGHTS, PYTORCH_WEIGHTS):
         weights = replace(weights, shape=_shape_beside(file.parent))
-    if weights.shape:
-        check_unseen(weights.shape, model.config, str(file))
-    report = load_state(model, weights.tensors, str(file))
-    report.is_checked = is_checked
-    return report
+    if weights.shape is not None and is_modernbert(weights.tensors):
+        weights = replace(weights, tensors=own_tensors(weights.tensors, weights.shape, str(file)))
+    return weights
 
 
 def _shape_beside(folder: Path) -> BertConfig | None:

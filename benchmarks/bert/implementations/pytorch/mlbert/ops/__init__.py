@@ -12,6 +12,7 @@ from mlbert.ops.loss import masked_cross_entropy
 from mlbert.ops.norm import dropout_add_layer_norm, dropout_add_layer_norm_twice, layer_norm_dropout
 from mlbert.ops.reference import apply_dropout, gated_gelu
 from mlbert.ops.registry import describe, select
+from mlbert.ops.rotary import rotary, rotations
 
 __all__ = [
     "Key",
@@ -35,5 +36,7 @@ __all__ = [
     "linear_gelu",
     "linear_qkv",
     "masked_cross_entropy",
+    "rotary",
+    "rotations",
     "select",
 ]

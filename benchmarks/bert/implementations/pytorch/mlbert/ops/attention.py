@@ -28,7 +28,7 @@ from mlbert.ops.native_library import check_rows, is_bf16, library, pointer
 TILE_HEAD_SIZE = 32
 TRITON_HEAD_SIZES = (32, 64, 128)  # others run plain
 HALF_TYPES = (torch.bfloat16, torch.float16)  # what flash and fmha take
-FMHA_HEAD_SIZE = 64
+FMHA_HEAD_SIZE, FMHA_LENGTH = 64, 512
 # Two bfloat16 results differ by about 0.3 %; a wrong instruction or layout by more than 10 %.
 _TILE_TOLERANCE = 0.02
 
@@ -62,18 +62,20 @@ def attention(
     return form(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
 
 
-def capture_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, alibi: bool) -> str | None:
+def capture_obstacle(
+    device: torch.device, dtype: torch.dtype, head_size: int, alibi: bool, max_seqlen: int
+) -> str | None:
     """Why attention of this kind can't be part of a CUDA graph with the forms that are selected; None: it can."""
     form = registry.selected(device)["attention"]
     left_to_plain = {
         "triton": head_size not in TRITON_HEAD_SIZES,
         "flash": alibi or dtype not in HALF_TYPES,
-        "fmha": head_size != FMHA_HEAD_SIZE or dtype not in HALF_TYPES,
+        "fmha": head_size != FMHA_HEAD_SIZE or dtype not in HALF_TYPES or max_seqlen > FMHA_LENGTH,
     }
     if form in ("plain", "native"):
         return f"{form} attention reads the sequences' lengths on the host"
     if left_to_plain.get(form):
-        kind = f"{dtype} attention with heads of {head_size}{' and ALiBi' if alibi else ''}"
+        kind = f"{dtype} attention of {max_seqlen} tokens with heads of {head_size}{' and ALiBi' if alibi else ''}"
         return f"{kind} has no {form} form and runs plain, which reads the sequences' lengths on the host"
     return None
 

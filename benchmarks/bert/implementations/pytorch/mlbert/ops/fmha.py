@@ -21,11 +21,10 @@ from torch import Tensor
 from mlbert.core import native
 from mlbert.core.native import NativeUnavailable
 from mlbert.ops import reference, registry
-from mlbert.ops.attention import FMHA_HEAD_SIZE, HALF_TYPES
+from mlbert.ops.attention import FMHA_HEAD_SIZE, FMHA_LENGTH, HALF_TYPES
 from mlbert.ops.dropout import MASK32, Key, dropout_threshold
 from mlbert.ops.native_library import check_rows, pointer
 
-_MAX_LENGTH = 512
 _KEYS_AT_ONCE = 128
 _FOLDER = native.SOURCE_FOLDER.with_name("fmha")
 
@@ -114,7 +113,7 @@ def attention(
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """`mlbert.ops.attention.attention`; longer sequences, other head sizes and wider types run plain."""
-    if qkv.dtype not in HALF_TYPES or qkv.shape[3] != FMHA_HEAD_SIZE or max_seqlen > _MAX_LENGTH:
+    if qkv.dtype not in HALF_TYPES or qkv.shape[3] != FMHA_HEAD_SIZE or max_seqlen > FMHA_LENGTH:
         return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
     threshold = dropout_threshold(dropout_p)
     return _Attention.apply(qkv.contiguous(), cu_seqlens, rows, alibi_slopes, max_seqlen, threshold, key)

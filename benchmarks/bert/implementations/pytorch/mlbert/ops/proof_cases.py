@@ -19,6 +19,7 @@ from torch import Tensor
 from mlbert.ops import registry
 from mlbert.ops.dropout import dropout_key
 from mlbert.ops.fp8_scaling import INPUT, TYPES, padded_tokens
+from mlbert.ops.rotary import rotations
 
 LENGTHS = (0, 7, 0, 65, 1, 33, 0)
 TAIL = 13  # tokens that belong to no sequence
@@ -67,6 +68,7 @@ class Problems:
             Problem("linear", self._linear_gelu, (0, 1, 2)),
             Problem("linear_gelu", self._linear_gelu, (0, 1, 2)),
             Problem("feed_forward", self._feed_forward, (0, 1, 2, 3)),
+            Problem("rotary", self._rotary, (0,)),
         ]
 
     def _random(self, draw: int, *shape: int, dtype: torch.dtype | None = torch.float32) -> Tensor:
@@ -82,6 +84,10 @@ class Problems:
         bounds = torch.tensor([0, *itertools.accumulate(LENGTHS)], dtype=torch.int32, device=self._device)
         qkv = self._random(draw, TOKENS, 3, HEADS, HEAD_SIZE, dtype=None)
         return (qkv, bounds, max(LENGTHS), self._dropout, self._key, self._rows, None)
+
+    def _rotary(self, draw: int) -> tuple[Any, ...]:
+        qkv = self._random(draw, TOKENS, 3, HEADS, HEAD_SIZE, dtype=None)
+        return (qkv, rotations(torch.arange(TOKENS, device=self._device), HEAD_SIZE, 10_000.0))
 
     def _dropout_add_layer_norm(self, draw: int) -> tuple[Any, ...]:
         x, residual = (self._random(2 * draw + i, TOKENS, HIDDEN, dtype=None) for i in range(2))

@@ -126,6 +126,11 @@ class FlatParameters:
         return self.data.numel()
 
     @property
+    def layout(self) -> list[tuple[str, list[int]]]:
+        """Name and shape of each parameter, in order; JSON-able."""
+        return [(segment.name, list(shape)) for segment, shape in zip(self.segments, self._shapes, strict=True)]
+
+    @property
     def offsets(self) -> list[int]:
         """First element of each parameter, in order."""
         return [segment.offset for segment in self.segments]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rich import box
 from rich.table import Table
 
 from mlbert.core.rules import NUM_RESULT_FILES
 from mlbert.plan.estimate import Estimate
 from mlbert.plan.simulate import Balance
+
+_QUESTION_WIDTH = 24  # columns
 
 
 def duration(seconds: float) -> str:
@@ -22,8 +25,8 @@ def _band(band: tuple[float, float]) -> str:
     return f"{duration(band[0])} to {duration(band[1])}"
 
 
-def text(found: Estimate) -> str:
-    """One line a question."""
+def answers(found: Estimate) -> Table:
+    """A row for each question."""
     job, step, held = found.job, found.step, found.memory
     parts = [("compute", step.compute), ("load imbalance", step.imbalance), ("constant part", step.constant)]
     parts += [("network, not hidden", step.network)]
@@ -49,27 +52,33 @@ def text(found: Estimate) -> str:
         lines.append(f"cost: {found.dollars:,.2f} dollars a run, {found.dollars * NUM_RESULT_FILES:,.2f} for ten")
     if found.kilowatt_hours is not None:
         lines.append(f"energy: {found.kilowatt_hours:,.2f} kWh a run")
-    return "\n".join(lines)
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(max_width=_QUESTION_WIDTH)
+    rows.add_column()
+    for line in lines:
+        question, _, words = line.partition(": ")
+        rows.add_row(question, words)
+    return rows
 
 
 def table(found: Sequence[Estimate]) -> Table:
     """One row a number of GPUs."""
-    rows = Table(title=f"{found[0].job.gpu}, each with its fastest batch")
-    for column in ("GPUs", "nodes", "batch", "M samples", "step, ms", "time", "90 % of scores", "dollars", "limit"):
-        rows.add_column(column, justify="right")
+    has_price = any(item.dollars is not None for item in found)
+    rows = Table(title=f"{found[0].job.gpu}, each with its fastest batch", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("GPUs", "batch", "time", "90 % of scores", *(["dollars"] if has_price else [])):
+        rows.add_column(column, justify="right", no_wrap=True)
+    rows.add_column("limit")
     for item in found:
-        rows.add_row(
-            str(item.job.gpus),
-            str(item.job.nodes),
-            str(item.job.batch),
-            f"{item.samples / 1e6:.2f}",
-            f"{item.step.total:.1f}",
-            duration(item.seconds),
-            _band(item.score_band),
-            "-" if item.dollars is None else f"{item.dollars:,.2f}",
-            item.limit,
-        )
+        price = ["-" if item.dollars is None else f"{item.dollars:,.2f}"] if has_price else []
+        band = _short_band(item.score_band)
+        rows.add_row(str(item.job.gpus), str(item.job.batch), duration(item.seconds), band, *price, item.limit)
     return rows
+
+
+def _short_band(band: tuple[float, float]) -> str:
+    """Without the unit of the first where it is the second's."""
+    low, high = duration(band[0]), duration(band[1])
+    return f"{low.removesuffix(high[high.index(' ') :])} to {high}"
 
 
 def choice(cheapest: Estimate, fastest: Estimate) -> str:

@@ -23,6 +23,7 @@ import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.prepare import wiki_text
+from mlbert.prepare.finished import keep_apart
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.separate import drawn_articles, read_hashes
 from mlbert.store.manifest import no_folder, reading, whole_file, write_atomically, write_json
@@ -31,7 +32,7 @@ FINISHED = "clean.json"
 SCRATCH = "clean.tmp"
 UNIT_BYTES = 16_000_000
 FORM = 1  # of the cleaned text; a change of any cleaning rule raises it
-_WIKI = re.compile(r"wiki_\d+")
+_WIKI = re.compile(r"wiki_\d{1,6}")
 _PART = re.compile(r"part-\d{5}-of-\d{5}")
 _UNFINISHED = re.compile(r"(part-\d{5}-of-\d{5}|eval\.(txt|md5)|clean\.json)\.\d+\.tmp")
 _EVAL = ("eval.txt", "eval.md5")
@@ -51,6 +52,7 @@ def clean(
 ) -> dict[str, Any]:
     """Make ``part-00000-of-00500`` ..., ``eval.txt`` and ``eval.md5`` in ``out``; returns what ``clean.json`` holds.
     Raises UserError: the input is not WikiExtractor's, there is too little of it, or ``out`` holds something else."""
+    keep_apart(out, [folder])
     files = wiki_files(folder)
     stats = [path.stat() for path in files]
     names = [path.relative_to(folder).as_posix() for path in files]
@@ -67,6 +69,11 @@ def clean(
         shutil.rmtree(out / SCRATCH, ignore_errors=True)
         progress(f"{out} is finished with these options: nothing to do")
         return found
+    if missing := missing_files(names):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        progress(
+            f"warning: {folder}: there is no {missing[0]}{more}, but files after it: their articles will be missing"
+        )
     units = _units(files, [s.st_size for s in stats], out / SCRATCH)
     _prepare_scratch(out, wanted)
     run = functools.partial(run_jobs, where=out, workers=workers, progress=progress)
@@ -106,6 +113,21 @@ def wiki_files(folder: Path) -> list[Path]:
     if packed := next((path for path in found if path.suffix in (".bz2", ".gz")), None):
         raise UserError(packed, "is compressed", "Unpack the files first")
     raise UserError(folder, "holds no file wiki_00, wiki_01, ...", remedy)
+
+
+def missing_files(names: Sequence[str]) -> list[str]:
+    """Those that must have been there, by the numbers of the others (sorted, as ``AA/wiki_00``): WikiExtractor counts
+    from 00 in every folder, and fills each with as many files before the next."""
+    found: dict[str, list[int]] = {}
+    for name in names:
+        folder, _, number = name.rpartition("wiki_")
+        found.setdefault(folder, []).append(int(number))
+    full = max((max(numbers) for folder, numbers in found.items() if folder != max(found)), default=0)
+    missing = []
+    for folder, numbers in found.items():
+        last = max(numbers) if folder == max(found) else full
+        missing += [f"{folder}wiki_{number:02d}" for number in sorted(set(range(last + 1)) - {*numbers})]
+    return missing
 
 
 @dataclass(frozen=True)

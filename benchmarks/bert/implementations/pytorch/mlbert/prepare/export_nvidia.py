@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.prepare.finished import keep_apart
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import gather_rows, opened
 from mlbert.store.manifest import make_folder, write_atomically
@@ -170,6 +171,7 @@ def export_nvidia(
     cannot be written in this layout, or ``out`` not at all."""
     if layout not in LAYOUTS:
         raise UserError("--layout", f"{layout} is not known", f"Use one of {', '.join(LAYOUTS)}")
+    keep_apart(out, [folder])
     store = open_store(folder)
     if layout == "packed" and not store.num_packs:
         raise UserError(folder, "holds single sequences", "Pack it first with `mlbert prepare pack`")

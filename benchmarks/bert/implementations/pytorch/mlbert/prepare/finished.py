@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
 from mlbert.prepare.jobs import Progress
+from mlbert.store.checksums import check_files
 from mlbert.store.manifest import MANIFEST, Manifest, read_manifest
+from mlbert.store.tfrecord_list import RecordList, read_list
 
 
 def tool_name() -> str:
@@ -20,19 +22,51 @@ def tool_name() -> str:
         return "mlbert unknown"
 
 
-def check_finished(out: Path, provenance: Mapping[str, Any], options: Mapping[str, Any], progress: Progress) -> None:
-    """Compare what a finished folder says it was made with, and say that there is nothing to do; the options asked for
-    now are as they come back from JSON. Raises UserError: they are other ones."""
+def check_options(out: Path, provenance: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Compare what a finished folder says it was made with; the options asked for now are as they come back from JSON.
+    Raises UserError: they are other ones."""
     if provenance.get("options") != options:
         raise UserError(out, "was prepared with other input or options", "Choose another --out, or remove it")
-    progress(f"{out} is finished with these options: nothing to do")
+
+
+def is_whole(out: Path, check: Callable[[], None], progress: Progress) -> bool:
+    """Whether all files of a finished folder are there in their sizes, as ``check`` finds by raising UserError or not;
+    says that there is nothing to do, or what is made again."""
+    try:
+        check()
+    except UserError as problem:
+        progress(f"{problem.subject}: {problem.reason}: it is made again")
+        return False
+    progress(f"{out} is finished with these options: nothing to do (`mlbert prepare verify` reads its contents)")
+    return True
 
 
 def finished_manifest(out: Path, options: Mapping[str, Any], progress: Progress) -> Manifest | None:
-    """The manifest of ``out`` when it was finished with the same options; None when it was not finished.
-    Raises UserError as `check_finished`."""
+    """The manifest of ``out`` when it was finished with the same options; None when it was not finished, or lost a
+    file since. Raises UserError as `check_options`."""
     if not (out / MANIFEST).exists():
         return None
     found = read_manifest(out)
-    check_finished(out, found.provenance, options, progress)
-    return found
+    check_options(out, found.provenance, options)
+    return found if is_whole(out, lambda: check_files(found), progress) else None
+
+
+def finished_list(out: Path, options: Mapping[str, Any], progress: Progress) -> RecordList | None:
+    """`finished_manifest` for TFRecords."""
+    found = read_list(out)
+    if found is None:
+        return None
+    check_options(out, found.provenance, options)
+    paths = [out / name for name in found.files]
+    return found if is_whole(out, lambda: found.check_sizes(paths), progress) else None
+
+
+def keep_apart(out: Path, inputs: Iterable[Path]) -> None:
+    """Make sure that nothing is written over what is read, whatever links lead there. Raises UserError."""
+    target = out.resolve()
+    for given in inputs:
+        inside = given.iterdir() if given.is_dir() else ()
+        if given.resolve() == target or (not given.is_dir() and given.resolve().parent == target):
+            raise UserError(out, "is the input folder", "Choose another --out")
+        if any(path.is_symlink() and path.resolve().parent == target for path in inside):
+            raise UserError(out, f"holds the files that {given} links to", "Choose another --out")

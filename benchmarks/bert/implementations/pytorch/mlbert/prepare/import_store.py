@@ -16,20 +16,22 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.prepare.finished import finished_manifest, tool_name
+from mlbert.prepare.finished import finished_manifest, keep_apart, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import LeftOut, gather_rows, opened, read_past_errors
 from mlbert.store import nvidia
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BINS
+from mlbert.store.checksums import check_listed
 from mlbert.store.manifest import MANIFEST, Manifest, file_sha256
 from mlbert.store.nvidia_folder import bin_name, bins_of, check_bins, list_shards
 from mlbert.store.nvidia_index import Limits
 from mlbert.store.nvidia_shard import inspect
-from mlbert.store.open import describe, open_store
+from mlbert.store.open import check_vocabulary, describe, open_store
 from mlbert.store.prepared import ShardEntry, ShardWriter
 from mlbert.store.ragged import Ragged, offsets_of
 from mlbert.store.shard_file import map_file
+from mlbert.store.vocabulary_checks import another_vocabulary
 from mlbert.store.wordpiece import load_vocabulary
 
 PIECE = 32_768  # rows of one shard where the input has no files of its own
@@ -95,6 +97,8 @@ class ImportJob:
         fingerprint = hashlib.sha256(named.encode()).hexdigest()
         writer = ShardWriter(self.out, len(self.parts), fingerprint)
         skipped = self.left_out.read(index) if self.skip_bad else []
+        if part.path is not None:
+            check_listed(part.path, self.source)
         store = self._open(part)
         if skipped is None or not writer.is_written(index):
             rows, offsets, skipped = _read(store, part, self)
@@ -165,7 +169,9 @@ def import_store(
 
     Raises UserError naming the first bad file and row; also when ``out`` was finished with other input or options.
     """
+    keep_apart(out, [source])
     load_vocabulary(vocab_file)  # a bad one is reported before anything is read
+    check_vocabulary(describe(source if source.is_dir() else source.parent), vocab_file)
     parts, packed = parts_of(source)
     job = ImportJob(source, vocab_file, out, tuple(parts), packed, limits, skip_bad)
     options = json.loads(json.dumps(job.options()))
@@ -257,7 +263,10 @@ def _read(store: Store | UserError, part: Part, job: ImportJob) -> tuple[Ragged,
         else:
             raise found
     rows, counts = zip(*taken, strict=True) if taken else ((), (np.empty(0, np.int64),))
-    return Ragged.concatenate(rows), offsets_of(np.concatenate(counts)), skipped
+    joined = Ragged.concatenate(rows)
+    if problem := another_vocabulary(joined, load_vocabulary(job.vocab_file)):
+        raise UserError(part.path or job.source, problem, "Give the data's own vocabulary")
+    return joined, offsets_of(np.concatenate(counts)), skipped
 
 
 def _vocabulary_check(vocabulary: dict[str, int]) -> Callable[[Ragged], tuple[int, str] | None]:

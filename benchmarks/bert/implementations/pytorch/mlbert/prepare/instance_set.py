@@ -17,16 +17,17 @@ from typing import Any
 
 from mlbert.core import native
 from mlbert.core.errors import UserError
-from mlbert.prepare.finished import check_finished, tool_name
-from mlbert.prepare.generator import Generator, make_generator
+from mlbert.prepare.finished import finished_list, finished_manifest, keep_apart, tool_name
+from mlbert.prepare.generator import Generator, flat, make_generator
 from mlbert.prepare.instances import InstanceOptions, digest
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.text_parts import TextPart, inspect_parts
-from mlbert.prepare.tfrecord_folder import TfrecordFolder, read_finished
-from mlbert.store.manifest import MANIFEST, file_sha256, read_manifest
+from mlbert.prepare.tfrecord_folder import TfrecordFolder
+from mlbert.store.manifest import MANIFEST, file_sha256
 from mlbert.store.prepared import ShardEntry, ShardSet, ShardWriter, map_shard
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import ExampleReader, find_files
+from mlbert.store.vocabulary_checks import WARN_UNKNOWN, keeps_case, unknown_share
 from mlbert.store.wordpiece import load_vocabulary
 
 
@@ -68,6 +69,7 @@ class _Outcome:
     kept: bool = False
     problem: UserError | None = None
     single_document: bool = False
+    unknown: float = 0.0  # share of [UNK]
 
 
 @dataclass(frozen=True)
@@ -117,11 +119,14 @@ class _Work:
             if part.problem:
                 raise part.problem
             documents = generator.read(part.path)
+            words, name = generator.tokenizer.vocabulary, self.job.vocab_file.name
+            unknown = unknown_share(flat(documents).tokens, words, part.path, name)
         except UserError as error:
             if not self.job.skip_bad:
                 raise
             return Ragged.from_rows([]), _Outcome(None, problem=error)
-        return generator.rows(documents, self.job.options), _Outcome(None, single_document=len(documents) == 1)
+        outcome = _Outcome(None, single_document=len(documents) == 1, unknown=unknown)
+        return generator.rows(documents, self.job.options), outcome
 
 
 @functools.lru_cache(maxsize=1)
@@ -149,6 +154,8 @@ def make_instances(
     (work.tfrecords() if to_tfrecords else writer).clear_leftovers()
     if _generator(job.vocab_file, work.vocabulary_sha256, job.lower_case).name == "plain":
         progress(f"the compiled generator cannot be used ({native.status()}): this takes some fifty times as long")
+    if job.lower_case and keeps_case(vocabulary):
+        progress(f"warning: {job.vocab_file} has words with capitals, and --cased is not given")
     common: dict[str, Any] = {"where": job.out, "workers": workers, "progress": progress}
     sizes = [part.num_bytes for part in parts]
     outcomes = run_jobs(work.make_part, range(len(parts)), name="instances", sizes=sizes, **common)
@@ -158,7 +165,7 @@ def make_instances(
     if to_tfrecords:
         files = (outcome.entry for outcome in outcomes if isinstance(outcome.entry, dict))
         made = work.tfrecords().finish(files, named, provenance)
-        return MadeSet(made["num_sequences"], made["num_tokens"], len(vocabulary), skipped)
+        return MadeSet(made.num_sequences, made.num_tokens, len(vocabulary), skipped)
     manifest = writer.finish(
         vocabulary=named,
         max_seq_length=job.options.max_seq_length,
@@ -177,6 +184,8 @@ def _report(parts: list[TextPart], outcomes: list[_Outcome], progress: Progress)
     for part, outcome in zip(parts, outcomes, strict=True):
         if outcome.single_document:
             progress(f"warning: {part.path} is one document (no blank line): random second sentences are its own")
+        if outcome.unknown > WARN_UNKNOWN:
+            progress(f"warning: {part.path}: {outcome.unknown:.0%} of its words are not in the vocabulary")
     bad = [(part.path, outcome.problem) for part, outcome in zip(parts, outcomes, strict=True) if outcome.problem]
     if len(bad) == len(parts):
         raise UserError("--input", f"none of {len(parts)} parts can be used; {bad[0][1]}")
@@ -190,6 +199,7 @@ def _report(parts: list[TextPart], outcomes: list[_Outcome], progress: Progress)
 def prepare_instances(job: InstanceJob, *, workers: int = 1, progress: Progress = SILENT) -> MadeSet:
     """`make_instances` as a step of its own: does nothing when ``job.out`` is finished with the same input and options.
     Raises UserError also when ``job.out`` was finished with other ones: nothing is overwritten."""
+    keep_apart(job.out, job.parts)
     load_vocabulary(job.vocab_file)
     parts = inspect_parts(job.parts, skip_bad=job.skip_bad, workers=workers, progress=progress)
     work = _Work(job, tuple(parts), file_sha256(job.vocab_file))
@@ -199,26 +209,18 @@ def prepare_instances(job: InstanceJob, *, workers: int = 1, progress: Progress 
         "lower_case": job.lower_case,
         **asdict(job.options),
     }
-    if found := _finished(job.out):
-        made, provenance = found
-        check_finished(job.out, provenance, options, progress)
+    if made := _finished(job.out, options, progress):
         return made
     provenance = {"tool": tool_name(), "options": options}
     return make_instances(job, parts, provenance, workers=workers, progress=progress)
 
 
-def _finished(out: Path) -> tuple[MadeSet, dict[str, Any]] | None:
-    """A finished set of either format, with its provenance."""
-    if (out / MANIFEST).exists():
-        manifest = read_manifest(out)
-        counts = manifest.num_sequences, manifest.num_tokens, manifest.vocab_size
-        provenance = manifest.provenance
-    elif found := read_finished(out):
-        counts = found["num_sequences"], found["num_tokens"], found["vocabulary"]["size"]
-        provenance = found["provenance"]
-    else:
+def _finished(out: Path, options: dict[str, Any], progress: Progress) -> MadeSet | None:
+    """A finished set of either format. Raises UserError: of other options."""
+    found = finished_manifest(out, options, progress) or finished_list(out, options, progress)
+    if found is None:
         return None
-    return MadeSet(*counts, provenance.get("skipped", [])), provenance
+    return MadeSet(found.num_sequences, found.num_tokens, found.vocab_size, found.provenance.get("skipped", []))
 
 
 def set_digests(path: Path) -> list[tuple[str, int, str]]:

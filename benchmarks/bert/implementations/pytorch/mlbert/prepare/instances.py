@@ -36,6 +36,9 @@ class Instance(NamedTuple):
     labels: array[int]  # the original ids there
 
 
+MOST_PASSES = 1000  # over a text
+
+
 @dataclass(frozen=True)
 class InstanceOptions:
     """Options of the generator, by the benchmark's names; see `mlbert prepare instances --help`."""
@@ -53,7 +56,8 @@ class InstanceOptions:
             "max_predictions_per_seq": 1 <= self.max_predictions_per_seq <= self.max_seq_length,
             "masked_lm_prob": 0 < self.masked_lm_prob < 1,
             "short_seq_prob": 0 <= self.short_seq_prob <= 1,
-            "dupe_factor": self.dupe_factor >= 1,
+            "dupe_factor": 1 <= self.dupe_factor <= MOST_PASSES,
+            "random_seed": abs(self.random_seed) < 1 << 63,
         }
         for name, fine in allowed.items():
             if not fine:

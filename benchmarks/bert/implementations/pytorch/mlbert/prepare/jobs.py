@@ -26,6 +26,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _PR_SET_PDEATHSIG = 1
+_MOST_WORKERS = max(2, os.cpu_count() or 1)  # more take memory and save no time
 
 
 class Progress:
@@ -75,7 +76,7 @@ def run_jobs(
                 results.append(function(item))
                 advance(size)
             return results
-        return _in_processes(function, items, sizes, min(workers, len(items)), where, advance)
+        return _in_processes(function, items, sizes, min(workers, len(items), _MOST_WORKERS), where, advance)
 
 
 def _in_processes(

@@ -18,19 +18,23 @@ from mlbert.core.errors import UserError
 from mlbert.prepare import corpus as corpora
 from mlbert.prepare.baselines import baselines
 from mlbert.prepare.eval_set import pick_evenly
-from mlbert.prepare.finished import tool_name
+from mlbert.prepare.finished import is_whole, tool_name
 from mlbert.prepare.generator import FlatDocuments, Generator, flat, make_generator
 from mlbert.prepare.instance_set import InstanceJob, make_instances
 from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.jobs import SILENT, Progress
 from mlbert.prepare.text_parts import inspect_parts
 from mlbert.prepare.vocab import check_vocab_size, count_words, train_vocabulary
-from mlbert.store.manifest import Manifest, file_sha256, make_folder, write_atomically, write_json
-from mlbert.store.prepared import ShardSet, ShardWriter
+from mlbert.store.checksums import check_files
+from mlbert.store.documents import plain_size
+from mlbert.store.manifest import Manifest, file_sha256, make_folder, read_manifest, write_atomically, write_json
+from mlbert.store.open import check_vocabulary
+from mlbert.store.prepared import ShardSet, ShardWriter, info_of
 from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE
 from mlbert.store.wordpiece import load_vocabulary
 
 FINISHED = "prepared.json"
+_MOST = {"eval_sequences": 10_000_000, "num_parts": 99_999, "max_document_sentences": 1_000_000}
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,9 @@ class TextOptions:
         if not 0 < self.eval_share < 1:
             raise UserError("--eval-share", f"{self.eval_share} is not between 0 and 1", "Use for example 0.05")
         check_vocab_size(self.vocab_size)
-        for name in ("eval_sequences", "num_parts", "max_document_sentences"):
-            if getattr(self, name) < 1:
-                raise UserError(name, f"{getattr(self, name)} is out of range", "Use 1 or more")
+        for name, most in _MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise UserError(name, f"{getattr(self, name)} is out of range", f"Use 1 to {most}")
 
 
 def _finished(out: Path, options: dict[str, Any]) -> dict[str, Any] | None:
@@ -85,8 +89,8 @@ def prepare_text(
     documents of sentences, which are read only when it is not finished yet; returns what ``prepared.json`` holds.
     ``source`` says what the documents are: stored, and compared on a rerun."""
     wanted = {"source": source, **asdict(options)}
-    if found := _finished(out, wanted):
-        progress(f"{out} is finished with these options: nothing to do")
+    found = _finished(out, wanted)
+    if found and is_whole(out, lambda: _check_sets(out), progress):
         return found
     started = time.monotonic()
     make_folder(out / "text")
@@ -117,6 +121,16 @@ def prepare_text(
     }
     write_json(out / FINISHED, summary)
     return summary
+
+
+def _check_sets(out: Path) -> None:
+    """Raises UserError for a finished folder that lost something since."""
+    for name in (VOCAB_FILE, CONFIG_FILE):
+        plain_size(out / name)
+    for name in ("train", "eval"):
+        manifest = read_manifest(out / name)
+        check_files(manifest)
+        check_vocabulary(info_of(manifest), out / VOCAB_FILE)
 
 
 def _make_vocabulary(corpus: corpora.Corpus, out: Path, options: TextOptions, progress: Progress) -> Path:

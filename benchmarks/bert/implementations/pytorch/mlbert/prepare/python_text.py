@@ -171,16 +171,24 @@ def _from_comments(lines: list[str]) -> list[str]:
     return sentences
 
 
+def documents_below(root: Path) -> Documents:
+    """The documents of the source and text files of a folder of packages."""
+    return chain(_from_sources(root), _from_text_files(root))
+
+
 def _from_text_files(root: Path) -> Documents:
     for path in _files(root):
-        if path.suffix not in TEXT_SUFFIXES and path.name not in TEXT_NAMES:
-            continue
-        text = path.read_text("utf-8", errors="ignore")
-        if path.suffix == ".html":
-            for section in _HEADING_TAG.split(_HIDDEN.sub("", text)):
-                yield prose_sentences(html.unescape(_TAG.sub("", _BLOCK_TAG.sub("\n\n", section))))
-        else:
-            yield from _sections(text)
+        if path.suffix in TEXT_SUFFIXES or path.name in TEXT_NAMES:
+            yield from sections_of(path, path.read_text("utf-8", errors="ignore"))
+
+
+def sections_of(path: Path, text: str) -> Documents:
+    """One document for each titled section of a file's text, which is HTML where its name says so."""
+    if ".html" not in path.suffixes:
+        yield from _sections(text)
+        return
+    for section in _HEADING_TAG.split(_HIDDEN.sub("", text)):
+        yield prose_sentences(html.unescape(_TAG.sub("", _BLOCK_TAG.sub("\n\n", section))))
 
 
 def _from_compiled_modules() -> Documents:

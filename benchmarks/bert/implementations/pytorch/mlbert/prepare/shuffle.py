@@ -27,7 +27,7 @@ import numpy as np
 from mlbert.core.errors import UserError
 from mlbert.core.packing import pack_lengths
 from mlbert.core.permutation import Permutation
-from mlbert.prepare.finished import finished_manifest, tool_name
+from mlbert.prepare.finished import finished_manifest, keep_apart, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BinnedStore
@@ -227,8 +227,7 @@ def remove_spill(out: Path) -> None:
 
 def describe_input(source: Path, out: Path) -> StoreInfo:
     """What is known of the input. Raises UserError: it does not say its vocabulary, or is the output folder."""
-    if source.resolve() == out.resolve():
-        raise UserError(out, "is the input folder", "Choose another --out")
+    keep_apart(out, [source])
     info = describe(source)
     known_vocabulary(info)
     return info

@@ -16,10 +16,11 @@ import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.prepare import shuffle
-from mlbert.prepare.finished import check_finished, tool_name
+from mlbert.prepare.finished import check_options, is_whole, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.store.bins import BINS, BINS_FORMAT, BINS_VERSION, read_bins
-from mlbert.store.manifest import Manifest, read_manifest, write_json
+from mlbert.store.checksums import check_files
+from mlbert.store.manifest import MAX_TOKENS, Manifest, read_manifest, write_json
 from mlbert.store.open import describe, open_store
 
 EDGES = (128, 256, 384, 512)
@@ -41,7 +42,9 @@ class Counting:
 
 
 def check_edges(edges: Sequence[int]) -> tuple[int, ...]:
-    """The edges. Raises UserError: they do not ascend from 1 or more."""
+    """The edges. Raises UserError: they do not ascend from 1 or more, to what a sequence may have."""
+    if len(edges) > MAX_TOKENS or max(edges, default=0) > MAX_TOKENS:
+        raise UserError("--edges", f"goes beyond {MAX_TOKENS} tokens", "Use for example 128,256,384,512")
     if not edges or edges[0] < 1 or any(low >= high for low, high in itertools.pairwise(edges)):
         raise UserError("--edges", f"{','.join(map(str, edges))} does not ascend", "Use for example 128,256,384,512")
     return tuple(edges)
@@ -110,11 +113,20 @@ def make_bins(
 
 
 def _finished(out: Path, options: dict[str, Any], progress: Progress) -> list[Manifest]:
-    """The manifests of ``out`` when it was finished with the same options; none when it was not finished."""
+    """The manifests of ``out`` when it was finished with the same options; none when it was not finished, or lost a
+    file since."""
     if not (out / BINS).exists():
         return []
     found = read_bins(out)
-    check_finished(out, found["provenance"], options, progress)
+    check_options(out, found["provenance"], options)
     describe(out)
+    manifests = [read_manifest(out / entry["folder"]) for entry in found["bins"]]
+
+    def check() -> None:
+        for manifest in manifests:
+            check_files(manifest)
+
+    if not is_whole(out, check, progress):
+        return []
     shuffle.remove_spill(out)
-    return [read_manifest(out / entry["folder"]) for entry in found["bins"]]
+    return manifests

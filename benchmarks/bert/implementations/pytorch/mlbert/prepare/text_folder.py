@@ -30,6 +30,12 @@ def text_files(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 
+def keep_out(folder: Path, out: Path) -> None:
+    """Raises UserError where ``out`` lies in the folder: its text files would be read the next time."""
+    if folder.resolve() in (out.resolve(), *out.resolve().parents):
+        raise UserError(out, f"lies in the input folder {folder}, or is it", "Choose another --out")
+
+
 def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
     """Documents of a folder; see the module. Raises UserError: a file cannot be read or is not UTF-8 (names the line),
     or there is no text at all."""

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
+from mlbert.store.checksums import CHECKSUMS, file_xxh3, write_checksums
 from mlbert.store.manifest import make_folder, write_atomically, write_json
 from mlbert.store.ragged import Ragged
-from mlbert.store.tfrecord import LIST, write_examples
+from mlbert.store.tfrecord import write_examples
+from mlbert.store.tfrecord_list import LIST, RecordList, read_list
 
 _FILE_NAME = re.compile(r"\.?part-\d{5}-of-(\d{5})\.tfrecord(\.json)?")
 
@@ -23,20 +25,6 @@ _FILE_NAME = re.compile(r"\.?part-\d{5}-of-(\d{5})\.tfrecord(\.json)?")
 def tfrecord_name(index: int, count: int) -> str:
     """File name of part ``index`` of ``count``."""
     return f"part-{index:05d}-of-{count:05d}.tfrecord"
-
-
-def read_finished(folder: Path) -> dict[str, Any] | None:
-    """What ``instances.json`` says, or None while the folder is not finished. Raises UserError: it is damaged."""
-    path = folder / LIST
-    if not path.exists():
-        return None
-    try:
-        found = json.loads(path.read_bytes())
-        if not {"num_sequences", "num_tokens", "max_seq_length", "max_predictions", "provenance"} <= set(found):
-            raise KeyError
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(path, "is damaged", "Remove the folder and prepare again") from None
-    return found
 
 
 class TfrecordFolder:
@@ -61,15 +49,15 @@ class TfrecordFolder:
         for path in self.folder.iterdir():
             match = _FILE_NAME.fullmatch(path.name)
             of_another_count = match is not None and int(match.group(1)) != self.num_parts
-            if path.name == LIST or of_another_count or path.name.endswith(".tmp"):
+            if path.name in (LIST, CHECKSUMS) or of_another_count or path.name.endswith(".tmp"):
                 path.unlink()
 
     def written(self, index: int, fingerprint: str) -> dict[str, Any] | None:
         """What is known of part ``index`` of the same fingerprint from an earlier, interrupted run."""
         try:
             note = json.loads(self._note(index).read_bytes())
-            same = note.pop("fingerprint") == fingerprint and note["bytes"] == self.path(index).stat().st_size
-        except (OSError, ValueError, KeyError, AttributeError):
+            same = note.pop("fingerprint") == fingerprint and note["xxh3"] == file_xxh3(self.path(index))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, UserError):
             return None
         return note if same else None
 
@@ -85,6 +73,7 @@ class TfrecordFolder:
             "num_sequences": len(rows),
             "num_tokens": len(rows.tokens),
             "num_masked": len(rows.masked_labels),
+            "xxh3": file_xxh3(path),
         }
         write_atomically(self._note(index), json.dumps({"fingerprint": fingerprint, **values}).encode())
         return values
@@ -96,9 +85,10 @@ class TfrecordFolder:
 
     def finish(
         self, files: Iterable[dict[str, Any]], vocabulary: Mapping[str, Any], provenance: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Write ``instances.json`` and remove the notes; returns what it says."""
-        listed = list(files)
+    ) -> RecordList:
+        """Write ``instances.json`` and the files' checksums, and remove the notes; returns what it says."""
+        listed = [dict(file) for file in files]
+        checksums = {file["file"]: file.pop("xxh3") for file in listed}
         totals = {key: sum(file[key] for file in listed) for key in ("num_sequences", "num_tokens", "num_masked")}
         document = {
             "format": "tfrecord",
@@ -109,7 +99,10 @@ class TfrecordFolder:
             "files": listed,
             "provenance": dict(provenance),
         }
+        write_checksums(self.folder, checksums)
         write_json(self.folder / LIST, document)
         for index in range(self.num_parts):
             self._note(index).unlink(missing_ok=True)
-        return document
+        made = read_list(self.folder)
+        assert made is not None, "it was written"
+        return made

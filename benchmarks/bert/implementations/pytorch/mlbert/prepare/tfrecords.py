@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
-from mlbert.prepare.finished import check_finished, finished_manifest, tool_name
+from mlbert.prepare.finished import finished_list, finished_manifest, keep_apart, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import LeftOut
-from mlbert.prepare.tfrecord_folder import TfrecordFolder, read_finished
+from mlbert.prepare.tfrecord_folder import TfrecordFolder
+from mlbert.store.checksums import check_listed
 from mlbert.store.manifest import Manifest, file_sha256, read_manifest
 from mlbert.store.prepared import ShardEntry, ShardWriter, verified_shard
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import ExampleReader, Widths, find_files, read_widths, slowness
+from mlbert.store.tfrecord_list import RecordList, read_list
+from mlbert.store.vocabulary_checks import another_vocabulary
 from mlbert.store.wordpiece import load_vocabulary
 
 _SKIP = "Restore the file, or leave bad records out with --skip-bad"
@@ -45,6 +48,7 @@ class ImportJob:
 
     files: tuple[Path, ...]
     out: Path
+    vocab_file: Path
     widths: Widths
     vocab_size: int
     fingerprints: tuple[str, ...]
@@ -61,10 +65,38 @@ class ImportJob:
             )
             rows = Ragged.concatenate([part.rows for part in reader])
             skipped = [str(bad) for bad in reader.bad]
+            skipped += self._against_list(index, reader.num_records, rows)
             if self.skip_bad:
                 self.left_out.write(index, skipped)
             writer.write_shard(index, rows)
         return writer.entry(index), skipped
+
+    def _against_list(self, index: int, records: int, rows: Ragged) -> list[str]:
+        """What the list beside the file says of it otherwise; without one, its ids tell another vocabulary. Raises
+        UserError, unless bad records are left out."""
+        path = self.files[index]
+        if not self.skip_bad:
+            check_listed(path, path.parent)
+        listed = read_list(path)
+        if listed is None or path.name not in listed.files:
+            if problem := another_vocabulary(rows, load_vocabulary(self.vocab_file)):
+                raise UserError(path, problem, "Give the vocabulary that it was made with")
+            return []
+        tokens = len(rows.tokens) if records == len(rows) else None  # bad records were left out
+        problem = listed.count_problem(path, records, tokens)
+        if problem and not self.skip_bad:
+            raise UserError(path, problem, _SKIP)
+        return [problem] if problem else []
+
+
+def _check_lists(files: Sequence[Path], vocab_file: Path) -> None:
+    """What the lists beside the files say of the vocabulary. Raises UserError: another one than given."""
+    sha256 = file_sha256(vocab_file)
+    for folder in dict.fromkeys(file.parent for file in files):
+        listed = read_list(folder)
+        if listed and listed.vocabulary_sha256 != sha256:
+            reason = f"is not the vocabulary that {folder} was prepared with (sha256 {sha256[:12]}...)"
+            raise UserError(vocab_file, reason, f"Use the one with sha256 {listed.vocabulary_sha256[:12]}...")
 
 
 def tfrecords_to_hdf5(
@@ -80,9 +112,12 @@ def tfrecords_to_hdf5(
     those of the records. Ids outside the vocabulary are refused. With ``skip_bad`` bad records are left out, and listed
     in the manifest's provenance.
 
-    Raises UserError: a bad file or record; records of different widths; ``out`` was finished with other input.
+    Raises UserError: a bad file or record; records of different widths, or others than listed; another vocabulary;
+    ``out`` was finished with other input.
     """
     files = input_files(inputs)
+    keep_apart(out, [*inputs, *files])
+    _check_lists(files, vocab_file)
     vocabulary: dict[str, Any] = {"sha256": file_sha256(vocab_file), "size": len(load_vocabulary(vocab_file))}
     stats = [file.stat() for file in files]
     named = [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in zip(files, stats, strict=True)]
@@ -94,6 +129,7 @@ def tfrecords_to_hdf5(
     job = ImportJob(
         files=tuple(files),
         out=out,
+        vocab_file=vocab_file,
         widths=_common_widths(files, vocabulary["size"], skip_bad),
         vocab_size=vocabulary["size"],
         fingerprints=tuple(json.dumps([*name, vocabulary["sha256"], skip_bad]) for name in named),
@@ -149,17 +185,17 @@ class ExportJob:
         return done or self.files().write(index, verified_shard(self.manifest, index).rows, fingerprint)
 
 
-def hdf5_to_tfrecords(folder: Path, out: Path, *, workers: int = 1, progress: Progress = SILENT) -> dict[str, Any]:
+def hdf5_to_tfrecords(folder: Path, out: Path, *, workers: int = 1, progress: Progress = SILENT) -> RecordList:
     """Write every shard of a prepared set as a TFRecord file, byte for byte as the benchmark's generator would; of a
     packed one the sequences in the order of the packs. Returns what `mlbert.prepare.tfrecord_folder` writes down of the
     finished folder: files and totals.
 
     Raises UserError: a bad set; ``out`` was finished with another one; the disk is full.
     """
+    keep_apart(out, [folder])
     manifest = read_manifest(folder)
     options = {"source": manifest.sha256}
-    if found := read_finished(out):
-        check_finished(out, found["provenance"], options, progress)
+    if found := finished_list(out, options, progress):
         return found
     if reason := slowness():
         progress(reason)

@@ -8,6 +8,7 @@ Legend: S sequences, P packs.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import re
@@ -26,12 +27,14 @@ from mlbert.store import nvidia, tfrecord
 from mlbert.store.base import StoreInfo
 from mlbert.store.bins import BINS, describe_bins, read_bins
 from mlbert.store.checks import mask_problems, pack_problems, row_problems
-from mlbert.store.content import keep_digests, state_of
+from mlbert.store.checksums import CHECKSUMS, check_complete, file_xxh3, read_checksums, write_checksums
+from mlbert.store.content import keep_digests, name_of, state_of
 from mlbert.store.manifest import MANIFEST, file_md5, file_sha256, read_manifest
 from mlbert.store.nvidia_folder import bins_of, list_shards
 from mlbert.store.open import describe
 from mlbert.store.prepared import ShardSet, info_of, matching_shard
 from mlbert.store.ragged import Ragged, offsets_of
+from mlbert.store.tfrecord_list import read_list
 
 BLOCK = 16_384  # sequences checked at a time
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -81,6 +84,7 @@ class FileJob:
     path: Path
     info: StoreInfo  # limits of the set that it belongs to
     shard: int | None = None  # its number in the manifest beside it; None for other kinds
+    xxh3: str = ""  # as the list beside it says; empty where there is none
     shortest: int = 1  # tokens that its sequences must have at least
     md5: str = ""  # of the file and of its rows, as a published list has them, or ""
     rows_md5: str = ""
@@ -92,6 +96,7 @@ class FileReport:
 
     path: Path
     content: str = ""
+    xxh3: str = ""
     sequences: int = 0
     good: int = 0
     tokens: int = 0
@@ -150,6 +155,11 @@ class _Tally:
         self.report.sequences += count
         self.report.problems.append(reason)
 
+    def nothing_good(self, reason: str) -> None:
+        """None of the samples can be relied on."""
+        self.report.problems.insert(0, f"{reason}: none of its samples counts as good")
+        self.report.good = 0
+
     def _note(self, problem: str, where: np.ndarray) -> np.ndarray:
         if len(where):
             self._broken[problem] += len(where)
@@ -181,6 +191,12 @@ def check_file(job: FileJob) -> FileReport:
             report.content = file_sha256(job.path)
             check = _check_tfrecords if job.info.kind == "tfrecord" else _check_nvidia
             check(job, tally)
+        report.xxh3 = file_xxh3(job.path)
+        if job.xxh3 not in ("", report.xxh3) and not report.problems:
+            if job.shard is None:
+                tally.nothing_good(f"its checksum differs from that in {CHECKSUMS}")
+            else:
+                report.problems.append(f"is as the manifest says, but not as {CHECKSUMS} does: remove that file")
         if job.md5 and (found := file_md5(job.path)) != job.md5:
             report.problems.append(f"its md5 is {found}, the list says {job.md5}")
     except UserError as error:
@@ -212,17 +228,24 @@ def _check_shard(job: FileJob, tally: _Tally) -> None:
             borders = offsets[pack : pack + BLOCK + 1]
             tally.add(rows.slice(int(borders[0]), int(borders[-1])), np.diff(borders))
     if sha256 != entry["sha256"]:
-        report.problems.insert(0, "its checksum differs from the manifest's: none of its samples counts as good")
-        report.good = 0
+        tally.nothing_good("its checksum differs from the manifest's")
     report.content = shard.content_sha256
 
 
 def _check_tfrecords(job: FileJob, tally: _Tally) -> None:
+    report, listed = tally.report, read_list(job.path)
     reader = tfrecord.ExampleReader(job.path, skip_bad=True)
     for part in reader:
         tally.add(part.rows)
     for bad in reader.bad:
         tally.unreadable(1, str(bad))
+    if listed and job.path.name in listed.files:
+        expected = listed.files[job.path.name]["num_sequences"]
+        problem = listed.count_problem(job.path, reader.num_records, None if reader.bad else report.tokens)
+        if problem := problem or listed.size_problem(job.path):
+            report.problems.append(problem)
+            report.sequences = max(report.sequences, expected)  # what is missing is not good
+            report.good = min(report.good, expected)
 
 
 def _check_nvidia(job: FileJob, tally: _Tally) -> None:
@@ -263,6 +286,7 @@ def verify(
         problems = problems + _same_content(files)
         problems += [f"{report.path}: {problem}" for report in files for problem in report.problems]
         results.append(SetReport(folder, info, files, problems))
+        _keep_sums(folder, results[-1])
     if md5:
         present = {job.path.name for job in jobs}
         absent = sorted({*md5.files, *md5.rows} - present)
@@ -278,9 +302,31 @@ def _plan(folder: Path) -> tuple[StoreInfo | None, list[FileJob], list[str]]:
         return _plan_set(folder, 1)
     info = describe(folder)
     if info.kind == "tfrecord":
-        return info, [FileJob(path, info) for path in tfrecord.find_files(folder)], []
+        return info, _with_sums(folder, [FileJob(path, info) for path in tfrecord.find_files(folder)]), []
     groups = bins_of(folder) or [list_shards(folder)]
-    return info, [FileJob(path, info) for group in groups for path in group], []
+    return info, _with_sums(folder, [FileJob(path, info) for group in groups for path in group]), []
+
+
+def _with_sums(folder: Path, jobs: list[FileJob]) -> list[FileJob]:
+    """The jobs with what the list of the folder says of their files."""
+    listed = read_checksums(folder) if folder.is_dir() else {}
+    check_complete(folder, listed, [name_of(folder, job.path) for job in jobs])
+    return [replace(job, xxh3=listed.get(name_of(folder, job.path), "")) for job in jobs]
+
+
+def _keep_sums(folder: Path, result: SetReport) -> None:
+    """Write the lists of a set that is good, where there are none. A folder that cannot be written stays without."""
+    if result.problems or result.total("good") != result.total("sequences") or not folder.is_dir():
+        return
+    prepared = result.info is not None and result.info.is_listed
+    folders: dict[Path, dict[str, str]] = {}
+    for report in result.files:
+        place = report.path.parent if prepared else folder
+        folders.setdefault(place, {})[name_of(place, report.path)] = report.xxh3
+    for place, digests in folders.items():
+        if not (place / CHECKSUMS).exists():
+            with contextlib.suppress(UserError):
+                write_checksums(place, digests)
 
 
 def _plan_set(folder: Path, shortest: int) -> tuple[StoreInfo | None, list[FileJob], list[str]]:
@@ -295,7 +341,8 @@ def _plan_set(folder: Path, shortest: int) -> tuple[StoreInfo | None, list[FileJ
         problems.append(str(error))
     info = info_of(manifest)
     paths = [folder / str(entry["file"]) for entry in manifest.shards]
-    return info, [FileJob(path, info, number, shortest) for number, path in enumerate(paths)], problems
+    jobs = [FileJob(path, info, number, shortest=shortest) for number, path in enumerate(paths)]
+    return info, _with_sums(folder, jobs), problems
 
 
 def _plan_bins(folder: Path) -> tuple[StoreInfo | None, list[FileJob], list[str]]:

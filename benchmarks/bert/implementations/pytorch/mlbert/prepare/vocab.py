@@ -20,6 +20,11 @@ def count_words(sentences: Iterable[str], lower_case: bool = True) -> Counter[st
     raw: Counter[str] = Counter()
     for sentence in sentences:
         raw.update(clean_words(sentence))
+    return split_words(raw, lower_case)
+
+
+def split_words(raw: Counter[str], lower_case: bool = True) -> Counter[str]:
+    """The basic words of what white space separates, with their counts."""
     words: Counter[str] = Counter()
     for word, count in raw.items():
         for part in basic_split(word, lower_case):
@@ -34,11 +39,12 @@ def check_vocab_size(vocab_size: int) -> None:
         raise UserError("--vocab-size", f"{vocab_size} is out of range", remedy)
 
 
-def train_vocabulary(words: Counter[str], vocab_size: int) -> list[str]:
+def train_vocabulary(words: Counter[str], vocab_size: int, most_characters: int = MAX_ALPHABET) -> list[str]:
     """``vocab_size`` entries of a WordPiece vocabulary, special tokens first; fewer when the words (with their counts)
-    have not enough different pieces. Raises UserError: the size is out of range."""
+    have not enough different pieces. Words with others than the ``most_characters`` most frequent characters become
+    [UNK]. Raises UserError: the size is out of range."""
     check_vocab_size(vocab_size)
-    alphabet = _alphabet(words)
+    alphabet = _alphabet(words, most_characters)
     known = {word: count for word, count in sorted(words.items()) if alphabet.issuperset(word)}
     # The trainer numbers pieces inside words in no fixed order and decides equal counts by number, so two runs would
     # give different vocabularies: named as special tokens, they are numbered first and in this order.
@@ -53,10 +59,10 @@ def train_vocabulary(words: Counter[str], vocab_size: int) -> list[str]:
     return sorted(numbers, key=numbers.__getitem__)
 
 
-def _alphabet(words: Counter[str]) -> set[str]:
-    """The most frequent characters; words with others become [UNK]."""
+def _alphabet(words: Counter[str], most: int) -> set[str]:
+    """The most frequent characters."""
     characters: Counter[str] = Counter()
     for word, count in words.items():
         for char in word:
             characters[char] += count
-    return set(sorted(characters, key=lambda char: (-characters[char], char))[:MAX_ALPHABET])
+    return set(sorted(characters, key=lambda char: (-characters[char], char))[:most])

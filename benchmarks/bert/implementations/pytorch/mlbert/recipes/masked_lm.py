@@ -37,6 +37,7 @@ from mlbert.models.choose import make_masked_lm
 from mlbert.models.export import write_weights
 from mlbert.models.foreign import write_composer
 from mlbert.models.huggingface import to_huggingface
+from mlbert.models.neighbours import begin_with_frequencies
 from mlbert.models.objectives import MaskedLM
 from mlbert.models.start import choose_compute, start_weights
 from mlbert.models.update import whole_update
@@ -119,9 +120,12 @@ def inspect(config: TrainConfig) -> PreTrainingInputs:
 def build(
     config: TrainConfig, found: PreTrainingInputs, world: World, seed: int, warn: Callable[[str], None]
 ) -> Method:
-    """The method's objects; nothing of the data sets is touched before their ``open``."""
+    """The method's objects. Nothing of the data sets is touched before their ``open``, but that a model of ModernBERT's
+    form starts with the frequencies of words in the first training texts."""
     compute = choose_compute(config, world.device, warn)
     model = start_weights(make_masked_lm(config, found.shape, compute), config, seed, world.device, warn)
+    if found.shape.is_rotary and config.tokenizer is not None and config.init_checkpoint is None:
+        begin_with_frequencies(model, text_run.token_counts(config))
     loss_scale = LossScale.of(config, world.device)
     flat, optimizer, sync = whole_update(config, model, world, loss_scale)
     source, samples, budget = _data(config, found.shape, world, seed)
@@ -154,9 +158,10 @@ def build(
 def _export(
     config: TrainConfig, model: AnyBert, vocabulary: Path | None, folder: Path, facts: Mapping[str, object]
 ) -> None:
-    """What `write_weights` does; of a run on text also LOGDIR/latest-rank0.pt, which Composer's programs start from."""
+    """What `write_weights` does; of a run on text also LOGDIR/latest-rank0.pt, which Composer's programs start from,
+    where they have such a model."""
     write_weights(model, folder, facts, vocabulary)
-    if config.tokenizer is not None:
+    if config.tokenizer is not None and not model.config.is_rotary:
         write_composer(to_huggingface(model), model.config, config.output_dir / "latest-rank0.pt")
 
 

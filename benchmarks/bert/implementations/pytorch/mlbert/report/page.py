@@ -39,7 +39,7 @@ def report_page(results: Sequence[Result]) -> str:
     hyperparameters = tables.hyperparameters(results)
     colours = [style_of_system(index).variable for index in range(len(results))]
     return (
-        _environment()
+        environment()
         .get_template("report.html")
         .render(
             title=lone.system.name if lone else f"{len(results)} systems",
@@ -68,7 +68,7 @@ def findings_page(findings: Sequence[Finding], subject: str) -> str:
     verdict = f"{num_errors} of {len(findings)} checks failed" if num_errors else "Nothing failed"
     counts = [Tile(str(sum(f.outcome is outcome for f in findings)), outcome.value.lower()) for outcome in Outcome]
     headline = Headline(verdict, f"{len(findings)} checks", [tile for tile in counts if tile.value != "0"])
-    template = _environment().get_template("findings.html")
+    template = environment().get_template("findings.html")
     return template.render(title=f"Check of {subject}", words="", headline=headline, findings=findings)
 
 
@@ -126,6 +126,7 @@ def _findings(result: Result) -> list[Finding]:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Of the templates."""
     loader = PackageLoader("mlbert.report")
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

@@ -44,7 +44,8 @@ def percent(value: float) -> str:
 
 
 def shorten(name: str, longest: int = _LONGEST_NAME) -> str:
-    """A name that fits beside a figure: its middle is left out."""
+    """A name that fits beside a figure: its middle is left out, control characters are replaced."""
+    name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
     if len(name) <= longest:
         return name
     head = longest // 2

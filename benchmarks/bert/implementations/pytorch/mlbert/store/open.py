@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -12,15 +13,19 @@ from mlbert.core.errors import UserError
 from mlbert.core.rules import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BINS, BinnedStore, describe_bins, open_bins
-from mlbert.store.checksums import FileChecks
-from mlbert.store.manifest import MANIFEST, file_sha256, no_folder, read_manifest
+from mlbert.store.checksums import FileChecks, listed_sums
+from mlbert.store.documents import reading
+from mlbert.store.manifest import MANIFEST, SHARD_NAME, file_sha256, no_folder, read_manifest
 from mlbert.store.prepared import ShardSet, info_of
+from mlbert.store.tfrecord_list import LIST
 from mlbert.store.tfrecord_plain import Widths
 
 ACCEPTED = (
     "a prepared set (manifest.json), bins (bins.json), TFRecord files, HDF5 shards in NVIDIA's fixed-length, "
     "variable-length or packed form, or an MDS set of masked samples (index.json)"
 )
+
+_RECORDS_NOTE = re.compile(r"\.part-\d{5}-of-\d{5}\.tfrecord\.json")  # of a step that makes them
 
 IN_MEMORY_BYTES = 4 << 30  # smaller sets are held in memory as one piece
 
@@ -61,14 +66,20 @@ def check_opened(known: StoreInfo, found: StoreInfo) -> None:
 
 def open_store(folder: Path | str, verify: bool | None = None, checks: FileChecks | None = None) -> Store:
     """Open the set in ``folder``, whatever its kind; ``verify`` and ``checks`` say when prepared sets are re-read and
-    every value is checked, see `mlbert.store.prepared.ShardSet.open`. Raises UserError as `describe`, and where a file
-    is missing or damaged."""
+    every value is checked, see `mlbert.store.prepared.ShardSet.open`. Files of other kinds are compared with the list
+    that `mlbert prepare verify` left. Raises UserError as `describe`, and where a file is missing or damaged."""
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         return ShardSet.open(folder, verify, checks)
     if (folder / BINS).exists():
         return open_bins(folder, verify, checks)
-    return _foreign(folder).open_folder(folder)
+    store = _foreign(folder).open_folder(folder)
+    for number, file in enumerate(listed_sums(folder)):
+        if checks is not None:
+            checks.add(number, file)
+        elif verify is not False and (problem := file.problem()):
+            raise problem
+    return store
 
 
 def in_memory(store: Store) -> Store:
@@ -88,6 +99,14 @@ def _foreign(folder: Path) -> ModuleType:
     if inside := sorted(path.parent.name for name in (MANIFEST, BINS) for path in folder.glob(f"*/{name}")):
         reason = f"is no data set, or not a finished one, but holds {', '.join(inside)}"
         raise UserError(folder, reason, "Give one of these folders")
+    with reading(folder):
+        names = [path.name for path in folder.iterdir()]
+    if any(SHARD_NAME.fullmatch(name) for name in names):
+        reason = f"holds shards but no {MANIFEST}: it was not finished, or lost it"
+        raise UserError(folder, reason, "Run the `mlbert prepare` that makes it again, or give another folder")
+    if LIST not in names and any(_RECORDS_NOTE.fullmatch(name) for name in names):
+        reason = f"holds TFRecords but no {LIST}: it was not finished"
+        raise UserError(folder, reason, "Run the `mlbert prepare` that makes it again")
     for name in ("mds_samples", "tfrecord_store", "nvidia"):
         module = import_module(f"mlbert.store.{name}")
         if module.accepts(folder):

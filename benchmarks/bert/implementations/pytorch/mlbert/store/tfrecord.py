@@ -13,7 +13,6 @@ Legend: R records, S sequences.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -27,8 +26,10 @@ import numpy as np
 from mlbert.core import native
 from mlbert.core.errors import UserError
 from mlbert.store import tfrecord_native, tfrecord_plain
-from mlbert.store.manifest import reading, whole_file
+from mlbert.store.documents import plain_size, reading
+from mlbert.store.manifest import whole_file
 from mlbert.store.ragged import Ragged
+from mlbert.store.tfrecord_list import read_list
 from mlbert.store.tfrecord_plain import (
     BAD_LENGTH,
     FOOTER_BYTES,
@@ -43,7 +44,6 @@ from mlbert.store.tfrecord_plain import (
 
 BATCH = 4096  # records
 RESTORE = "Restore the file"
-LIST = "instances.json"  # of the files in a folder that `mlbert prepare` made
 _BUFFER_BYTES = 16 << 20
 _RECORD_BYTES = 8192  # more than one of the benchmark's has
 _LOOKED_AT = 65_536
@@ -78,19 +78,17 @@ def find_files(path: Path | str) -> list[Path]:
     """The TFRecord files of a folder, by name: ``part-*``, ``*.tfrecord``, ``*.tfrecords`` and ``eval_10k``, no
     checksums or other files beside them. A path that is no folder stands for itself.
 
-    Raises UserError: the folder cannot be read, has none, or not just those that its ``instances.json`` lists, or else
-    that the ``-of-00500`` in their names speaks of.
+    Raises UserError: the folder cannot be read, has none, or not just those that its ``instances.json`` lists (or that
+    is damaged), or else that the ``-of-00500`` in their names speaks of.
     """
     path = Path(path)
     if not path.is_dir():
         return [path]
-    with reading(path):
-        files = sorted(file for file in path.iterdir() if _NAME.fullmatch(file.name) and file.is_file())
-    if not files:
+    if not (files := named_files(path)):
         raise UserError(path, "has no TFRecord files (part-*, *.tfrecord, *.tfrecords)", "Give another folder")
     names = {file.name for file in files}
-    listed = _listed(path)
-    expected = _whole_set(names) if listed is None else listed
+    listed = read_list(path)
+    expected = _whole_set(names) if listed is None else set(listed.files)
     if extra := sorted(names - expected):
         raise UserError(path / extra[0], "is not one of the set's files", "Remove it")
     if missing := sorted(expected - names):
@@ -98,12 +96,10 @@ def find_files(path: Path | str) -> list[Path]:
     return files
 
 
-def _listed(folder: Path) -> set[str] | None:
-    """The files that the list of a finished folder names; None where there is none that can be read."""
-    try:
-        return {str(entry["file"]) for entry in json.loads((folder / LIST).read_bytes())["files"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def named_files(folder: Path) -> list[Path]:
+    """The files of a folder that have such a name. Raises UserError: it cannot be read."""
+    with reading(folder):
+        return sorted(file for file in folder.iterdir() if _NAME.fullmatch(file.name) and file.is_file())
 
 
 def _whole_set(names: Collection[str]) -> set[str]:
@@ -195,6 +191,7 @@ class ExampleReader:
         """The file's sequences, in order. Raises UserError: unreadable, not TFRecords, without any (good) record; a bad
         record unless it is to be skipped."""
         any_good = False
+        plain_size(self.path)
         with reading(self.path), self.path.open("rb", buffering=0) as file:
             for data, offset, found in self._scans(file, os.fstat(file.fileno()).st_size):
                 part = self._read(data, offset, found)

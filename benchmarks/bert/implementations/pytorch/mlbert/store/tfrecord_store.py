@@ -26,7 +26,8 @@ from mlbert.store.documents import plain_size
 from mlbert.store.file_map import FileMap
 from mlbert.store.index_cache import IndexCache
 from mlbert.store.ragged import Ragged
-from mlbert.store.tfrecord import RESTORE, ExampleReader, Widths, codec, find_files, read_widths
+from mlbert.store.tfrecord import RESTORE, ExampleReader, Widths, codec, find_files, named_files, read_widths
+from mlbert.store.tfrecord_list import read_list
 from mlbert.store.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, MAX_ID, BadExample, parse_example
 
 _VERSION = 1
@@ -38,35 +39,45 @@ _GATHERED = 8192  # records read at a time
 def accepts(folder: Path | str) -> bool:
     """Whether the folder holds files named like TFRecords that are not HDF5."""
     try:
-        with find_files(folder)[0].open("rb") as file:
+        with named_files(Path(folder))[0].open("rb") as file:
             return file.read(len(_HDF5)) != _HDF5
-    except (UserError, OSError):
+    except (UserError, OSError, IndexError):
         return False
 
 
 def describe(folder: Path | str) -> StoreInfo:
-    """What file names, sizes and the first record's list sizes tell of a folder of TFRecords. Raises UserError: no such
-    files, or the first one is not TFRecords."""
+    """What file names, sizes and the first record's list sizes tell of a folder of TFRecords, and its list where it has
+    one. Raises UserError: no such files, the first one is not TFRecords, or the list is damaged."""
     # A bad record is told by whoever reads the set.
-    return outline(folder, read_widths(find_files(folder)[0], skip_bad=True))
+    return _outline(folder, read_widths(find_files(folder)[0], skip_bad=True))
 
 
 def outline(folder: Path | str, most: Widths) -> StoreInfo:
-    """The same without reading a record: the list sizes are those that the records may have at most. Raises UserError:
-    no such files."""
-    files = find_files(folder)
+    """The same without reading a record: the list sizes are those that the records may have at most, where no list says
+    them. Raises UserError: no such files, or others than listed."""
+    folder = Path(folder)
+    listed = read_list(folder)
+    if listed is None:
+        return _outline(folder, most)
+    listed.check_sizes(find_files(folder))
+    return _outline(folder, Widths(listed.max_seq_length, listed.max_predictions))
+
+
+def _outline(folder: Path | str, widths: Widths) -> StoreInfo:
+    folder = Path(folder)
+    files, listed = find_files(folder), read_list(folder)
     named = [(file.name, plain_size(file)) for file in files]
     return StoreInfo(
-        folder=Path(folder),
+        folder=folder,
         kind="tfrecord",
         identity=hashlib.sha256(json.dumps(named).encode()).hexdigest(),
-        max_seq_length=most.max_seq_length,
-        max_predictions=most.max_predictions,
-        num_sequences=None,
-        vocab_size=None,
-        vocabulary_sha256=None,
+        max_seq_length=widths.max_seq_length,
+        max_predictions=widths.max_predictions,
+        num_sequences=listed.num_sequences if listed else None,
+        vocab_size=listed.vocab_size if listed else None,
+        vocabulary_sha256=listed.vocabulary_sha256 if listed else None,
         is_listed=False,
-        content=content_of(Path(folder), files),
+        content=content_of(folder, files),
     )
 
 
@@ -96,19 +107,25 @@ _ARRAYS = ("widths", "counts", *_PER_RECORD)
 
 class TFRecordStore:
     """TFRecord files (see `mlbert.store.tfrecord.find_files`) opened for random access; with ``cached`` the index is
-    kept in the user's cache folder and taken from there. Raises UserError: a file is unreadable or damaged, or has
-    records of another width than the first one."""
+    kept in the user's cache folder and taken from there. Raises UserError: a file is unreadable or damaged, has
+    records of another width than the first one, or other ones than its list says."""
 
     num_packs = 0  # single sequences
 
     def __init__(self, folder: Path | str, cached: bool = True) -> None:
         self.info = describe(folder)
         self._paths = find_files(folder)
+        listed = read_list(Path(folder))
+        if listed:
+            listed.check_sizes(self._paths)
         self._map = FileMap(self._paths)
         self._cache = IndexCache("tfrecord", self._paths, [_VERSION])
         self._index = load_index(self._paths, self._cache if cached else None)
         self._widths = Widths(*self._index.widths.tolist())
         self._first = np.cumsum(self._index.counts) - self._index.counts
+        for path, lengths in zip(self._paths, np.split(self._index.lengths, self._first[1:]), strict=True):
+            if listed:
+                listed.check_counts(path, len(lengths), int(lengths.sum(dtype=np.int64)))
 
     def __len__(self) -> int:
         return len(self._index.lengths)

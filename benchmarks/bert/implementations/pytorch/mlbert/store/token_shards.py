@@ -40,6 +40,7 @@ from mlbert.store.mds import UINT32, MdsReader
 from mlbert.store.mds_fetch import local_folder
 from mlbert.store.ragged import offsets_of
 from mlbert.store.tokenizer import Tokenizer
+from mlbert.store.vocabulary_checks import unknown_share
 
 TEXT, TOKENS = "text", "tokens"
 _ENCODINGS = {TEXT: "str", TOKENS: "bytes"}
@@ -220,7 +221,11 @@ class TokenShards:
 
     def _tokenised(self, number: int) -> TokenShard:
         found = self._at_once(number) if self.is_text and len(self._reader.columns) == 1 else None
-        return found or self._encode(range(self.first[number], self.first[number + 1]))
+        found = found or self._encode(range(self.first[number], self.first[number + 1]))
+        if self.is_text:
+            name = self._reader.shards[number].raw.name
+            unknown_share(found.tokens, self._tokenizer.vocabulary, name, self._tokenizer.name)
+        return found
 
     def _at_once(self, number: int) -> TokenShard | None:
         """The same without the work for each sample, which here is the size of a text and the text. None: one is

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from mlbert.core.identity import (
 )
 from mlbert.core.mllog import MLPerfLogger, close_interrupted
 from mlbert.core.monitor import Monitor
-from mlbert.core.progress import Limits, Outcome, TrainState
+from mlbert.core.progress import Limits, Outcome, Pace, TrainState
 from mlbert.core.provenance import tree_root
 from mlbert.core.run_folder import RunFolder, choose_seed
 from mlbert.core.settings import TrainConfig
@@ -71,18 +71,41 @@ def threads_per_rank(config: TrainConfig, world: World) -> int:
     return max(1, len(os.sched_getaffinity(0)) // world.local_world_size)
 
 
-def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Console) -> Outcome:
-    """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
-    config, paths = resolved.config, RunFolder.of(resolved.config)
-    num_threads, inputs = threads_per_rank(config, world), recipe.inspect(config)
+@dataclass(frozen=True)
+class Manner:
+    """How a command wants its run, where that is not a benchmark's.
+
+    Attributes:
+        pace: what goes by the clock; None: nothing.
+        display: shows the run in place of the monitor's lines; None: they do.
+        mlperf_log: write one.
+    """
+
+    pace: Pace | None = None
+    display: Events | None = None
+    mlperf_log: bool = True
+
+
+USUAL = Manner()
+
+
+def _inspect(config: TrainConfig, recipe: Recipe, world: World, paths: RunFolder) -> tuple[int, Any]:
+    """This rank's threads, and what the recipe finds in its inputs; makes the run's folder."""
+    found = threads_per_rank(config, world), recipe.inspect(config)
     if world.rank == 0:
         paths.prepare(config.resume)
+    return found
+
+
+def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Console, how: Manner = USUAL) -> Outcome:
+    """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
+    config, paths = resolved.config, RunFolder.of(resolved.config)
+    num_threads, inputs = world.meeting.agree("inputs", lambda: _inspect(config, recipe, world, paths))
     world.start()
     if world.rank == 0 and config.resume:
         paths.set_log_aside()
     torch.set_num_threads(num_threads)
-    seed = world.broadcast_int(choose_seed(config, paths))
-    log = MLPerfLogger(paths.log if world.rank == 0 else None, rank=world.rank, root=tree_root())
+    log = MLPerfLogger(paths.log if world.rank == 0 and how.mlperf_log else None, rank=world.rank, root=tree_root())
 
     def close_log(status: str, reason: str | None) -> None:
         if world.rank == 0:
@@ -96,6 +119,7 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
     lifecycle = Lifecycle(world, close_log)
     _warn_of(inputs, config, say)
     with lifecycle.guard():
+        seed = world.broadcast_int(choose_seed(config, paths))
         log.event("cache_clear", config.caches_cleared)
         log.start("init_start")
         log_submission(log.event, config)
@@ -108,13 +132,12 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
         if world.rank == 0:
             identity = log_run(log, resolved, told, method)
             record = paths.write_record(resolved, seed, identity)
-        monitor = _monitor(config, paths, world, console)
-        listeners: list[Events] = [MLPerfEvents(log, lambda: method.evaluation.num_examples), monitor]
+        monitor, shown = _monitor(config, paths, world, console, how), [how.display] if how.display else []
+        listeners: list[Events] = [MLPerfEvents(log, lambda: method.evaluation.num_examples), monitor, *shown]
         if world.rank == 0:
-            peak = functools.partial(gemm_peak_flops, method.model.dtype, world.device.type)
-            listeners += make_loggers(config, record, paths.folder, config.optimizer, world.world_size, peak)
+            listeners += _loggers(config, record, paths.folder, world, method)
         events = Several(listeners)
-        run = assemble(config, method, paths.folder / "checkpoints", world, lifecycle, events, seed)
+        run = assemble(config, method, paths.folder / "checkpoints", world, lifecycle, events, seed, how.pace)
         _make_ready(run, config, lifecycle, log, say)
         monitor.open(run.state)
         log.end("init_stop")
@@ -138,9 +161,14 @@ def _warn_of(inputs: Inputs, config: TrainConfig, say: Callable[[str], None]) ->
         say(f"warning: EVALDIR {config.eval_dir} is the training set: evaluations will say nothing of other text")
 
 
-def _monitor(config: TrainConfig, paths: RunFolder, world: World, console: Console) -> Monitor:
-    path = paths.folder / "metrics.jsonl" if world.rank == 0 else None
-    return Monitor(path, Limits.of(config), config.log_freq, console, append=config.resume)
+def _monitor(config: TrainConfig, paths: RunFolder, world: World, console: Console, manner: Manner) -> Monitor:
+    path, is_shown = paths.folder / "metrics.jsonl" if world.rank == 0 else None, manner.display is None
+    return Monitor(path, Limits.of(config), config.log_freq, console, append=config.resume, is_shown=is_shown)
+
+
+def _loggers(config: TrainConfig, record: dict[str, Any], folder: Path, world: World, method: Method) -> list[Events]:
+    peak = functools.partial(gemm_peak_flops, method.model.dtype, world.device.type)
+    return make_loggers(config, record, folder, config.optimizer, world.world_size, peak)
 
 
 def _make_ready(
@@ -209,6 +237,7 @@ def assemble(
     lifecycle: Lifecycle,
     events: Events,
     seed: int,
+    pace: Pace | None = None,
 ) -> Run:
     """The loop's objects, for a method and its settings.
 
@@ -220,6 +249,7 @@ def assemble(
         lifecycle: entered.
         events: who is told.
         seed: of dropout.
+        pace: what goes by the clock.
 
     Raises:
         UserError: graphs are asked for that cannot be had.
@@ -248,4 +278,5 @@ def assemble(
         settle_late=world.device.type == "cuda" and method.loss_scale is None,
         eval_every_samples=config.eval_iter_samples,
         save_every_steps=config.save_checkpoint_steps,
+        pace=pace,
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mlbert.core.config import environment
 from mlbert.core.errors import UserError
 from mlbert.core.events import Events
 from mlbert.core.progress import Outcome, TrainState
@@ -74,27 +75,46 @@ def make_loggers(
     about = (optimizer, ranks, peak())
     loggers: list[Events] = []
     if config.tensorboard_dir is not None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise _missing("TENSORBOARD_DIR", "tensorboard") from None
-        writer = SummaryWriter(str(config.tensorboard_dir / (config.run_name or "run")))
-
-        def to_tensorboard(numbers: Mapping[str, float], step: int) -> None:
-            for name, value in numbers.items():
-                writer.add_scalar(name, value, step)
-            writer.flush()
-
-        loggers.append(NumberLogger(to_tensorboard, writer.close, *about))
+        write, close = _tensorboard(config.tensorboard_dir / (config.run_name or folder.name))
+        loggers.append(NumberLogger(write, close, *about))
     if config.wandb_project is not None:
-        try:
-            import wandb
-        except ImportError:
-            raise _missing("WANDB_PROJECT", "wandb") from None
-        # The site's own variables say whether it goes to a server: WANDB_MODE=offline keeps it in the folder.
-        run = wandb.init(project=config.wandb_project, name=config.run_name, dir=str(folder), config=dict(record))
-        loggers.append(NumberLogger(lambda numbers, step: run.log(dict(numbers), step=step), run.finish, *about))
+        write, close = _wandb(config.wandb_project, config.run_name, record, folder)
+        loggers.append(NumberLogger(write, close, *about))
     return loggers
+
+
+def _tensorboard(folder: Path) -> tuple[Write, Callable[[], object]]:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise _missing("TENSORBOARD_DIR", "tensorboard") from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writer = SummaryWriter(str(folder))
+    except OSError as error:
+        reason = f"{folder} cannot be written ({error.strerror})"
+        raise UserError("TENSORBOARD_DIR", reason, "Name a writable folder") from None
+
+    def write(numbers: Mapping[str, float], step: int) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    return write, writer.close
+
+
+def _wandb(
+    project: str, name: str | None, record: Mapping[str, Any], folder: Path
+) -> tuple[Write, Callable[[], object]]:
+    """Where nobody is logged in, the run stays in the folder, as with WANDB_MODE=offline: wandb sync sends it."""
+    try:
+        import wandb
+    except ImportError:
+        raise _missing("WANDB_PROJECT", "wandb") from None
+    is_known = "WANDB_MODE" in environment() or wandb.login(prompt=False, verify=False)
+    about: dict[str, Any] = {"project": project, "name": name, "dir": str(folder), "config": dict(record)}
+    run = wandb.init(**about, mode=None if is_known else "offline")
+    return lambda numbers, step: run.log(dict(numbers), step=step), run.finish
 
 
 def _missing(setting: str, package: str) -> UserError:

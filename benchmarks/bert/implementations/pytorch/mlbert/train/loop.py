@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 
 from mlbert.core.events import Events
-from mlbert.core.progress import Clock, Limits, Outcome, TrainState
+from mlbert.core.progress import Clock, Limits, Outcome, Pace, TrainState
 from mlbert.dist.lifecycle import ABORTED, SUCCESS, Lifecycle
 from mlbert.dist.watch import Stage
 from mlbert.dist.world import World
@@ -39,6 +39,7 @@ class Run:
             steps are left out as a matter of course, the next one's rate has to know.
         eval_every_samples: distance between evaluations, sequences.
         save_every_steps: distance between checkpoints; 0: none.
+        pace: evaluations, checkpoints and the decay of the rate by the clock, besides; None: by steps alone.
     """
 
     method: Method
@@ -56,6 +57,7 @@ class Run:
     settle_late: bool
     eval_every_samples: int
     save_every_steps: int
+    pace: Pace | None = None
 
 
 def train(run: Run) -> Outcome:
@@ -75,7 +77,7 @@ def train(run: Run) -> Outcome:
         if run.ledger.is_open and (reason is not None or due):
             run.ledger.settle()
             reason, due = _standing(run, clock)
-        save = leaving or (run.save_every_steps > 0 and state.step % run.save_every_steps == 0)
+        save = leaving or _save_is_due(run, clock)
         if due or (reason is not None and evaluated_at != state.samples):
             evaluated_at = state.samples
             # A checkpoint holds the data position before the next step.
@@ -90,8 +92,11 @@ def train(run: Run) -> Outcome:
     if run.limits.succeeds(state):
         status = SUCCESS
     if status == SUCCESS:
+        run.lifecycle.watch.mark(state.step, Stage.CHECKPOINT)  # may take long where the data lie far away
         run.method.source.finish()
         run.world.barrier()  # the data of every rank
+    if run.pace is not None:
+        save_checkpoint(run, clock)  # so that it can be made longer
     state.elapsed_seconds = clock.seconds()
     outcome = Outcome(status, reason, state.elapsed_seconds, state)
     run.events.stop(outcome)
@@ -103,7 +108,7 @@ def train_one_step(run: Run) -> bool:
     """One optimizer step on all ranks; tells whether some rank was warned that the job is about to end."""
     state, watch, started = run.state, run.lifecycle.watch, time.monotonic()
     upcoming = run.reader.take(state.step)
-    lr = run.method.schedule(state.updates)
+    lr = run.method.schedule(state.updates) * (run.pace.factor(state.due_seconds) if run.pace else 1.0)
     result = run.step(
         upcoming.batches,
         run.seed,
@@ -126,7 +131,7 @@ def train_one_step(run: Run) -> bool:
 
 def evaluate(run: Run, clock: Clock, read_ahead: bool) -> None:
     """Evaluates the weights as they are; while the device does it, the next step is made ready."""
-    state, method, watch = run.state, run.method, run.lifecycle.watch
+    state, method, watch, started = run.state, run.method, run.lifecycle.watch, clock.seconds()
     run.events.evaluation_start(state)
     with method.optimizer.exact_weights():
         method.model.weights_changed()
@@ -138,6 +143,7 @@ def evaluate(run: Run, clock: Clock, read_ahead: bool) -> None:
     state.accuracy = metrics[method.objective.metric]
     while state.next_eval_samples <= state.samples:
         state.next_eval_samples += run.eval_every_samples
+    clock.evaluation_seconds, clock.evaluated_at = clock.seconds() - started, state.due_seconds
     run.events.evaluation(state, metrics, clock.seconds())
 
 
@@ -147,11 +153,24 @@ def save_checkpoint(run: Run, clock: Clock) -> None:
     run.ledger.settle()
     run.state.elapsed_seconds = clock.seconds()
     run.snapshots.save()
+    clock.saved_at = run.state.due_seconds
+
+
+def _save_is_due(run: Run, clock: Clock) -> bool:
+    if run.pace is not None and run.state.due_seconds - clock.saved_at >= run.pace.save_every:
+        return True
+    return run.save_every_steps > 0 and run.state.step % run.save_every_steps == 0
 
 
 def _standing(run: Run, clock: Clock) -> tuple[str | None, bool]:
-    """The limit that was reached, and whether an evaluation is due; ranks whose clocks differ follow rank 0."""
-    seconds = clock.seconds()
+    """The limit that was reached, and whether an evaluation is due; ranks whose clocks differ follow rank 0. The last
+    evaluation, which takes as long as the one before, is within MAX_SECONDS."""
+    state = run.state
+    seconds = clock.seconds() + clock.evaluation_seconds
     if run.limits.max_seconds is not None:
         seconds = run.world.broadcast_int(round(seconds * 1000)) / 1000
-    return run.limits.reached(run.state, seconds), run.state.samples >= run.state.next_eval_samples
+    state.due_seconds = seconds
+    is_due = state.samples >= state.next_eval_samples
+    if run.pace is not None:
+        is_due = is_due or seconds - clock.evaluated_at >= run.pace.evaluate_every
+    return run.limits.reached(state, seconds), is_due

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from mlbert.core.bert_config import BertConfig
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.world import World
 from mlbert.feed.batch import Batch
@@ -98,8 +99,8 @@ class Model(Protocol):
     def training_flops(self, batch: HostBatch) -> int:
         """Model FLOPs of forward and backward."""
 
-    def capture_obstacle(self, device: torch.device) -> str | None:
-        """Why forward and backward cannot be a CUDA graph, in words; None: they can."""
+    def capture_obstacle(self, device: torch.device, max_seqlen: int) -> str | None:
+        """Why forward and backward of sequences of so many tokens cannot be a CUDA graph, in words; None: they can."""
 
     def weights_changed(self) -> None:
         """What is derived from the weights is made anew when it is next needed; touches the host's notes only."""
@@ -159,10 +160,17 @@ class Objective(Protocol):
 
 
 class FlatBuffers(Protocol):
-    """Parameters and gradients as one float32 buffer each."""
+    """Parameters and gradients as one float32 buffer each.
+
+    Attributes:
+        layout: name and shape of each parameter, back to back; JSON-able.
+    """
 
     data: Tensor
     grad: Tensor
+
+    @property
+    def layout(self) -> Sequence[tuple[str, Sequence[int]]]: ...
 
     def zero_grad(self) -> None:
         """Clears the gradients."""
@@ -283,11 +291,13 @@ class Inputs(Protocol):
     """What is known of a run's inputs before a sample is read.
 
     Attributes:
+        shape: of the model.
         train_data, eval_data: identities of the data sets.
         max_sequence_length: of the training set, tokens.
         sequences_per_pack: of the training set's packs; None: it takes packing to know.
     """
 
+    shape: BertConfig
     train_data: str
     eval_data: str
     max_sequence_length: int

@@ -40,6 +40,7 @@ class Snapshots:
         numbers = {name: value for name, value in optimizer.items() if not isinstance(value, Tensor)}
         position = method.source.state_dict()
         state = {"train": self._state.to_json(), "optimizer": numbers, "source": position, "seed": self._seed}
+        state |= {"parameters": method.flat.layout}  # for those who read the weights without the run
         with method.optimizer.exact_weights():
             if self._world.rank == 0:
                 self._folder.save(self._state.step, {WEIGHTS: method.flat.data, **tensors}, state)

@@ -358,7 +358,7 @@ def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.d
     budget, wanted = method.budget, GraphMode(mode)
     if device.type != "cuda":
         raise UserError(f"{SETTING}={mode}", f"needs a CUDA device, this run is on the {device}", f"Set {SETTING}=none")
-    if obstacle := method.model.capture_obstacle(device):
+    if obstacle := method.model.capture_obstacle(device, budget.max_seqlen if budget else 0):
         raise UserError(f"{SETTING}={mode}", obstacle, f"Set OPS=auto, or {SETTING}=none")
     if budget is None:
         raise UserError(f"{SETTING}={mode}", "this recipe's batches have no fixed sizes", f"Set {SETTING}=none")

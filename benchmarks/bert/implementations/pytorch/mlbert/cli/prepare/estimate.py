@@ -22,7 +22,7 @@ REFERENCE_CORES = 16
 def estimate_command(
     inputs: Annotated[list[Path], typer.Option("--input", help="Text part or folder of parts; may be repeated.")],
     vocab: Annotated[Path, typer.Option("--vocab", help="WordPiece vocabulary, vocab.txt.")],
-    sample_mb: Annotated[float, typer.Option(min=0.001, help="Text to measure with, MB.")] = 20,
+    sample_mb: Annotated[float, typer.Option(min=0.001, max=1_000_000, help="Text to measure with, MB.")] = 20,
     workers: Workers = 0,
     cased: Cased = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.prepare.options import Out, Workers, counted, say
+from mlbert.cli.prepare.options import MOST_FILES, Out, Workers, counted, say
 from mlbert.cli.prepare.progress import console_progress
 from mlbert.prepare import export_nvidia, import_store, tfrecords
+from mlbert.store.manifest import MAX_TOKENS
 from mlbert.store.nvidia_index import Limits
 
 app = typer.Typer()
@@ -23,8 +24,12 @@ def import_command(
     folder: Input,
     vocab: Annotated[Path, typer.Option("--vocab", help="The vocabulary that it was made with, vocab.txt.")],
     out: Out,
-    max_seq_length: Annotated[int, typer.Option(help="Most tokens of a row, where the data does not say.")] = 512,
-    max_predictions: Annotated[int, typer.Option(help="Most masked tokens of a sequence, likewise.")] = 76,
+    max_seq_length: Annotated[
+        int, typer.Option(min=1, max=MAX_TOKENS, help="Most tokens of a row, where the data does not say.")
+    ] = 512,
+    max_predictions: Annotated[
+        int, typer.Option(min=1, max=MAX_TOKENS, help="Most masked tokens of a sequence, likewise.")
+    ] = 76,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows and files out, and list them.")] = False,
     workers: Workers = 0,
 ) -> None:
@@ -45,7 +50,9 @@ def export_command(
     folder: Input,
     out: Out,
     layout: Annotated[str, typer.Option(help="fixed, variable or packed.")],
-    files: Annotated[int, typer.Option(help="Number of files; 0: one for each 36,280 rows.")] = 0,
+    files: Annotated[
+        int, typer.Option(min=0, max=MOST_FILES, help="Number of files; 0: one for each 36,280 rows.")
+    ] = 0,
     workers: Workers = 0,
 ) -> None:
     """Write a stored set as HDF5 shards that NVIDIA's trainers read."""
@@ -80,4 +87,4 @@ def hdf5_to_tfrecord_command(
 ) -> None:
     """Turn a prepared set into TFRecords, one file for each shard, as the benchmark's generator writes them."""
     made = tfrecords.hdf5_to_tfrecords(folder, out, workers=workers, progress=console_progress())
-    say(f"{out}: {counted(len(made['files']), 'file')}, {counted(made['num_sequences'], 'sequence')}")
+    say(f"{out}: {counted(len(made.files), 'file')}, {counted(made.num_sequences, 'sequence')}")

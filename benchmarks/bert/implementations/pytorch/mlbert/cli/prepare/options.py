@@ -17,12 +17,14 @@ from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.pipeline import TextOptions
 
 console = Console()
+MOST_FILES = 99_999  # their names have five digits
 
 Out = Annotated[Path, typer.Option("--out", help="Output folder; made when missing.", file_okay=False)]
 Workers = Annotated[
     int,
     typer.Option(
         min=0,
+        max=4096,
         help="Processes; 0: one for each core. The result is the same.",
         callback=lambda workers: workers or os.cpu_count() or 1,
     ),

@@ -45,7 +45,7 @@ class _Lines(Progress):
             if now - said >= LINE_SECONDS and done < total:
                 said = now
                 rate = done / (now - started)
-                rest = f", {_duration((total - done) / rate)} left" if rate else ""
+                rest = f", {short_duration((total - done) / rate)} left" if rate else ""
                 self(f"{name}: {100 * done / total:.0f} % of {_amount(total, unit)}, {_amount(rate, unit)}/s{rest}")
 
         yield advance
@@ -53,7 +53,7 @@ class _Lines(Progress):
         if seconds < 1:
             self(f"{name}: {_amount(done, unit)}")
         else:
-            self(f"{name}: {_amount(done, unit)} in {_duration(seconds)}, {_amount(done / seconds, unit)}/s")
+            self(f"{name}: {_amount(done, unit)} in {short_duration(seconds)}, {_amount(done / seconds, unit)}/s")
 
 
 class _Bars(_Lines):
@@ -97,7 +97,7 @@ def _amount(count: float, unit: str) -> str:
     return f"{number} {prefix}B" if unit == "bytes" else f"{number} {prefix} {unit}".replace("  ", " ")
 
 
-def _duration(seconds: float) -> str:
+def short_duration(seconds: float) -> str:
     """For example ``1 h 05 min``, ``3 min 20 s`` or ``12 s``."""
     whole = round(seconds)
     if whole >= 3600:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mlbert.cli.prepare.options import Out, Workers, console, counted, say
+from mlbert.cli.prepare.options import MOST_FILES, Out, Workers, console, counted, say
 from mlbert.cli.prepare.progress import console_progress
 from mlbert.core.errors import UserError
 from mlbert.prepare import verify
@@ -16,15 +16,19 @@ from mlbert.prepare.bins_hdf5 import make_hdf5_bins
 from mlbert.prepare.eval_set import make_eval_set
 from mlbert.prepare.shuffle import Packing, shuffle_set
 from mlbert.prepare.split_bins import EDGES, make_bins
-from mlbert.store.manifest import Manifest
+from mlbert.store.manifest import MAX_TOKENS, Manifest
 
 app = typer.Typer()
 _LISTED = 30  # problems on the console
 DEFAULT_EDGES = ",".join(map(str, EDGES))
 
 Input = Annotated[Path, typer.Option("--input", help="Folder of a data set that knows its vocabulary.")]
-Shards = Annotated[int | None, typer.Option(min=1, help="Output shards; default: one for 300,000 sequences.")]
-OrderSeed = Annotated[int, typer.Option(min=0, help="Names the order; the same gives the same bytes.")]
+Shards = Annotated[
+    int | None, typer.Option(min=1, max=MOST_FILES, help="Output shards; default: one for 300,000 sequences.")
+]
+OrderSeed = Annotated[
+    int, typer.Option(min=0, max=(1 << 63) - 1, help="Names the order; the same gives the same bytes.")
+]
 
 Edges = Annotated[str, typer.Option(help="Longest sequence of each bin, tokens.")]
 
@@ -49,8 +53,10 @@ def _in_shards(manifest: Manifest) -> str:
 def pack_command(
     source: Input,
     out: Out,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Slots of a pack; default: max_seq_length.")] = None,
-    max_sequences: Annotated[int, typer.Option(min=2, help="Most sequences of a pack.")] = 3,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, max=MAX_TOKENS, help="Slots of a pack; default: max_seq_length.")
+    ] = None,
+    max_sequences: Annotated[int, typer.Option(min=2, max=512, help="Most sequences of a pack.")] = 3,
     seed: OrderSeed = 0,
     shards: Shards = None,
     workers: Workers = 0,
@@ -80,7 +86,9 @@ def bins_command(
     out: Out,
     edges: Edges = DEFAULT_EDGES,
     seed: OrderSeed = 0,
-    shards: Annotated[int | None, typer.Option(min=1, help="Shards of each bin; default: by size.")] = None,
+    shards: Annotated[
+        int | None, typer.Option(min=1, max=MOST_FILES, help="Shards of each bin; default: by size.")
+    ] = None,
     workers: Workers = 0,
 ) -> None:
     """Cut a set into bins by length, each in a random order; the shards of a bin are equally long."""

@@ -48,6 +48,7 @@ def text_command(
     workers: Workers = 0,
 ) -> None:
     """Prepare a folder of your own text files."""
+    text_folder.keep_out(folder, out)
     options, source = given.text(), text_folder.source_name(folder, one_per_line)
     documents = text_folder.documents(folder, one_per_line)
     summary = pipeline.prepare_text(documents, out, options, source, workers=workers, progress=console_progress())

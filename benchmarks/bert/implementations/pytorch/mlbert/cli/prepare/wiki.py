@@ -44,7 +44,9 @@ def clean_command(
     folder: Annotated[Path, typer.Option("--input", help="Folder that WikiExtractor wrote.")],
     out: Out,
     parts: Annotated[int, typer.Option(min=1, max=99_999, help="Text parts.")] = 500,
-    eval_articles: Annotated[int, typer.Option(min=0, help="Articles to withhold for evaluation.")] = 10_000,
+    eval_articles: Annotated[
+        int, typer.Option(min=0, max=100_000_000, help="Articles to withhold for evaluation.")
+    ] = 10_000,
     eval_md5: Annotated[Path | None, typer.Option(help="Withhold the articles with this file's MD5 sums.")] = None,
     workers: Workers = 0,
 ) -> None:

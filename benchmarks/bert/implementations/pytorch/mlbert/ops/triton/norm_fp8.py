@@ -88,9 +88,10 @@ def _tile(hidden: int, piece: int) -> tuple[int, int, int]:
 @triton.jit
 def forward_rows(
     x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, out_rows, scale, token, column, tokens,
-    hidden, eps, threshold: tl.constexpr, BLOCK: tl.constexpr,
+    hidden, eps, largest, threshold: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row of each group: stores all but the transposed copy; gives the bytes and the magnitudes, [G, BLOCK]."""
+    """One row of each group: stores all but the transposed copy; gives the bytes [G, BLOCK], and the largest
+    magnitudes with its own [G]."""
     value = residual_sum(x, residual, x_bias, rows, key, token, column, tokens, hidden, threshold, BLOCK)
     result = normalised(value, weight, bias, total, means, inverses, token, column, tokens, hidden, eps)
     result = result.to(out.dtype.element_ty)
@@ -98,7 +99,8 @@ def forward_rows(
     tl.store(out + token[:, None].to(tl.int64) * hidden + column[None, :], result, mask=inside)
     # FP8 rounds what was rounded to the activations' type, so that the twin finds the same numbers.
     value = tl.where(inside, result.to(tl.float32), 0.0)
-    return store_rows(value, scale, token, column, tokens, hidden, out_rows, False), tl.abs(value)
+    small = store_rows(value, scale, token, column, tokens, hidden, out_rows, False)
+    return small, tl.maximum(largest, tl.max(tl.abs(value), 1))
 
 
 @triton.jit(do_not_specialize=["key", "tokens"], do_not_specialize_on_alignment=["quantisation_scale", "amax"])
@@ -114,24 +116,24 @@ def fp8_norm_forward_kernel(
     """
     group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     column = tl.arange(0, BLOCK)
-    scale = tl.load(quantisation_scale)
-    bytes0, size0 = forward_rows(
+    scale, largest = tl.load(quantisation_scale), tl.zeros([GROUPS], tl.float32)
+    bytes0, largest = forward_rows(
         x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, out_rows, scale, 4 * group, column,
-        tokens, hidden, eps, threshold, BLOCK,
+        tokens, hidden, eps, largest, threshold, BLOCK,
     )  # fmt: skip
-    bytes1, size1 = forward_rows(
+    bytes1, largest = forward_rows(
         x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, out_rows, scale, 4 * group + 1,
-        column, tokens, hidden, eps, threshold, BLOCK,
+        column, tokens, hidden, eps, largest, threshold, BLOCK,
     )  # fmt: skip
-    bytes2, size2 = forward_rows(
+    bytes2, largest = forward_rows(
         x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, out_rows, scale, 4 * group + 2,
-        column, tokens, hidden, eps, threshold, BLOCK,
+        column, tokens, hidden, eps, largest, threshold, BLOCK,
     )  # fmt: skip
-    bytes3, size3 = forward_rows(
+    bytes3, largest = forward_rows(
         x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, out_rows, scale, 4 * group + 3,
-        column, tokens, hidden, eps, threshold, BLOCK,
+        column, tokens, hidden, eps, largest, threshold, BLOCK,
     )  # fmt: skip
-    raise_amax(amax, tl.maximum(tl.maximum(size0, size1), tl.maximum(size2, size3)))
+    raise_amax(amax, largest[:, None])
     store_columns(bytes0, bytes1, bytes2, bytes3, group, column, padded, hidden, out_columns)
 
 
@@ -140,10 +142,11 @@ def backward_rows(
     d_out, d_twin, total, means, inverses, gain, rows, key, d_residual, out_rows, scale, token, column, tokens, hidden,
     sum_weight, sum_bias, sum_x, largest, threshold: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row of each group: stores all but the transposed copy; gives its bytes, and sums and magnitudes with its
-    own, all [G, BLOCK]."""
+    """One row of each group: stores all but the transposed copy; gives its bytes and the sums with its own, [G,
+    BLOCK], and the largest magnitudes [G]: so few for want of registers."""
     d = load_gradient(d_out, d_twin, token, column, tokens, hidden)
     result, normal = sum_gradient(d, gain, total, means, inverses, token, column, tokens, hidden)
+    sum_weight, sum_bias = sum_weight + d * normal, sum_bias + d
     inside = (token < tokens)[:, None] & (column < hidden)[None, :]
     place = token[:, None].to(tl.int64) * hidden + column[None, :]
     tl.store(d_residual + place, result.to(d_residual.dtype.element_ty), mask=inside)
@@ -154,8 +157,8 @@ def backward_rows(
     # Outside, means of the row are not 0 where the row goes on.
     result = tl.where((column < hidden)[None, :], result, 0.0)
     small = store_rows(result, scale, token, column, tokens, hidden, out_rows, True)
-    largest = tl.maximum(largest, tl.abs(result))
-    return small, sum_weight + d * normal, sum_bias + d, sum_x + result, largest
+    largest = tl.maximum(largest, tl.max(tl.abs(result), 1))
+    return small, sum_weight, sum_bias, sum_x + result, largest
 
 
 @triton.jit(do_not_specialize=["key", "tokens"], do_not_specialize_on_alignment=["quantisation_scale", "amax"])
@@ -172,7 +175,7 @@ def fp8_norm_backward_kernel(
     column = tl.arange(0, BLOCK)
     gain, scale = load_vector(weight, column, hidden), tl.load(quantisation_scale)
     sum_weight = tl.zeros([GROUPS, BLOCK], tl.float32)
-    sum_bias, sum_x, largest = sum_weight, sum_weight, sum_weight
+    sum_bias, sum_x, largest = sum_weight, sum_weight, tl.zeros([GROUPS], tl.float32)
     start = tl.program_id(0) * GROUPS
     # Every program sums its own tiles in order, so partial sums and their total are the same in every run.
     while start * 4 < tokens:
@@ -195,7 +198,7 @@ def fp8_norm_backward_kernel(
         )  # fmt: skip
         store_columns(bytes0, bytes1, bytes2, bytes3, group, column, padded, hidden, out_columns)
         start += tl.num_programs(0) * GROUPS
-    raise_amax(amax, largest)
+    raise_amax(amax, largest[:, None])
     base, inside = partial + tl.program_id(0) * 3 * hidden + column, column < hidden
     tl.store(base, tl.sum(sum_weight, 0), mask=inside)
     tl.store(base + hidden, tl.sum(sum_bias, 0), mask=inside)

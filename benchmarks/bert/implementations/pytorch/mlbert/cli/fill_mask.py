@@ -1,0 +1,44 @@
+"""``mlbert fill-mask``: what a model would put in the place of [MASK]."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def fill_mask(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="LOGDIR, a run_<i>, its checkpoints/step_<n>, or a model's folder.")
+    ],
+    texts: Annotated[
+        list[str], typer.Argument(metavar="TEXT...", help="A sentence with [MASK] in place of one word, or several.")
+    ],
+    top: Annotated[int, typer.Option(help="Guesses.", min=1, max=1000)] = 5,
+) -> None:
+    """Print the most probable words for the [MASK] of each text, each with its probability."""
+    from mlbert.core.starting_weights import CHECKPOINT_TENSORS, weights_file  # torch takes a second
+    from mlbert.models import fill_mask as masked
+    from mlbert.models.saved import write_saved
+
+    for text in texts:
+        masked.check_text(text)
+    file = weights_file(model)
+    with TemporaryDirectory() as made:
+        if file.name == CHECKPOINT_TENSORS:
+            write_saved(file.parent, Path(made))
+            network, tokenizer = masked.open_masked_lm(Path(made))
+        else:
+            network, tokenizer = masked.open_masked_lm(file.parent if file.is_file() else model)
+    if len(texts) == 1:
+        for word, probability in masked.fill(network, tokenizer, texts[0], top):
+            typer.echo(f"{probability:.4f}  {word}")
+        return
+    for text in texts:
+        guesses = masked.fill(network, tokenizer, text, top)
+        typer.echo(f"{text}\n    {'   '.join(f'{word} {probability:.2f}' for word, probability in guesses)}")

@@ -1,0 +1,193 @@
+"""How the ranks find each other before any collective works, and how a mistake is told by one of them, not by each.
+
+A collective that fails does not say for whom it waited, and torch's own rendezvous only counts who has come. So the
+ranks call the roll over a store: at the deadline the first that has waited long enough names those that are missing.
+Rank 0's process holds the store (or torchrun's agent does): where it is stopped, no call to it returns, and a timer ends
+the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import torch.distributed as dist
+
+from mlbert.core.errors import UserError
+from mlbert.dist.lifecycle import WRONG_INPUT
+
+if TYPE_CHECKING:
+    from mlbert.dist.world import World
+
+MEETING_SECONDS = 120.0
+# A rank whose connection fails is heard of that much later than the deadline at the latest.
+GRACE_SECONDS = 10.0
+# Until every rank has heard that one tells what is wrong: a launcher ends all ranks when the first of them has ended.
+HEAR_SECONDS = 1.0
+
+Result = TypeVar("Result")
+
+
+class Meeting:
+    """One rank's part in the meeting of all; each method is called on all ranks together, with the same name."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._store: dist.Store | None = None
+        self._place = f"{world.master_addr}:{world.master_port}"
+
+    def agree(self, name: str, work: Callable[[], Result], seconds: float = MEETING_SECONDS) -> Result:
+        """What `work` returns on this rank, once it has returned on all.
+
+        Raises:
+            UserError: on rank 0, what was wrong on any rank, once where several say the same.
+            SystemExit: on the others, then: with WRONG_INPUT, and without words.
+        """
+        if self._world.world_size == 1:
+            return work()
+        mistake = None
+        try:
+            result = work()
+        except UserError as error:
+            mistake = error
+        self._call_roll(name, seconds, mistake)
+        return result
+
+    @contextlib.contextmanager
+    def together(self, name: str, seconds: float = MEETING_SECONDS) -> Iterator[None]:
+        """A block of collectives that end within `seconds`: who hangs in it, or before it, is named by the others.
+
+        Raises:
+            UserError, SystemExit: as `agree`. Where no rank is missing, the error that leaves the block is raised.
+        """
+        if self._world.world_size == 1:
+            yield
+            return
+        begun, failure = time.monotonic(), None
+        with self._deadline(seconds + 3 * GRACE_SECONDS):
+            try:
+                yield
+            except (RuntimeError, OSError) as error:  # every failure of torch.distributed is one
+                failure = error
+            self._call_roll(name, max(seconds - (time.monotonic() - begun), 0.0) + GRACE_SECONDS)
+        if failure is not None:
+            raise failure
+
+    def store(self, seconds: float) -> dist.Store:
+        """The store over which the ranks find each other, with the host of each that has come."""
+        if self._store is None:
+            world = self._world
+            self._store = dist.TCPStore(
+                world.master_addr,
+                world.master_port,
+                world.world_size,
+                is_master=world.rank == 0 and not world.has_agent,
+                timeout=timedelta(seconds=seconds),
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
+            self._store.set(_host_key(world.rank), world.host)
+        return self._store
+
+    def _call_roll(self, name: str, seconds: float, mistake: UserError | None = None) -> None:
+        world = self._world
+        with self._deadline(seconds + GRACE_SECONDS):
+            try:
+                calls = dist.PrefixStore(f"mlbert/{name}", self.store(seconds))
+                calls.set(str(world.rank), _packed(mistake))
+                calls.add("mistakes", int(mistake is not None))
+                if calls.add("arrivals", 1) == world.world_size:  # each rank waits for one key, not for one of each
+                    calls.set("end", "mistakes" if calls.add("mistakes", 0) else "all")
+                self._wait(calls, seconds, mistake)
+                end = calls.get("end")
+                if end == b"mistakes" and world.rank == 0:
+                    self._tell_mistakes(calls)
+            except dist.DistError as error:
+                reason = f"rank {world.rank} of {world.world_size} could not join: {str(error).splitlines()[0]}"
+                raise mistake or self._wrong(reason) from error
+        if end != b"all":
+            time.sleep(2 * HEAR_SECONDS)
+            raise SystemExit(WRONG_INPUT)
+
+    def _wait(self, calls: dist.Store, seconds: float, mistake: UserError | None) -> None:
+        """Until the roll has an end; the first rank whose patience is at its own makes one."""
+        try:
+            calls.wait(["end"], timedelta(seconds=seconds))
+        except dist.DistStoreError:
+            if calls.add("tellers", 1) > 1:
+                return
+            missing = self._missing(calls, seconds)
+            calls.set("end", "told")
+            time.sleep(HEAR_SECONDS)
+            raise mistake or self._wrong(missing) from None
+
+    def _missing(self, calls: dist.Store, seconds: float) -> str:
+        """Who has not answered the roll, in words."""
+        missing = [rank for rank in range(self._world.world_size) if not calls.check([str(rank)])]
+        hosts = {rank: self._host(rank) for rank in missing}
+        absent = ", ".join(str(rank) for rank in missing if not hosts[rank])
+        lost = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in missing if hosts[rank])
+        parts = [f"rank {absent} did not come within {seconds:.0f} s"] if absent else []
+        return "; ".join([*parts, f"{lost} came, and then hung or died ({seconds:.0f} s)"] if lost else parts)
+
+    def _host(self, rank: int) -> str:
+        """Where a rank runs; empty for one that has not come."""
+        store = self.store(GRACE_SECONDS)
+        return store.get(_host_key(rank)).decode(errors="replace") if store.check([_host_key(rank)]) else ""
+
+    def _tell_mistakes(self, calls: dist.Store) -> NoReturn:
+        """Raises what is wrong, each mistake once; of several the last, when the others are printed."""
+        found: dict[str, UserError] = {}
+        for rank in range(self._world.world_size):
+            packed = calls.get(str(rank)).decode()
+            if packed and packed not in found:
+                subject, reason, remedy = json.loads(packed)
+                place = f"rank {rank} on {self._host(rank)}: " if rank else ""
+                found[packed] = UserError(place + subject, reason, remedy)
+        time.sleep(HEAR_SECONDS)
+        *others, last = found.values()
+        for other in others:
+            print(f"mlbert: error: {other}", file=sys.stderr)
+        raise last
+
+    def _wrong(self, reason: str) -> UserError:
+        return UserError(
+            self._place,
+            reason,
+            "See that every rank runs, and that MASTER_ADDR and MASTER_PORT name a free port of rank 0's machine",
+        )
+
+    @contextlib.contextmanager
+    def _deadline(self, seconds: float) -> Iterator[None]:
+        """Ends this process where the block lasts longer: it waits for a store that never answers."""
+        timer = threading.Timer(seconds, self._give_up, (seconds,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _give_up(self, seconds: float) -> NoReturn:
+        # They cannot ask each other who tells it.
+        if self._world.rank == 1 or self._world.local_rank == 0:
+            error = self._wrong(f"rank 0 has not answered for {seconds:.0f} s: it hangs, or its machine is cut off")
+            print(f"mlbert: error: {error}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(HEAR_SECONDS)
+        os._exit(WRONG_INPUT)
+
+
+def _host_key(rank: int) -> str:
+    return f"mlbert/host_{rank}"
+
+
+def _packed(mistake: UserError | None) -> str:
+    return json.dumps([mistake.subject, mistake.reason, mistake.remedy]) if mistake else ""

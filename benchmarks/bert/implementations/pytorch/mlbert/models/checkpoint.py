@@ -1,0 +1,50 @@
+"""The weights of a run's checkpoint, read without the run: its state tells the model's shape and how they lie."""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from mlbert.core.bert_config import BertConfig
+from mlbert.core.errors import UserError
+from mlbert.core.starting_weights import CHECKPOINT_TENSORS
+from mlbert.core.step_folders import read_step
+from mlbert.models.foreign import Weights
+from mlbert.store.tokenizer import VOCAB_FILE, load_tokenizer
+
+_WEIGHTS = "weights"  # of the tensors, as `mlbert.train.snapshots` names it
+
+
+def read_checkpoint(folder: Path) -> Weights:
+    """Parameters by their names, vocabulary rows padded, and the shape. Raises UserError: it is damaged, or of an
+    earlier version or another program, which say neither."""
+    identity, state = read_step(folder)
+    try:
+        shape = BertConfig(**json.loads(identity["model"]))
+        names, sizes = zip(*((str(name), tuple(size)) for name, size in state["parameters"]), strict=True)
+        with safe_open(folder / CHECKPOINT_TENSORS, "pt") as file:
+            flat = file.get_tensor(_WEIGHTS)
+        ends = accumulate(map(prod, sizes))
+        tensors = {
+            name: flat[end - prod(size) : end].view(size) for name, size, end in zip(names, sizes, ends, strict=True)
+        }
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        reason = f"does not tell whose weights lie in {CHECKPOINT_TENSORS} ({error!r})"
+        raise UserError(folder, reason, "Give a checkpoint that this version of mlbert train wrote") from None
+    return Weights(tensors, shape)
+
+
+def vocabulary_of(folder: Path) -> Path | None:
+    """The vocabulary of the run that a checkpoint is of, if its data are still there."""
+    try:
+        config = json.loads((folder.parent.parent / "config.json").read_text(encoding="utf-8"))["config"]
+        if config["tokenizer"] is not None:
+            return load_tokenizer(config["tokenizer"]).file
+        file = Path(config["input_dir"]).parent / VOCAB_FILE
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return None
+    return file if file.is_file() else None

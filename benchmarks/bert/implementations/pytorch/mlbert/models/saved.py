@@ -1,0 +1,69 @@
+"""A model of saved weights, whatever they were saved by, and its copy for Hugging Face."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mlbert.core.errors import UserError
+from mlbert.core.starting_weights import CHECKPOINT_TENSORS, weights_file
+from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from mlbert.models.checkpoint import vocabulary_of
+from mlbert.models.export import write_weights
+from mlbert.models.files import check_target, new_path
+from mlbert.models.foreign import Weights
+from mlbert.models.huggingface import obstacle
+from mlbert.models.load import load_weights, read_file
+from mlbert.store.tokenizer import VOCAB_FILE
+
+HUGGINGFACE = "huggingface"
+
+
+def write_saved(source: Path, folder: Path) -> AnyBert:
+    """Writes ``weights/`` and ``huggingface/`` (`mlbert.models.export`) of saved weights into a folder.
+
+    Args:
+        source: what INIT_CHECKPOINT may name, with the model's shape in or beside it.
+        folder: for them.
+
+    Raises:
+        UserError: there are no weights, or nothing tells their shape.
+    """
+    file = weights_file(source)
+    weights = read_file(file)
+    is_checkpoint = file.name == CHECKPOINT_TENSORS
+    beside = vocabulary_of(file.parent) if is_checkpoint else file.parent / VOCAB_FILE
+    model = _model_of(weights, file)
+    load_weights(model, file)
+    write_weights(model, folder, {"weights": source}, beside if beside is not None and beside.is_file() else None)
+    return model
+
+
+def _model_of(weights: Weights, file: Path) -> AnyBert:
+    """A model with the heads that the weights have."""
+    if weights.shape is None:
+        raise UserError(file, "nothing beside it tells the model's shape", "Put its bert_config.json there")
+    if (classifier := weights.tensors.get("classifier.weight")) is not None:
+        return BertForSequenceClassification(weights.shape, len(classifier))
+    if any("seq_relationship" in name for name in weights.tensors):
+        return BertForPreTraining(weights.shape)
+    return BertForMaskedLM(weights.shape)
+
+
+def export_to_huggingface(source: Path, target: Path) -> None:
+    """Writes a folder that `transformers` loads. Raises UserError: there are no weights, the target is there already,
+    or `transformers` has no such model."""
+    check_target(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    finished = source / HUGGINGFACE
+    if finished.is_dir():
+        with new_path(target) as partial:
+            shutil.copytree(finished, partial)
+        return
+    with TemporaryDirectory(dir=target.parent) as made:
+        model = write_saved(source, Path(made))
+        folder = Path(made) / HUGGINGFACE
+        if not folder.is_dir():
+            raise UserError(source, f"Hugging Face: {obstacle(model.config)}", "Keep the weights in our own form")
+        folder.rename(target)

@@ -1,0 +1,82 @@
+"""Rotary position embeddings: queries and keys are turned by angles that grow with their position.
+
+Channel i of a head and channel i + H/2 are a pair; at position p it is turned by p theta^(-2 i / H), so that a score
+depends on the distance of two tokens alone (Su et al., arXiv 2104.09864; pairs as in Hugging Face's models).
+
+Legend: T tokens, N heads, H head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlbert.ops import registry
+from mlbert.ops.native_library import is_bf16, library, pointer
+
+
+def rotations(position_ids: Tensor, head_size: int, theta: float) -> Tensor:
+    """float32 [T, H], the cosines and then the sines of each token's H/2 angles.
+
+    Args:
+        position_ids: int64 [T].
+        head_size: H, even.
+        theta: base of the angles.
+    """
+    exponents = torch.arange(0, head_size, 2, device=position_ids.device, dtype=torch.float32) / head_size
+    angles = position_ids[:, None] / theta**exponents
+    return torch.cat([angles.cos(), angles.sin()], dim=1)
+
+
+def rotary(qkv: Tensor, rotations: Tensor) -> Tensor:
+    """Turns queries and keys; values stay.
+
+    Args:
+        qkv: [T, 3, N, H] float32 or bfloat16 (float64 runs plain).
+        rotations: float32 [T, H].
+
+    Returns:
+        [T, 3, N, H].
+    """
+    return registry.implementation("rotary", qkv)(qkv, rotations)
+
+
+@registry.register("rotary", "plain")
+def _plain(qkv: Tensor, rotations: Tensor) -> Tensor:
+    qk, v = qkv[:, :2], qkv[:, 2:]
+    cos, sin = rotations[:, None, None].chunk(2, dim=-1)
+    wide = qk if qk.dtype == torch.float64 else qk.float()
+    first, second = wide.chunk(2, dim=-1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return torch.cat([turned.to(qkv.dtype), v], dim=1)
+
+
+@registry.register("rotary", "native")
+def _native(qkv: Tensor, rotations: Tensor) -> Tensor:
+    return _Rotary.apply(qkv.contiguous(), rotations.contiguous())
+
+
+class _Rotary(torch.autograd.Function):
+    """The gradient is turned back."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, rotations: Tensor) -> Tensor:
+        ctx.save_for_backward(rotations)
+        return _turned(qkv, rotations, 1)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        (rotations,) = ctx.saved_tensors
+        return _turned(d_out.contiguous(), rotations, -1), None
+
+
+def _turned(qkv: Tensor, rotations: Tensor, direction: int) -> Tensor:
+    num_tokens, three, num_heads, head_size = qkv.shape
+    assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
+    assert rotations.shape == (num_tokens, head_size), f"rotations {tuple(rotations.shape)}"
+    out = torch.empty_like(qkv)
+    sizes = (num_tokens, num_heads, head_size, direction, is_bf16(qkv), torch.get_num_threads())
+    library().rotary(pointer(qkv), pointer(rotations, torch.float32), *sizes, pointer(out))
+    return out

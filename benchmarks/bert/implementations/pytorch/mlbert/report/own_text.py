@@ -1,0 +1,84 @@
+"""The page of a pre-training run on one's own text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from mlbert.report.marks import DOTTED, HEIGHT, WIDTH, Chart, Key, few_ticks
+from mlbert.report.page import Headline, Tile, environment
+from mlbert.report.svg import colour, draw
+from mlbert.report.tables import Table
+from mlbert.report.words import time_unit
+
+Points = list[tuple[float, float]]  # seconds and value
+
+
+def own_text_page(
+    name: str,
+    headline: tuple[str, str],
+    tiles: Sequence[tuple[str, str]],
+    metrics: Path,
+    baselines: Mapping[str, float],
+    guesses: Sequence[Sequence[str]],
+    facts: Mapping[str, object],
+) -> str:
+    """The whole page.
+
+    Args:
+        headline: the result in large letters, and what it is.
+        tiles: numbers with what they are.
+        metrics: the run's metrics.jsonl.
+        baselines: predictor to accuracy.
+        guesses: sentence, word that stood there, and guesses.
+        facts: of the run, name to value.
+    """
+    accuracy, loss = _points(metrics, "evaluation", "eval_accuracy"), _points(metrics, "step", "loss")
+    charts = [_chart("Held-out accuracy", accuracy, baselines), _chart("Training loss", loss, {})]
+    return (
+        environment()
+        .get_template("own_text.html")
+        .render(
+            title=name,
+            brand="BERT pre-training on own text",
+            words="",
+            headline=Headline(*headline, [Tile(*tile) for tile in tiles]),
+            charts=[chart for chart in charts if chart is not None],
+            guesses=Table(["sentence", "word", "guesses"], guesses, texts=3),
+            facts=Table(["what", "value"], [[key, str(value)] for key, value in facts.items()], texts=2),
+        )
+    )
+
+
+def _points(metrics: Path, kind: str, name: str) -> Points:
+    """Of the lines that can be read."""
+    points: Points = []
+    for line in metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            value = json.loads(line)
+            if value["kind"] == kind:
+                points.append((float(value["seconds"]), float(value[name])))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return points
+
+
+def _chart(title: str, points: Points, baselines: Mapping[str, float]) -> Chart | None:
+    if not points:
+        return None
+    scale, unit = time_unit(points[-1][0])
+
+    def paint(axes: Axes) -> None:
+        axes.xaxis.set_major_locator(few_ticks())
+        for value in baselines.values():
+            axes.axhline(value, color=colour("muted"), linewidth=1.2, linestyle=DOTTED)
+        axes.plot([x / scale for x, _ in points], [y for _, y in points], color=colour("s0"), linewidth=1.3)
+        axes.set_xlabel(f"{unit} of training")
+
+    keys = [Key("line", "s0", title.lower())]
+    keys += [Key("dotted", "muted", f"{name} {value:.3f}") for name, value in baselines.items()]
+    description = f"{title} over the time of training."
+    return Chart(title, draw(title.lower().replace(" ", "-"), title, description, (WIDTH, HEIGHT), paint), keys)

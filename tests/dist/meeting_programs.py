@@ -1,0 +1,63 @@
+"""Ranks that meet, one of which stops on the way, or that find mistakes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from mlbert.cli.main import exit_code
+from mlbert.core.errors import UserError
+from mlbert.dist import meeting
+from mlbert.dist.lifecycle import Lifecycle
+from mlbert.dist.world import World
+
+DEADLINE = 3.0
+
+
+def stop(*_: object, **__: object) -> NoReturn:
+    """Stands still for good."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    raise AssertionError("nobody wakes it")
+
+
+def meet(victim: int, where: str) -> None:
+    """Connects up to the watch, with short deadlines; one rank stops."""
+    meeting.GRACE_SECONDS = 1.5
+    meeting.Meeting.together.__wrapped__.__defaults__ = (DEADLINE,)
+    world = World.identify()
+    if world.rank == victim:
+        if where == "holding the store":
+            world.meeting.store(DEADLINE)
+            stop()
+        if where == "connecting":
+            dist.init_process_group = stop
+        if where == "joining the watch":
+            World.hosts = stop
+
+    def work() -> int:
+        world.start(timeout_s=DEADLINE)
+        with Lifecycle(world, lambda *_: None).guard():
+            return 0
+
+    raise SystemExit(exit_code(work))
+
+
+def agree(mistakes: dict[str, str]) -> None:
+    """Ranks that find these mistakes, by rank."""
+    world = World.identify()
+
+    def work() -> str:
+        if str(world.rank) in mistakes:
+            raise UserError("DATADIR_PHASE2", mistakes[str(world.rank)], "Mend it")
+        return "fine"
+
+    def run() -> int:
+        assert world.meeting.agree("inputs", work) == "fine"
+        world.start()
+        world.barrier()
+        return 0
+
+    raise SystemExit(exit_code(run))

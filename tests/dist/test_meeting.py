@@ -1,0 +1,77 @@
+"""Before any collective works: a rank that hangs is named, and a mistake of several ranks is told once."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import Rank, free_port, rank_environment
+from meeting_programs import agree, meet
+from mlbert.cli.main import main
+from training_settings import train_arguments
+
+
+def outcome(
+    function: Callable[..., None], arguments: tuple[object, ...], folder: Path, size: int = 2, stopped: int = -1
+) -> tuple[list[int | None], list[str]]:
+    """Exit codes, and all lines about an error; the rank that stops is killed at the end."""
+    port = free_port()
+    ranks = [
+        Rank(function, arguments, rank_environment(rank, size, port), folder / f"{port}_{rank}.txt")
+        for rank in range(size)
+    ]
+    ending = sorted(range(size), key=lambda rank: rank == stopped)
+    lines = [line for rank in ending for line in ranks[rank].communicate(0 if rank == stopped else 40).splitlines()]
+    return [rank.returncode for rank in ranks], [line for line in lines if "error" in line.lower()]
+
+
+@pytest.mark.parametrize(
+    ("victim", "where"), [(1, "connecting"), (1, "joining the watch"), (0, "holding the store"), (0, "connecting")]
+)
+def test_a_rank_that_stops_on_the_way_is_named_once(tmp_path: Path, victim: int, where: str) -> None:
+    codes, (line,) = outcome(meet, (victim, where), tmp_path, 3, victim)
+    assert codes == [-signal.SIGKILL if rank == victim else 2 for rank in range(3)]
+    words = f"rank {victim} on {socket.gethostname()} came, and then hung or died"
+    # A stopped process answers nobody who asks it for the store.
+    assert (words if victim else "rank 0 has not answered for") in line
+
+
+@pytest.mark.parametrize(
+    ("mistakes", "words"),
+    [
+        ({"0": "no shards", "1": "no shards", "2": "no shards"}, ["error: DATADIR_PHASE2: no shards. Mend it."]),
+        ({"2": "no shards"}, [f"error: rank 2 on {socket.gethostname()}: DATADIR_PHASE2: no shards. Mend it."]),
+        ({"0": "no shards", "1": "half of it"}, ["error: DATADIR_PHASE2: no shards", "DATADIR_PHASE2: half of it"]),
+        ({}, []),
+    ],
+    ids=["all", "one", "two kinds", "none"],
+)
+def test_a_mistake_is_told_once(tmp_path: Path, mistakes: dict[str, str], words: list[str]) -> None:
+    codes, lines = outcome(agree, (mistakes,), tmp_path, 3)
+    assert codes == [2 if mistakes else 0] * 3
+    assert len(lines) == len(words)
+    assert all(word in line for word, line in zip(words, lines, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"base_learning_rate": 1}, "unknown flag"),
+        ({"learning_rate": "fast"}, "'fast' is not a number"),
+        ({"synthetic_data": 0, "input_dir": "/nowhere"}, "/nowhere"),
+        ({"init_checkpoint": "damaged"}, "damaged.safetensors"),
+    ],
+    ids=["flag", "setting", "data", "weights"],
+)
+def test_training_tells_a_mistake_once(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+    if "init_checkpoint" in changes:
+        changes = {"init_checkpoint": tmp_path / "damaged.safetensors"}
+        changes["init_checkpoint"].write_bytes(b"no weights")
+    codes, lines = outcome(main, (train_arguments(tmp_path, **changes),), tmp_path)
+    assert len(lines) == 1, lines
+    assert words in lines[0]
+    assert codes[0] == 2

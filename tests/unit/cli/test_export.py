@@ -1,0 +1,115 @@
+"""Export, guesses and evaluation of a run and of its checkpoint: the weights are the run's, whatever names them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+import transformers
+
+from mlbert.cli.main import main
+from training_settings import train_arguments
+
+TEXT = "this [MASK] is a sentence ."
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, prepared_data):
+    """LOGDIR of a run whose last checkpoint is of its last step, and the words that made it."""
+    folder = tmp_path_factory.mktemp("trained")
+    entries = len((prepared_data / "vocab.txt").read_text().splitlines())
+    words = train_arguments(
+        folder,
+        synthetic_data=0,
+        input_dir=prepared_data / "train",
+        eval_dir=prepared_data / "eval",
+        num_eval_examples=64,
+        save_checkpoint_steps=4,
+        max_steps=9,
+        shape={"vocab_size": entries, "max_position_embeddings": 32},
+    )
+    with pytest.raises(SystemExit):
+        main(words)
+    return folder / "out", words
+
+
+def run(capsys, *words):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main([*map(str, words)])
+    captured = capsys.readouterr()
+    return end.value.code, captured.out, captured.err
+
+
+def unfinished(trained, folder):
+    """The same run as if it had been killed after its checkpoint."""
+    shutil.copytree(trained, folder)
+    for name in ("weights", "huggingface"):
+        shutil.rmtree(folder / "run_0" / name)
+    (folder / "run_0/summary.json").unlink()
+    return folder
+
+
+def test_a_checkpoint_is_exported_and_starts_a_run(trained, tmp_path, capsys):
+    logdir, words = trained
+    killed = unfinished(logdir, tmp_path / "killed")
+    step = sorted((killed / "run_0/checkpoints").iterdir())[-1]
+    assert run(capsys, "export", step, "--to", "huggingface", "--out", tmp_path / "hf")[0] == 0
+    assert run(capsys, "export", killed, "--out", tmp_path / "newest")[0] == 0
+    shape = json.loads((tmp_path / "hf/config.json").read_text())
+    theirs = transformers.BertForPreTraining.from_pretrained(tmp_path / "hf")
+    newest = transformers.BertForPreTraining.from_pretrained(tmp_path / "newest").state_dict()
+    assert all(torch.equal(value, newest[name]) for name, value in theirs.state_dict().items())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert (len(tokenizer), tokenizer.model_max_length) == (shape["vocab_size"], 32)
+    guesses = [run(capsys, "fill-mask", path, TEXT) for path in (step, killed, tmp_path / "hf")]
+    assert guesses[0] == guesses[1] == guesses[2]
+    assert len(guesses[0][1].splitlines()) == 5
+    found = [
+        run(capsys, *words, "--init_checkpoint", path, "--evaluate-only") for path in (step, killed, tmp_path / "hf")
+    ]
+    assert len({re.search(r"initial .*, 64 samples", out)[0] for _, out, _ in found}) == 1
+
+
+def test_a_finished_run_is_exported_as_it_is(trained, tmp_path, capsys):
+    logdir, _ = trained
+    assert run(capsys, "export", logdir / "run_0", "--out", tmp_path / "hf")[0] == 0
+    same = (logdir / "run_0/huggingface/model.safetensors").read_bytes()
+    assert (tmp_path / "hf/model.safetensors").read_bytes() == same
+    assert run(capsys, "export", logdir, "--out", tmp_path / "again")[0] == 0
+    assert (tmp_path / "again/model.safetensors").read_bytes() == same
+    guesses = [run(capsys, "fill-mask", path, TEXT) for path in (logdir, logdir / "run_0", tmp_path / "hf")]
+    assert guesses[0] == guesses[1] == guesses[2]
+    several = run(capsys, "fill-mask", logdir, TEXT, TEXT)[1].splitlines()
+    assert several[:2] == several[2:]
+    assert several[0] == TEXT
+    assert several[1].split()[::2] == [line.split()[1] for line in guesses[0][1].splitlines()]
+
+
+def test_mistakes_are_one_line_and_leave_nothing(trained, tmp_path, capsys):
+    logdir, _ = trained
+    killed = unfinished(logdir, tmp_path / "killed")
+    steps = sorted((killed / "run_0/checkpoints").iterdir())
+    state = json.loads((steps[0] / "state.json").read_text())
+    (steps[0] / "state.json").write_text(json.dumps(state | {"step": 5}))
+    (steps[1] / "state.json").write_text("[]")
+    (tmp_path / "empty").mkdir()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for words, named in [
+        (("export", steps[0], "--out", tmp_path / "x"), "differs from its checksum"),
+        (("export", steps[1], "--out", tmp_path / "x"), "no state of a checkpoint"),
+        (("export", tmp_path / "empty", "--out", tmp_path / "x"), "model.safetensors"),
+        (("export", tmp_path / "nowhere", "--out", tmp_path / "x"), "nowhere"),
+        (("export", logdir, "--out", tmp_path / "killed"), "exists already"),
+        (("export", logdir, "--to", "onnx"), "huggingface"),
+        (("fill-mask", logdir, "no mask here"), "has no [MASK]"),
+        (("fill-mask", tmp_path / "nowhere", TEXT), "nowhere"),
+        (("fill-mask", tmp_path / "empty", TEXT), "empty"),
+    ]:
+        code, _, err = run(capsys, *words)
+        assert (code, err.count("\n")) == (2, 1), (words, err)
+        assert named in err, (named, err)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -1,0 +1,149 @@
+"""``mlbert pretrain TEXT``: interrupted, continued, made longer; the model that it leaves; what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import transformers
+
+from mlbert.cli.main import main
+from mlbert.cli.own_text.display import final_accuracy
+
+WORDS = [["The old", "A young", "Every"], ["river", "teacher", "engine", "window"], ["finds", "builds", "paints"]]
+WORDS += [["the"], ["house", "letter", "garden", "market"], ["slowly.", "twice today.", "again and again."]]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    draw = random.Random(1)
+    path = tmp_path_factory.mktemp("text") / "my text.txt"
+    lines = [
+        " ".join([*(draw.choice(w) for w in WORDS), f"Number {draw.randrange(10**6)} follows."]) for _ in range(2500)
+    ]
+    path.write_text("\n\n".join("\n".join(lines[i : i + 5]) for i in range(0, len(lines), 5)))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def one_cpu() -> Iterator[None]:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["pretrain", *map(str, words)])
+    told = capsys.readouterr()
+    return int(end.value.code or 0), told.out + told.err
+
+
+def test_interrupted_continued_and_made_longer(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    words = [text, "--out", out, "--size", "tiny"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlbert", "pretrain", *map(str, words), "--minutes", "5"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    metrics = out / "run_0/metrics.jsonl"
+    limit = time.monotonic() + 120
+    while process.poll() is None and not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < limit:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert "a checkpoint is saved. The same command goes on." in told
+    assert not (out / "model").exists()
+
+    status, told = run(capsys, *words, "--minutes", "0.05")
+    assert status == 0, told
+    assert "was interrupted: going on" in told
+    assert "resumed at step" in told
+    assert "finished: held-out accuracy" in told
+    assert told.count("[MASK]") >= 10
+    assert f"mlbert fill-mask {out}/model" in told
+    assert not list(out.glob("result_*")), "no MLPerf log"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out / "model")
+    model = transformers.AutoModelForMaskedLM.from_pretrained(out / "model")
+    assert tokenizer.model_max_length == model.config.max_position_embeddings
+    assert tokenizer("The HOUSE")["input_ids"] == tokenizer("the house")["input_ids"]
+    assert "held-out text are guessed" in (out / "report.html").read_text()
+    trained = json.loads((out / "run_0/summary.json").read_text())
+
+    status, told = run(capsys, *words, "--minutes", "0.05")
+    assert (status, "is finished" in told) == (0, True)
+    monkeypatch.chdir(tmp_path)
+    status, told = run(capsys, text, "--out", "out", "--minutes", 2 * trained["seconds_to_train"] / 60, "--mlperf")
+    assert (status, "another --size" in told) == (2, True)
+    status, told = run(
+        capsys, text, "--out", "out", "--size", "tiny", "--minutes", 2 * trained["seconds_to_train"] / 60, "--mlperf"
+    )
+    assert status == 0, told
+    assert "is finished and is made longer" in told
+    longer = json.loads((out / "run_0/summary.json").read_text())
+    assert longer["steps"] > trained["steps"]
+    assert longer["seconds_to_train"] > 1.5 * trained["seconds_to_train"]
+    assert "run_stop" in (out / "result_0.txt").read_text()
+
+    # From the model that was made, with its vocabulary.
+    status, told = run(capsys, text, "--out", tmp_path / "more", "--from", out / "model", "--minutes", "0.05")
+    assert status == 0, told
+    assert "going on from a model: 2 layers x 128" in told
+    assert (tmp_path / "more/model/vocab.txt").read_bytes() == (out / "model/vocab.txt").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["TEXT"], "--out"),
+        (["TEXT", "--out", "OUT", "--minutes", "0"], "--minutes 0: is no time to train"),
+        (["TEXT", "--out", "OUT", "--minutes", "1e9"], "is no time to train"),
+        (["TEXT", "--out", "OUT", "--minutes", "nan"], "is no time to train"),
+        (["TEXT", "--out", "OUT", "--hours", "-1"], "is no time to train"),
+        (["TEXT", "--out", "OUT", "--hours", "1", "--minutes", "1"], "both given"),
+        (["TEXT", "--out", "TEXT"], "is a file, not a folder"),
+        (["TEXT", "--out", "FOLDER"], "holds something else"),
+        (["TEXT", "--out", "TEXT/below"], "cannot be"),
+        (["TEXT", "--out", "OUT", "--vocab", "TEXT"], r"TEXT"),
+        (["TEXT", "--out", "OUT", "--vocab", "nope.txt"], "no such file"),
+        (["TEXT", "--out", "OUT", "--from", "FOLDER"], "holds no config.json"),
+        (["TEXT", "--out", "OUT", "--size", "huge"], "huge"),
+        (["nope.txt", "--out", "OUT"], "no such file or folder"),
+        (["nope.yaml"], "nope.yaml"),
+    ],
+)
+def test_mistakes_are_one_line(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.doc").write_text("mine")
+    places = {"TEXT": str(text), "OUT": str(tmp_path / "out"), "FOLDER": str(tmp_path / "folder")}
+    for name, place in places.items():
+        words = [word.replace(name, place) for word in words]
+    status, found = run(capsys, *words)
+    assert status == 2, found
+    assert found.count("\n") == 1
+    assert found.startswith("mlbert: error:")
+    assert told.replace("TEXT", str(text)) in found
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["thesis.doc"]
+
+
+def test_the_estimate_follows_the_last_evaluations() -> None:
+    assert final_accuracy([(10.0, 0.1)], 100.0) is None
+    assert final_accuracy([(1.0, 0.0), (10.0, 0.1), (20.0, 0.1301)], 100.0) == pytest.approx(0.2, abs=0.01)
+    assert final_accuracy([(10.0, 0.3), (20.0, 0.2)], 100.0) == 0.2
+    assert final_accuracy([(10.0, 0.2), (11.0, 0.9)], 1e6) == 1.0
