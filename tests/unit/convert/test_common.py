@@ -55,3 +55,9 @@ def test_vocabulary_and_configuration_travel(tmp_path, own_folder, mlbert):
     assert mlbert("torch-to-hf", own_folder, tmp_path / "hf")[0] == 0
     assert (tmp_path / "hf" / "vocab.txt").read_text() == "[PAD]\n[UNK]\n"
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["hidden_act"] == "gelu_pytorch_tanh"
+
+
+def test_a_vocabulary_that_was_cut_is_refused(tmp_path, own_folder, refused):
+    (own_folder / "vocab.txt").write_text("".join(f"entry{number}\n" for number in range(198)))
+    named = ("vocab.txt: has 198 entries, the model only 197",)
+    refused("torch-to-hf", own_folder, tmp_path / "out", target=tmp_path / "out", named=named)

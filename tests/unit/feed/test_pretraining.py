@@ -11,6 +11,7 @@ from host_batches import assert_same
 from mlbert.cli.main import main
 from mlbert.core.errors import UserError
 from mlbert.dist.groups import RankGroup
+from mlbert.feed.inputs import check_start
 from mlbert.feed.pretraining import make_source
 from mlbert.prepare.split_bins import make_bins
 from nvidia_shards import bert_rows, write_fixed
@@ -98,3 +99,16 @@ def test_a_rank_alone_gathers_its_own():
     data = np.arange(5, dtype=np.uint8)
     (back,) = RankGroup().all_gather(data)
     assert back.tolist() == data.tolist()
+
+
+def test_starting_weights_of_another_vocabulary_are_refused(tmp_path):
+    special = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
+    (tmp_path / "vocab.txt").write_text(special + "a\nb\n")
+    start = tmp_path / "start"
+    start.mkdir()
+    (start / "model.safetensors").write_bytes(b"")
+    (start / "vocab.txt").write_bytes((special + "a\nb\n").replace("\n", "\r\n").encode())
+    check_start(start, tmp_path / "vocab.txt")
+    (start / "vocab.txt").write_text(special + "b\na\n")
+    with pytest.raises(UserError, match="another vocabulary"):
+        check_start(start, tmp_path / "vocab.txt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -44,11 +45,11 @@ def bench() -> None:
 def step(
     config: Annotated[str, typer.Option(help="demo, tiny, small, base, large, or a bert_config.json.")] = "demo",
     vs: Annotated[Peer | None, typer.Option(help="Measure this peer in the same run.")] = None,
-    packs: Annotated[int | None, typer.Option(help="Packs in the batch (without --data: sequences).", min=1)] = None,
-    pairs: Annotated[int, typer.Option(help="Counted steps of each side.")] = 5,
+    packs: Annotated[int | None, typer.Option(help="In the batch; without --data: sequences.", min=1, max=4096)] = None,
+    pairs: Annotated[int, typer.Option(help="Counted steps of each side.", min=1, max=10_000)] = 5,
     precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
     data: Annotated[Path | None, typer.Option(help="Prepared set to take the sequences from.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default all cores.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; all.", min=1, max=os.cpu_count())] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, data and dropout.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     json_file: Annotated[str | None, typer.Option("--json", help="Write the record there; - for stdout.")] = None,
@@ -93,7 +94,7 @@ def mosaic(
     length: Annotated[int, typer.Option(help="Longest sequence, and what the published way pads to.", min=8)] = 128,
     sequences: Annotated[int, typer.Option(help="Texts in the batch.", min=1)] = 16,
     rate: Annotated[float, typer.Option(help="Share of the tokens to predict.", min=0.01, max=0.9)] = 0.3,
-    pairs: Annotated[int, typer.Option(help="Counted steps of each side.")] = 5,
+    pairs: Annotated[int, typer.Option(help="Counted steps of each side.", min=1, max=10_000)] = 5,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     tokenizer: Annotated[str, typer.Option(help="A vocab.txt or a model's name.")] = "bert-base-uncased",
     seed: Annotated[int, typer.Option(help="Seed of weights, masks and dropout.")] = 1,

@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "bench": ("mlbert.cli.bench", "Speed as ratios measured in one run."),
 }
 _PROGRAM = "mlbert"
+_NO_MEMORY = "memory: not enough for this configuration. Lower BATCHSIZE or the model."
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What the system may say of a place that the user named, where nothing below has a better line for it.
 _REMEDIES = {
@@ -190,9 +191,11 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
         place = error.filename or "a file that this command writes"
         return _tell(f"{place}: {error.strerror}. {_REMEDIES[error.errno]}.", debug)
     except MemoryError:
-        return _tell("memory: not enough for this configuration. Lower BATCHSIZE or the model.", debug)
+        return _tell(_NO_MEMORY, debug)
     except Exception as error:
         # Typer's usage errors (an unknown option, a value out of range) have no public base class.
+        if isinstance(error, RuntimeError) and "allocate memory" in str(error):  # torch's MemoryError
+            return _tell(_NO_MEMORY, debug)
         if not hasattr(error, "format_message"):
             raise
         context = getattr(error, "ctx", None)

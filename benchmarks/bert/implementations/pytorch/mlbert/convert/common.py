@@ -17,7 +17,7 @@ from torch import Tensor
 from mlbert.core.checkpoint_names import VOCABULARY
 from mlbert.core.checkpoint_state import Report, Shape, parameter_shapes
 from mlbert.core.errors import UserError
-from mlbert.core.files import fsync_path
+from mlbert.core.files import fsync_path, read_plain
 from mlbert.models import BertConfig
 from mlbert.models.bert import initialize_parameter
 from mlbert.models.files import check_target, new_path, read_safetensors, save_safetensors
@@ -68,6 +68,7 @@ def write_own(checkpoint: Checkpoint, target: Path, known: Mapping[str, Shape] |
 def write_weights_folder(checkpoint: Checkpoint, target: Path, config_name: str, config_text: str) -> None:
     """Writes ``model.safetensors``, a configuration and the tokenizer's files into a new folder."""
     check_target(target)
+    _refuse_cut_vocabulary(checkpoint)
     with new_path(target) as folder:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -75,10 +76,18 @@ def write_weights_folder(checkpoint: Checkpoint, target: Path, config_name: str,
         save_safetensors(folder / WEIGHTS, state)
         (folder / config_name).write_text(config_text, encoding="utf-8")
         for name in TOKENIZER_FILES:
-            if (checkpoint.folder / name).exists():
+            if (checkpoint.folder / name).is_file():
                 shutil.copyfile(checkpoint.folder / name, folder / name)
         for path in [*folder.iterdir(), folder]:
             fsync_path(path)
+
+
+def _refuse_cut_vocabulary(checkpoint: Checkpoint) -> None:
+    """A vocabulary of fewer entries than the model has is filled up; one of more has lost rows."""
+    path, most = checkpoint.folder / TOKENIZER_FILES[0], checkpoint.shape.vocab_size
+    if path.is_file() and (entries := len(read_plain(path, "Restore it").splitlines())) > most:
+        reason = f"has {entries} entries, the model only {most}"
+        raise UserError(path, reason, "Set vocab_size of its bert_config.json right, or put the right vocabulary there")
 
 
 def with_heads(checkpoint: Checkpoint, known: Mapping[str, Shape] | None = None) -> Checkpoint:

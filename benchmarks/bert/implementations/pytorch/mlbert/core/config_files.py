@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import re
 import shlex
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import read_plain
 from mlbert.core.provenance import tree_relative
 from mlbert.core.setting_words import hint_at
 from mlbert.core.settings import settings_by_env, train_settings
@@ -138,12 +140,12 @@ def load_yaml(path: Path) -> tuple[Any, dict[str, int]]:
     from omegaconf.errors import OmegaConfBaseException
 
     remedy = "Write one value a line, name: value"
+    content = read_plain(path, "Name a readable YAML file")
     try:
-        tree = OmegaConf.load(path)
-        nodes = yaml.compose(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(path, error.strerror or "cannot be read", "Name a readable YAML file") from error
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        text = content.decode()
+        tree = OmegaConf.load(io.StringIO(text))
+        nodes = yaml.compose(text)
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
         raise UserError(path, f"is not valid YAML ({' '.join(str(error).split())})", remedy) from error
     is_mapping = isinstance(tree, DictConfig) and (nodes is None or nodes.id == "mapping")
     if not is_mapping or not all(isinstance(name, str) for name in tree):
@@ -181,9 +183,10 @@ def _read_exports(path: Path, files: list[Path], readers: tuple[Path, ...]) -> d
     path = path.absolute()
     if path in readers:
         raise UserError(path, "sources itself", "Break the circle")
+    content = read_plain(path, "Name a config_<system>.sh")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = content.decode().splitlines()
+    except UnicodeDecodeError as error:
         raise UserError(path, f"cannot be read ({error})", "Name a config_<system>.sh") from error
     files.append(path)
     is_site = path.name == _SITE_FILE

@@ -30,6 +30,7 @@ from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import open_plain
 from mlbert.core.provenance import tree_relative
 
 __all__ = ["MLPerfLogger", "close_interrupted", "constants"]
@@ -201,14 +202,15 @@ def close_interrupted(path: Path, root: Path, reason: str) -> bool:
     """Closes the log of a process that is gone with run_stop, status aborted, and tells whether it did: one that never
     started or that is closed stays as it is. Raises UserError where the file cannot be read or written."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with open_plain(path) as file:
+            text = file.read().decode(errors="replace")
     except OSError as error:
         raise UserError(path, f"cannot be read ({error.strerror})", "Name the log of a run") from None
     if f'"{constants.RUN_START}"' not in text or f'"{constants.RUN_STOP}"' in text:
         return False
     if not text.endswith("\n"):
-        with path.open("a", encoding="utf-8") as file:
-            file.write("\n")  # half a line of the interrupted process
+        with path.open("a", encoding="utf-8") as end:
+            end.write("\n")  # half a line of the interrupted process
     logger = MLPerfLogger(path, rank=0, root=root, append=True)
     logger.run_started = True
     added = logger._stop_run(constants.ABORTED, {"reason": reason}, _caller())

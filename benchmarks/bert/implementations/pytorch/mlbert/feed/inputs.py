@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbert.core.bert_config import BertConfig
+from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
+from mlbert.core.starting_weights import weights_file
 from mlbert.store.open import check_same_vocabulary, check_shape, check_vocabulary, describe, widths_at_most
+from mlbert.store.wordpiece import load_vocabulary
 
 SYNTHETIC = "synthetic"
 
@@ -44,6 +47,7 @@ def inspect(config: TrainConfig) -> PreTrainingInputs:
     found = vocabulary_of(config.input_dir)
     if found:
         check_vocabulary(train_set, found)
+        check_start(config.init_checkpoint, found)
     for data in (train_set, eval_set):
         check_shape(data, shape, config.bert_config_file)
     return PreTrainingInputs(
@@ -54,3 +58,13 @@ def inspect(config: TrainConfig) -> PreTrainingInputs:
         train_set.sequences_per_pack(packed),
         found,
     )
+
+
+def check_start(init_checkpoint: Path | None, vocabulary: Path) -> None:
+    """Raises UserError where the vocabulary beside the starting weights is not the training set's."""
+    if init_checkpoint is None:
+        return
+    theirs = weights_file(init_checkpoint).with_name(vocabulary.name)
+    if theirs.is_file() and load_vocabulary(theirs) != load_vocabulary(vocabulary):
+        reason = f"is another vocabulary than {vocabulary}, which the training set is made of"
+        raise UserError(theirs, reason, "Prepare the text with this one, or set another INIT_CHECKPOINT")
