@@ -12,16 +12,15 @@ import pytest
 import fuzz
 import fuzz_damage
 
-# Formats with cases that are quick, and so many of each; the longer search is tools/fuzz.py by hand.
-CASES = {"log": 12, "run files": 10, "system": 6, "prepared set": 8, "mds": 4, "tfrecord": 6, "hdf5": 6, "shape": 6}
+FORMATS = ("log", "prepared set", "tfrecord", "hdf5")  # quick ones; the long search is tools/fuzz.py by hand
 
 
 def test_a_fixed_set_of_cases_finds_nothing(tmp_path: Path, tree_root: Path) -> None:
-    for count in sorted(set(CASES.values())):
-        names = [word for name, number in CASES.items() if number == count for word in ("--format", name)]
-        words = [*names, "--seed", "9000", "--cases", str(count), "--keep", str(tmp_path / "kept")]
-        done = subprocess.run([sys.executable, tree_root / "tools/fuzz.py", *words], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+    names = [word for name in FORMATS for word in ("--format", name)]
+    words = [*names, "--seed", "9000", "--cases", "2", "--keep", str(tmp_path / "kept")]
+    done = subprocess.run([sys.executable, tree_root / "tools/fuzz.py", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "8 cases" in done.stdout
 
 
 @pytest.mark.parametrize(
