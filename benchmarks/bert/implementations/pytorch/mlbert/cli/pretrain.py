@@ -129,7 +129,9 @@ class _Run:
         elif vocab is not None:
             self._vocabulary = load_tokenizer(vocab)
         self._size = size.value
-        self._words = shlex.join(["mlbert", "pretrain", *map(str, texts), "--out", str(folder.path)])
+        given = {"--size": None if size is Size.auto else size.value, "--vocab": vocab, "--from": start}
+        options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
+        self._words = shlex.join(["mlbert", "pretrain", *map(str, texts), "--out", str(folder.path), *options])
 
     def go(self, world: World) -> int:
         """All of it; returns the exit status."""
