@@ -116,9 +116,8 @@ def test_order_and_files_do_not_matter_to_what_is_held_out(tmp_path: Path) -> No
     assert rows(tmp_path / "x/val") == rows(tmp_path / "y/val")
     assert first.train_tokens == second.train_tokens
     assert all(max(row) < 400 and len(row) <= 32 for row in rows(tmp_path / "x/train"))
-    sentences = json.loads((tmp_path / "x/sentences.json").read_text())["sentences"]
-    assert len(sentences) == 10
-    assert all(one["text"].count("[MASK]") == 1 for one in sentences)
+    assert len(first.sentences) == 10
+    assert all(text.count("[MASK]") == 1 for text, _ in first.sentences)
     # A second call reads nothing.
     before = (tmp_path / "x/train/index.json").stat().st_mtime_ns
     assert prepared(tmp_path / "x", tmp_path / "a.jsonl") == first
@@ -151,6 +150,7 @@ BAD = [
     ("late.txt", LONG.encode() * 30 + b"\n\xff", "line 2 is not UTF-8"),
     ("word.txt", LONG.encode(), "repeats itself"),
     ("same.txt", b"the same line of text again and again\n" * 2000, "repeats itself"),
+    ("random.txt", random.Random(1).randbytes(60_000).hex().encode(), "UNK|repeats itself"),
     ("bad.jsonl", b'{"text": "a"}\n{"text": 3}\n', 'line 2 has no "text"'),
     ("list.jsonl", b"[1, 2]\n", 'line 1 has no "text"'),
     ("half.jsonl", b'{"text": "a"}\n{"text": ', "line 2 is not JSON"),

@@ -129,7 +129,9 @@ class _Run:
         elif vocab is not None:
             self._vocabulary = load_tokenizer(vocab)
         self._size = size.value
-        self._words = shlex.join(["mlbert", "pretrain", *map(str, texts), "--out", str(folder.path)])
+        given = {"--size": None if size is Size.auto else size.value, "--vocab": vocab, "--from": start}
+        options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
+        self._words = shlex.join(["mlbert", "pretrain", *map(str, texts), "--out", str(folder.path), *options])
 
     def go(self, world: World) -> int:
         """All of it; returns the exit status."""
@@ -137,6 +139,8 @@ class _Run:
         if notes is not None:
             self._compare(notes["asked"])
         if summary is not None and (trained := float(summary["seconds_to_train"])) >= 0.98 * self._seconds:
+            if not self._folder.report.exists():  # the last call was interrupted while it wrote the model
+                self._finish(self._prepare(self._plan(notes)))
             self._say(f"{self._folder.path} is finished: trained for {short_duration(trained)}")
             self._say(f"To train it longer: {self._words} --minutes {2 * trained / 60:.3g}")
             return SUCCEEDED
@@ -144,10 +148,18 @@ class _Run:
         facts = self._prepare(plan)
         self._write_shape(plan)
         resume = self._folder.has_checkpoint()
+        if summary is not None and not resume:
+            raise UserError(
+                self._folder.run, "its checkpoints are gone: it cannot be made longer", "Choose another --out"
+            )
         if resume:
             state = "is finished and is made longer" if summary is not None else "was interrupted"
             self._say(f"{self._folder.path} {state}: going on from its newest checkpoint")
-        self._folder.summary.unlink(missing_ok=True)
+        elif notes is not None:
+            self._say("no checkpoint was saved before: training begins anew")
+            self._folder.log.unlink(missing_ok=True)
+        for path in (self._folder.summary, self._folder.report):
+            path.unlink(missing_ok=True)
         return self._train(plan, facts, resume, world)
 
     def _asked(self) -> dict[str, Any]:
@@ -226,7 +238,7 @@ class _Run:
         folder, summary = self._folder, self._folder.finished()
         assert summary is not None, "the run has come to its end"
         finish.take_model(folder)
-        guessed = finish.guess(folder)
+        guessed = finish.guess(folder, facts)
         finish.write_report(folder, facts, summary, guessed)
         accuracy, bigram = summary["accuracy"], facts.baselines["bigram_accuracy"]
         if guessed:

@@ -2,8 +2,7 @@
 
 text/vocab.txt, tokenizer_config.json   the vocabulary
 text/train/, text/val/                  MDS sets of sequences: [CLS], tokens of documents with [SEP] between, [SEP]
-text/sentences.json                     masked sentences of the held-out text
-text/text.json                          written last: what was read, counts, baselines
+text/text.json                          written last: what was read, counts, baselines, masked sentences
 
 The text is read twice: to count words and to choose what is held out, then to tokenise. Memory does not grow with it.
 
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.core.sealed import seal, unseal
 from mlbert.feed.masking import Masking
 from mlbert.prepare.baselines import Neighbours
 from mlbert.prepare.jobs import SILENT, Progress
@@ -39,7 +39,7 @@ from mlbert.store.mds_write import MdsWriter
 from mlbert.store.ragged import Ragged, offsets_of
 from mlbert.store.token_shards import TOKENS
 from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE, Tokenizer, load_tokenizer
-from mlbert.store.wordpiece import UNKNOWN, clean_words
+from mlbert.store.wordpiece import MAX_CHARS_PER_WORD, UNKNOWN, clean_words
 
 LEAST_CHARACTERS = 20_000
 HELD_OUT_SHARE, HELD_OUT_AT_LEAST, HELD_OUT_AT_MOST, HELD_OUT_MOST_SHARE = 0.02, 60_000, 400_000, 0.1  # characters
@@ -69,6 +69,7 @@ class Facts:
     near_repeats: int  # tokens of the training text that were left out
     unknown_share: float
     baselines: dict[str, Any]
+    sentences: list[list[str]]  # text with [MASK], and the word that stood there
 
 
 @dataclass(frozen=True)
@@ -106,15 +107,16 @@ def prepare(request: Request, folder: Path, progress: Progress = SILENT) -> Fact
     scan = _scan_text(request, progress)
     tokenizer = _tokenizer(request, scan, folder)
     facts = _write_sets(request, scan, tokenizer, folder, progress)
-    write_json(folder / _FACTS, asdict(facts))
+    write_json(folder / _FACTS, seal(asdict(facts)))
     return facts
 
 
 def read_facts(folder: Path) -> Facts | None:
     """What `prepare` left; None: it did not finish, or the file is damaged, so that all is to be made anew."""
     try:
-        return Facts(**json.loads((folder / _FACTS).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError):
+        found = unseal((folder / _FACTS).read_text(encoding="utf-8", errors="replace"))
+        return None if found is None else Facts(**found)
+    except (OSError, TypeError):
         return None
 
 
@@ -192,7 +194,7 @@ def _scan_text(request: Request, progress: Progress) -> _Scan:
     else:
         raise _repeats_itself()
     for text in scan.held_out.texts:
-        scan.words.subtract(clean_words(text))
+        scan.words.subtract(_words(text))
     scan.words = +scan.words
     return scan
 
@@ -210,12 +212,17 @@ def _scan_once(request: Request, is_cut: bool, progress: Progress) -> _Scan:
             digest = _digest(text)
             scan.held_out.offer(digest, text)
             if request.vocabulary is None and (scan.characters < _MOST_COUNTED or digest % _THINNED == 0):
-                scan.words.update(clean_words(text))
+                scan.words.update(_words(text))
                 if len(scan.words) > _MOST_WORDS:
                     scan.words = Counter({word: count for word, count in scan.words.items() if count > 1})
             scan.characters += len(text)
             scan.documents += 1
     return scan
+
+
+def _words(text: str) -> list[str]:
+    """Without those that are too long to be anything but [UNK]."""
+    return [word for word in clean_words(text) if len(word) <= MAX_CHARS_PER_WORD]
 
 
 def _tokenizer(request: Request, scan: _Scan, folder: Path) -> Tokenizer:
@@ -253,10 +260,9 @@ def _write_sets(request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Pat
         raise _repeats_itself()
     unknown = train.unknown / max(1, train.tokens)
     if unknown > MOST_UNKNOWN:
-        reason = f"knows little of this text: {unknown:.0%} of its words are {UNKNOWN}"
-        raise UserError(f"the vocabulary {tokenizer.name}", reason, "Give that of the text's language, or none")
-    sentences = choose_sentences(scan.held_out.texts, tokenizer)
-    write_json(folder / "sentences.json", {"sentences": [asdict(one) for one in sentences]})
+        reason = f"{unknown:.0%} of its words are {UNKNOWN} to the vocabulary"
+        remedy = "Give the vocabulary of its language, or none" if request.vocabulary else "Give text of words"
+        raise UserError("the text", reason, remedy)
     return Facts(
         made_from=json.loads(json.dumps(request.made_from())),
         characters=scan.characters,
@@ -268,6 +274,7 @@ def _write_sets(request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Pat
         near_repeats=train.left_out,
         unknown_share=unknown,
         baselines=neighbours.accuracies(_masked(samples, tokenizer, request.eval_rate)),
+        sentences=[[one.text, one.answer] for one in choose_sentences(scan.held_out.texts, tokenizer)],
     )
 
 

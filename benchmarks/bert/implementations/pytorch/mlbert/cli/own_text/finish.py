@@ -37,19 +37,24 @@ class Guessed:
 def take_model(folder: OwnFolder) -> None:
     """Makes DIR/model of what the run has written; an older one is replaced."""
     written = next(path for name in ("huggingface", "weights") if (path := folder.run / name).is_dir())
-    with new_path(folder.model) as place:
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(written, place)
-        shutil.rmtree(folder.model, ignore_errors=True)
+    try:
+        with new_path(folder.model) as place:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+            for file in written.iterdir():
+                shutil.copyfile(file, place / file.name)
+            shutil.rmtree(folder.model, ignore_errors=True)
+    except OSError as error:
+        remedy = "Free space and call again: the training is kept"
+        raise UserError(folder.model, f"cannot be written ({error.strerror})", remedy) from None
     (folder.path / "latest-rank0.pt").unlink(missing_ok=True)  # Composer's form of the same weights
 
 
-def guess(folder: OwnFolder) -> list[Guessed]:
+def guess(folder: OwnFolder, facts: Facts) -> list[Guessed]:
     """The model's guesses for the masked sentences of the held-out text; too long ones are left out."""
     model, tokenizer = open_masked_lm(folder.model)
     found = []
-    for one in json.loads((folder.text / "sentences.json").read_text(encoding="utf-8"))["sentences"]:
-        sentence = MaskedSentence(**one)
+    for sentence in (MaskedSentence(*one) for one in facts.sentences):
         try:
             found.append(Guessed(sentence, fill(model, tokenizer, sentence.text, TOP)))
         except UserError:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
+from mlbert.core.sealed import seal, unseal
 from mlbert.store.manifest import make_folder, reading, write_json
 
 _OTHER = "Choose another --out"
@@ -57,6 +58,10 @@ class OwnFolder:
         return self.run / "summary.json"
 
     @property
+    def log(self) -> Path:
+        return self.path / "result_0.txt"
+
+    @property
     def _notes(self) -> Path:
         return self.path / "pretrain.json"
 
@@ -87,18 +92,15 @@ class OwnFolder:
         """What `remember` wrote; None before. Raises UserError: the file is damaged."""
         if not self._notes.is_file():
             return None
-        try:
-            with reading(self._notes):
-                found = json.loads(self._notes.read_text(encoding="utf-8"))
-            if isinstance(found["asked"], dict) and isinstance(found["settings"], dict):
-                return dict(found)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            pass
-        raise UserError(self._notes, "is damaged", f"Remove {self.path} to start anew")
+        with reading(self._notes):
+            found = unseal(self._notes.read_text(encoding="utf-8", errors="replace"))
+        if found is None:
+            raise UserError(self._notes, "is damaged", f"Remove {self.path} to start anew")
+        return found
 
     def remember(self, notes: Mapping[str, Any]) -> None:
         """Keeps JSON-able notes for the next call. Raises UserError: they cannot be written."""
-        write_json(self._notes, notes)
+        write_json(self._notes, seal(notes))
 
     def has_checkpoint(self) -> bool:
         """Whether training can go on."""
