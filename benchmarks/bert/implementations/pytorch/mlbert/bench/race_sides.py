@@ -116,7 +116,7 @@ def ours(text: RaceText, choice: Choice, seed: int, dtype: torch.dtype) -> tuple
     model.initialize(seed)
     begin_with_frequencies(model, text.unigrams)
     flat = FlatParameters(model.ordered_parameters())
-    numbers = {"betas": choice.betas, "eps": choice.epsilon, "weight_decay": choice.weight_decay}
+    numbers: dict[str, Any] = {"betas": choice.betas, "eps": choice.epsilon, "weight_decay": choice.weight_decay}
     optimizer = StableAdamW(flat, ShardLayout.whole(flat.numel), max_grad_norm=1.0, **numbers)
     reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
     objective = MaskedLM("step")
