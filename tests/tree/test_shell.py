@@ -82,6 +82,24 @@ def test_quickstart_leaves_a_folder_of_other_things_alone(tree_root: Path, tmp_p
     assert (tmp_path / "results" / "mine.txt").read_text() == "mine"
 
 
+def test_quickstart_names_the_system_that_it_wants(tree_root: Path) -> None:
+    done = run(tree_root / "quickstart.sh", env={**BARE, "OSTYPE": "darwin23"})
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: this wants Linux, and here is darwin23. Try: docker run ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("index", "words"), [("https://a/whl/cpu", "0.2 GB"), ("https://a/whl/cu128", "whl/cu128"), ("", "5 GB on disk")]
+)
+def test_the_size_of_torch_is_said_and_its_index_can_be_chosen(index: str, words: str, tree_root: Path) -> None:
+    choose = '[[ -z "${TORCH_INDEX}" ]] || torch_index none'
+    command = f"source '{tree_root / LAUNCH}/setup_venv.sh'; {choose}; torch_size '{index}'"
+    done = run("bash", "-c", command, env={**BARE, "TORCH_INDEX": index})
+    assert words in done.stdout.splitlines()[-1]
+    assert done.stdout.startswith(index)
+
+
 def find_python(tree_root: Path, path: Path) -> subprocess.CompletedProcess[str]:
     """setup_venv.sh's choice when only the programs in ``path`` exist."""
     command = f"source '{tree_root / LAUNCH}/setup_venv.sh'; find_python"

@@ -83,6 +83,10 @@ def test_a_finished_run_is_exported_as_it_is(trained, tmp_path, capsys):
     assert (tmp_path / "again/model.safetensors").read_bytes() == same
     guesses = [run(capsys, "fill-mask", path, TEXT) for path in (logdir, logdir / "run_0", tmp_path / "hf")]
     assert guesses[0] == guesses[1] == guesses[2]
+    several = run(capsys, "fill-mask", logdir, TEXT, TEXT)[1].splitlines()
+    assert several[:2] == several[2:]
+    assert several[0] == TEXT
+    assert several[1].split()[::2] == [line.split()[1] for line in guesses[0][1].splitlines()]
 
 
 def test_mistakes_are_one_line_and_leave_nothing(trained, tmp_path, capsys):

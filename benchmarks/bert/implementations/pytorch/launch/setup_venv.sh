@@ -3,8 +3,8 @@
 # TORCH_INDEX names the package index that torch shall come from, such as https://download.pytorch.org/whl/cu128
 # shellcheck shell=bash
 
-if [[ "$(uname -s)" != Linux ]]; then
-    echo "error: this wants Linux, and here is $(uname -s). Try: docker run -it --rm -v \"\$PWD:/tree\" -w /tree python:3.11 $0" >&2
+if [[ "${OSTYPE}" != linux* ]]; then
+    echo "error: this wants Linux, and here is ${OSTYPE}. Try: docker run -it --rm -v \"\$PWD:/tree\" -w /tree python:3.11 $0" >&2
     exit 2
 fi
 

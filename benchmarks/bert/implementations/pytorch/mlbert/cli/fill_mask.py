@@ -41,4 +41,4 @@ def fill_mask(
         return
     for text in texts:
         guesses = masked.fill(network, tokenizer, text, top)
-        typer.echo(f"{text}\n    {', '.join(f'{word} {probability:.2f}' for word, probability in guesses)}")
+        typer.echo(f"{text}\n    {'   '.join(f'{word} {probability:.2f}' for word, probability in guesses)}")

@@ -32,6 +32,7 @@ _NO = {"0", "false", "no", "off"}
 _NONE = {"", "none", "null"}
 _KEY_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NEAR_MISS_CUTOFF = 0.9
+_UNTOLD = re.compile("[\n\r\0\x1b\ud800-\udfff]")  # no log holds them; the last are bytes that are no UTF-8
 _RECIPE, _NOT_SET = "recipe ", "not set"  # origins of what the user has not given
 
 
@@ -315,7 +316,7 @@ def _parse(row: Setting, value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, legal):
         raise ValueError(value)
     text = str(value)
-    if not text or "\n" in text or "\0" in text:
+    if not text or _UNTOLD.search(text):
         raise ValueError(value)
     converted = row.kind(text)
     if isinstance(converted, float) and not math.isfinite(converted):
