@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import BertWordPieceTokenizer
 from transformers import BertConfig as PeerConfig
@@ -66,6 +67,11 @@ def test_the_vocabulary_of_a_tokenizer_json_comes_along(tmp_path, peer_folder, i
     tokenizer = load_tokenizer(tmp_path / "ours")
     assert tokenizer.entries == entries
     assert tokenizer.encode("The the") == fast.encode("The the", add_special_tokens=False).ids
+    torch_to_huggingface(tmp_path / "ours", tmp_path / "theirs")
+    shape = json.loads((tmp_path / "theirs/config.json").read_text())
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    assert theirs.model_max_length == shape["max_position_embeddings"]
+    assert theirs("The the", add_special_tokens=False)["input_ids"] == tokenizer.encode("The the")
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "half", '{"model": {"vocab": {"a": 7}}}'])

@@ -6,6 +6,7 @@ vocabulary unpadded) and, where the source has one beside it, ``vocab.txt``.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,10 +19,12 @@ from mlbert.core.checkpoint_names import VOCABULARY
 from mlbert.core.checkpoint_state import Report, Shape, parameter_shapes
 from mlbert.core.errors import UserError
 from mlbert.core.files import fsync_path, read_plain
+from mlbert.core.json_files import read_json
 from mlbert.models import BertConfig
 from mlbert.models.bert import initialize_parameter
 from mlbert.models.files import check_target, new_path, read_safetensors, save_safetensors
 from mlbert.models.renaming import own_state
+from mlbert.store.tokenizer import lower_cases
 
 WEIGHTS = "model.safetensors"
 CONFIG = "bert_config.json"
@@ -75,9 +78,7 @@ def write_weights_folder(checkpoint: Checkpoint, target: Path, config_name: str,
         state = {name: tensor.contiguous() for name, tensor in checkpoint.state.items()}
         save_safetensors(folder / WEIGHTS, state)
         (folder / config_name).write_text(config_text, encoding="utf-8")
-        for name in TOKENIZER_FILES:
-            if (checkpoint.folder / name).is_file():
-                shutil.copyfile(checkpoint.folder / name, folder / name)
+        _write_tokenizer(checkpoint, folder)
         for path in [*folder.iterdir(), folder]:
             fsync_path(path)
 
@@ -88,6 +89,20 @@ def _refuse_cut_vocabulary(checkpoint: Checkpoint) -> None:
     if path.is_file() and (entries := len(read_plain(path, "Restore it").splitlines())) > most:
         reason = f"has {entries} entries, the model only {most}"
         raise UserError(path, reason, "Set vocab_size of its bert_config.json right, or put the right vocabulary there")
+
+
+def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
+    """The source's vocabulary, and what it says of it; without the longest length `transformers` would know none."""
+    vocabulary, config = (checkpoint.folder / name for name in TOKENIZER_FILES)
+    if not vocabulary.exists():
+        return
+    shutil.copyfile(vocabulary, folder / vocabulary.name)
+    own = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_cases(vocabulary)}
+    found = read_json(config, "Restore or remove it") if config.exists() else {}
+    said, longest = found.get("model_max_length"), checkpoint.shape.max_position_embeddings
+    most = min(said, longest) if isinstance(said, int) and said > 0 else longest
+    values = {**own, **found, "model_max_length": most}
+    (folder / config.name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def with_heads(checkpoint: Checkpoint, known: Mapping[str, Shape] | None = None) -> Checkpoint:
