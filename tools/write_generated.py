@@ -5,12 +5,20 @@ python tools/write_generated.py
 
 from __future__ import annotations
 
+import re
+import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
-from mlbert.core.settings import markdown_table, settings_by_env
+from mlbert import recipes
+from mlbert.core.setting import Setting
+from mlbert.core.setting_words import markdown_table
+from mlbert.core.settings import LAUNCH_SETTINGS, settings_by_env
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks/bert/implementations/tensorflow2"))
+LAUNCHERS = ROOT / "benchmarks/bert/implementations/pytorch/launch"
 RESET = ROOT / "benchmarks/bert/implementations/pytorch/launch/reset_settings.sh"
 SETTINGS = ROOT / "docs/settings.md"
 RESET_HEADER = """\
@@ -22,7 +30,8 @@ SETTINGS_HEADER = """\
 # Settings
 
 Every name that a `config_<system>.sh` may export, with its flag of `mlbert train` and its key in YAML. A later source
-wins: recipe default, YAML (`--config`; `extends:` names a parent), export, flag or `key=value`. Written by
+wins: recipe default, YAML (`--config`; `extends:` names a parent), export, flag or `key=value`. A default after a
+semicolon is that of the recipe it names; "required": somebody has to give it. Written by
 `tools/write_generated.py` from `mlbert/core/settings.py`.
 Whatever a run gives: Result not verified by MLCommons Association.
 
@@ -37,7 +46,23 @@ def reset_text() -> str:
 
 def settings_text() -> str:
     """The whole of settings.md."""
-    return SETTINGS_HEADER + markdown_table().rstrip("\n") + "\n"
+    launchers = [(row, launcher_default(row)) for row in LAUNCH_SETTINGS]
+    return SETTINGS_HEADER + markdown_table(defaults(), launchers)
+
+
+def defaults() -> Mapping[str, Mapping[str, object]]:
+    """Recipe to defaults; what TensorFlow's does not read counts as what most of the others have."""
+    from tf2_bert.recipe import DEFAULTS, UNREAD
+
+    found = {name: recipes.load(name).DEFAULTS for name in recipes.names()}
+    return {**found, "tensorflow2": {**UNREAD, **found["packed_lamb"], **DEFAULTS}}
+
+
+def launcher_default(row: Setting) -> str:
+    """The constant that the launchers put in place of a variable that is not set, if there is one."""
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted(LAUNCHERS.iterdir()) if path.is_file())
+    found = set(re.findall(rf"\$\{{{row.env}:[-=]([\w.]+)\}}", text))
+    return found.pop() if len(found) == 1 else "not set"
 
 
 if __name__ == "__main__":

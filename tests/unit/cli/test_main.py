@@ -105,7 +105,8 @@ def test_train_help_names_every_setting(capsys):
     squeezed = "".join(out.split())
     for row in train_settings().values():
         assert row.flag in squeezed
-        assert f"export{row.env}" in squeezed
+        assert f"export{row.env};" in squeezed
+    assert squeezed.count("default:") + squeezed.count(";required") >= len(train_settings())
 
 
 @pytest.mark.parametrize(
@@ -157,14 +158,42 @@ def test_no_command_shows_the_help_and_fails(capsys):
     assert "Usage" in out
 
 
-def test_print_config_needs_no_data_and_trains_nothing(tmp_path, capsys):
+def test_print_config_shows_the_plan_and_trains_nothing(tmp_path, capsys):
     code, out, _ = run(capsys, *train_arguments(tmp_path), "--print-config")
     assert code == 0
     assert "LR=0.01  (learning_rate, flag --learning_rate)" in out
     assert "global_batch_size 6 = BATCHSIZE 4 x 1 ranks x PACKING_FACTOR 1.5" in out
     assert "closed division: every 150,000, on 10,000" in out
     assert "expected samples: unknown" in out
+    assert "data and model shape: synthetic" in out
     assert not (tmp_path / "out").exists()
+
+
+def test_print_config_checks_what_training_would(tmp_path, capsys, prepared_data):
+    entries = len((prepared_data / "vocab.txt").read_text().splitlines())
+    fitting = {"vocab_size": entries, "max_position_embeddings": 32}
+    data = {"synthetic_data": 0, "input_dir": prepared_data / "train", "eval_dir": prepared_data / "eval"}
+    (tmp_path / "done/run_0").mkdir(parents=True)
+    (tmp_path / "done/run_0/summary.json").write_text("{}")
+    (tmp_path / "file").write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    for name, changes, named in [
+        ("out", {}, None),
+        ("out", {"shape": {**fitting, "vocab_size": 300}}, "has a vocabulary of"),
+        ("out", {"input_dir": tmp_path / "none"}, "none"),
+        ("out", {"init_checkpoint": tmp_path / "file"}, "neither a safetensors"),
+        ("out", {"cpu_threads": 4000}, "CPU_THREADS=4000"),
+        ("done", {}, "holds a finished run"),
+        ("file", {}, "cannot be written"),
+        ("done", {"init_checkpoint": tmp_path / "file"}, "neither a safetensors"),
+    ]:
+        words = train_arguments(tmp_path, name, **{**data, "shape": fitting, **changes})
+        code, out, err = run(capsys, *words, "--print-config")
+        assert (code, err.count("\n")) == ((0, 0) if named is None else (2, 1)), (name, changes, err)
+        assert named is None or (named in err and err.removeprefix("mlbert: error: ").strip() in out)
+        assert "global_batch_size" in out
+        (tmp_path / "bert_config.json").unlink()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_file_without_permission_is_one_line(capsys, monkeypatch, tmp_path):

@@ -1,6 +1,8 @@
 """``mlbert report`` as a command: what it prints, its exit codes, the page and the JSON that it writes."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -57,17 +59,62 @@ def test_a_missed_target_is_exit_code_one(tmp_path, capsys):
     assert "missed the target" in out
 
 
-def test_damaged_files_are_named_and_left_out(tmp_path, capsys):
+LOOKS = "<b>[red]\x1b[2J\x07\u202e[/]" + "x" * 5000
+
+
+@pytest.mark.parametrize("columns", ["80", "60"])
+def test_other_peoples_text_cannot_draw_on_the_terminal_nor_widen_the_tables(tmp_path, capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    name = LOOKS[:40].replace("/", "")
+    for system in (name, "other"):
+        folder = tmp_path / "results" / system / "bert"
+        write_runs(folder, [90.0, 9e8, 1e300])
+        write_log(folder / f"result_{name}.txt", status=LOOKS, logged={"global_batch_size": 10**30})
+    for words in ([tmp_path], [tmp_path / "results" / name], [tmp_path, "--html", tmp_path / "page.html"]):
+        code, out = report(capsys, *words)
+        assert code == 1
+        assert all(letter.isprintable() for letter in out.replace("\n", ""))
+        lines = [line for line in out.splitlines() if not line.startswith("page: ")]
+        assert max(map(len, lines)) <= int(columns)
+        assert "[red]" in out.replace("\n", "")
+    assert "<b>" not in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["run_0/summary.json", "run_0/metrics.jsonl", "data/baselines.json"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "\0\xff", "[1]", "{" * 9999, '{"samples": ' + "9" * 5000 + "}", None, Path("/dev/zero"), Path("nowhere")],
+    ids=["empty", "binary", "list", "deep", "digits", "pipe", "device", "no link"],
+)
+def test_a_damaged_side_file_costs_its_part_alone(tmp_path, capsys, name, content):
     write_runs(tmp_path, [90.0])
-    (tmp_path / "run_0").mkdir()
-    for name in ("summary.json", "metrics.jsonl"):
-        (tmp_path / "run_0" / name).write_text("{")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "baselines.json").write_text("[1]")
+    (tmp_path / name).parent.mkdir()
+    if content is None:
+        os.mkfifo(tmp_path / name)
+    elif isinstance(content, Path):
+        (tmp_path / name).symlink_to(content)
+    else:
+        (tmp_path / name).write_text(content)
     code, out = report(capsys, tmp_path)
     assert code == 0
-    assert all(f"{name} cannot be read" in out for name in ("run_0/summary.json", "data/baselines.json"))
-    assert "run_0/metrics.jsonl: 1 lines cannot be read" in out
+    assert "1 min 30.0 s" in out
+    assert Path(name).name in out or name.startswith("run_0") or not content
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e308, -1, 10**400, True, "x", [], {}])
+def test_odd_numbers_in_side_files_are_no_numbers(tmp_path, capsys, value):
+    write_runs(tmp_path, [90.0])
+    (tmp_path / "run_0").mkdir()
+    (tmp_path / "data").mkdir()
+    keys = ("samples", "samples_per_second", "share_of_gemm_peak", "target_accuracy")
+    (tmp_path / "run_0/summary.json").write_text(json.dumps(dict.fromkeys(keys, value)))
+    (tmp_path / "data/baselines.json").write_text(json.dumps({"bigram_accuracy": value}))
+    code, out = report(capsys, tmp_path)
+    assert code == 0
+    assert "baseline bigram" not in out
+    with pytest.raises(SystemExit):
+        main(["report", str(tmp_path), "--json"])
+    json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
 
 
 def test_nothing_to_read_is_one_line(tmp_path, capsys):
@@ -85,6 +132,7 @@ def test_json_has_the_numbers_and_the_page_is_written_beside_it(tmp_path, capsys
         main(["report", str(tmp_path / "runs"), "--json", "--html", str(page)])
     (system,) = json.loads(capsys.readouterr().out)
     assert system["olympic_mean_seconds"] == 100.0
+    assert (system["time_to_train"], system["verdict"][:8]) == ("1 min 40.0 s", "Computed")
     assert [run["mark"] for run in system["runs"]] == ["fastest, not counted", None, "slowest, not counted"]
     assert page.read_text().startswith("<!doctype html>")
 

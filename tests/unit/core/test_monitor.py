@@ -33,6 +33,9 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
     monitor, out = watch(tmp_path / "metrics.jsonl", terminal)
     state = TrainState()
     monitor.open(state)
+    state.step, state.samples, state.train_seconds = 1, 10, 1.0
+    monitor.step(state, 7.0, 0.01, 1.5)
+    assert "accuracy 0" not in out.getvalue()  # nothing is known before an evaluation
     state.step, state.samples, state.train_seconds, state.accuracy = 50, 500, 2.0, 0.125
     monitor.step(state, 6.25, 0.01, 1.5)
     monitor.evaluation(state, {"mlm_accuracy": 0.125, "loss": 5.5}, 3.0)
@@ -50,7 +53,7 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
         assert piece in text
     assert ("\x1b" in text) == terminal
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert kinds == ["step", "evaluation"]
+    assert kinds == ["step", "step", "evaluation"]
 
 
 def test_other_ranks_are_silent(tmp_path):

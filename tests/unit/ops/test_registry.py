@@ -31,6 +31,7 @@ OPS = {
     "linear_gelu",
     "linear_qkv",
     "masked_cross_entropy",
+    "rotary",
 }
 
 

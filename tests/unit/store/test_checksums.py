@@ -8,10 +8,13 @@ import pytest
 
 from mlbert.core.errors import UserError
 from mlbert.feed.packed import PackedSource
+from mlbert.prepare.export_nvidia import export_nvidia
+from mlbert.prepare.verify import verify
 from mlbert.store import open as opening
 from mlbert.store import prepared
 from mlbert.store.checksums import CHECKSUMS, FileChecks, FileSum, file_xxh3, sharers
 from mlbert.store.deals import contiguous
+from mlbert.store.open import open_store
 from mlbert.store.prepared import ShardSet, shard_name
 
 
@@ -61,11 +64,26 @@ def test_a_flipped_bit_ends_the_run(make_set, listed):
         ShardSet.open(folder).load()
 
 
-@pytest.mark.usefixtures("_large")
-def test_a_damaged_list_is_told(make_set):
-    folder = make_set(30)
-    (folder / CHECKSUMS).write_bytes(b"\xff\x00")
-    with pytest.raises(UserError, match=r"checksums.xxh3: is not a list of checksums.*verify"):
+def test_other_peoples_files_after_a_verification(make_set, tmp_path):
+    shards = export_nvidia(make_set(100), tmp_path / "theirs", "fixed", num_files=2)
+    assert verify([tmp_path / "theirs"])[0].problems == []
+    trained(tmp_path / "theirs")
+    first = shards[0].read_bytes()
+    shards[0].write_bytes(shards[1].read_bytes())
+    shards[1].write_bytes(first)
+    with pytest.raises(UserError, match=f"{shards[0].name}: its checksum differs from that in checksums.xxh3"):
+        trained(tmp_path / "theirs")
+    with pytest.raises(UserError, match=f"{shards[0].name}: its checksum differs from that in checksums.xxh3"):
+        open_store(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize(
+    "edit", [lambda text: text.replace(b"00001", b"0000\0"), lambda text: text[:-5], lambda _: b""]
+)
+def test_a_list_that_does_not_fit(make_set, edit):
+    folder = make_set(100)
+    (folder / CHECKSUMS).write_bytes(edit((folder / CHECKSUMS).read_bytes()))
+    with pytest.raises(UserError, match=r"checksums.xxh3: (is not a list|names|does not name).*verify"):
         trained(folder, 1)
 
 

@@ -150,7 +150,7 @@ def test_success_without_a_known_target_at_the_first_evaluation(tmp_path: Path) 
     put("train_samples", nth(runs[3], "eval_accuracy")["metadata"]["epoch_num"])(runs)
     outcome, said = told(runs, tmp_path)["accuracies"]
     assert outcome is WARN
-    assert "evaluation 1; the target is not known" in said
+    assert "success at the very first evaluation; the target is not known" in said
 
 
 def test_epoch_numbers_that_count_no_samples_are_a_warning(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mlbert.core.bert_config import BertConfig
+from mlbert.core.errors import UserError
 from mlbert.core.events import Events
 from mlbert.core.progress import Outcome, TrainState
 from mlbert.core.schedules import Linear
@@ -119,15 +120,17 @@ def run(
     data: tuple[Source, EvaluationSet],
     folder: Path,
     decoupled: bool = False,
+    last_lines: list | None = None,
     **changes: object,
 ) -> tuple[Outcome, list[dict[str, float]]]:
-    """Trains as a recipe of this method would, without a log."""
+    """Trains as a recipe of this method would, without a log; ``last_lines`` gets what would be its last line."""
     model.initialize(3)
     flat = FlatParameters(model.ordered_parameters())
     numbers = {"betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.01, "max_grad_norm": None}
     layout = ShardLayout.whole(flat.numel)
     optimizer = DecoupledAdamW(flat, layout, base_lr=2e-3, **numbers) if decoupled else AdamW(flat, layout, **numbers)
-    world, heard, last_lines = World(), Heard(), []
+    world, heard = World(), Heard()
+    last_lines = [] if last_lines is None else last_lines
     method = Method(
         model=model,
         objective=objective,
@@ -150,6 +153,21 @@ def run(
         method.source.close()
     assert last_lines == [(outcome.status, None)]
     return outcome, heard.metrics
+
+
+class DamagedSentences(Sentences):
+    """Sentences whose checksums turn out wrong when all are trained."""
+
+    def finish(self) -> None:
+        raise UserError("shard", "its checksum differs")
+
+
+def test_a_run_on_damaged_data_is_no_success(tmp_path: Path) -> None:
+    task, lines = DamagedSentences(is_class=True), []
+    model, objective = BertForSequenceClassification(SHAPE, num_labels=2), Classification(2, "step", "accuracy")
+    with pytest.raises(UserError, match="its checksum differs"):
+        run(model, objective, (task, task), tmp_path, last_lines=lines)
+    assert lines == [("aborted", "UserError")]
 
 
 @pytest.mark.parametrize("kind", [BertForSequenceClassification, HuggingFaceForSequenceClassification])

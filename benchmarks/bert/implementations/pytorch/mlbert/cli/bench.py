@@ -17,13 +17,14 @@ from mlbert.cli.output import standard_output
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.core.files import write_small
+from mlbert.core.provenance import shipped
 
 if TYPE_CHECKING:
     from mlbert.bench.counted.table import Modelled
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = shipped("configs")
 MODELLED_SEQUENCES = (96, 448)
 DEFAULT_PACKS = {"tiny": 32, "demo": 32, "small": 16, "base": 8, "large": 4}
 

@@ -202,7 +202,7 @@ class _Run:
     def _train(self, plan: Plan, facts: Facts, resume: bool, world: World) -> int:
         resolved = resolve_settings(self._folder, plan.settings, self._seconds, facts.train_sequences, resume)
         display = Display(self._console, self._seconds, facts.baselines, resolved.config.log_freq)
-        manner = Manner(pace_of(self._seconds, plan.decay), display, self._mlperf)
+        manner = Manner(pace_of(self._seconds, plan), display, self._mlperf)
         try:
             with _signals_save():
                 outcome = run_experiment(resolved, recipes.load(resolved.config.recipe), world, self._console, manner)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from mlbert.cli import compare
 from mlbert.cli.output import new_table, printable, safe, standard_output, write_page
+from mlbert.core.errors import UserError
 from mlbert.core.provenance import tree_root
 from mlbert.submission import official
 from mlbert.submission.check import check
@@ -88,7 +89,7 @@ def trace_command(
     tree: Annotated[Path | None, typer.Option(help="Tree that the log's files are in; this one when absent.")] = None,
 ) -> None:
     """Follow a log to its settings, its recipe and the Python behind it; exit with 1 where a link is broken."""
-    tracer = Tracer(read_log(log), (tree or tree_root()).resolve())
+    tracer = Tracer(read_log(log), _tree(tree))
     chains = [tracer.chain(name) for name in ([key] if key else tracer.keys)]
     if tracer.sources.gap:
         typer.echo(printable(f"note: {tracer.sources.gap}; files are read as they are in {tracer.sources.tree}"))
@@ -98,6 +99,12 @@ def trace_command(
             typer.echo(printable(f"  {link}"))
     if any(chain.broken for chain in chains):
         raise typer.Exit(1)
+
+
+def _tree(given: Path | None) -> Path:
+    if given is not None and not given.is_dir():
+        raise UserError("--tree", f"{given} is no folder", "Name the root of a tree")
+    return (given or tree_root()).resolve()
 
 
 @app.command("describe-system")
@@ -129,7 +136,7 @@ def new_system_command(
     tree: Annotated[Path | None, typer.Option(help="Tree to extend; this one when absent.")] = None,
 ) -> None:
     """Make a folder for another machine, and the template of its description."""
-    root = tree or tree_root()
+    root = _tree(tree)
     made = new_system(name, other, root, config)
     for path in (*sorted(made.folder.iterdir()), made.template):
         typer.echo(f"made {path.relative_to(root)}")
@@ -161,7 +168,7 @@ def seal_command(
     ] = None,
 ) -> None:
     """Write SHA256SUMS of a system's logs, run files and description: sha256sum -c verifies it."""
-    root = tree or tree_root()
+    root = _tree(tree)
     names = seal(system, root, logdir, key)
     typer.echo(f"{root / 'results' / system / SUMS} covers {len(names)} files{', signed' if key else ''}")
 
@@ -172,7 +179,7 @@ def export_command(
     tree: Annotated[Path | None, typer.Option(help="Tree to export; this one when absent.")] = None,
 ) -> None:
     """Write the tree without tests, tools, records, caches and dot files, and run the repository checker on it."""
-    num_files = export_tree(tree or tree_root(), directory)
+    num_files = export_tree(_tree(tree), directory)
     finding = official.run(official.repo_checker(directory.resolve()))[0]
     console = standard_output()
     console.print(safe(f"{num_files} files in {directory}. repo_checker: {finding.words}"))

@@ -12,9 +12,12 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from mlbert import recipes
+from mlbert.cli.checks import check_run
 from mlbert.core.config import CommandLine, Resolved, check_exports, environment, peek, resolve, split_arguments
 from mlbert.core.errors import UserError
 from mlbert.core.plan import make_plan, planned_world_size
+from mlbert.core.setting import Setting
+from mlbert.core.setting_words import REQUIRED, default_words, missing
 from mlbert.core.settings import train_settings
 from mlbert.dist.lifecycle import exit_status
 from mlbert.dist.world import World
@@ -60,6 +63,8 @@ def _run(args: Sequence[str]) -> int:
         ranks = world.world_size if world.world_size > 1 else planned_world_size(environment()) or 1
         plan = make_plan(resolved.config, ranks, environment(), speed)
         _print_lines(console, ["plan:", *plan.lines, *(f"warning: {warning}" for warning in plan.warnings)])
+        recipe = recipes.load(resolved.config.recipe)
+        check_run(resolved.config, recipe, lambda text: _print_lines(console, [text]))
         return 0
     if "--evaluate-only" in words:
         evaluate_only(resolved.config, recipes.load(resolved.config.recipe), world, console)
@@ -93,11 +98,19 @@ def resolve_run(line: CommandLine) -> Resolved:
     """Resolves in two steps: first the recipe's name, then everything on top of that recipe's defaults."""
     name = peek("recipe", None, line.flags, line.yaml_files, line.overrides)
     if name is None:
-        raise UserError("RECIPE", "is not set", "Source a config_<system>.sh first, or pass --recipe packed_lamb")
+        raise missing(_absent(line), environment().get("CONFIG_FILE", ""))
     config_file = environment().get("CONFIG_FILE")
     if config_file:
         check_exports(Path(config_file))
     return resolve(recipes.load(name).DEFAULTS, None, line.flags, line.yaml_files, line.overrides)
+
+
+def _absent(line: CommandLine) -> list[Setting]:
+    """RECIPE, and what no recipe has a default for and nobody gives."""
+    known = [recipes.load(name).DEFAULTS for name in recipes.names()]
+    rows = [row for row in train_settings().values() if not row.optional and not any(row.name in one for one in known)]
+    absent = [row for row in rows if not peek(row.name, None, line.flags, line.yaml_files, line.overrides)]
+    return [train_settings()["recipe"], *absent]
 
 
 def _print_config(console: Console, resolved: Resolved) -> None:
@@ -141,16 +154,23 @@ def _described() -> Callable[..., None]:
     options: list[tuple[str, object, object]] = [
         ("config", list[Path] | None, typer.Option("--config", help="YAML file; extends: names a parent.")),
         ("evaluate_only", bool, typer.Option("--evaluate-only", help=EVALUATE_ONLY_HELP)),
-        ("print_config", bool, typer.Option("--print-config", help="Show the resolved configuration, plan and stop.")),
+        (
+            "print_config",
+            bool,
+            typer.Option("--print-config", help="Show settings and plan, check data, weights and folders, and stop."),
+        ),
         (
             "samples_per_second",
             str | None,
             typer.Option("--samples-per-second", help="Measured speed, for --print-config.", metavar="VALUE"),
         ),
     ]
+    defaults = {name: recipes.load(name).DEFAULTS for name in recipes.names()}
     for name, row in train_settings().items():
         unit = f" [{row.unit}]" if row.unit else ""
-        text = f"{row.meaning}{unit} ({row.type_name}; export {row.env})"
+        default = default_words(row, defaults)
+        told = default if default.startswith(REQUIRED) else f"default: {default}"
+        text = f"{row.meaning}{unit} ({row.type_name}; export {row.env}; {told})"
         options.append((name, str | None, typer.Option(row.flag, help=text, metavar="VALUE", show_default=False)))
     parameters = [
         inspect.Parameter(name, keyword, default=False if kind is bool else None, annotation=Annotated[kind, option])

@@ -24,6 +24,7 @@ from mlbert.core.provenance import hide_credentials
 from mlbert.core.rules import TARGET_MLM_ACCURACY
 from mlbert.core.schedules import SCHEDULES, Linear, parse_milestones
 from mlbert.core.setting import Setting
+from mlbert.core.setting_words import missing, value_words
 from mlbert.core.settings import TrainConfig, settings_by_env, train_settings
 
 _YES = {"1", "true", "yes", "on"}
@@ -31,6 +32,7 @@ _NO = {"0", "false", "no", "off"}
 _NONE = {"", "none", "null"}
 _KEY_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NEAR_MISS_CUTOFF = 0.9
+_UNTOLD = re.compile("[\n\r\0\x1b\ud800-\udfff]")  # no log holds them; the last are bytes that are no UTF-8
 _RECIPE, _NOT_SET = "recipe ", "not set"  # origins of what the user has not given
 
 
@@ -51,7 +53,7 @@ class Resolved:
     def as_table(self) -> list[tuple[str, str, str, str]]:
         """Rows (field, value, environment name, origin) for printing, in table order."""
         rows = train_settings().items()
-        return [(name, _as_text(getattr(self.config, name)), row.env, self.origin[name]) for name, row in rows]
+        return [(name, value_words(getattr(self.config, name)), row.env, self.origin[name]) for name, row in rows]
 
     def as_configuration(self) -> dict[str, dict[str, Any]]:
         """Environment name to value and origin, in plain values, for the log."""
@@ -159,15 +161,12 @@ def resolve(
     files: list[Path] = [*given_files]
     for layer in [*_layers(recipe_defaults, environ, flags, yaml_files, overrides, files), given or {}]:
         chosen.update(layer)
+    required = [row for row in train_settings().values() if not row.optional]
+    if absent := [row for row in required if str(chosen.get(row.name, ("",))[0]).strip() == ""]:
+        raise missing(absent, environ.get("CONFIG_FILE", ""))
     values: dict[str, Any] = {}
     for name, row in train_settings().items():
-        if name not in chosen:
-            if not row.optional:
-                raise _missing(row, environ)
-            chosen[name] = (None, _NOT_SET)
-        value, origin = chosen[name]
-        if not row.optional and isinstance(value, str) and not value.strip():
-            raise _missing(row, environ)
+        value, origin = chosen.setdefault(name, (None, _NOT_SET))
         values[name] = convert(row, value, origin)
     origins = {name: origin for name, (_, origin) in chosen.items()}
     config = TrainConfig(**values)
@@ -305,13 +304,6 @@ def _split_override(word: str) -> tuple[str, str]:
     return name, value
 
 
-def _missing(row: Setting, environ: Mapping[str, str]) -> UserError:
-    place = environ.get("CONFIG_FILE", "")
-    where = f"Add 'export {row.env}=...' to {place}" if place else f"Export {row.env}, or give {row.flag}"
-    meaning = row.meaning.rstrip(".")
-    return UserError(row.env, f"is not set ({meaning[0].lower()}{meaning[1:]})", where)
-
-
 def _parse(row: Setting, value: object) -> object:
     """Text or a typed value to the row's type; ``ValueError`` when it does not fit."""
     value = value.strip() if isinstance(value, str) else value
@@ -324,7 +316,7 @@ def _parse(row: Setting, value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, legal):
         raise ValueError(value)
     text = str(value)
-    if not text or "\n" in text or "\0" in text:
+    if not text or _UNTOLD.search(text):
         raise ValueError(value)
     converted = row.kind(text)
     if isinstance(converted, float) and not math.isfinite(converted):
@@ -387,11 +379,3 @@ def _article(row: Setting) -> str:
 
 def _as_plain(value: object) -> object:
     return hide_credentials(str(value)) if isinstance(value, Path | str) else value
-
-
-def _as_text(value: object) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)

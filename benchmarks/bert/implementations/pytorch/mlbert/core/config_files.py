@@ -12,6 +12,7 @@ from typing import Any
 
 from mlbert.core.errors import UserError
 from mlbert.core.provenance import tree_relative
+from mlbert.core.setting_words import hint_at
 from mlbert.core.settings import settings_by_env, train_settings
 
 _SITE_FILE = "env.sh"
@@ -114,8 +115,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def unknown_name(name: str, what: str, known: Iterable[str]) -> UserError:
-    """The error for a name that is not in the table, with the nearest one that is."""
+    """The error for a name that is not in the table, with what it is called here, or the nearest one that is."""
     near = nearest(name, known)
+    theirs = hint_at(name_shape(name))
+    if theirs and (near is None or name_shape(near) != name_shape(name)):
+        return UserError(name, f"is an unknown {what}", theirs)
     hint = f"The nearest known one is {near}" if near else "See mlbert train --help for the known ones"
     return UserError(name, f"is an unknown {what}", hint)
 

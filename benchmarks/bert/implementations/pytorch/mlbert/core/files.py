@@ -65,7 +65,7 @@ def write_small(path: Path, content: str | bytes) -> None:
 
 def fsync_path(path: Path) -> None:
     """Waits until a file that is written, or the names in a folder, are on disk. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         os.fsync(handle)
     finally:

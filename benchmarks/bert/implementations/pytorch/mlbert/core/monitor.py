@@ -149,6 +149,7 @@ class Monitor(Events):
         fraction = self._fraction(state, seconds)
         gained = fraction - self._fraction_at_start
         left = f"{seconds * (1 - fraction) / gained:.0f} s" if gained > 0 else "-"
+        accuracy = f"{state.accuracy:.4f}" if state.accuracy else "-"  # before the first evaluation
         if self._progress is not None:
             self._progress.update(
                 self._progress.task_ids[0],
@@ -156,14 +157,14 @@ class Monitor(Events):
                 step=state.step,
                 rate=f"{rate:.0f}",
                 loss=loss,
-                accuracy=f"{state.accuracy:.4f}",
+                accuracy=accuracy,
                 left=left,
             )
         elif time.monotonic() - self._last_line >= PLAIN_LINE_SECONDS:
             self._last_line = time.monotonic()
             self.say(
                 f"step {state.step}/{self.limits.max_steps}  {rate:.0f} samples/s  loss {loss}  "
-                f"accuracy {state.accuracy:.4f}  {seconds:.0f} s, at most {left} left"
+                f"accuracy {accuracy}  {seconds:.0f} s, at most {left} left"
             )
 
     def _write(self, **values: object) -> None:

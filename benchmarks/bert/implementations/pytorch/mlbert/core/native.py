@@ -27,14 +27,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlbert.core.config import environment
+from mlbert.core.provenance import shipped
 
-SOURCE_FOLDER = Path(__file__).parents[2] / "csrc" / "cpu"
+SOURCE_FOLDER = shipped("csrc") / "cpu"
 MHALIB_FOLDER = SOURCE_FOLDER.with_name("mhalib")
 COMPILE_FLAGS = (
     *("-std=c11", "-O3", "-march=native", "-fPIC", "-fopenmp"),
     # What of -ffast-math keeps NaN, infinities and the order of additions: fused multiply-add, no errno, no traps.
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
 )
+NO_COMPILER = "no C compiler (gcc) on PATH"
+INSTALL = "Install gcc: apt install gcc libc6-dev, dnf install gcc, or conda install gcc"
 _COMPILERS = ("gcc", "cc")
 _COMPILE_SECONDS = 120
 _DIGEST_BYTES = 32
@@ -73,6 +76,15 @@ def load(name: str, sources: Sequence[str], *, openmp: bool = True, folder: Path
 def status() -> str:
     """What became of every library asked for, as one line."""
     return "; ".join(_messages.values()) or "no native library was asked for"
+
+
+def problem() -> str | None:
+    """Why libraries that were asked for are not used, with what to do; None: all are."""
+    absent = [text for name, text in _messages.items() if name not in _loaded]
+    if not absent:
+        return None
+    remedy = f". {INSTALL}" if NO_COMPILER in absent[0] else ""
+    return f"C kernels are not used, which is slower: {'; '.join(absent)}{remedy}"
 
 
 def digests() -> dict[str, str]:
@@ -139,7 +151,7 @@ def _find_compiler() -> str:
     for name in _COMPILERS:
         if path := shutil.which(name):
             return path
-    raise NativeUnavailable("no C compiler (gcc) on PATH")
+    raise NativeUnavailable(NO_COMPILER)
 
 
 def _fingerprint(compiler: str, sources: Sequence[Path]) -> str:

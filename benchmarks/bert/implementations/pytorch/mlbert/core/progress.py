@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, fields
 
 from mlbert.core.settings import TrainConfig
 
+_LEAST_FACTOR = 1e-6  # an update's rate is not 0
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -96,18 +98,21 @@ class Pace:
 
     Attributes:
         seconds: MAX_SECONDS.
-        decay: share of them, at their end, over which the schedule's rate falls to 0 on a straight line.
+        warmup, decay: shares of them, at their beginning and end, over which the schedule's rate rises from 0 and falls
+            to it, on straight lines.
         evaluate_every, save_every: seconds between evaluations and between checkpoints.
     """
 
     seconds: float
+    warmup: float
     decay: float
     evaluate_every: float
     save_every: float
 
     def factor(self, seconds: float) -> float:
         """What the schedule's rate is multiplied by so many seconds after run_start."""
-        return min(1.0, max(0.0, (1.0 - seconds / self.seconds) / self.decay))
+        share = seconds / self.seconds
+        return max(_LEAST_FACTOR, min(1.0, share / self.warmup, (1.0 - share) / self.decay))
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,12 @@ def tree_root() -> Path:
     return root if root / PACKAGE_HOME == _PACKAGE else _PACKAGE.parent
 
 
+def shipped(name: str) -> Path:
+    """The folder ``configs`` or ``csrc``: beside the package in the tree, inside it where a wheel was installed."""
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
 def tree_relative(path: Path, root: Path | None = None) -> str:
     """The file's name in the tree, with forward slashes, wherever the package is installed; outside of it the whole
     path."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlbert.core.config import Resolved
 from mlbert.core.errors import UserError
@@ -18,6 +19,12 @@ from mlbert.core.json_files import read_json
 from mlbert.core.metrics_file import read_points
 from mlbert.core.progress import Outcome
 from mlbert.core.settings import TrainConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_FILES = ("metrics.jsonl", "config.json", "curve.png", "summary.json")
+_FOLDERS = ("weights", "huggingface", "checkpoints")
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,7 @@ class RunFolder:
             raise UserError(
                 self.folder, f"cannot be written ({error.strerror})", "Set LOGDIR to a writable folder"
             ) from None
+        self._refuse_what_is_in_the_way()
         if (self.folder / "summary.json").exists():
             raise UserError(self.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it")
         if resume or not self.log.exists():
@@ -53,6 +61,15 @@ class RunFolder:
             raise UserError(self.log, "is the log of an unfinished run", remedy)
         if "run_start" in self.log.read_text(encoding="utf-8", errors="replace"):
             self.set_log_aside()
+
+    def _refuse_what_is_in_the_way(self) -> None:
+        """A pipe or device in place of a file that a run writes would keep it waiting, or take all that it is given."""
+        wanted = {self.log: Path.is_file, **{self.folder / name: Path.is_file for name in _FILES}}
+        wanted |= {self.folder / name: Path.is_dir for name in _FOLDERS}
+        for path, is_right in wanted.items():
+            if os.path.lexists(path) and not is_right(path):
+                kind = "file" if is_right is Path.is_file else "folder"
+                raise UserError(path, f"is in the way: it is no plain {kind}", "Remove it, or set another LOGDIR")
 
     def _has_trained(self) -> bool:
         """Whether anything tells of a step: a metric, or a checkpoint."""
@@ -109,32 +126,55 @@ def choose_seed(config: TrainConfig, paths: RunFolder) -> int:
 
 
 def write_curve(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Draws loss and accuracy of ``metrics.jsonl`` over samples and over time, with the summary's target."""
-    from matplotlib.figure import Figure  # pyplot would cost another second
-
+    """Draws loss and accuracy of ``metrics.jsonl`` over samples and over time, beside the summary's target and the
+    accuracies of LOGDIR's ``data/baselines.json``."""
     points, _ = read_points(folder / "metrics.jsonl")
-    steps = [p for p in points if p["kind"] == "step"]
-    evaluations = [p for p in points if p["kind"] == "evaluation"]
+    figure = curve(folder.name, points, summary, _baselines(folder.parent / "data" / "baselines.json"))
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
+    write_small(folder / "curve.png", picture.getvalue())
+
+
+def curve(
+    name: str, points: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], baselines: Mapping[str, float]
+) -> Figure:
+    """The figure: loss and accuracy over samples and over seconds; a line for the target and for each baseline."""
+    from matplotlib.figure import Figure  # pyplot, and a layout that adapts, would cost another second each
+
+    steps = [point for point in points if point["kind"] == "step"]
+    evaluations = [point for point in points if point["kind"] == "evaluation"]
     target = summary["target_accuracy"]
-    figure = Figure(figsize=(11, 4))
-    axes = figure.subplots(1, 2, sharey=True, gridspec_kw={"left": 0.07, "right": 0.93, "bottom": 0.13, "wspace": 0.25})
+    levels = [] if target is None else [(f"target {target:.4g}", target, "--")]
+    levels += [(f"{words} {level:.3f}", level, ":") for words, level in baselines.items()]
+    figure = Figure(figsize=(11, 4.4))
+    place = {"left": 0.07, "right": 0.93, "bottom": 0.2, "wspace": 0.25}
+    labels = ("training samples", "seconds since run_start")
     for axis, x, label in zip(
-        axes, ("samples", "seconds"), ("training samples", "seconds since run_start"), strict=True
+        figure.subplots(1, 2, sharey=True, gridspec_kw=place), ("samples", "seconds"), labels, strict=True
     ):
         axis.plot([p[x] for p in steps], [p["loss"] for p in steps], color="tab:blue", linewidth=1)
         axis.set_xlabel(label)
         accuracy = axis.twinx()
-        accuracy.plot(
-            [p[x] for p in evaluations], [p["eval_accuracy"] for p in evaluations], color="tab:orange", marker="."
-        )
-        if target is not None:
-            accuracy.axhline(target, color="tab:gray", linestyle="--", linewidth=1)
+        reached = [p["eval_accuracy"] for p in evaluations]
+        accuracy.plot([p[x] for p in evaluations], reached, color="tab:orange", marker=".")
+        for words, level, dashes in levels:
+            accuracy.axhline(level, color="black" if dashes == "--" else "gray", linestyle=dashes, label=words)
         accuracy.set_ylim(bottom=0)
         accuracy.set_ylabel("accuracy, evaluation set", color="tab:orange")
-    axes[0].set_ylabel("training loss", color="tab:blue")
-    wanted = "" if target is None else f", target {target:.4g} (dashed)"
-    reached = f"accuracy {summary['accuracy']:.4f} after {summary['seconds_to_train']:.1f} s"
-    figure.suptitle(f"{folder.name}: {summary['status']}, {reached}{wanted}", parse_math=False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=110)
-    write_small(folder / "curve.png", picture.getvalue())
+        if x == "samples":
+            axis.set_ylabel("training loss", color="tab:blue")
+    if levels:
+        figure.legend(*accuracy.get_legend_handles_labels(), loc="lower center", ncols=len(levels))
+    reached_words = f"accuracy {summary['accuracy']:.4f} after {summary['seconds_to_train']:.1f} s"
+    figure.suptitle(f"{name}: {summary['status']}, {reached_words}", parse_math=False)
+    return figure
+
+
+def _baselines(path: Path) -> dict[str, float]:
+    """What guessing reaches, as far as the file can be read and says it."""
+    try:
+        told = read_json(path, "")
+    except UserError:
+        return {}
+    known = {"most frequent token": told.get("most_frequent_accuracy"), "bigram": told.get("bigram_accuracy")}
+    return {name: float(level) for name, level in known.items() if isinstance(level, float) and 0 <= level <= 1}

@@ -366,15 +366,6 @@ def settings_by_env() -> Mapping[str, Setting]:
     return types.MappingProxyType({row.env: row for row in rows})
 
 
-def markdown_table() -> str:
-    """The whole table in Markdown, for the documentation."""
-    lines = ["| variable | flag and YAML key | type | unit | meaning |", "|---|---|---|---|---|"]
-    for one in [*train_settings().values(), *LAUNCH_SETTINGS]:
-        flag, kind = f"`{one.flag}`" if one.flag else "launchers only", one.type_name.replace("|", "\\|")
-        lines.append(f"| `{one.env}` | {flag} | {kind} | {one.unit} | {one.meaning} |")
-    return "\n".join(lines) + "\n"
-
-
 def _split_optional(hint: Any) -> tuple[type, bool]:
     arguments = typing.get_args(hint)
     if not arguments:

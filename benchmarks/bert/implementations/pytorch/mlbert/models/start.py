@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from mlbert import ops
+from mlbert.core import native
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.models.bert import AnyBert
@@ -43,6 +44,8 @@ def choose_compute(config: TrainConfig, device: torch.device, warn: Callable[[st
     dtype = compute_dtype(config.precision, device)
     products = fp8_products(config.precision, device, config.fp8_fast_accumulation)
     chosen = ops.select(config.ops, device)
+    if config.ops == "auto" and device.type == "cpu" and (problem := native.problem()):
+        warn(f"warning: {problem}")
     if config.model_implementation == HUGGING_FACE:
         if products:
             reason = "Hugging Face's model has no FP8 products"

@@ -93,7 +93,8 @@ def tune(
     over_ranks(chosen)
     library.choices.update(zip(problems, (chosen + APART).tolist(), strict=True))
     for problem in problems:  # loads their kernels, which must not happen while a graph is recorded
-        _Operands(problem, device).multiply(library)
+        operands = _Operands(problem, device)
+        (operands.multiply_apart if library.choices[problem] == APART else operands.multiply)(library)
     if timed := len(found) - known:
         device_cache.store(CACHE, device, found)
     others = sum(library.choices[problem] not in (FIRST, 1) for problem in problems)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
+from mlbert.core.provenance import shipped
 from mlbert.models.flops import Work, training_flops
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = shipped("configs")
 # Sequences of the benchmark (public length histogram): of 1,000, all tokens, squared lengths, masked tokens.
 BENCHMARK = Work(tokens=255_000, squared_lengths=98_826_000, masked=38_200, sequences=1_000)
 

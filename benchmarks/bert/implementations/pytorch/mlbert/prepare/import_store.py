@@ -22,6 +22,7 @@ from mlbert.prepare.leave_out import LeftOut, gather_rows, opened, read_past_err
 from mlbert.store import nvidia
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BINS
+from mlbert.store.checksums import check_listed
 from mlbert.store.manifest import MANIFEST, Manifest, file_sha256
 from mlbert.store.nvidia_folder import bin_name, bins_of, check_bins, list_shards
 from mlbert.store.nvidia_index import Limits
@@ -96,6 +97,8 @@ class ImportJob:
         fingerprint = hashlib.sha256(named.encode()).hexdigest()
         writer = ShardWriter(self.out, len(self.parts), fingerprint)
         skipped = self.left_out.read(index) if self.skip_bad else []
+        if part.path is not None:
+            check_listed(part.path, self.source)
         store = self._open(part)
         if skipped is None or not writer.is_written(index):
             rows, offsets, skipped = _read(store, part, self)

@@ -16,6 +16,7 @@ from mlbert.prepare.finished import finished_list, finished_manifest, keep_apart
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import LeftOut
 from mlbert.prepare.tfrecord_folder import TfrecordFolder
+from mlbert.store.checksums import check_listed
 from mlbert.store.manifest import Manifest, file_sha256, read_manifest
 from mlbert.store.prepared import ShardEntry, ShardWriter, verified_shard
 from mlbert.store.ragged import Ragged
@@ -74,6 +75,8 @@ class ImportJob:
         """What the list beside the file says of it otherwise; without one, its ids tell another vocabulary. Raises
         UserError, unless bad records are left out."""
         path = self.files[index]
+        if not self.skip_bad:
+            check_listed(path, path.parent)
         listed = read_list(path)
         if listed is None or path.name not in listed.files:
             if problem := another_vocabulary(rows, load_vocabulary(self.vocab_file)):

@@ -27,7 +27,7 @@ from mlbert.store import nvidia, tfrecord
 from mlbert.store.base import StoreInfo
 from mlbert.store.bins import BINS, describe_bins, read_bins
 from mlbert.store.checks import mask_problems, pack_problems, row_problems
-from mlbert.store.checksums import CHECKSUMS, file_xxh3, read_checksums, write_checksums
+from mlbert.store.checksums import CHECKSUMS, check_complete, file_xxh3, read_checksums, write_checksums
 from mlbert.store.content import keep_digests, name_of, state_of
 from mlbert.store.manifest import MANIFEST, file_md5, file_sha256, read_manifest
 from mlbert.store.nvidia_folder import bins_of, list_shards
@@ -310,6 +310,7 @@ def _plan(folder: Path) -> tuple[StoreInfo | None, list[FileJob], list[str]]:
 def _with_sums(folder: Path, jobs: list[FileJob]) -> list[FileJob]:
     """The jobs with what the list of the folder says of their files."""
     listed = read_checksums(folder) if folder.is_dir() else {}
+    check_complete(folder, listed, [name_of(folder, job.path) for job in jobs])
     return [replace(job, xxh3=listed.get(name_of(folder, job.path), "")) for job in jobs]
 
 

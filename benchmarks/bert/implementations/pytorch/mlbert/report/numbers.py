@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from mlbert.report.results import Result
 from mlbert.report.runs import Run
+from mlbert.report.tables import meaning, time_to_train, verdict
 
 
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -16,10 +18,13 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
     return [
         {
             "system": result.system.name,
-            "folder": str(result.system.folder),
+            "folder": os.fsencode(result.system.folder).decode(errors="replace"),
+            "time_to_train": time_to_train(result),
+            "meaning": meaning(result),
+            "verdict": verdict(results),
             "division": result.logged("submission_division"),
             "olympic_mean_seconds": _known(result.olympic_seconds),
-            "score_factor": result.scaling,
+            "score_factor": _known(result.scaling),
             "runs_converged": result.num_converged,
             "target_accuracy": result.target,
             "global_batch_size": result.batch,

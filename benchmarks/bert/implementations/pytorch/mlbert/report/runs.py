@@ -15,6 +15,7 @@ from mlbert.submission.result_set import is_number
 from mlbert.submission.run_numbers import samples_to_target
 from mlbert.submission.run_view import setting
 
+_MOST, _MOST_SECONDS = 1e15, 1e9  # of what a run counts, and of its time
 Points = Sequence[tuple[float, float]]
 
 
@@ -101,8 +102,8 @@ class Run:
 
 
 def number(value: object) -> float | None:
-    """A plain, finite number, or None."""
-    return float(value) if is_number(value) else None
+    """A plain number that a figure can show, or None."""
+    return float(value) if is_number(value) and abs(value) < _MOST else None
 
 
 def read_run(source: Source) -> Run:
@@ -135,11 +136,11 @@ def _target(source: Source) -> float | None:
 
 
 def _between(first: Event | None, second: Event | None) -> float | None:
-    """Seconds between two events; None where one is missing or the clock went back."""
+    """Seconds between two events; None where one is missing, the clock went back or tells more than 30 years."""
     if first is None or second is None:
         return None
     seconds = (second.time_ms - first.time_ms) / 1000
-    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+    return seconds if 0 <= seconds < _MOST_SECONDS else None
 
 
 def _evaluations(log: Log, start: Event | None) -> list[Evaluation]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import read_plain
+from mlbert.core.json_files import parse_json
 from mlbert.core.rules import BENCHMARK
 from mlbert.submission.logs import Log, read_log
+from mlbert.submission.result_set import is_number
 from mlbert.submission.run_files import run_file
 
 RESULT_PATTERN = "result_*.txt"
@@ -93,7 +96,7 @@ def _read_system(name: str, folder: Path, logs: list[Path]) -> System:
             break
     baselines = _read_object(folder / "data" / "baselines.json", notes)
     accuracies = {predictor: baselines.get(f"{predictor}_accuracy") for predictor in _PREDICTORS}
-    known = {name: float(value) for name, value in accuracies.items() if isinstance(value, float)}
+    known = {name: float(value) for name, value in accuracies.items() if is_number(value) and 0 <= value <= 1}
     return System(name, folder, sources, facts, tree, known, tuple(notes))
 
 
@@ -119,11 +122,11 @@ def _read_source(path: Path, notes: list[str]) -> Source:
 
 def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
     """A JSON object; empty where there is none, with a note where the file is damaged."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return {}
-    except (OSError, ValueError, RecursionError):
+    try:
+        value = parse_json(read_plain(path, ""), finite=False)
+    except ValueError:  # UserError among them
         value = None
     if isinstance(value, dict):
         return value
@@ -134,15 +137,15 @@ def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
 def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """The objects of a file with one JSON object a line."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        lines = read_plain(path, "").splitlines()
+    except UserError:
         notes.append(f"{_place(path)} cannot be read and is left out")
         return []
     found: list[dict[str, Any]] = []
     for line in lines:
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
+            value = parse_json(line, finite=False)
+        except ValueError:
             continue
         if isinstance(value, dict):
             found.append(value)

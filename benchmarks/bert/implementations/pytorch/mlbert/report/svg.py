@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -62,7 +63,9 @@ def draw(name: str, title: str, description: str, size: tuple[float, float], pai
         **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), colour("muted")),
         **dict.fromkeys(("axes.edgecolor", "grid.color"), colour("grid")),
     }
-    with matplotlib.rc_context({**_SETTINGS, **colours, "svg.hashsalt": name}):
+    with matplotlib.rc_context({**_SETTINGS, **colours, "svg.hashsalt": name}), warnings.catch_warnings():
+        # The page's font has letters that matplotlib's own has not.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure = Figure(figsize=(size[0] / _POINTS_PER_INCH, size[1] / _POINTS_PER_INCH))
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()

@@ -6,7 +6,6 @@ import math
 
 MINUTE, HOUR = 60.0, 3600.0
 _LONGEST_NAME = 26
-_MOST_HOURS, _MOST = 1e6, 1e15  # beyond, numbers are told by their power of ten
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
@@ -25,17 +24,13 @@ def duration(seconds: float | None) -> str:
     if round(seconds, 1) < HOUR:
         minutes, rest = divmod(round(seconds, 1), MINUTE)
         return f"{minutes:.0f} min {rest:.1f} s"
-    if seconds > _MOST_HOURS * HOUR:
-        return f"{seconds / HOUR:.3g} h"
     hours, minutes = divmod(round(seconds / MINUTE), 60)
     return f"{hours:,d} h {minutes} min"
 
 
 def count(value: float | None, digits: int = 0) -> str:
     """A number with thousands separated; a dash for none."""
-    if value is None:
-        return "-"
-    return f"{value:,.{digits}f}" if abs(value) < _MOST else f"{value:.3g}"
+    return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def speed(value: float | None) -> str:
@@ -49,7 +44,8 @@ def percent(value: float) -> str:
 
 
 def shorten(name: str, longest: int = _LONGEST_NAME) -> str:
-    """A name that fits beside a figure: its middle is left out."""
+    """A name that fits beside a figure: its middle is left out, control characters are replaced."""
+    name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
     if len(name) <= longest:
         return name
     head = longest // 2

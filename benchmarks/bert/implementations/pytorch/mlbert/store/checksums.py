@@ -16,7 +16,7 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from mlbert.store.documents import plain_size, read_plain, reading
 from mlbert.store.manifest import REMAKE, SHARD_NAME, Manifest, file_sha256, write_atomically
 
 CHECKSUMS = "checksums.xxh3"
-_LINE = re.compile(r"([0-9a-f]{32})  (.+)")
+_LINE = re.compile(r"([0-9a-f]{32})  ((?!.*\.\.)[^/\0-\x1f][^\0-\x1f]*)")
 _PIECE = 1 << 20  # bytes read at a time: small enough for a processor's cache
 _LOWEST_PRIORITY = 19
 _NETWORK = re.compile(r"nfs4?|lustre|gpfs|ceph|cifs|smb3|beegfs|wekafs|glusterfs|orangefs|pvfs2|afs|9p|virtiofs|fuse.*")
@@ -60,6 +60,27 @@ def read_checksums(folder: Path) -> dict[str, str]:
     if not found or len(found) != len(lines):
         raise UserError(path, "is not a list of checksums", f"Restore or remove it: {remake_list(folder)}")
     return found
+
+
+def listed_sums(folder: Path) -> list[FileSum]:
+    """What the list of a set of any kind says of its files. Raises UserError as `read_checksums`."""
+    found = read_checksums(folder) if folder.is_dir() else {}
+    return [FileSum(folder / name, xxh3, "") for name, xxh3 in sorted(found.items())]
+
+
+def check_listed(path: Path, folder: Path) -> None:
+    """Raises UserError where a file of ``folder`` is not the listed one; one without a list passes."""
+    for file in listed_sums(folder):
+        if file.path == path and (problem := file.problem()):
+            raise problem
+
+
+def check_complete(folder: Path, listed: Collection[str], names: Collection[str]) -> None:
+    """Make sure that a list, where there is one, has just these files. Raises UserError."""
+    if listed and set(listed) != set(names):
+        wrong = min(set(listed) ^ set(names))
+        what = "names" if wrong in listed else "does not name"
+        raise UserError(folder / CHECKSUMS, f"{what} {wrong}", f"Restore or remove it: {remake_list(folder)}")
 
 
 def remake_list(folder: Path) -> str:
@@ -151,7 +172,10 @@ class FileChecks:
                     self._thread = None
                     return
                 file = self._waiting.popleft()
-            self._problem = file.problem()
+            try:
+                self._problem = file.problem()
+            except Exception as error:  # whatever it is, `finish` must not wait for a thread that is gone
+                self._problem = UserError(file.path, f"cannot be checked ({error!r})", REMAKE)
 
 
 def sharers(folder: Path, rank: int, world_size: int, local_rank: int, local_world_size: int) -> tuple[int, int]:
@@ -193,4 +217,5 @@ def file_sums(manifest: Manifest) -> list[FileSum]:
     folder = manifest.path.parent
     listed = read_checksums(folder)
     entries = [(str(entry["file"]), str(entry["sha256"])) for entry in manifest.shards]
+    check_complete(folder, listed, [name for name, _ in entries])
     return [FileSum(folder / name, listed.get(name, ""), sha256) for name, sha256 in entries]

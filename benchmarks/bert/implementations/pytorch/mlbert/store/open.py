@@ -13,7 +13,7 @@ from mlbert.core.errors import UserError
 from mlbert.core.rules import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BINS, BinnedStore, describe_bins, open_bins
-from mlbert.store.checksums import FileChecks
+from mlbert.store.checksums import FileChecks, listed_sums
 from mlbert.store.documents import reading
 from mlbert.store.manifest import MANIFEST, SHARD_NAME, file_sha256, no_folder, read_manifest
 from mlbert.store.prepared import ShardSet, info_of
@@ -66,14 +66,20 @@ def check_opened(known: StoreInfo, found: StoreInfo) -> None:
 
 def open_store(folder: Path | str, verify: bool | None = None, checks: FileChecks | None = None) -> Store:
     """Open the set in ``folder``, whatever its kind; ``verify`` and ``checks`` say when prepared sets are re-read and
-    every value is checked, see `mlbert.store.prepared.ShardSet.open`. Raises UserError as `describe`, and where a file
-    is missing or damaged."""
+    every value is checked, see `mlbert.store.prepared.ShardSet.open`. Files of other kinds are compared with the list
+    that `mlbert prepare verify` left. Raises UserError as `describe`, and where a file is missing or damaged."""
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         return ShardSet.open(folder, verify, checks)
     if (folder / BINS).exists():
         return open_bins(folder, verify, checks)
-    return _foreign(folder).open_folder(folder)
+    store = _foreign(folder).open_folder(folder)
+    for number, file in enumerate(listed_sums(folder)):
+        if checks is not None:
+            checks.add(number, file)
+        elif verify is not False and (problem := file.problem()):
+            raise problem
+    return store
 
 
 def in_memory(store: Store) -> Store:

@@ -9,13 +9,13 @@ the numbers have to be equal up to `ACCURACY` and `SAMPLES`.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlbert.core.metrics_file import read_points
 from mlbert.submission.logs import Log
 from mlbert.submission.run_files import run_file
 from mlbert.submission.run_numbers import samples_per_second, samples_to_target
@@ -113,5 +113,5 @@ def _losses(log: Log, repeated: Log) -> str:
 def _loss_of_steps(metrics: Path | None) -> dict[int, float]:
     if metrics is None:
         return {}
-    points = (json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines())
-    return {point["step"]: point["loss"] for point in points if point.get("kind") == "step"}
+    points, _ = read_points(metrics)
+    return {point["step"]: point["loss"] for point in points if point["kind"] == "step"}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import json
 from functools import lru_cache
 from pathlib import Path
 
+from mlbert.core.errors import UserError
+from mlbert.core.files import read_plain
+from mlbert.core.json_files import read_json
 from mlbert.core.mllog import constants
 from mlbert.core.provenance import SOURCE_STATEMENT, git_state, tree_digest
 from mlbert.submission.history import git, has_commit
@@ -74,8 +76,8 @@ class Sources:
         if self._commit is not None:
             return _shown(self.tree, self._commit, name)
         try:
-            return (self.tree / name).read_text(encoding="utf-8", errors="replace")
-        except OSError:
+            return read_plain(self.tree / name, "").decode(errors="replace")
+        except UserError:
             return None
 
     def line(self, name: str, number: int) -> str | None:
@@ -145,8 +147,8 @@ def terminal_name(node: ast.expr) -> str | None:
 def _stated_digests(tree: Path) -> dict[str, str]:
     """File name to SHA-256 as an export's source.json states them; empty without one."""
     try:
-        files = json.loads((tree / SOURCE_STATEMENT).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        files = read_json(tree / SOURCE_STATEMENT, "")["files"]
+    except (UserError, KeyError):
         return {}
     return {str(name): str(digest) for name, digest in files.items()} if isinstance(files, dict) else {}
 

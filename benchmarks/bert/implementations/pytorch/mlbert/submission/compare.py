@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
+from mlbert.core.json_files import parse_json, read_json
 from mlbert.core.rules import BENCHMARK, olympic_mean
 from mlbert.core.settings import settings_by_env
 from mlbert.submission.history import changed_files, has_commit, num_commits
@@ -150,11 +150,7 @@ def _system_of(folder: Path) -> dict[str, Any] | None:
     path = folder.parents[2] / "systems" / f"{folder.parent.name}.json"
     if not path.is_file():
         return None
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(path, f"is no JSON ({error})", "Mend or remove it") from None
-    return facts if isinstance(facts, dict) else None
+    return read_json(path, "Mend or remove it")
 
 
 def _facts_that_differ(a: Side, b: Side) -> tuple[list[Difference], list[Difference], list[Difference]]:
@@ -187,7 +183,7 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """A dictionary, also as JSON text, item by item; anything else as it is."""
     if isinstance(value, str) and value.startswith("{"):
         with contextlib.suppress(ValueError):
-            value = json.loads(value)
+            value = parse_json(value)
     if isinstance(value, dict):
         for name, item in value.items():
             yield f"{key}: {name}", item

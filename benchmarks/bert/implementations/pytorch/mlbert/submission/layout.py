@@ -97,6 +97,6 @@ def read_system(path: Path) -> dict[str, object]:
     try:
         text = path.read_text(encoding="utf-8")
         system = {} if is_too_deep(text) else json.loads(text)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return system if isinstance(system, dict) else {}

@@ -18,6 +18,7 @@ _TOKEN = ":::MLLOG "
 _MS_PER_MINUTE = 60_000
 _MAX_BYTES = 50 * 2**20  # what the repository checker allows for a file
 _MAX_CHARACTERS = 50_000
+_MAX_LONG_LINES = 30  # of so many characters; of shorter ones more, by the square of their length
 _MAX_DEPTH = 100
 _OURS = ("configuration", "recipe")
 _OUR_PACKAGES = ("/mlbert/", "/tf2_bert/")
@@ -108,6 +109,7 @@ def unfit(path: Path) -> str | None:
     They take a time that grows with the square of what follows the token of a line: 50,000 characters take a second,
     100,000 four. Raises OSError.
     """
+    squares = 0
     if path.stat().st_size > _MAX_BYTES:
         return f"is larger than {_MAX_BYTES // 2**20} MB"
     with path.open(encoding="latin-1") as lines:
@@ -115,6 +117,9 @@ def unfit(path: Path) -> str | None:
             _, token, text = line.partition(_TOKEN.strip())
             if token and len(text) > _MAX_CHARACTERS:
                 return f"has {len(text)} characters in line {number}, more than {_MAX_CHARACTERS}"
+            squares += len(text) ** 2
+            if squares > _MAX_LONG_LINES * _MAX_CHARACTERS**2:
+                return f"has too many long lines, up to line {number}"
     return None
 
 

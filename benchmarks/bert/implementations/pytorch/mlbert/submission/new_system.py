@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mlbert.core.config_files import check_exports, parse_config_name
 from mlbert.core.errors import UserError
+from mlbert.core.json_files import read_json
 from mlbert.store.manifest import write_atomically
 from mlbert.submission.hardware import NOT_THERE
 from mlbert.submission.templates import FIELDS, FOLDER, MARK, template
@@ -145,7 +146,7 @@ def _without_accelerators(tree: Path, other: str) -> bool:
     for folder in (tree / "systems", tree / "systems" / FOLDER):
         path = folder / f"{other}.json"
         if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8")).get("accelerators_per_node") == "0"
+            return read_json(path, "Mend it").get("accelerators_per_node") == "0"
     return False
 
 

@@ -8,6 +8,7 @@ table (`mlbert.submission.keys`); a value that differs from its setting is a bro
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import json
 import re
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.config_files import unknown_name
+from mlbert.core.errors import UserError
+from mlbert.core.files import read_plain
 from mlbert.core.provenance import PACKAGE_HOME, recipe_file
 from mlbert.core.settings import train_settings
 from mlbert.submission.call_sites import Sources, is_key, line_of
@@ -163,6 +166,7 @@ class Tracer:
 
     def _text(self, name: str) -> str | None:
         """A file of the tree, or one outside of it where it still lies."""
-        if Path(name).is_absolute() and Path(name).is_file():
-            return Path(name).read_text(encoding="utf-8", errors="replace")
+        if Path(name).is_absolute():
+            with contextlib.suppress(UserError):
+                return read_plain(Path(name), "").decode(errors="replace")
         return self.sources.text(name)

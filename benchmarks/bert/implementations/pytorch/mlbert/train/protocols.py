@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from mlbert.core.bert_config import BertConfig
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.world import World
 from mlbert.feed.batch import Batch
@@ -290,11 +291,13 @@ class Inputs(Protocol):
     """What is known of a run's inputs before a sample is read.
 
     Attributes:
+        shape: of the model.
         train_data, eval_data: identities of the data sets.
         max_sequence_length: of the training set, tokens.
         sequences_per_pack: of the training set's packs; None: it takes packing to know.
     """
 
+    shape: BertConfig
     train_data: str
     eval_data: str
     max_sequence_length: int

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import mlbert
 from mlbert.cli.mosaic_bert.leaves import Layer, Leaves
 from mlbert.cli.mosaic_bert.starting_weights import start_path
 from mlbert.core.durations import Durations
 from mlbert.core.errors import UserError
 from mlbert.core.nested_yaml import Value
+from mlbert.core.provenance import shipped
 
-CONFIGS = Path(mlbert.__file__).parents[1] / "configs"
+CONFIGS = shipped("configs")
 # pretrained_model_name -> shape; MosaicBERT's own differences are options on top.
 SHAPES = {
     "bert-base-uncased": "base.json",

@@ -37,13 +37,14 @@ class Plan:
         vocab_size: entries at most of a tokenizer that is trained.
         length: tokens of a sequence.
         settings: fields of `mlbert.core.settings.TrainConfig`, JSON-able.
-        decay: share of the time over which the rate falls.
+        warmup, decay: shares of the time over which the rate rises and falls.
         shape: values of bert_config.json; its vocab_size becomes that of the tokenizer.
     """
 
     vocab_size: int
     length: int
     settings: Mapping[str, Any]
+    warmup: float
     decay: float
     shape: Mapping[str, Any]
 
@@ -64,7 +65,7 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
 
     tokens = num_bytes // BYTES_A_TOKEN
     choice = pretrain_rules.choose(tokens, seconds, size, cores, tokens_per_second)
-    rate, length, shape = choice.learning_rate, choice.sequence_length, _shape_of(choice)
+    rate, length, shape = choice.learning_rate, choice.sequence_length, choice.config(choice.shape.vocabulary)
     init: str | None = None
     if start is not None:
         folder, shape = start
@@ -75,8 +76,7 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
         "max_seq_length": length,
         "train_batch_size": choice.sequences,
         "learning_rate": rate,
-        "warmup_steps": choice.warmup,
-        "optimizer": "adamw",
+        "optimizer": "stableadamw",
         "opt_lamb_beta_1": choice.betas[0],
         "opt_lamb_beta_2": choice.betas[1],
         "opt_epsilon": choice.epsilon,
@@ -86,31 +86,20 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
         "masking_rate": choice.mask_rate,
         "eval_masking_rate": choice.eval_mask_rate,
     }
-    return Plan(choice.shape.vocabulary, length, settings, choice.decay / choice.updates, json.loads(shape.to_json()))
-
-
-def _shape_of(choice: pretrain_rules.Choice) -> BertConfig:
-    shape = choice.shape
-    return BertConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        intermediate_size=shape.intermediate,
-        hidden_act="gelu_erf",
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        initializer_range=choice.initializer_range,
-        layer_norm_eps=1e-5,
-        position_embedding_type="rotary",
-        norm_position="pre",
-        gated_mlp=True,
+    return Plan(
+        vocab_size=choice.shape.vocabulary,
+        length=length,
+        settings=settings,
+        warmup=choice.warmup / choice.updates,
+        decay=choice.decay / choice.updates,
+        shape=json.loads(shape.to_json()),
     )
 
 
-def pace_of(seconds: float, decay: float) -> Pace:
+def pace_of(seconds: float, plan: Plan) -> Pace:
     """How a run of so many seconds goes by the clock."""
-    return Pace(seconds, decay, max(LEAST_EVALUATION_SECONDS, seconds / EVALUATIONS), SAVE_SECONDS)
+    every = max(LEAST_EVALUATION_SECONDS, seconds / EVALUATIONS)
+    return Pace(seconds, plan.warmup, plan.decay, every, SAVE_SECONDS)
 
 
 def resolve_settings(

@@ -41,6 +41,7 @@ def check_accuracies(results: ResultSet) -> Complaints:
         yield from _flat(log, evaluations)
         yield from _target(log, results.wanted_division == "closed")
         yield from _end(log, evaluations)
+        yield from _guessed(log, evaluations)
     yield from _shares([log for log in results.logs if is_ours(log)])
 
 
@@ -85,9 +86,6 @@ def _target(log: Log, is_closed: bool) -> Complaints:
     if (is_closed or log.value("submission_division") == "closed") and configured < TARGET_MLM_ACCURACY:
         text = f"line {event.line}: TARGET_MLM_ACCURACY is {configured}, closed wants {TARGET_MLM_ACCURACY}"
         yield error(log, text, _ENDS_AT_TARGET)
-    elif configured < _TRIVIAL_TARGET:
-        text = f"{log.path.name}: line {event.line}: TARGET_MLM_ACCURACY {configured} is reached by guessing"
-        yield Complaint(Outcome.WARN, text)
 
 
 def _end(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
@@ -96,9 +94,9 @@ def _end(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
         return
     last = evaluations[-1]
     if target is None:
-        if log.status == "success" and (len(evaluations) == 1 or last.accuracy < _TRIVIAL_TARGET):
-            text = f"{log.path.name}: {last.where}: success at accuracy {last.accuracy:.4g}"
-            yield Complaint(Outcome.WARN, f"{text}, evaluation {len(evaluations)}; the target is not known")
+        if log.status == "success" and len(evaluations) == 1:
+            text = f"{log.path.name}: {last.where}: success at the very first evaluation"
+            yield Complaint(Outcome.WARN, f"{text}; the target is not known")
         return
     hits = [one for one in evaluations if one.accuracy >= target]
     sure = Outcome.ERROR if is_ours(log) else Outcome.WARN  # another program may evaluate while it trains on
@@ -115,6 +113,19 @@ def _end(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
         stop = log.first("run_stop")
         text = f"{log.path.name}: line {stop.line if stop else '?'}: aborted, but {hits[0].where} reached {target}"
         yield Complaint(sure, text, _ENDS_AT_TARGET)
+
+
+def _guessed(log: Log, evaluations: Sequence[Evaluation]) -> Complaints:
+    """A target, or the accuracy of a success, that guessing the most frequent token reaches."""
+    configured, logged = setting(log, "TARGET_MLM_ACCURACY"), log.value("target_accuracy")
+    for target, event in ((configured, log.first("configuration")), (logged, log.first("target_accuracy"))):
+        if is_number(target) and target < _TRIVIAL_TARGET and event is not None:
+            text = f"{log.path.name}: line {event.line}: a target of {target:.4g} is reached by guessing"
+            yield Complaint(Outcome.WARN, text)
+            break
+    if log.status == "success" and evaluations and evaluations[-1].accuracy < _TRIVIAL_TARGET:
+        text = f"{log.path.name}: {evaluations[-1].where}: success at accuracy {evaluations[-1].accuracy:.4g}"
+        yield Complaint(Outcome.WARN, f"{text}, which guessing reaches")
 
 
 def _shares(logs: Sequence[Log]) -> Complaints:

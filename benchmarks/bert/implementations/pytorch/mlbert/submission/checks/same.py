@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from mlbert.core.json_files import parse_json
 from mlbert.core.settings import settings_by_env
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import is_hyperparameter
@@ -118,7 +119,7 @@ def _comparable(key: str, value: Any) -> Any:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text
 

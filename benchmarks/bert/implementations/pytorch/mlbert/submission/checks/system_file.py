@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlbert.core.files import read_plain
 from mlbert.core.provenance import TENSORFLOW2
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import DISTRIBUTIONS_OF
@@ -146,7 +147,7 @@ def _description(results: ResultSet) -> _Description:
     path = results.system_file
     text = ""
     if path is not None and path.is_file():
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_plain(path, "Mend it").decode(errors="replace")
     name = f"systems/{path.name}" if path is not None else "system description"
     strict = Outcome.ERROR if any(map(is_ours, results.logs)) else Outcome.WARN
     return _Description(results.system, name, text.splitlines(), strict)
@@ -162,7 +163,7 @@ def _doubled(told: _Description) -> Iterable[Complaint]:
 
     try:
         json.loads("\n".join(told.lines), object_pairs_hook=keep)
-    except ValueError:
+    except (ValueError, RecursionError):
         return  # told by the official checker
     values: dict[str, list[Any]] = {}
     for key, value in pairs:

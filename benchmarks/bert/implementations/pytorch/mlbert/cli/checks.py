@@ -1,0 +1,69 @@
+"""What ``mlbert train --print-config`` looks at besides settings: what may end a run before its first step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from mlbert.core.config import environment
+from mlbert.core.errors import UserError
+from mlbert.core.run_folder import RunFolder
+from mlbert.core.settings import TrainConfig
+from mlbert.core.starting_weights import weights_file
+from mlbert.dist.world import World
+from mlbert.models.load import read_file
+from mlbert.models.renaming import own_state, parameters_in
+from mlbert.train.experiment import threads_per_rank
+from mlbert.train.protocols import Recipe
+
+
+def check_run(config: TrainConfig, recipe: Recipe, say: Callable[[str], None]) -> None:
+    """Opens the data, reads the shape and the starting weights, looks at the folders and threads; says what was found.
+
+    Nothing is written. What only the machine that trains can tell (its GPUs, its memory) is not asked.
+
+    Raises:
+        UserError: the first problem; the others have been said.
+    """
+    problems: list[UserError] = []
+
+    def check(name: str, look: Callable[[], str]) -> None:
+        try:
+            say(f"{name}: {look()}")
+        except UserError as error:
+            problems.append(error)
+            say(f"{name}: PROBLEM {error}")
+
+    say("checks:")
+    check("data and model shape", lambda: _data(config, recipe))
+    if config.init_checkpoint is not None:
+        check("starting weights", lambda: _weights(config, recipe))
+    check("run folder", lambda: _folder(config))
+    check("threads", lambda: str(threads_per_rank(config, World.identify(environment()))))
+    if problems:
+        raise problems[0]
+
+
+def _data(config: TrainConfig, recipe: Recipe) -> str:
+    inputs = recipe.inspect(config)
+    if inputs.train_data == inputs.eval_data and not config.synthetic_data:
+        return f"{inputs.train_data}; warning: EVALDIR is the training set"
+    return f"{inputs.train_data}, evaluation {inputs.eval_data}"
+
+
+def _weights(config: TrainConfig, recipe: Recipe) -> str:
+    assert config.init_checkpoint is not None
+    file = weights_file(config.init_checkpoint)
+    weights, shape = read_file(file), recipe.inspect(config).shape
+    report = own_state(weights.tensors, shape, str(file), parameters_in(weights.tensors, shape))[1]
+    return " ".join([str(file), *report.warnings(file)])
+
+
+def _folder(config: TrainConfig) -> str:
+    paths = RunFolder.of(config)
+    if (paths.folder / "summary.json").exists():
+        raise UserError(paths.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it")
+    there = next(path for path in (paths.folder.absolute(), *paths.folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(there, "cannot be written", "Set LOGDIR to a writable folder")
+    return f"{paths.folder}, not made yet" if there != paths.folder.absolute() else str(paths.folder)

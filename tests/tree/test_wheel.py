@@ -1,0 +1,71 @@
+"""An install that is not editable works outside the tree: model shapes and C kernels come with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from training_settings import SETTINGS
+
+HOME = "benchmarks/bert/implementations/pytorch"
+
+
+@pytest.fixture(scope="module")
+def site(tree_root: Path, tracked: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a wheel of the tracked files installs."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source, names = folder / "source", (f"{HOME}/mlbert", f"{HOME}/c", "benchmarks/bert/implementations/tensorflow2")
+    for path in tracked:
+        name = path.relative_to(tree_root).as_posix()
+        if name.startswith(names) or name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, source / name)
+    command = [sys.executable, "-m", "pip", "wheel", ".", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    subprocess.run(command, cwd=source, check=True)
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        wheel.extractall(folder / "site")
+    return folder / "site"
+
+
+def train(site: Path, folder: Path, **variables: str) -> tuple[str, dict]:
+    values = {**SETTINGS, "bert_config_file": site / "mlbert/configs/tiny.json", "output_dir": folder, "max_steps": 2}
+    words = [f"{name}={value}" for name, value in values.items()]
+    done = subprocess.run(
+        [sys.executable, "-m", "mlbert", "train", *words, "ops=auto"],
+        cwd=site.parent,
+        env={**os.environ, "PYTHONPATH": str(site), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]  # two steps reach no target
+    return done.stdout, json.loads((folder / "run_0/config.json").read_text())["provenance"]
+
+
+def test_everything_that_the_code_reads_is_installed(site: Path, tree_root: Path, tracked: list[Path]) -> None:
+    for name in ("configs", "csrc"):
+        wanted = {path.relative_to(tree_root / HOME) for path in tracked if tree_root / HOME / name in path.parents}
+        assert wanted
+        assert {
+            path.relative_to(site / "mlbert") for path in (site / "mlbert" / name).rglob("*") if path.is_file()
+        } == wanted
+
+
+def test_an_installed_package_trains_with_its_c_kernels(site: Path, tmp_path: Path) -> None:
+    out, provenance = train(site, tmp_path / "out")
+    assert "ops" in provenance["native_libraries"]
+    assert "C kernels" not in out
+
+
+def test_without_a_compiler_it_trains_and_says_once_what_to_install(site: Path, tmp_path: Path) -> None:
+    out, provenance = train(site, tmp_path / "out", PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
+    assert not provenance["native_libraries"]
+    assert out.count("Install gcc") == 1
+    assert "C kernels are not used, which is slower" in out
