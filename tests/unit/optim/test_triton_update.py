@@ -85,8 +85,11 @@ def test_runs_are_bit_equal(make_flat: MakeFlat, method: type[CompiledOptimizer]
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@each_method
+@pytest.mark.parametrize(
+    ("method", "bad"),
+    # The norm that tells it is one kernel for all methods, the update is each method's own.
+    [*((method, float("nan")) for method in METHODS), (Lamb, float("inf")), (Lamb, -float("inf"))],
+)
 def test_a_gradient_that_is_not_finite_changes_nothing(
     make_flat: MakeFlat, method: type[CompiledOptimizer], bad: float
 ) -> None:
