@@ -17,7 +17,7 @@ def fill_mask(
         Path, typer.Argument(metavar="MODEL", help="LOGDIR, a run_<i>, its checkpoints/step_<n>, or a model's folder.")
     ],
     texts: Annotated[
-        list[str], typer.Argument(metavar="TEXT...", help="A sentence with [MASK] in place of one word, or several.")
+        list[str], typer.Argument(metavar="TEXT", help="A sentence with [MASK] in place of one word, or several.")
     ],
     top: Annotated[int, typer.Option(help="Guesses.", min=1, max=1000)] = 5,
 ) -> None:

@@ -68,7 +68,9 @@ def local(
     script: Annotated[list[str], typer.Argument(metavar="SCRIPT", help="A Python file and its arguments.")],
     nproc: Annotated[
         int | None,
-        typer.Option("-n", "--nproc", envvar="LOCAL_WORLD_SIZE", help="Ranks of this node; else one a GPU.", min=1),
+        typer.Option(
+            "-n", "--nproc", envvar="LOCAL_WORLD_SIZE", help="Ranks of this node; else one a GPU.", min=1, max=1024
+        ),
     ] = None,
     world_size: Annotated[int | None, typer.Option("--world_size", envvar="WORLD_SIZE", help="Of all nodes.")] = None,
     node_rank: Annotated[int, typer.Option("--node_rank", envvar="NODE_RANK", help="This node's number.")] = 0,

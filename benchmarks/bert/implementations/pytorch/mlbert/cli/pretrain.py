@@ -58,7 +58,7 @@ class Size(StrEnum):
 def pretrain(
     texts: Annotated[
         list[Path],
-        typer.Argument(metavar="TEXT...", help="Files (txt, md, jsonl, also .gz), folders, or sets of datasets."),
+        typer.Argument(metavar="TEXT", help="Files (txt, md, jsonl, also .gz), folders, or sets of datasets."),
     ],
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the run; called again, it goes on.")

@@ -24,7 +24,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def report(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="DIR|LOG...", help="LOGDIRs, systems' results, trees, or MLPerf logs.")
+        list[Path], typer.Argument(metavar="DIR|LOG", help="LOGDIRs, systems' results, trees, or MLPerf logs.")
     ],
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report with figures, as a page.")] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,

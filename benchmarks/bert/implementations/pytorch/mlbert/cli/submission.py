@@ -51,7 +51,7 @@ class Framework(StrEnum):
 def check_command(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH...", help="Trees, systems in results/, folders of result_*.txt, or logs."),
+        typer.Argument(metavar="PATH", help="Trees, systems in results/, folders of result_*.txt, or logs."),
     ],
     division: Annotated[Division | None, typer.Option(help="Division that everything has to name.")] = None,
     json_file: Annotated[

@@ -18,7 +18,7 @@ from mlbert.core.bert_config import BertConfig
 from mlbert.core.config import Resolved, resolve
 from mlbert.core.progress import Pace
 from mlbert.ops.peak import gemm_peak_flops
-from mlbert.ops.precision import compute_dtype
+from mlbert.ops.precision import compute_dtype, small_model_precision
 
 BYTES_A_TOKEN = 4  # of English text, about
 SHARE_OF_PEAK = 0.3  # of the measured matrix-product rate, that training reaches about
@@ -58,7 +58,8 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
-    speed = SHARE_OF_PEAK * gemm_peak_flops(compute_dtype("auto", device), device)
+    precision = small_model_precision(device)
+    speed = SHARE_OF_PEAK * gemm_peak_flops(compute_dtype(precision, device), device)
 
     def tokens_per_second(shape: pretrain_rules.Shape) -> float:
         return speed / shape.flops_a_token
@@ -72,6 +73,7 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
         init, rate, length = str(folder.resolve()), CONTINUED * rate, min(length, shape.max_position_embeddings)
     settings = {
         "recipe": _RECIPE,
+        "precision": precision,
         "init_checkpoint": init,
         "max_seq_length": length,
         "train_batch_size": choice.sequences,
