@@ -122,6 +122,7 @@ def test_config_option_suffix_and_vocabulary(tmp_path, copied, mlbert, shape):
     assert {path.name for path in (tmp_path / "ours").iterdir()} == {
         "bert_config.json",
         "model.safetensors",
+        "tokenizer_config.json",
         "vocab.txt",
     }
     assert BertConfig.from_json(tmp_path / "ours" / "bert_config.json") == shape

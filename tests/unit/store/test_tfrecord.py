@@ -340,7 +340,7 @@ def test_not_tfrecords(form, tmp_path, content, text, skip_bad):
 def test_missing_file_and_folder(tmp_path):
     with pytest.raises(UserError, match=r"absent: cannot be read \(No such file"):
         read(tmp_path / "absent")
-    with pytest.raises(UserError, match="Is a directory"):
+    with pytest.raises(UserError, match="is a folder"):
         read(tmp_path)
 
 

@@ -161,13 +161,16 @@ def resolve(
     files: list[Path] = [*given_files]
     for layer in [*_layers(recipe_defaults, environ, flags, yaml_files, overrides, files), given or {}]:
         chosen.update(layer)
-    required = [row for row in train_settings().values() if not row.optional]
-    if absent := [row for row in required if str(chosen.get(row.name, ("",))[0]).strip() == ""]:
-        raise missing(absent, environ.get("CONFIG_FILE", ""))
     values: dict[str, Any] = {}
+    absent: list[Setting] = []
     for name, row in train_settings().items():
-        value, origin = chosen.setdefault(name, (None, _NOT_SET))
-        values[name] = convert(row, value, origin)
+        value, origin = chosen.setdefault(name, (None if row.optional else "", _NOT_SET))
+        if not row.optional and str(value).strip() == "":
+            absent.append(row)
+        else:
+            values[name] = convert(row, value, origin)
+    if absent:
+        raise missing(absent, environ.get("CONFIG_FILE", ""))
     origins = {name: origin for name, (_, origin) in chosen.items()}
     config = TrainConfig(**values)
     validate(config)

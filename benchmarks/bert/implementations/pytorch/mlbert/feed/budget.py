@@ -77,13 +77,14 @@ class Budget:
 
         None where sequences are packed: batches are full then.
         """
-        if self.sequences * self.max_seqlen > self.tokens:
+        longest = self.sequences * self.max_seqlen  # `tokens` before it was rounded up
+        if longest > self.tokens:
             return ()
         smaller = []
         for part in PARTS:
             tokens = _rounded_up(math.ceil(part * self.tokens), TOKEN_MULTIPLE)
             # Rounding gives a sequence one masked token more than its share at most, see `of_packs`.
-            masked = math.ceil(self.masked * tokens / self.tokens) + self.sequences
+            masked = math.ceil(self.masked * tokens / longest) + self.sequences
             smaller.append(replace(self, tokens=tokens, masked=min(self.masked, _rounded_up(masked, MASKED_MULTIPLE))))
         return tuple(dict.fromkeys(budget for budget in smaller if budget.tokens < self.tokens))
 
