@@ -75,7 +75,9 @@ def test_the_page_leads_to_a_system(copy: Path, outputs: list[str]) -> None:
     assert "--gres=gpu:4" in (copy / FOLDER / "env.sh").read_text()
     plan = outputs[2]
     assert "global_batch_size 768 = BATCHSIZE 96 x 4 ranks x PACKING_FACTOR 2" in plan
-    assert "warning" not in plan
+    warnings = [line for line in plan.splitlines() if "warning" in line]
+    assert len(warnings) == 2, warnings
+    assert ["INIT_CHECKPOINT is none" in warnings[0], "SYNTH_DATA is yes" in warnings[1]] == [True, True]
     assert len(json.loads((copy / f"runs/{NAME}.json").read_text())) == 33
 
 

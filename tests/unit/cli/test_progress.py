@@ -62,4 +62,4 @@ def test_a_terminal_gets_a_bar_that_ends_full() -> None:
     ("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (3900, "1 h 05 min")]
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert module._duration(seconds) == text
+    assert module.short_duration(seconds) == text

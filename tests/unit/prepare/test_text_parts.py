@@ -65,7 +65,7 @@ def test_what_cannot_be_a_part(tmp_path):
     (folder / "empty_too").write_bytes(b"")
     paths = [folder / name for name in ("b", "a", "empty", "copy", "empty_too", "absent", "a", ".")]
     problems = ["", "", "holds no text", rf"has the same content as {folder}/a", "holds no text", "cannot be read"]
-    problems += [rf"has the same content as {folder}/a", "Is a directory"]
+    problems += [rf"has the same content as {folder}/a", "is a folder"]
     for path, problem in zip(paths, problems, strict=True):
         if problem:
             with pytest.raises(UserError, match=problem):
