@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 
+from mlbert.core.metrics_file import read_points
 from mlbert.report.marks import DOTTED, HEIGHT, WIDTH, Chart, Key, few_ticks
 from mlbert.report.page import Headline, Tile, environment
 from mlbert.report.svg import colour, draw
@@ -54,16 +54,7 @@ def own_text_page(
 
 
 def _points(metrics: Path, kind: str, name: str) -> Points:
-    """Of the lines that can be read."""
-    points: Points = []
-    for line in metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            value = json.loads(line)
-            if value["kind"] == kind:
-                points.append((float(value["seconds"]), float(value[name])))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
-    return points
+    return [(point["seconds"], point[name]) for point in read_points(metrics)[0] if point["kind"] == kind]
 
 
 def _chart(title: str, points: Points, baselines: Mapping[str, float]) -> Chart | None:
