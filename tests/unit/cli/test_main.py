@@ -126,6 +126,7 @@ def test_train_help_names_every_setting(capsys):
         (["train", "--print-config", "--samples-per-second=fast"], "'fast' is not a number"),
         (["submission", "new-system", "a-b", "--from", "h200_n1"], "no legal name"),
         (["report", "/nowhere"], "/nowhere"),
+        (["report", "/no\x1b[31mwhere"], "/no\N{REPLACEMENT CHARACTER}[31mwhere"),
         (["convert", "hf-to-torch", "/nowhere", "/tmp/mlbert-nowhere"], "/nowhere"),
         (["bench", "step", "--pairs", "1"], "--pairs"),
         (["bench", "step", "--config", "huge"], "huge"),

@@ -207,5 +207,7 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
 def _tell(text: str, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(f"mlbert: error: {' '.join(text.split())}", file=sys.stderr)
+    from mlbert.cli.output import printable  # names of files may hold anything
+
+    print(f"mlbert: error: {printable(' '.join(text.split()))}", file=sys.stderr)
     return WRONG_INPUT
