@@ -128,7 +128,7 @@ class Lifecycle:
                     yield
             except BaseException as error:
                 self._abort_on_rank_0(_reason(error))
-                if self.world.rank != 0 and isinstance(error, UserError):
+                if self.world.rank != 0 and self.watch.joined and isinstance(error, UserError):
                     raise SystemExit(LOST_RANK) from error  # rank 0 has told it
                 raise
 

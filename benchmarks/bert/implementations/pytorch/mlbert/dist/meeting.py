@@ -71,12 +71,12 @@ class Meeting:
             yield
             return
         begun, failure = time.monotonic(), None
-        with self._deadline(seconds + 3 * GRACE_SECONDS):
-            try:
+        try:
+            with self._deadline(seconds + 3 * GRACE_SECONDS):
                 yield
-            except (RuntimeError, OSError) as error:  # every failure of torch.distributed is one
-                failure = error
-            self._call_roll(name, max(seconds - (time.monotonic() - begun), 0.0) + GRACE_SECONDS)
+        except (RuntimeError, OSError) as error:  # every failure of torch.distributed is one
+            failure = error
+        self._call_roll(name, max(seconds - (time.monotonic() - begun), 0.0) + GRACE_SECONDS)
         if failure is not None:
             raise failure
 
@@ -97,36 +97,41 @@ class Meeting:
         return self._store
 
     def _call_roll(self, name: str, seconds: float, mistake: UserError | None = None) -> None:
-        world = self._world
+        world, told = self._world, None
         with self._deadline(seconds + GRACE_SECONDS):
             try:
                 calls = dist.PrefixStore(f"mlbert/{name}", self.store(seconds))
                 calls.set(str(world.rank), _packed(mistake))
                 calls.add("mistakes", int(mistake is not None))
                 if calls.add("arrivals", 1) == world.world_size:  # each rank waits for one key, not for one of each
-                    calls.set("end", "mistakes" if calls.add("mistakes", 0) else "all")
-                self._wait(calls, seconds, mistake)
-                end = calls.get("end")
-                if end == b"mistakes" and world.rank == 0:
-                    self._tell_mistakes(calls)
+                    calls.compare_set("end", "", "mistakes" if calls.add("mistakes", 0) else "all")
+                end, missing = self._wait(calls, seconds)
+                if missing:
+                    told = [mistake or self._wrong(missing)]
+                elif end == b"mistakes" and world.rank == 0:
+                    told = self._mistakes(calls)
             except dist.DistError as error:
                 reason = f"rank {world.rank} of {world.world_size} could not join: {str(error).splitlines()[0]}"
                 raise mistake or self._wrong(reason) from error
+        if told:
+            time.sleep(HEAR_SECONDS)
+            for other in told[:-1]:
+                print(f"mlbert: error: {other}", file=sys.stderr)
+            raise told[-1]
         if end != b"all":
             time.sleep(2 * HEAR_SECONDS)
             raise SystemExit(WRONG_INPUT)
 
-    def _wait(self, calls: dist.Store, seconds: float, mistake: UserError | None) -> None:
-        """Until the roll has an end; the first rank whose patience is at its own makes one."""
+    def _wait(self, calls: dist.Store, seconds: float) -> tuple[bytes, str]:
+        """How the roll ends; the first rank whose patience is at its own ends it, and hears who is missing."""
         try:
             calls.wait(["end"], timedelta(seconds=seconds))
         except dist.DistStoreError:
-            if calls.add("tellers", 1) > 1:
-                return
-            missing = self._missing(calls, seconds)
-            calls.set("end", "told")
-            time.sleep(HEAR_SECONDS)
-            raise mistake or self._wrong(missing) from None
+            if calls.add("tellers", 1) == 1:
+                missing = self._missing(calls, seconds)
+                end = calls.compare_set("end", "", "told")
+                return end, missing if end == b"told" else ""
+        return calls.get("end"), ""
 
     def _missing(self, calls: dist.Store, seconds: float) -> str:
         """Who has not answered the roll, in words."""
@@ -142,8 +147,8 @@ class Meeting:
         store = self.store(GRACE_SECONDS)
         return store.get(_host_key(rank)).decode(errors="replace") if store.check([_host_key(rank)]) else ""
 
-    def _tell_mistakes(self, calls: dist.Store) -> NoReturn:
-        """Raises what is wrong, each mistake once; of several the last, when the others are printed."""
+    def _mistakes(self, calls: dist.Store) -> list[UserError]:
+        """What is wrong on any rank, each mistake once."""
         found: dict[str, UserError] = {}
         for rank in range(self._world.world_size):
             packed = calls.get(str(rank)).decode()
@@ -151,11 +156,7 @@ class Meeting:
                 subject, reason, remedy = json.loads(packed)
                 place = f"rank {rank} on {self._host(rank)}: " if rank else ""
                 found[packed] = UserError(place + subject, reason, remedy)
-        time.sleep(HEAR_SECONDS)
-        *others, last = found.values()
-        for other in others:
-            print(f"mlbert: error: {other}", file=sys.stderr)
-        raise last
+        return list(found.values())
 
     def _wrong(self, reason: str) -> UserError:
         return UserError(

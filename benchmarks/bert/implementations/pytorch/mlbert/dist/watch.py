@@ -190,6 +190,11 @@ class Watch:
         finally:
             self.say_farewell()
 
+    @property
+    def joined(self) -> bool:
+        """This rank has told or can tell the others why it fails."""
+        return self._thread is not None
+
     def say_farewell(self) -> None:
         """From now on the end of this process means nothing to the others."""
         if self._thread is None:
@@ -220,7 +225,7 @@ class Watch:
 
         Nor is a signal: whoever cancels a job sends it to all ranks, and Slurm ends the others when one rank is lost.
         """
-        if self._thread is None or self._stopping.is_set():
+        if not self.joined or self._stopping.is_set():
             return
         # Every failure of torch.distributed is a RuntimeError.
         is_signal = not isinstance(error, Exception)
