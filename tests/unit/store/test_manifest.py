@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlbert.core.errors import UserError
-from mlbert.store.manifest import file_sha256, read_manifest, whole_file, write_atomically
+from mlbert.store.manifest import file_sha256, read_manifest
 from mlbert.store.open import check_same_vocabulary, check_vocabulary, describe
 from mlbert.store.prepared import ShardSet
 
@@ -67,23 +67,6 @@ def test_training_and_evaluation_share_a_vocabulary(make_set):
     check_same_vocabulary(one, one)
     with pytest.raises(UserError, match="another vocabulary"):
         check_same_vocabulary(one, two)
-
-
-def test_writing_into_no_folder(tmp_path):
-    with pytest.raises(UserError, match="cannot be written"):
-        write_atomically(tmp_path / "absent" / "file", b"")
-
-
-def test_a_file_whose_writing_fails_is_not_there(tmp_path):
-    def write_half():
-        with whole_file(tmp_path / "file") as file:
-            file.write(b"half")
-            raise ZeroDivisionError
-
-    (tmp_path / "file").write_text("before")
-    with pytest.raises(ZeroDivisionError):
-        write_half()
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
 
 
 JUNK = [None, True, -1, 0, 1 << 70, 1e999, 0.5, "", "x", "9", "../x", "a" * 64, [], [[]], {}, [-1], [1 << 70]]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlbert.core.config import Resolved
 from mlbert.core.errors import UserError
-from mlbert.core.files import write_small
+from mlbert.core.files import write_atomically
 from mlbert.core.identity import Identity
 from mlbert.core.json_files import read_json
 from mlbert.core.metrics_file import read_points
@@ -85,7 +85,7 @@ class RunFolder:
     def write_record(self, resolved: Resolved, seed: int, identity: Identity) -> dict[str, Any]:
         """Writes ``config.json``, the resolved configuration with seed and provenance, and returns what it holds."""
         record = {**json.loads(resolved.as_json()), "seed": seed, "provenance": asdict(identity)}
-        write_small(self.folder / "config.json", json.dumps(record, indent=2) + "\n")
+        write_atomically(self.folder / "config.json", json.dumps(record, indent=2) + "\n")
         return record
 
 
@@ -132,7 +132,7 @@ def write_curve(folder: Path, summary: Mapping[str, Any]) -> None:
     figure = curve(folder.name, points, summary, _baselines(folder.parent / "data" / "baselines.json"))
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=110)
-    write_small(folder / "curve.png", picture.getvalue())
+    write_atomically(folder / "curve.png", picture.getvalue())
 
 
 def curve(
