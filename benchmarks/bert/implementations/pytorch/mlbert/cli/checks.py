@@ -62,8 +62,7 @@ def _weights(start: Path, inspect: Callable[[], Inputs]) -> str:
 
 def _folder(config: TrainConfig) -> str:
     paths = RunFolder.of(config)
-    if (paths.folder / "summary.json").exists():
-        raise UserError(paths.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it")
+    paths.refuse_finished()
     there = next(path for path in (paths.folder.absolute(), *paths.folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise UserError(there, "cannot be written", "Set LOGDIR to a writable folder")

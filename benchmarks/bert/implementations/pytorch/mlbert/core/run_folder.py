@@ -52,8 +52,7 @@ class RunFolder:
                 self.folder, f"cannot be written ({error.strerror})", "Set LOGDIR to a writable folder"
             ) from None
         self._refuse_what_is_in_the_way()
-        if (self.folder / "summary.json").exists():
-            raise UserError(self.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it")
+        self.refuse_finished()
         if resume or not self.log.exists():
             return
         if self._has_trained():
@@ -61,6 +60,11 @@ class RunFolder:
             raise UserError(self.log, "is the log of an unfinished run", remedy)
         if "run_start" in self.log.read_text(encoding="utf-8", errors="replace"):
             self.set_log_aside()
+
+    def refuse_finished(self) -> None:
+        """Raises UserError where a run has come to its end."""
+        if (self.folder / "summary.json").exists():
+            raise UserError(self.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it")
 
     def _refuse_what_is_in_the_way(self) -> None:
         """A pipe or device in place of a file that a run writes would keep it waiting, or take all that it is given."""
