@@ -161,8 +161,8 @@ def _warn_of(inputs: Inputs, config: TrainConfig, say: Callable[[str], None]) ->
         say(f"warning: EVALDIR {config.eval_dir} is the training set: evaluations will say nothing of other text")
 
 
-def _monitor(config: TrainConfig, paths: RunFolder, world: World, console: Console, manner: Manner) -> Monitor:
-    path, is_shown = paths.folder / "metrics.jsonl" if world.rank == 0 else None, manner.display is None
+def _monitor(config: TrainConfig, paths: RunFolder, world: World, console: Console, how: Manner) -> Monitor:
+    path, is_shown = paths.folder / "metrics.jsonl" if world.rank == 0 else None, how.display is None
     return Monitor(path, Limits.of(config), config.log_freq, console, append=config.resume, is_shown=is_shown)
 
 
