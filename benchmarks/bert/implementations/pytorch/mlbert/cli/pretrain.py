@@ -163,10 +163,14 @@ class _Run:
         return self._train(plan, facts, resume, world)
 
     def _asked(self) -> dict[str, Any]:
-        files = [[str(s.path.resolve()), s.num_bytes, s.modified] for s in self._sources]
         vocabulary = self._vocabulary.identity if self._vocabulary else None
         start = str(self._start[0].resolve()) if self._start else None
-        return {"sources": files, "--size": self._size, "--vocab": vocabulary, "--from": start}
+        return {
+            "sources": [source.identity for source in self._sources],
+            "--size": self._size,
+            "--vocab": vocabulary,
+            "--from": start,
+        }
 
     def _compare(self, before: dict[str, Any]) -> None:
         """Raises UserError: the folder's run was asked for with something else."""

@@ -93,7 +93,7 @@ class Request:
 
     def made_from(self) -> dict[str, Any]:
         """JSON-able; equal where the same comes out."""
-        files = [[str(s.path.resolve()), s.num_bytes, s.modified] for s in self.sources]
+        files = [source.identity for source in self.sources]
         size = self.vocabulary.identity if self.vocabulary else self.vocab_size
         return {"sources": files, "vocabulary": size, "length": self.length, "eval_rate": self.eval_rate}
 
