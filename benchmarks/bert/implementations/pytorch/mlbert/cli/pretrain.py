@@ -165,12 +165,8 @@ class _Run:
     def _asked(self) -> dict[str, Any]:
         vocabulary = self._vocabulary.identity if self._vocabulary else None
         start = str(self._start[0].resolve()) if self._start else None
-        return {
-            "sources": [source.identity for source in self._sources],
-            "--size": self._size,
-            "--vocab": vocabulary,
-            "--from": start,
-        }
+        sources = [source.identity for source in self._sources]
+        return {"sources": sources, "--size": self._size, "--vocab": vocabulary, "--from": start}
 
     def _compare(self, before: dict[str, Any]) -> None:
         """Raises UserError: the folder's run was asked for with something else."""
