@@ -9,7 +9,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlbert.core.errors import UserError
@@ -81,7 +81,7 @@ def places(document: object) -> list[tuple]:
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 def test_an_edited_manifest_is_refused_or_says_the_same(make_set, tmp_path, data):
     folder = tmp_path / "set"
     if not folder.exists():
