@@ -56,7 +56,7 @@ from mlbert.train.micro_batch import build_fitting
 from mlbert.train.protocols import Inputs, Method, Recipe
 from mlbert.train.reader import Reader
 from mlbert.train.snapshots import Snapshots
-from mlbert.train.step import Step, choose_graphs
+from mlbert.train.step import Step, check_device, choose_graphs
 
 _PARTS = "gradient_accumulation_steps"
 
@@ -91,6 +91,7 @@ USUAL = Manner()
 
 def _inspect(config: TrainConfig, recipe: Recipe, world: World, paths: RunFolder) -> tuple[int, Any]:
     """This rank's threads, and what the recipe finds in its inputs; makes the run's folder."""
+    check_device(config.cuda_graph_mode, world.device)
     found = threads_per_rank(config, world), recipe.inspect(config)
     if world.rank == 0:
         paths.prepare(config.resume)
