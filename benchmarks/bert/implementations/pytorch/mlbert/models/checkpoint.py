@@ -43,7 +43,8 @@ def vocabulary_of(folder: Path) -> Path | None:
     try:
         config = json.loads((folder.parent.parent / "config.json").read_text(encoding="utf-8"))["config"]
         if config["tokenizer"] is not None:
-            return load_tokenizer(config["tokenizer"]).file
+            moved = folder.parents[2] / Path(config["tokenizer"]).name  # with the run
+            return load_tokenizer(moved if moved.is_dir() else config["tokenizer"]).file
         file = Path(config["input_dir"]).parent / VOCAB_FILE
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
