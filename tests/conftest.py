@@ -6,6 +6,13 @@ import itertools
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no failure; and examples may share a folder.
+settings.register_profile(
+    "tree", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("tree")
 
 ROOT = Path(__file__).resolve().parents[1]
 # Minutes each: begun last, one of them would keep one worker busy when the others have nothing left.

@@ -76,16 +76,18 @@ def lost_rank(world: World, folder: str) -> dict[str, Any]:
 
 
 def uneven_end(world: World, folder: str) -> dict[str, float]:
-    """Ranks stop while their threads are at different steps: closing waits for nobody."""
+    """Ranks stop while their threads are at different steps, each when those before it have: closing waits for nobody."""
     source = make(world, "all", "gather", 1, folder, 1)
     for _ in range(3):
         source.next_step()
-    world.barrier()
-    if world.rank == 0:
-        time.sleep(0.5)
+    for _ in range(world.rank):
+        world.barrier()
     started = time.monotonic()
     source.close()
-    return {"seconds": time.monotonic() - started}
+    seconds = time.monotonic() - started
+    for _ in range(world.world_size - world.rank):
+        world.barrier()
+    return {"seconds": seconds}
 
 
 def uneven_nodes(world: World) -> None:

@@ -136,7 +136,6 @@ def run_ranks(
     port = free_port()
     folder = tmp_path / f"ranks-{port}"
     folder.mkdir()
-    started = time.monotonic()
     processes = [
         Rank(
             _run_program,
@@ -146,6 +145,7 @@ def run_ranks(
         )
         for rank in range(world_size)
     ]
+    started = time.monotonic()  # not before: the first one waits until the server has imported torch
     try:
         seconds, first_failed = _wait(processes, started, time_limit_s, check)
     finally:

@@ -43,7 +43,7 @@ def test_a_lost_rank_ends_the_others(folder: str, tmp_path: Path) -> None:
 
 def test_closing_waits_for_no_other_rank(folder: str, tmp_path: Path) -> None:
     results = run_ranks("exchange_programs:uneven_end", 2, tmp_path, folder=folder)
-    assert all(result.value["seconds"] < 2 for result in results)
+    assert all(result.value["seconds"] < 20 for result in results), "less than the patience of a collective"
 
 
 def test_ranks_of_a_node_must_follow_each_other(tmp_path: Path) -> None:

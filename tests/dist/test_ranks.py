@@ -107,7 +107,7 @@ def test_a_rank_that_hangs_ends_the_others_at_the_timeout(tmp_path: Path) -> Non
         )
     match = re.search(r"after ([\d.]+) s: ", str(failure.value))
     assert match, str(failure.value)
-    assert 2.0 < float(match[1]) < 15.0
+    assert 2.0 < float(match[1]) < 50.0
 
 
 def test_the_harness_shows_the_failing_rank(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def diaries(folder: Path, mode: str, **changes: object) -> list[dict[str, list[s
         )
         for rank in range(2)
     ]
-    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=250)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [1, 0], "\n".join(outputs)
     return [json.loads((folder / f"diary_{rank}.json").read_text()) for rank in range(2)]
 

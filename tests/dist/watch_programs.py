@@ -17,7 +17,7 @@ from mlbert.dist.world import World
 
 HANG_SECONDS = 3.0
 BAD_STEP = 4
-STOPPED_SECONDS = 11.0  # HANG_SECONDS, the other ranks' patience and then some
+LONGEST_STOP_SECONDS = 80
 
 
 def train(world: World, folder: str, what: str, victim: int) -> int:
@@ -35,7 +35,7 @@ def train(world: World, folder: str, what: str, victim: int) -> int:
         for step in range(6):
             lifecycle.watch.mark(step, Stage.READ)
             if step == BAD_STEP and world.rank == victim:
-                come_to_grief(what)
+                come_to_grief(what, story.parent)
             if step == BAD_STEP and (what, victim, world.rank) == ("stops", 0, 2):
                 # Ended by the launcher, because another rank has given the stopped one up; it tells rank 0 so.
                 threading.Timer(HANG_SECONDS + 2, os.kill, (os.getpid(), signal.SIGTERM)).start()
@@ -51,14 +51,16 @@ def train(world: World, folder: str, what: str, victim: int) -> int:
     return step + 1
 
 
-def come_to_grief(what: str) -> None:
+def come_to_grief(what: str, stories: Path) -> None:
     if what == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "hangs":
         time.sleep(1000)
     if what == "stops":
-        wake_up = f"sleep {STOPPED_SECONDS}; kill -CONT {os.getpid()}"
-        subprocess.Popen(["sh", "-c", wake_up], start_new_session=True)
+        # Goes on when the others have given it up, however long that takes, and is then sure to have missed it.
+        wake_up = "for i in $(seq $1); do sleep 1; ls $2/story_* && break; done; sleep 3; kill -CONT $3"
+        words = ["sh", "-c", wake_up, "sh", str(LONGEST_STOP_SECONDS), str(stories), str(os.getpid())]
+        subprocess.Popen(words, start_new_session=True)
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(1000)
     if what == "fails":

@@ -73,3 +73,15 @@ def test_two_nodes_by_flags_and_by_variables(script: Path) -> None:
 def test_numbers_that_do_not_fit_are_refused(numbers: tuple, said: str) -> None:
     with pytest.raises(UserError, match=said):
         local_command(*numbers)
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [("sys.exit('mlbert: error: no data')", 1, "mlbert: error: no data\n"), ("os.kill(os.getpid(), 9)", 3, "")],
+)
+def test_the_end_is_the_ranks_own(tmp_path: Path, end: str, status: int, said: str) -> None:
+    """Their words without a report of torchrun's, and the status of the first that failed; 3 where it was lost."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import os, sys, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(100)\n")
+    process = start(script, "-n", "2")
+    assert (process.communicate(timeout=120)[1], process.returncode) == (said, status)

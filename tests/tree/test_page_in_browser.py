@@ -67,7 +67,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         write_log(
             logdir / f"result_{index}.txt", curve, logged={"seed": index, "global_batch_size": 768}, status=status
         )
-        steps = ({"kind": "step", "samples": 100 * k, "loss": 9 / k, "learning_rate": 1e-3 / k} for k in range(1, 100))
+        steps = (
+            {"kind": "step", "step": k, "samples": 100 * k, "seconds": k, "loss": 9 / k, "learning_rate": 1e-3 / k}
+            for k in range(1, 100)
+        )
         (logdir / f"run_{index}").mkdir()
         (logdir / f"run_{index}" / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)))
     (logdir / "data").mkdir()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gpu_check.hardware import synchronize
-from mlbert.store.manifest import write_atomically
+from mlbert.core.files import write_atomically
 
 LOST = "the process ended in this row"
 
@@ -74,4 +74,4 @@ class Rows:
 
     def write(self) -> None:
         """Puts `content` into the file."""
-        write_atomically(self.path, (json.dumps(self.content, indent=1) + "\n").encode())
+        write_atomically(self.path, json.dumps(self.content, indent=1) + "\n")

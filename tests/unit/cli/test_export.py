@@ -100,7 +100,7 @@ def test_mistakes_are_one_line_and_leave_nothing(trained, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for words, named in [
         (("export", steps[0], "--out", tmp_path / "x"), "differs from its checksum"),
-        (("export", steps[1], "--out", tmp_path / "x"), "no state of a checkpoint"),
+        (("export", steps[1], "--out", tmp_path / "x"), "state.json holds no JSON object"),
         (("export", tmp_path / "empty", "--out", tmp_path / "x"), "model.safetensors"),
         (("export", tmp_path / "nowhere", "--out", tmp_path / "x"), "nowhere"),
         (("export", logdir, "--out", tmp_path / "killed"), "exists already"),

@@ -75,7 +75,7 @@ CHANGES = st.dictionaries(st.sampled_from([field.name for field in dataclasses.f
 
 
 @given(changes=CHANGES, left_out=st.sets(st.sampled_from(list(TINY)), max_size=1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_any_values_make_a_shape_or_one_line(tmp_path_factory, changes, left_out):
     values = {name: value for name, value in {**TINY, **changes}.items() if name not in left_out}
     path = tmp_path_factory.getbasetemp() / "bert_config.json"
@@ -114,7 +114,7 @@ def test_parameters_of_shipped_shapes(name):
         st.sampled_from(["absolute", "alibi"]), st.sampled_from(["post", "pre"]), st.booleans(), st.booleans()
     ),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_parameters_of_any_shape(sizes, heads, options):
     vocab, per_head, layers, inner, positions, types = sizes
     shape = BertConfig(vocab, per_head * heads, layers % 4 + 1, heads, inner, positions, types)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -305,10 +306,9 @@ def _legal_values(name: str) -> st.SearchStrategy[object]:
     return st.one_of(st.none(), values) if row.optional else values
 
 
-@settings(deadline=None, max_examples=40)
-@given(st.data())
-def test_any_legal_configuration_survives_a_round_trip_as_text(data: st.DataObject) -> None:
-    values = {name: data.draw(_legal_values(name), label=name) for name in train_settings()}
+@settings(max_examples=40)
+@given(st.fixed_dictionaries({name: _legal_values(name) for name in train_settings()}))
+def test_any_legal_configuration_survives_a_round_trip_as_text(values: dict[str, Any]) -> None:
     values |= {"gradient_accumulation_steps": 1, "warmup_proportion": None, "keep_checkpoints": 1}
     values |= {"init_checkpoint": None, "average_packing_rate": 1.0, "bin_counts": None}
     values |= {"warmup_steps": 0, "lr_decay_end": None, "lr_decay_steps": 1, "lr_milestones": "3,9", "lr_gamma": 0.5}
@@ -362,7 +362,6 @@ def test_gathering_without_exchange_is_odd(defaults: dict[str, object], environ:
     assert not any("EXCHANGE" in sentence for sentence in found["group"])
 
 
-@settings(deadline=None)
 @example("average_packing_rate", "0\n")
 @given(st.sampled_from(sorted(train_settings())), st.text() | st.floats() | st.integers() | st.booleans())
 def test_any_value_is_converted_or_refused_in_one_line(name: str, value: object) -> None:
@@ -378,7 +377,7 @@ def test_any_value_is_converted_or_refused_in_one_line(name: str, value: object)
     assert "\n" not in message
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(st.characters(codec="ascii", categories=["L"]), min_size=1), st.integers(), min_size=1))
 def test_an_unknown_flag_is_always_named(flags: dict[str, int]) -> None:
     unknown = [name for name in flags if name not in train_settings()]

@@ -1,4 +1,4 @@
-"""Files that others than their owner read."""
+"""Files are written as a whole or not at all, and for others than their owner too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from mlbert.core.files import tensors_sha256, write_tensors, write_weights_file
+from mlbert.core.errors import UserError
+from mlbert.core.files import tensors_sha256, whole_file, write_atomically, write_tensors, write_weights_file
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
@@ -40,3 +41,20 @@ def test_equal_tensors_make_equal_files_with_a_checksum(tmp_path: Path) -> None:
         assert {name: file.get_tensor(name).tolist() for name in tensors} == {
             name: one.tolist() for name, one in tensors.items()
         }
+
+
+def test_writing_into_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be written"):
+        write_atomically(tmp_path / "absent" / "file", b"")
+
+
+def test_a_file_whose_writing_fails_is_not_there(tmp_path: Path) -> None:
+    def write_half() -> None:
+        with whole_file(tmp_path / "file") as file:
+            file.write(b"half")
+            raise ZeroDivisionError
+
+    (tmp_path / "file").write_text("before")
+    with pytest.raises(ZeroDivisionError):
+        write_half()
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]

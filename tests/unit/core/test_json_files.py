@@ -86,7 +86,7 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_plain_json_comes_back(value: object) -> None:
     assert parse_json(json.dumps(value)) == value
 

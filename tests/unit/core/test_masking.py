@@ -46,7 +46,7 @@ def plain_truncate(first, second, limit, rng):
 
 
 @given(size=st.integers(0, 700), seed=st.integers(0, 2**40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_shuffle_is_the_standard_librarys(size, seed):
     ours, theirs = random.Random(seed), random.Random(seed)
     a, b = list(range(size)), list(range(size))
@@ -59,7 +59,7 @@ def test_shuffle_is_the_standard_librarys(size, seed):
 @given(
     words=st.lists(st.integers(5, 999), min_size=2, max_size=520), cut=st.integers(1, 519), seed=st.integers(0, 10**9)
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_mask_equals_its_definition(words, cut, seed):
     cut = min(cut, len(words) - 1)
     tokens = [CLS, *words[:cut], SEP, *words[cut:], SEP]
@@ -74,7 +74,7 @@ def test_mask_equals_its_definition(words, cut, seed):
     limit=st.integers(2, 80),
     seed=st.integers(0, 10**9),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_truncate_equals_its_definition(first, second, limit, seed):
     ours, theirs = random.Random(seed), random.Random(seed)
     assert truncate_pair(first, second, limit, ours) == plain_truncate(first, second, limit, theirs)

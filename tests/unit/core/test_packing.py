@@ -27,7 +27,7 @@ def wikipedia_like(count: int) -> np.ndarray:
     max_sequences=st.integers(1, 5),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_sequence_once_and_nothing_over_its_limit(lengths, room, max_sequences, seed):
     array = np.asarray(lengths, np.int64)
     max_tokens = max(lengths, default=1) + room
@@ -41,7 +41,7 @@ def test_every_sequence_once_and_nothing_over_its_limit(lengths, room, max_seque
 
 
 @given(lengths=st.lists(st.integers(1, 64), min_size=1, max_size=400), max_sequences=st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_plan_uses_the_histogram_up(lengths, max_sequences):
     histogram = np.bincount(lengths, minlength=65)
     used = np.zeros_like(histogram)

@@ -17,7 +17,7 @@ KEYS = st.one_of(st.integers(0, 2**63), st.tuples(st.integers(0, 2**40), st.inte
 @example(n=1, key=0)
 @example(n=64, key=0)
 @example(n=65, key=0)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_number_once(n, key):
     order = Permutation(n, key)(np.arange(n))
     assert order.dtype == np.int64
@@ -25,7 +25,7 @@ def test_every_number_once(n, key):
 
 
 @given(n=st.integers(1, 2**50), key=KEYS, positions=st.lists(st.integers(0, 2**50), max_size=20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_position_does_not_depend_on_which_others_are_asked(n, key, positions):
     order = Permutation(n, key)
     wanted = np.asarray(positions, np.int64) % n
@@ -85,7 +85,7 @@ def test_sizes_out_of_range():
 
 
 @given(n=st.integers(1, 5000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_even_spread_is_a_bijection(n):
     assert np.array_equal(np.sort(EvenSpread(n)(np.arange(n))), np.arange(n))
 
@@ -103,7 +103,7 @@ def stride_and_denominators(n: int) -> tuple[int, list[int]]:
 @given(n=st.integers(500, 200_000), cut=st.floats(0, 1), start=st.floats(0, 1), size=st.integers(1, 500))
 @example(n=764, cut=0.25, start=0, size=106)
 @example(n=60_292, cut=0.5, start=0, size=378)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_stretch_visits_parts_in_proportion(n, cut, start, size):
     border, first = int(cut * n), int(start * (n - size))
     inside = np.count_nonzero(EvenSpread(n)(np.arange(first, first + size)) < border)
@@ -114,7 +114,7 @@ def test_every_stretch_visits_parts_in_proportion(n, cut, start, size):
 
 
 @given(n=st.integers(100, 2**31))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_short_stretches_of_even_spread_take_few_runs(n):
     stride, denominators = stride_and_denominators(n)
     assert denominators[-1] == n

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
 
@@ -68,7 +68,6 @@ def test_evaluation_interval(batch: int, interval: int) -> None:
     assert rules.eval_interval(batch) == interval
 
 
-@settings(deadline=None)
 @given(st.integers(1, 20_000))
 def test_evaluation_interval_is_a_multiple_and_never_falls(batch: int) -> None:
     assert rules.eval_interval(batch) % 25_000 == 0
@@ -87,7 +86,6 @@ def test_olympic_mean() -> None:
         rules.olympic_mean([1, 2])
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e9), min_size=3))
 def test_olympic_mean_lies_between_the_extremes(values: list[float]) -> None:
     assert min(values) * (1 - 1e-12) <= rules.olympic_mean(values) <= max(values) * (1 + 1e-12)

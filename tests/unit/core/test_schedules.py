@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.core import schedules
@@ -102,13 +102,11 @@ def test_the_benchmarks_rate_drops_where_the_ramp_ends() -> None:
     assert schedule(42) == pytest.approx(1.87e-3, abs=1e-5)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 400), st.integers(0, 100), st.integers(-100, 0), st.integers(1, 200), st.floats(0.1, 3))
 def test_a_legal_polynomial_stays_between_zero_and_base(step, warmup, start, max_steps, power) -> None:
     assert 0.0 <= polynomial(1.0, warmup, start, max_steps, power)(step) <= 1.0
 
 
-@settings(deadline=None)
 @given(st.integers(0, 300), st.integers(0, 50), st.integers(1, 50), st.integers(100, 200), st.floats(0, 1))
 def test_every_decay_ends_at_the_end_rate_and_stays_within_bounds(step, warmup, decay, max_steps, end) -> None:
     common = {"base_lr": 1.0, "warmup_steps": warmup, "max_steps": max_steps, "decay_end": max_steps, "end_lr": end}

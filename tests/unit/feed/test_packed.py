@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host_batches import numbers, same
@@ -107,7 +107,7 @@ def test_ranks_in_order_are_the_plain_step(folder):
 
 
 @given(stop=st.integers(0, 40))
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12)
 def test_resume_is_exact_at_any_step(folder, stop):
     straight, stopped, resumed = (opened(folder, accumulation=2) for _ in range(3))
     for _ in range(stop):

@@ -48,7 +48,7 @@ def cases(draw):
 
 
 @given(cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_equal_to_the_plain_rule(case):
     sizes, lanes, nodes, shuffle, counts = case
     orders = orders_of(sizes, lanes, shuffle, nodes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import h5py
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host_batches import numbers
@@ -40,7 +40,7 @@ def lengths_in(path) -> np.ndarray:
 
 
 @given(count=st.integers(40, 200), seed=st.integers(0, 99), layout=st.sampled_from(["fixed", "variable"]))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8)
 def test_every_sequence_once_and_in_its_bin(tmp_path_factory, monkeypatch, count, seed, layout):
     monkeypatch.setattr(bins_hdf5, "ROWS_A_FILE", 17)
     folder = tmp_path_factory.mktemp("bins")

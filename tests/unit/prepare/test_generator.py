@@ -64,14 +64,14 @@ def same_rows(a: Ragged, b: Ragged) -> None:
         assert np.array_equal(getattr(a, name), getattr(b, name)), name
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(st.sampled_from(HARD + LETTERS), max_size=80), st.booleans(), st.integers(1, 40))
 def test_documents_of_hard_text(text, lower_case, block_bytes):
     ours, plain = both(text, lower_case, block_bytes)
     assert ours == plain
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(max_size=200), st.booleans())
 def test_documents_of_any_text(text, lower_case):
     ours, plain = both(text, lower_case)
@@ -147,7 +147,7 @@ def random_documents(seed: int, most_documents: int = 12) -> list[list[list[int]
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(1 - 2**63, 2**63 - 1),
     max_seq_length=st.one_of(st.integers(5, 40), st.sampled_from([64, 65, 128, 512])),

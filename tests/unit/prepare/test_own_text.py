@@ -75,7 +75,7 @@ def test_every_form_gives_the_same_documents(tmp_path: Path) -> None:
         assert sorted(found) == sorted(texts), form
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(alphabet="ab \n\0é漢\r", max_size=300), st.integers(1, 40), st.booleans())
 def test_cutting_loses_nothing(tmp_path_factory: pytest.TempPathFactory, text: str, piece: int, packed: bool) -> None:
     path = tmp_path_factory.mktemp("cut") / ("a.txt.gz" if packed else "a.txt")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlbert.core.errors import UserError
@@ -43,7 +43,7 @@ def everything(folder: Path) -> Ragged:
 
 
 @given(count=st.integers(0, 150), shards=st.integers(1, 4), outputs=st.integers(1, 5), seed=st.integers(0, 99))
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10)
 def test_every_sequence_once(tmp_path_factory, count, shards, outputs, seed):
     folder = tmp_path_factory.mktemp("shuffle")
     rows = make_rows(random_lengths(count, seed=seed), seed)

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlbert.core.errors import UserError
@@ -21,7 +21,7 @@ EDGES = (8, 16, 24, 32)
 
 
 @given(count=st.integers(16, 200), shards=st.integers(1, 4), seed=st.integers(0, 99))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8)
 def test_every_sequence_once_and_in_its_bin(tmp_path_factory, count, shards, seed):
     folder = tmp_path_factory.mktemp("bins")
     rows = make_rows(random_lengths(count, seed=seed), seed)

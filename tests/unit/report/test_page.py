@@ -56,7 +56,8 @@ def write_metrics(folder, index, lines):
 
 
 def step(samples, loss=1.0):
-    return json.dumps({"kind": "step", "samples": samples, "loss": loss, "learning_rate": 0.1})
+    point = {"kind": "step", "step": 1, "samples": samples, "seconds": 1.0, "loss": loss, "learning_rate": 0.1}
+    return json.dumps(point)
 
 
 def test_a_page_of_one_system_has_its_figures_and_is_the_same_twice(tmp_path):

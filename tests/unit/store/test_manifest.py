@@ -9,11 +9,11 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlbert.core.errors import UserError
-from mlbert.store.manifest import file_sha256, read_manifest, whole_file, write_atomically
+from mlbert.store.manifest import file_sha256, read_manifest
 from mlbert.store.open import check_same_vocabulary, check_vocabulary, describe
 from mlbert.store.prepared import ShardSet
 
@@ -69,23 +69,6 @@ def test_training_and_evaluation_share_a_vocabulary(make_set):
         check_same_vocabulary(one, two)
 
 
-def test_writing_into_no_folder(tmp_path):
-    with pytest.raises(UserError, match="cannot be written"):
-        write_atomically(tmp_path / "absent" / "file", b"")
-
-
-def test_a_file_whose_writing_fails_is_not_there(tmp_path):
-    def write_half():
-        with whole_file(tmp_path / "file") as file:
-            file.write(b"half")
-            raise ZeroDivisionError
-
-    (tmp_path / "file").write_text("before")
-    with pytest.raises(ZeroDivisionError):
-        write_half()
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
-
-
 JUNK = [None, True, -1, 0, 1 << 70, 1e999, 0.5, "", "x", "9", "../x", "a" * 64, [], [[]], {}, [-1], [1 << 70]]
 
 
@@ -98,7 +81,7 @@ def places(document: object) -> list[tuple]:
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 def test_an_edited_manifest_is_refused_or_says_the_same(make_set, tmp_path, data):
     folder = tmp_path / "set"
     if not folder.exists():

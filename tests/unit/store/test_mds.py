@@ -122,7 +122,7 @@ def sets(draw: st.DrawFn) -> tuple[dict[str, str], list[dict[str, object]], int]
     return columns, draw(st.lists(sample, min_size=1, max_size=12)), draw(st.integers(1, 2000))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(sets())
 def test_what_is_written_is_read(case):
     columns, samples, limit = case

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mlbert.core.errors import UserError
@@ -125,7 +125,6 @@ def global_batches(order: np.ndarray) -> list[list[int]]:
 WORLDS = [World(n, r, w, 24 // (n * r)) for n in (1, 2, 4, 8) for r in (1, 3) for w in (1, 2)]
 
 
-@settings(deadline=None)
 @given(SIZES, st.sampled_from([None, *SHUFFLES]), st.integers(0, 3), st.data())
 def test_every_world_takes_the_same_and_can_go_on(sizes, shuffle, epoch, data):
     assume(sizes.sum() >= 48)

@@ -196,7 +196,7 @@ def test_many_threads_read_at_once(tmp_path):
             assert same(rows, expected.take(order))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     count=st.integers(1, 40),
     seed=st.integers(0, 1000),
@@ -472,7 +472,7 @@ def test_lenient_opening_refuses_only_the_wrong_row(tmp_path):
         store.gather(np.asarray([0, bad]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(["fixed", "variable", "packed"]),
     flips=st.lists(st.tuples(st.floats(0, 0.999999), st.integers(1, 255)), min_size=1, max_size=8),

@@ -184,7 +184,7 @@ def test_folder_that_cannot_be_made(tmp_path):
 
 
 @given(count=st.integers(1, 120), shards=st.integers(1, 5), data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_any_selection_from_any_number_of_shards(tmp_path_factory, count, shards, data):
     folder, rows = tmp_path_factory.mktemp("set"), random_rows(count)
     borders = np.sort(np.asarray(data.draw(st.lists(st.integers(0, count), min_size=shards - 1, max_size=shards - 1))))

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.store import ragged as module
@@ -41,7 +41,6 @@ def unpacked(rows: Ragged) -> list[tuple]:
 
 
 @given(st.lists(row, max_size=20))
-@settings(deadline=None)
 def test_rows_come_back(rows):
     ragged = Ragged.from_rows(rows)
     assert unpacked(ragged) == rows
@@ -49,7 +48,6 @@ def test_rows_come_back(rows):
 
 
 @given(st.lists(row, min_size=1, max_size=20), st.data())
-@settings(deadline=None)
 def test_take_gives_the_chosen_rows_in_order(rows, data):
     chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=30))
     ragged = Ragged.from_rows(rows).take(np.asarray(chosen, np.int64))
@@ -57,14 +55,12 @@ def test_take_gives_the_chosen_rows_in_order(rows, data):
 
 
 @given(st.lists(st.lists(row, max_size=6), max_size=5))
-@settings(deadline=None)
 def test_concatenate_keeps_order(parts):
     joined = Ragged.concatenate([Ragged.from_rows(rows) for rows in parts])
     assert unpacked(joined) == [each for rows in parts for each in rows]
 
 
 @given(st.lists(row, min_size=1, max_size=20), st.data(), st.integers(1, 9))
-@settings(deadline=None)
 def test_taking_in_blocks_and_slicing_are_plain_taking(rows, data, block):
     ragged = Ragged.from_rows(rows)
     first = data.draw(st.integers(0, len(rows)))
@@ -92,7 +88,6 @@ def test_labels_go_with_their_sequences():
 
 
 @given(st.lists(row, min_size=1, max_size=12), st.data())
-@settings(deadline=None)
 def test_ranges_are_slices_joined(rows, data):
     ragged = Ragged.from_rows(rows)
     places = st.integers(0, len(rows))

@@ -81,7 +81,7 @@ def test_checksums_of_known_texts():
         assert [getattr(library, name)(text, len(text)) for text in texts] == expected
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.binary(max_size=100), st.integers(0, 8))
 def test_three_checksums_agree(content, skipped):
     data = np.frombuffer(bytes(skipped) + content, np.uint8)
@@ -119,7 +119,7 @@ rows_strategy = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows_strategy, st.integers(12, 200), st.integers(4, 20))
 def test_what_is_written_is_read(drawn, max_seq_length, max_predictions):
     rows = Ragged.from_rows(
@@ -157,7 +157,7 @@ def test_odd_encodings(form, name):
     assert_same(rows, Ragged.from_rows([SIMPLE_ROW]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.randoms(use_true_random=False), st.integers(1, 4))
 def test_both_forms_judge_changed_records_alike(rng: random.Random, changes):
     records = []
@@ -175,7 +175,7 @@ def test_both_forms_judge_changed_records_alike(rng: random.Random, changes):
     assert_same(rows, plain_rows)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(0, 255), st.integers(0, 10_000), st.integers(1, 6))
 def test_both_forms_scan_damaged_bytes_alike(where, value, cut, most):
     content = bytearray(frame(*[example(simple_lists())] * 4))

@@ -280,7 +280,7 @@ def test_a_fault_of_another_program_is_named(name: str, tmp_path: Path) -> None:
     expect_fault_of_another_program(OTHERS[name], tmp_path)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 10**6),
     batch=st.sampled_from([96, 448, 768, 1536, 4608]),
@@ -363,7 +363,7 @@ def test_runs_beside_each_other_on_other_machines(tree_root: Path, tmp_path: Pat
 ODD = [None, True, "", [], {}, [[1]], {"value": {}}, -1, 10**400, 10**300, float("nan"), float("-inf"), 5e-324, "1e5"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_nothing_in_a_log_stops_the_checks(tree_root: Path, tmp_path_factory, data: st.DataObject) -> None:
     runs = committed(tree_root / OWN_LOGS)[:3] if data.draw(st.booleans()) else simulated(7)[:3]

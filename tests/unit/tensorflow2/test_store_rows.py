@@ -26,7 +26,7 @@ def packed(ragged: Ragged, most: int) -> tuple[Ragged, np.ndarray]:
 
 
 @given(count=st.integers(0, 30), most=st.integers(1, 4), empty=st.integers(0, 3), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rows_hold_every_sequence_as_it_was(count: int, most: int, empty: int, seed: int) -> None:
     ragged, per_row = random_rows(count, seed), np.ones(count, np.int64)
     if most > 1 and count:
@@ -84,7 +84,6 @@ def test_predictions_of_a_row() -> None:
 
 
 @given(st.lists(st.integers(5, 128), min_size=1, max_size=3).filter(lambda lengths: sum(lengths) <= 128))
-@settings(deadline=None)
 def test_the_benchmarks_rule_never_overflows(lengths: list[int]) -> None:
     masked = [min(20, max(1, round(0.15 * length))) for length in lengths]
     assert sum(masked) <= row_shape(128, 3, 128, 20).predictions

@@ -42,6 +42,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
             select_capturable()
             return Graphs(GraphMode(mode), method.budget, micro_batches, capture) if mode != "none" else None
 
+        monkeypatch.setattr(experiment, "check_device", lambda *_: None)
         monkeypatch.setattr(experiment, "choose_graphs", choose)
         monkeypatch.setattr(packed_lamb.methods, "make", lambda config, flat, *_: TensorLamb(flat))
         with pytest.raises(SystemExit) as end:
@@ -90,7 +91,7 @@ def test_a_cpu_is_refused(tmp_path: Path, mode: str, capsys) -> None:
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"CUDA_GRAPH_MODE={mode}" in line
-    assert "CUDA_GRAPH_MODE=none" in line
+    assert "PyTorch sees none here" in line
 
 
 def method(obstacle: str | None = None, budget: Budget | None = BUDGET, can_capture: bool = True) -> SimpleNamespace:

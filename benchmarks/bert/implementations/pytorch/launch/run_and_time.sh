@@ -38,7 +38,7 @@ fi
 if [[ -n "${SLURM_STEP_ID:-}" ]]; then
     (
         trap '' USR1
-        trap 'sleep 8; kill -KILL $$' TERM
+        trap 'timeout 8 tail --pid=$$ --sleep-interval=0.5 --follow /dev/null || kill -KILL $$' TERM
         tail --pid=$$ --sleep-interval=5 --follow /dev/null &
         wait
     ) </dev/null &>/dev/null &
@@ -49,9 +49,9 @@ if [[ -z "${SLURM_STEP_ID:-}${OMPI_COMM_WORLD_SIZE:-}${PMI_SIZE:-}${WORLD_SIZE:-
         command+=("--worker_hosts=${HOSTS//,/:${MASTER_PORT},}:${MASTER_PORT}" "--task_index=${NODE_RANK}")
     elif [[ -n "${NODE_RANK:-}" ]] && ((DGXNNODES > 1)); then
         nodes=(--nnodes="${DGXNNODES}" --node-rank="${NODE_RANK}" --master-addr="${MASTER_ADDR}" --master-port="${MASTER_PORT}")
-        command=("${python}" -m torch.distributed.run "${nodes[@]}" --nproc-per-node="${processes}" --no-python "${command[@]}")
+        command=("${python}" -m mlbert launch ranks "${nodes[@]}" --nproc-per-node="${processes}" --no-python "${command[@]}")
     elif ((processes > 1)); then
-        command=("${python}" -m torch.distributed.run --standalone --nproc-per-node="${processes}" --no-python "${command[@]}")
+        command=("${python}" -m mlbert launch ranks --standalone --nproc-per-node="${processes}" --no-python "${command[@]}")
     fi
 fi
 exec "${command[@]}" "$@"

@@ -66,7 +66,7 @@ if [[ "${1:-}" == --mpirun ]]; then
 fi
 check_settings
 IFS=, read -r -a hosts <<<"${HOSTS:-}"
-((${#hosts[@]} == DGXNNODES)) || fail "HOSTS names ${#hosts[@]} hosts, the config wants DGXNNODES=${DGXNNODES}."
+((${#hosts[@]} == DGXNNODES)) || fail "HOSTS names ${#hosts[@]} hosts, the config wants DGXNNODES=${DGXNNODES}. Name them: HOSTS=node1,node2 ../pytorch/launch/run_multinode.sh"
 choose_python
 export MASTER_ADDR="${MASTER_ADDR:-${hosts[0]}}" MASTER_PORT="${MASTER_PORT:-29500}"
 for i in "${experiments[@]}"; do

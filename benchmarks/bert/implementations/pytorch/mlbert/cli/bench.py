@@ -17,7 +17,7 @@ from rich.table import Table
 from mlbert.cli.output import standard_output
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
-from mlbert.core.files import write_small
+from mlbert.core.files import write_atomically
 from mlbert.core.provenance import shipped
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def step(
         sys.stdout.write(json.dumps(record, indent=2) + "\n")
         return 0
     if json_file:
-        write_small(Path(json_file), json.dumps(record, indent=2) + "\n")
+        write_atomically(Path(json_file), json.dumps(record, indent=2) + "\n")
     _print(record)
     return 0
 
@@ -116,7 +116,7 @@ def mosaic(
     record = run(shape, batch, length, pairs, compute_dtype(precision, place), place, seed)
     text = json.dumps(record, indent=2) + "\n"
     if json_file and json_file != "-":
-        write_small(Path(json_file), text)
+        write_atomically(Path(json_file), text)
     print(text if json_file == "-" else f"padded to {length}: ratio (median of pairs) {record['ratio']:.2f}")
     return 0
 
@@ -163,7 +163,7 @@ def _model(config: BertConfig, name: str, packs: int | None, json_file: str | No
     rows = table.model(config, gpu, ("bf16", "fp8"), batches)
     if json_file:
         text = json.dumps([asdict(row) for row in rows], indent=2) + "\n"
-        sys.stdout.write(text) if json_file == "-" else write_small(Path(json_file), text)
+        sys.stdout.write(text) if json_file == "-" else write_atomically(Path(json_file), text)
     if json_file != "-":
         standard_output().print(_modelled(rows, gpu.name))
     return 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
@@ -14,7 +16,7 @@ from mlbert.dist.world import World
 from mlbert.models.load import read_file
 from mlbert.models.renaming import own_state, parameters_in
 from mlbert.train.experiment import threads_per_rank
-from mlbert.train.protocols import Recipe
+from mlbert.train.protocols import Inputs, Recipe
 
 
 def check_run(config: TrainConfig, recipe: Recipe, say: Callable[[str], None]) -> None:
@@ -34,35 +36,33 @@ def check_run(config: TrainConfig, recipe: Recipe, say: Callable[[str], None]) -
             problems.append(error)
             say(f"{name}: PROBLEM {error}")
 
+    inspect = functools.cache(lambda: recipe.inspect(config))
     say("checks:")
-    check("data and model shape", lambda: _data(config, recipe))
-    if config.init_checkpoint is not None:
-        check("starting weights", lambda: _weights(config, recipe))
+    check("data and model shape", lambda: _data(config, inspect()))
+    if (start := config.init_checkpoint) is not None:
+        check("starting weights", lambda: _weights(start, inspect))
     check("run folder", lambda: _folder(config))
     check("threads", lambda: str(threads_per_rank(config, World.identify(environment()))))
     if problems:
         raise problems[0]
 
 
-def _data(config: TrainConfig, recipe: Recipe) -> str:
-    inputs = recipe.inspect(config)
+def _data(config: TrainConfig, inputs: Inputs) -> str:
     if inputs.train_data == inputs.eval_data and not config.synthetic_data:
         return f"{inputs.train_data}; warning: EVALDIR is the training set"
     return f"{inputs.train_data}, evaluation {inputs.eval_data}"
 
 
-def _weights(config: TrainConfig, recipe: Recipe) -> str:
-    assert config.init_checkpoint is not None
-    file = weights_file(config.init_checkpoint)
-    weights, shape = read_file(file), recipe.inspect(config).shape
+def _weights(start: Path, inspect: Callable[[], Inputs]) -> str:
+    file = weights_file(start)
+    weights, shape = read_file(file), inspect().shape
     report = own_state(weights.tensors, shape, str(file), parameters_in(weights.tensors, shape))[1]
     return " ".join([str(file), *report.warnings(file)])
 
 
 def _folder(config: TrainConfig) -> str:
     paths = RunFolder.of(config)
-    if (paths.folder / "summary.json").exists():
-        raise UserError(paths.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it")
+    paths.refuse_finished()
     there = next(path for path in (paths.folder.absolute(), *paths.folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise UserError(there, "cannot be written", "Set LOGDIR to a writable folder")

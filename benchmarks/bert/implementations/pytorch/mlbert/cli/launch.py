@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from mlbert.core.errors import UserError
 from mlbert.core.json_files import shown
 from mlbert.core.mllog import close_interrupted
 from mlbert.core.provenance import tree_root
+from mlbert.dist.lifecycle import BY_SIGNAL, LOST_RANK
 
 _MOST_MIB = 4096  # of a message
 
@@ -102,13 +104,36 @@ def local_command(
     if rest or not 0 <= node_rank < nodes:
         reason = f"of {nproc} ranks on each node leaves no place for node {node_rank}"
         raise UserError(f"--world_size {world_size}", reason, "Give a multiple of -n, and a node_rank below its number")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(nproc)]
+    command = [sys.executable, "-m", "mlbert", "launch", "ranks", "--nproc-per-node", str(nproc)]
     if nodes == 1:
         return [*command, *(("--master-port", str(master_port)) if master_port else ("--standalone",))]
     if master_port is None:
         raise UserError("--master_port", "is not set, and there are several nodes", "Give all of them the same one")
     place = ("--master-addr", master_addr, "--master-port", str(master_port))
     return [*command, "--nnodes", str(nodes), "--node-rank", str(node_rank), *place]
+
+
+@app.command("ranks", hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def ranks(words: Annotated[list[str], typer.Argument(help="As for torchrun.")]) -> int:
+    """Run torchrun; it ends with the status of the rank that failed first, whose own words are all that is told."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.run import main
+
+    logging.disable()  # torchrun's report of each rank
+    try:
+        main(words)
+    except ChildFailedError as error:
+        status = error.get_first_failure()[1].exitcode
+        return status if status > 0 else LOST_RANK
+    except SignalException as signalled:
+        return BY_SIGNAL + signalled.sigval
+    except (RendezvousError, RuntimeError, OSError) as error:
+        reason = f"the nodes did not come together: {' '.join(str(error).split())}"
+        remedy = "See that MASTER_ADDR and MASTER_PORT name a free port of the first node, which all can reach"
+        raise UserError("torchrun", reason, remedy) from error
+    return 0
 
 
 @app.command("abort-log")

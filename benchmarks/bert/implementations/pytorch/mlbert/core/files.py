@@ -1,4 +1,4 @@
-"""Opening what a user names; writing small files and tensors."""
+"""Opening what a user names; writing files as a whole or not at all; writing tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -49,18 +50,30 @@ def read_plain(path: Path, remedy: str = "Restore it") -> bytes:
     return content
 
 
-def write_small(path: Path, content: str | bytes) -> None:
-    """Writes a file under a temporary name that is its own only when all of it is on disk. Raises UserError."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that gets its name when it is finished and on disk. When the block raises, nothing stays; a
+    killed process leaves a file of another name, which ends in ``.tmp``. Raises UserError: it cannot be written; also
+    for any OSError of the block."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
-        fsync_path(partial)
-        partial.replace(path)
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
         reason = f"cannot be written ({error.strerror})"
-        raise UserError(path, reason, "Free space or name another place") from None
+        raise UserError(path, reason, "Free some space or choose another folder") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes a small file so that it is there as a whole or not at all; see `whole_file`."""
+    with whole_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def fsync_path(path: Path) -> None:

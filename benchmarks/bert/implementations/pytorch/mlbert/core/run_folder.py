@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlbert.core.config import Resolved
 from mlbert.core.errors import UserError
-from mlbert.core.files import write_small
+from mlbert.core.files import write_atomically
 from mlbert.core.identity import Identity
 from mlbert.core.json_files import read_json
 from mlbert.core.metrics_file import read_points
@@ -52,8 +52,7 @@ class RunFolder:
                 self.folder, f"cannot be written ({error.strerror})", "Set LOGDIR to a writable folder"
             ) from None
         self._refuse_what_is_in_the_way()
-        if (self.folder / "summary.json").exists():
-            raise UserError(self.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it")
+        self.refuse_finished()
         if resume or not self.log.exists():
             return
         if self._has_trained():
@@ -61,6 +60,11 @@ class RunFolder:
             raise UserError(self.log, "is the log of an unfinished run", remedy)
         if "run_start" in self.log.read_text(encoding="utf-8", errors="replace"):
             self.set_log_aside()
+
+    def refuse_finished(self) -> None:
+        """Raises UserError where a run has come to its end."""
+        if (self.folder / "summary.json").exists():
+            raise UserError(self.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it")
 
     def _refuse_what_is_in_the_way(self) -> None:
         """A pipe or device in place of a file that a run writes would keep it waiting, or take all that it is given."""
@@ -85,7 +89,7 @@ class RunFolder:
     def write_record(self, resolved: Resolved, seed: int, identity: Identity) -> dict[str, Any]:
         """Writes ``config.json``, the resolved configuration with seed and provenance, and returns what it holds."""
         record = {**json.loads(resolved.as_json()), "seed": seed, "provenance": asdict(identity)}
-        write_small(self.folder / "config.json", json.dumps(record, indent=2) + "\n")
+        write_atomically(self.folder / "config.json", json.dumps(record, indent=2) + "\n")
         return record
 
 
@@ -132,7 +136,7 @@ def write_curve(folder: Path, summary: Mapping[str, Any]) -> None:
     figure = curve(folder.name, points, summary, _baselines(folder.parent / "data" / "baselines.json"))
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=110)
-    write_small(folder / "curve.png", picture.getvalue())
+    write_atomically(folder / "curve.png", picture.getvalue())
 
 
 def curve(

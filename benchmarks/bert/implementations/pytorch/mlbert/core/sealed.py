@@ -12,7 +12,7 @@ _SEAL = "sha256"
 
 def seal(notes: Mapping[str, Any]) -> dict[str, Any]:
     """JSON-able notes with their checksum."""
-    return {**notes, _SEAL: _digest(notes)}
+    return {**notes, _SEAL: digest(notes)}
 
 
 def unseal(text: str) -> dict[str, Any] | None:
@@ -23,10 +23,11 @@ def unseal(text: str) -> dict[str, Any] | None:
         return None
     if not isinstance(found, dict):
         return None
-    digest = found.pop(_SEAL, None)
-    return found if digest == _digest(found) else None
+    told = found.pop(_SEAL, None)
+    return found if told == digest(found) else None
 
 
-def _digest(notes: Mapping[str, Any]) -> str:
-    as_read = json.loads(json.dumps(notes))
+def digest(notes: Mapping[str, Any]) -> str:
+    """SHA-256 of JSON-able notes, the same when they have been written and read."""
+    as_read = json.loads(json.dumps(notes))  # where all keys are text
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()

@@ -18,6 +18,7 @@ from typing import TypeVar
 from mlbert.core.errors import UserError
 from mlbert.core.files import fsync_path, open_plain
 from mlbert.core.json_files import read_json
+from mlbert.core.sealed import digest
 
 FORMAT = "mlbert-checkpoint-2"
 _NAME = re.compile(r"step_(\d{8})")
@@ -57,7 +58,7 @@ class StepFolders:
                 "tensors_sha256": _sha256(partial),
                 "state": state,
             }
-            record[_DIGEST] = _record_sha256(record)
+            record[_DIGEST] = digest(record)
             (partial / _STATE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
             for written in (*partial.iterdir(), partial):
                 fsync_path(written)
@@ -96,22 +97,8 @@ class StepFolders:
         return sorted(entry for entry in self.path.iterdir() if _NAME.fullmatch(entry.name))
 
     def _checked(self, folder: Path) -> dict:
-        try:
-            record = read_json(folder / _STATE, "Remove it")
-            digest = _sha256(folder)
-        except UserError as error:
-            raise _DamagedError(f"{_STATE} {error.reason}") from None
-        except OSError as error:
-            raise _DamagedError(f"cannot be read ({error})") from None
-        if record.get("format") != FORMAT:
-            raise _DamagedError(f"{_STATE} is not of format {FORMAT}")
-        if not all(isinstance(record.get(name), dict) for name in ("identity", "state")):
-            raise _DamagedError(f"{_STATE} has no identity or no state")
-        if record.pop(_DIGEST, None) != _record_sha256(record):
-            raise _DamagedError(f"{_STATE} differs from its checksum")
-        if digest != record.get("tensors_sha256"):
-            raise _DamagedError("its tensors differ from their checksum")
-        if record.get("identity") != self.identity:
+        record = _undamaged(folder)
+        if record["identity"] != self.identity:
             raise UserError(folder, self._difference(record["identity"]), "Set it so, or set another LOGDIR")
         return record["state"]
 
@@ -122,31 +109,43 @@ class StepFolders:
 
 def read_step(folder: Path) -> tuple[dict, dict]:
     """What a checkpoint must agree on, and its state, whatever run it is of. Raises UserError: it is damaged."""
-    remedy = "Name another one, such as the checkpoint before it"
     try:
-        identity = json.loads((folder / _STATE).read_text(encoding="utf-8"))["identity"]
-        return identity, StepFolders(folder.parent, 1, identity)._checked(folder)
+        record = _undamaged(folder)
     except _DamagedError as damage:
-        raise UserError(folder, str(damage), remedy) from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(folder / _STATE, f"is no state of a checkpoint ({error!r})", remedy) from None
+        raise UserError(folder, str(damage), "Name another one, such as the checkpoint before it") from None
+    return record["identity"], record["state"]
 
 
 class _DamagedError(Exception):
     pass
 
 
-def _record_sha256(record: dict) -> str:
-    as_read = json.loads(json.dumps(record))  # where all keys are text
-    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
+def _undamaged(folder: Path) -> dict:
+    """The record of a checkpoint whose files are as they were written."""
+    try:
+        record = read_json(folder / _STATE, "Remove it")
+        tensors = _sha256(folder)
+    except UserError as error:
+        raise _DamagedError(f"{_STATE} {error.reason}") from None
+    except OSError as error:
+        raise _DamagedError(f"cannot be read ({error})") from None
+    if record.get("format") != FORMAT:
+        raise _DamagedError(f"{_STATE} is not of format {FORMAT}")
+    if not all(isinstance(record.get(name), dict) for name in ("identity", "state")):
+        raise _DamagedError(f"{_STATE} has no identity or no state")
+    if record.pop(_DIGEST, None) != digest(record):
+        raise _DamagedError(f"{_STATE} differs from its checksum")
+    if tensors != record.get("tensors_sha256"):
+        raise _DamagedError("its tensors differ from their checksum")
+    return record
 
 
 def _sha256(folder: Path) -> str:
     """Of the contents, one after another by name, of all files but the state."""
-    digest = hashlib.sha256()
+    found = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.name != _STATE:
             with open_plain(path) as file:
                 while block := file.read(_BLOCK):
-                    digest.update(block)
-    return digest.hexdigest()
+                    found.update(block)
+    return found.hexdigest()

@@ -13,8 +13,9 @@ from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.core.starting_weights import CHECKPOINT_TENSORS
 from mlbert.core.step_folders import read_step
+from mlbert.feed import inputs
 from mlbert.models.foreign import Weights
-from mlbert.store.tokenizer import VOCAB_FILE, load_tokenizer
+from mlbert.store.tokenizer import load_tokenizer
 
 _WEIGHTS = "weights"  # of the tensors, as `mlbert.train.snapshots` names it
 
@@ -45,7 +46,6 @@ def vocabulary_of(folder: Path) -> Path | None:
         if config["tokenizer"] is not None:
             moved = folder.parents[2] / Path(config["tokenizer"]).name  # with the run
             return load_tokenizer(moved if moved.is_dir() else config["tokenizer"]).file
-        file = Path(config["input_dir"]).parent / VOCAB_FILE
+        return inputs.vocabulary_of(Path(config["input_dir"]))
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
-    return file if file.is_file() else None

@@ -21,7 +21,7 @@ import torch
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
-from mlbert.core.files import write_small
+from mlbert.core.files import write_atomically
 from mlbert.core.json_files import read_record
 from mlbert.core.setting import Limits
 from mlbert.feed.tasks import TaskEvalSet
@@ -66,13 +66,13 @@ def write_task_model(
     """`write_weights`, with the vocabulary, the card, and the classes' names for Hugging Face. Raises UserError as it
     does."""
     write_weights(model, folder, facts, tokenizer.file)
-    write_small(folder / "weights" / TASK, json.dumps(asdict(card), indent=2) + "\n")
+    write_atomically(folder / "weights" / TASK, json.dumps(asdict(card), indent=2) + "\n")
     config = folder / "huggingface" / "config.json"
     if card.classes and config.exists():
         values = json.loads(config.read_text(encoding="utf-8"))
         values["id2label"] = dict(enumerate(card.classes))
         values["label2id"] = {name: number for number, name in enumerate(card.classes)}
-        write_small(config, json.dumps(values, indent=2) + "\n")
+        write_atomically(config, json.dumps(values, indent=2) + "\n")
 
 
 def read_card(weights: Path) -> TaskCard:

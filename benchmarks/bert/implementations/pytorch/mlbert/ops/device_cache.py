@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from mlbert.core import native
+from mlbert.core.sealed import seal, unseal
 from mlbert.ops import cublaslt
 
 
@@ -34,14 +35,13 @@ def load(name: str, device: torch.device, say: Callable[[str], object], *facts: 
     """
     path = _file(name, device, facts)
     try:
-        kept = json.loads(path.read_text())
-        found = kept["found"]
-        if isinstance(found, dict) and kept["sha256"] == _digest(json.dumps(found)):
-            return found
+        kept = unseal(path.read_text(encoding="utf-8", errors="replace")) or {}
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    except OSError:
+        kept = {}
+    if isinstance(found := kept.get("found"), dict):
+        return found
     say(f"cache {path} is damaged or can't be read: everything in it is found out again")
     return {}
 
@@ -53,13 +53,14 @@ def store(name: str, device: torch.device, found: Mapping[str, Any], *facts: str
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=path.parent)
         with os.fdopen(handle, "w") as file:
-            json.dump({"sha256": _digest(json.dumps(found)), "found": found}, file)
+            json.dump(seal({"found": found}), file)
         os.replace(temporary, path)
 
 
 def _file(name: str, device: torch.device, facts: tuple[str, ...]) -> Path:
     everything = [*_software(), *facts, *_hardware(device)]
-    return native.cache_folder() / f"{name}-{_digest(json.dumps(everything))[:32]}.json"
+    digest = hashlib.sha256(json.dumps(everything).encode()).hexdigest()
+    return native.cache_folder() / f"{name}-{digest[:32]}.json"
 
 
 def _hardware(device: torch.device) -> list[str]:
@@ -85,7 +86,3 @@ def _software() -> tuple[str, ...]:
 
 def _computes(package: str | None) -> bool:
     return package is not None and (package == "triton" or package.startswith("nvidia-"))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

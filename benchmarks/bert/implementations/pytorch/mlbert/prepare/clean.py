@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import whole_file, write_atomically
 from mlbert.prepare import wiki_text
 from mlbert.prepare.finished import keep_apart
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.separate import drawn_articles, read_hashes
-from mlbert.store.manifest import no_folder, reading, whole_file, write_atomically, write_json
+from mlbert.store.manifest import no_folder, reading, write_json
 
 FINISHED = "clean.json"
 SCRATCH = "clean.tmp"
@@ -277,7 +278,7 @@ def read_articles(units: Sequence[Unit], unit_starts: np.ndarray, numbers: np.nd
 def _write_evaluation(out: Path, units: Sequence[Unit], catalogue: Catalogue, withheld: np.ndarray) -> None:
     articles = list(read_articles(units, catalogue.unit_starts, withheld))
     write_atomically(out / _EVAL[0], b"".join(article + b"\n\n" for article in articles))
-    write_atomically(out / _EVAL[1], "".join(f"{catalogue.md5[i].tobytes().hex()}\n" for i in withheld).encode())
+    write_atomically(out / _EVAL[1], "".join(f"{catalogue.md5[i].tobytes().hex()}\n" for i in withheld))
 
 
 def _finished(out: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from mlbert.core.errors import UserError
-from mlbert.store.manifest import write_atomically
+from mlbert.core.files import write_atomically
 
 SHINGLE_WORDS = 5
 NEAR_DUPLICATE = 0.5  # share of a sentence's word runs that the other side has too
@@ -119,4 +119,4 @@ def _nearly_repeats(sentence: str, held_out: set[tuple[str, ...]]) -> bool:
 def write_text(path: Path, documents: list[list[str]]) -> None:
     """One sentence a line, a blank line between documents: the form of the benchmark's text parts."""
     text = "\n\n".join("\n".join(document) for document in documents) + "\n"
-    write_atomically(path, text.encode("utf-8"))
+    write_atomically(path, text)

@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import write_atomically
 from mlbert.prepare.benchmark_files import Entry
 from mlbert.prepare.jobs import SILENT, Progress
-from mlbert.store.manifest import file_md5, make_folder, write_atomically, write_json
+from mlbert.store.manifest import file_md5, make_folder, write_json
 
 VERIFIED = ".verified"
 CHUNK = 1 << 20

@@ -17,10 +17,11 @@ import h5py
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import write_atomically
 from mlbert.prepare.finished import keep_apart
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import gather_rows, opened
-from mlbert.store.manifest import make_folder, write_atomically
+from mlbert.store.manifest import make_folder
 from mlbert.store.nvidia_shard import item_dtype
 from mlbert.store.open import describe, open_store
 from mlbert.store.ragged import Ragged, offsets_of

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import write_atomically
 from mlbert.core.glue import TASKS, GlueTask
-from mlbert.store.manifest import make_folder, write_atomically
+from mlbert.store.manifest import make_folder
 from mlbert.store.tokenizer import hub_problem
 
 Row = tuple[Sequence[str], str]  # texts and label
@@ -24,7 +25,7 @@ def write_file(path: Path, task: GlueTask, rows: Iterable[Row]) -> None:
         values = dict(zip(task.texts, (" ".join(text.split()) for text in texts), strict=True)) | {task.label: label}
         lines.append("\t".join(values.get(column, str(number)) for column in columns))
     make_folder(path.parent)
-    write_atomically(path, ("\n".join(lines) + "\n").encode("utf-8"))
+    write_atomically(path, "\n".join(lines) + "\n")
 
 
 def files_of(task: GlueTask, folder: Path) -> list[Path]:

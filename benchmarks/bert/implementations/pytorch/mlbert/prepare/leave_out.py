@@ -15,8 +15,8 @@ from typing import TypeVar
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import write_atomically
 from mlbert.store.base import Store
-from mlbert.store.manifest import write_atomically
 from mlbert.store.open import open_store
 from mlbert.store.ragged import Ragged
 
@@ -64,7 +64,7 @@ class LeftOut:
 
     def write(self, index: int, lines: list[str]) -> None:
         """Note it before shard ``index`` is written: a shard that is there has its note."""
-        write_atomically(self._path(index), json.dumps(lines).encode())
+        write_atomically(self._path(index), json.dumps(lines))
 
     def read(self, index: int) -> list[str] | None:
         """What was left out of shard ``index``; None when that is not known."""

@@ -45,6 +45,11 @@ class Source:
     modified: int  # nanoseconds since 1970
 
     @property
+    def identity(self) -> list[str | int]:
+        """JSON-able; another once the file has changed."""
+        return [str(self.path.resolve()), self.num_bytes, self.modified]
+
+    @property
     def suffix(self) -> str:
         """Lower-case, of what is within a packed file."""
         name = self.path.name.lower()

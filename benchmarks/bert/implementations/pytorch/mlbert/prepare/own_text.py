@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import write_atomically
 from mlbert.core.sealed import seal, unseal
 from mlbert.feed.masking import Masking
 from mlbert.prepare.baselines import Neighbours
@@ -33,7 +34,7 @@ from mlbert.prepare.jobs import SILENT, Progress
 from mlbert.prepare.masked_sentences import choose_sentences
 from mlbert.prepare.own_files import Source, documents
 from mlbert.prepare.vocab import MAX_ALPHABET, split_words, train_vocabulary
-from mlbert.store.manifest import make_folder, write_atomically, write_json
+from mlbert.store.manifest import make_folder, write_json
 from mlbert.store.mds import MdsReader
 from mlbert.store.mds_write import MdsWriter
 from mlbert.store.ragged import Ragged, offsets_of
@@ -94,7 +95,7 @@ class Request:
 
     def made_from(self) -> dict[str, Any]:
         """JSON-able; equal where the same comes out."""
-        files = [[str(s.path.resolve()), s.num_bytes, s.modified] for s in self.sources]
+        files = [source.identity for source in self.sources]
         new = [self.vocab_size, self.lower_case]
         vocabulary = self.vocabulary.identity if self.vocabulary else new
         return {"sources": files, "vocabulary": vocabulary, "length": self.length, "eval_rate": self.eval_rate}
@@ -236,7 +237,7 @@ def _tokenizer(request: Request, scan: _Scan, folder: Path) -> Tokenizer:
         entries = train_vocabulary(split_words(scan.words, request.lower_case), request.vocab_size, most)
     else:
         entries = given.entries
-    write_atomically(folder / VOCAB_FILE, ("\n".join(entries) + "\n").encode())
+    write_atomically(folder / VOCAB_FILE, "\n".join(entries) + "\n")
     write_json(folder / CONFIG_FILE, {"do_lower_case": request.lower_case if given is None else given.lower_case})
     return load_tokenizer(folder)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import write_atomically
 from mlbert.prepare import corpus as corpora
 from mlbert.prepare.baselines import baselines
 from mlbert.prepare.eval_set import pick_evenly
@@ -27,7 +28,7 @@ from mlbert.prepare.text_parts import inspect_parts
 from mlbert.prepare.vocab import check_vocab_size, count_words, train_vocabulary
 from mlbert.store.checksums import check_files
 from mlbert.store.documents import plain_size
-from mlbert.store.manifest import Manifest, file_sha256, make_folder, read_manifest, write_atomically, write_json
+from mlbert.store.manifest import Manifest, file_sha256, make_folder, read_manifest, write_json
 from mlbert.store.open import check_vocabulary
 from mlbert.store.prepared import ShardSet, ShardWriter, info_of
 from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE
@@ -137,7 +138,7 @@ def _make_vocabulary(corpus: corpora.Corpus, out: Path, options: TextOptions, pr
     words = count_words((text for document in corpus.train for text in document), options.lower_case)
     entries = train_vocabulary(words, options.vocab_size)
     path = out / VOCAB_FILE
-    write_atomically(path, ("\n".join(entries) + "\n").encode("utf-8"))
+    write_atomically(path, "\n".join(entries) + "\n")
     write_json(out / CONFIG_FILE, {"tokenizer_class": "BertTokenizer", "do_lower_case": options.lower_case})
     progress(f"vocabulary: {len(entries):,} entries")
     return path

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import write_atomically
 from mlbert.store.checksums import CHECKSUMS, file_xxh3, write_checksums
-from mlbert.store.manifest import make_folder, write_atomically, write_json
+from mlbert.store.manifest import make_folder, write_json
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import write_examples
 from mlbert.store.tfrecord_list import LIST, RecordList, read_list
@@ -75,7 +76,7 @@ class TfrecordFolder:
             "num_masked": len(rows.masked_labels),
             "xxh3": file_xxh3(path),
         }
-        write_atomically(self._note(index), json.dumps({"fingerprint": fingerprint, **values}).encode())
+        write_atomically(self._note(index), json.dumps({"fingerprint": fingerprint, **values}))
         return values
 
     def leave_out(self, index: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from mlbert.core.errors import UserError
 from mlbert.core.files import read_plain
 from mlbert.core.json_files import parse_json
+from mlbert.core.metrics_file import read_points
 from mlbert.core.rules import BENCHMARK
 from mlbert.submission.logs import Log, read_log
 from mlbert.submission.result_set import is_number
@@ -26,7 +27,7 @@ class Source:
 
     log: Log
     summary: dict[str, Any]  # summary.json; empty where there is none
-    metrics: list[dict[str, Any]]  # the lines of metrics.jsonl that can be read
+    metrics: list[dict[str, Any]]  # the points of metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _read_source(path: Path, notes: list[str]) -> Source:
     return Source(
         log,
         _read_object(summary, notes) if summary else {},
-        _read_lines(metrics, notes) if metrics else [],
+        _read_points(metrics, notes) if metrics else [],
     )
 
 
@@ -134,24 +135,16 @@ def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """The objects of a file with one JSON object a line."""
+def _read_points(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """The points of metrics.jsonl, with a note where some are damaged."""
     try:
-        lines = read_plain(path, "").splitlines()
+        points, foreign = read_points(path)
     except UserError:
         notes.append(f"{_place(path)} cannot be read and is left out")
         return []
-    found: list[dict[str, Any]] = []
-    for line in lines:
-        try:
-            value = parse_json(line, finite=False)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    if len(found) < len(lines):
-        notes.append(f"{_place(path)}: {len(lines) - len(found)} lines cannot be read and are left out")
-    return found
+    if foreign:
+        notes.append(f"{_place(path)}: {foreign} lines cannot be read and are left out")
+    return points
 
 
 def _place(path: Path) -> str:

@@ -23,9 +23,9 @@ from pathlib import Path
 import xxhash
 
 from mlbert.core.errors import UserError
-from mlbert.core.files import read_plain
+from mlbert.core.files import read_plain, write_atomically
 from mlbert.store.documents import plain_size, reading
-from mlbert.store.manifest import REMAKE, SHARD_NAME, Manifest, file_sha256, write_atomically
+from mlbert.store.manifest import REMAKE, SHARD_NAME, Manifest, file_sha256
 
 CHECKSUMS = "checksums.xxh3"
 _LINE = re.compile(r"([0-9a-f]{32})  ((?!.*\.\.)[^/\0-\x1f][^\0-\x1f]*)")
@@ -47,7 +47,7 @@ def file_xxh3(path: Path) -> str:
 def write_checksums(folder: Path, digests: Mapping[str, str]) -> None:
     """Write the list: XXH3 of each file by name. Raises UserError."""
     lines = [f"{digest}  {name}\n" for name, digest in sorted(digests.items())]
-    write_atomically(folder / CHECKSUMS, "".join(lines).encode())
+    write_atomically(folder / CHECKSUMS, "".join(lines))
 
 
 def read_checksums(folder: Path) -> dict[str, str]:

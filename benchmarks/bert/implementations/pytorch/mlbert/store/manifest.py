@@ -5,19 +5,16 @@ Reading it touches no training data, so it is allowed before ``run_start``.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from mlbert.core.errors import UserError
-from mlbert.core.files import read_plain
+from mlbert.core.files import read_plain, write_atomically
 from mlbert.store.documents import SHA256, Fields, judging, parse_document, plain_size, reading
 
 FORMAT = "mlbert-ragged"
@@ -150,32 +147,6 @@ def file_md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-@contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that gets its name when it is finished and on disk. When the block raises, nothing stays; a
-    killed process leaves a file of another name, which ends in ``.tmp``. Raises UserError: it cannot be written; also
-    for any OSError of the block."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        reason = f"cannot be written ({error.strerror})"
-        raise UserError(path, reason, "Free some space or choose another folder") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a small file so that it is there as a whole or not at all; see `whole_file`."""
-    with whole_file(path) as file:
-        file.write(data)
-
-
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """`write_atomically` of a document that people may read."""
-    write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
+    write_atomically(path, json.dumps(document, indent=1) + "\n")

@@ -18,7 +18,8 @@ from typing import Any, BinaryIO, Protocol
 from urllib.parse import quote, urlsplit
 
 from mlbert.core.errors import UserError
-from mlbert.store.manifest import make_folder, reading, whole_file, write_atomically
+from mlbert.core.files import whole_file, write_atomically
+from mlbert.store.manifest import make_folder, reading
 from mlbert.store.mds_index import INDEX, FileInfo, ShardInfo, new_hasher
 
 ATTEMPTS = 2  # a file that arrives damaged is fetched once more

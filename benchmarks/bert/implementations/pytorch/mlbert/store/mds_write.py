@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.store.manifest import make_folder, write_atomically
+from mlbert.core.files import write_atomically
+from mlbert.store.manifest import make_folder
 from mlbert.store.mds import UINT32
 from mlbert.store.mds_columns import CONVERSION_ERRORS
 from mlbert.store.mds_fetch import zstandard_module
@@ -124,7 +125,7 @@ class MdsWriter:
             raise UserError(self._folder, "no sample was written", "A set needs one or more")
         entries = [index_entry(shard, self._settings) for shard in self._shards]
         document = json.dumps({"shards": entries, "version": VERSION}, sort_keys=True)
-        write_atomically(self._folder / INDEX, document.encode())
+        write_atomically(self._folder / INDEX, document)
 
     def _shard_bytes(self, samples: int, num_bytes: int) -> int:
         return UINT32.itemsize * (samples + 2) + len(self._head) + num_bytes

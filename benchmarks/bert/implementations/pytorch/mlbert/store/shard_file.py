@@ -19,8 +19,9 @@ import h5py
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import write_atomically
 from mlbert.store.file_map import FileMap
-from mlbert.store.manifest import FORMAT, FORMAT_VERSION, REMAKE, write_atomically
+from mlbert.store.manifest import FORMAT, FORMAT_VERSION, REMAKE
 from mlbert.store.ragged import DTYPES, Ragged
 
 PACK_OFFSETS = "pack_offsets"

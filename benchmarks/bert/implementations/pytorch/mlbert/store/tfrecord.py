@@ -25,9 +25,9 @@ import numpy as np
 
 from mlbert.core import native
 from mlbert.core.errors import UserError
+from mlbert.core.files import whole_file
 from mlbert.store import tfrecord_native, tfrecord_plain
 from mlbert.store.documents import plain_size, reading
-from mlbert.store.manifest import whole_file
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord_list import read_list
 from mlbert.store.tfrecord_plain import (

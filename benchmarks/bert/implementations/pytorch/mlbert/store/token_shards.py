@@ -34,8 +34,8 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import whole_file
 from mlbert.store.file_map import FileMap
-from mlbert.store.manifest import whole_file
 from mlbert.store.mds import UINT32, MdsReader
 from mlbert.store.mds_fetch import local_folder
 from mlbert.store.ragged import offsets_of

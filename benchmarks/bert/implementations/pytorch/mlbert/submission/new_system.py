@@ -10,8 +10,8 @@ from pathlib import Path
 
 from mlbert.core.config_files import check_exports, parse_config_name
 from mlbert.core.errors import UserError
+from mlbert.core.files import write_atomically
 from mlbert.core.json_files import read_json
-from mlbert.store.manifest import write_atomically
 from mlbert.submission.hardware import NOT_THERE
 from mlbert.submission.templates import FIELDS, FOLDER, MARK, template
 
@@ -158,7 +158,7 @@ def _write(folder: Path, files: dict[str, str], description: Path, text: str) ->
         for name, content in files.items():
             (partial / name).write_text(content, encoding="utf-8")
         description.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(description, text.encode())
+        write_atomically(description, text)
         partial.rename(folder)
     except OSError as error:
         raise UserError(folder, f"cannot be made ({error.strerror})", "Choose a tree that is writable") from error

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mlbert.core import run_folder
-from mlbert.core.files import write_small
+from mlbert.core.files import write_atomically
 from mlbert.core.progress import Outcome
 from mlbert.core.settings import TrainConfig
 from mlbert.dist.world import World
@@ -33,4 +33,4 @@ def leave_behind(folder: Path, summary: Mapping[str, object], facts: Mapping[str
     """Writes weights, curve and, last of all, the summary: a run folder with one is finished."""
     method.export(folder, {**summary, **facts})
     run_folder.write_curve(folder, summary)
-    write_small(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")

@@ -56,7 +56,7 @@ from mlbert.train.micro_batch import build_fitting
 from mlbert.train.protocols import Inputs, Method, Recipe
 from mlbert.train.reader import Reader
 from mlbert.train.snapshots import Snapshots
-from mlbert.train.step import Step, choose_graphs
+from mlbert.train.step import Step, check_device, choose_graphs
 
 _PARTS = "gradient_accumulation_steps"
 
@@ -91,6 +91,7 @@ USUAL = Manner()
 
 def _inspect(config: TrainConfig, recipe: Recipe, world: World, paths: RunFolder) -> tuple[int, Any]:
     """This rank's threads, and what the recipe finds in its inputs; makes the run's folder."""
+    check_device(config.cuda_graph_mode, world.device)
     found = threads_per_rank(config, world), recipe.inspect(config)
     if world.rank == 0:
         paths.prepare(config.resume)
@@ -161,8 +162,8 @@ def _warn_of(inputs: Inputs, config: TrainConfig, say: Callable[[str], None]) ->
         say(f"warning: EVALDIR {config.eval_dir} is the training set: evaluations will say nothing of other text")
 
 
-def _monitor(config: TrainConfig, paths: RunFolder, world: World, console: Console, manner: Manner) -> Monitor:
-    path, is_shown = paths.folder / "metrics.jsonl" if world.rank == 0 else None, manner.display is None
+def _monitor(config: TrainConfig, paths: RunFolder, world: World, console: Console, how: Manner) -> Monitor:
+    path, is_shown = paths.folder / "metrics.jsonl" if world.rank == 0 else None, how.display is None
     return Monitor(path, Limits.of(config), config.log_freq, console, append=config.resume, is_shown=is_shown)
 
 

@@ -340,6 +340,13 @@ def _replay(graph: _Graph) -> None:
     graph.replay()
 
 
+def check_device(mode: str, device: torch.device) -> None:
+    """Raises UserError where graphs are asked for and there is no GPU: before anything large is built for nothing."""
+    if mode != "none" and device.type != "cuda":
+        remedy = "See nvidia-smi, docker's --gpus all, SRUN_ARGS=--gres=gpu:8 for Slurm; on a CPU set it to none"
+        raise UserError(f"{SETTING}={mode}", "needs a GPU, and PyTorch sees none here", remedy)
+
+
 def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.device, ranks: int) -> Graphs | None:
     """What CUDA_GRAPH_MODE asks for; None for ``none``.
 
@@ -351,13 +358,11 @@ def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.d
         ranks: of the run.
 
     Raises:
-        UserError: graphs are asked for and the device, the model, the batches or the optimizer cannot be captured.
+        UserError: graphs are asked for and the model, the batches or the optimizer cannot be captured.
     """
     if mode == "none":
         return None
     budget, wanted = method.budget, GraphMode(mode)
-    if device.type != "cuda":
-        raise UserError(f"{SETTING}={mode}", f"needs a CUDA device, this run is on the {device}", f"Set {SETTING}=none")
     if obstacle := method.model.capture_obstacle(device, budget.max_seqlen if budget else 0):
         raise UserError(f"{SETTING}={mode}", obstacle, f"Set OPS=auto, or {SETTING}=none")
     if budget is None:

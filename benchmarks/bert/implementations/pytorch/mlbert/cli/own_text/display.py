@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -106,11 +107,9 @@ def final_accuracy(points: Sequence[tuple[float, float]], seconds: float) -> flo
     """What the last evaluations (seconds since the start, accuracy) let expect at the end, on a straight line over the
     logarithm of time; None where they are too few."""
     last = points[-_POINTS:]
-    if len(last) < 2:
-        return None
     times = [math.log(at) for at, _ in last]
-    mean_time, mean = sum(times) / len(last), sum(a for _, a in last) / len(last)
-    spread = sum((t - mean_time) ** 2 for t in times)
-    slope = sum((t - mean_time) * (a - mean) for t, (_, a) in zip(times, last, strict=True)) / max(spread, 1e-12)
+    if len(set(times)) < 2:
+        return None
+    slope = statistics.linear_regression(times, [accuracy for _, accuracy in last]).slope
     found = last[-1][1] + max(slope, 0.0) * (math.log(seconds) - times[-1])
     return min(max(found, last[-1][1]), 1.0)

@@ -35,18 +35,15 @@ class Guessed:
 
 
 def take_model(folder: OwnFolder) -> None:
-    """Makes DIR/model of what the run has written; an older one is replaced."""
+    """Makes DIR/model of what the run has written; an older one is replaced. Raises UserError: it cannot be
+    written."""
     written = next(path for name in ("huggingface", "weights") if (path := folder.run / name).is_dir())
-    try:
-        with new_path(folder.model) as place:
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir()
-            for file in written.iterdir():
-                shutil.copyfile(file, place / file.name)
-            shutil.rmtree(folder.model, ignore_errors=True)
-    except OSError as error:
-        remedy = "Free space and call again: the training is kept"
-        raise UserError(folder.model, f"cannot be written ({error.strerror})", remedy) from None
+    with new_path(folder.model) as place:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        for file in written.iterdir():
+            shutil.copyfile(file, place / file.name)
+        shutil.rmtree(folder.model, ignore_errors=True)
     (folder.path / "latest-rank0.pt").unlink(missing_ok=True)  # Composer's form of the same weights
 
 

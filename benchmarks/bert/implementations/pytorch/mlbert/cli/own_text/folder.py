@@ -11,7 +11,6 @@ DIR/report.html
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
+from mlbert.core.json_files import read_json
 from mlbert.core.sealed import seal, unseal
 from mlbert.store.manifest import make_folder, reading, write_json
 
@@ -109,7 +109,6 @@ class OwnFolder:
     def finished(self) -> dict[str, Any] | None:
         """The summary of a run that came to its end; None before."""
         try:
-            found = json.loads(self.summary.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            return read_json(self.summary, "")
+        except UserError:
             return None
-        return found if isinstance(found, dict) else None

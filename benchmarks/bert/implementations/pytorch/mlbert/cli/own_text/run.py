@@ -23,13 +23,13 @@ from mlbert.cli.prepare.progress import console_progress, short_duration
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.config import environment
 from mlbert.core.errors import UserError
+from mlbert.core.files import write_atomically
 from mlbert.core.pretrain_rules import EVAL_MASK_RATE
 from mlbert.dist.lifecycle import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.dist.world import World
 from mlbert.models.fill_mask import open_masked_lm
 from mlbert.prepare.own_files import Source, find_sources
 from mlbert.prepare.own_text import Facts, Request, prepare
-from mlbert.store.manifest import write_atomically
 from mlbert.store.tokenizer import Tokenizer, load_tokenizer
 from mlbert.train.experiment import Manner, run_experiment
 
@@ -123,11 +123,11 @@ class _Run:
         return self._train(plan, facts, resume, world)
 
     def _asked(self) -> dict[str, Any]:
-        files = [[str(s.path.resolve()), s.num_bytes, s.modified] for s in self._sources]
+        sources = [source.identity for source in self._sources]
         vocabulary = self._vocabulary.identity if self._vocabulary else None
         start = str(self._start[0].resolve()) if self._start else None
         return {
-            "sources": files,
+            "sources": sources,
             "--size": self._words.size,
             "--vocab": vocabulary,
             "--cased": self._words.cased,
@@ -172,7 +172,7 @@ class _Run:
     def _write_shape(self, plan: Plan) -> None:
         entries = len(load_tokenizer(self._folder.text).vocabulary)
         shape = BertConfig(**{**plan.shape, "vocab_size": entries})
-        write_atomically(self._folder.shape, shape.to_json().encode())
+        write_atomically(self._folder.shape, shape.to_json())
         what = "going on from a model" if self._start else "new model"
         self._say(
             f"{what}: {shape.num_hidden_layers} layers x {shape.hidden_size}, {entries:,} entries, "
