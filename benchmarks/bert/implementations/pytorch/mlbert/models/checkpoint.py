@@ -45,7 +45,8 @@ def vocabulary_of(folder: Path) -> Path | None:
     try:
         config = read_json(folder.parent.parent / "config.json", "")["config"]
         if config["tokenizer"] is not None:
-            return load_tokenizer(config["tokenizer"]).file
+            moved = folder.parents[2] / Path(config["tokenizer"]).name  # with the run
+            return load_tokenizer(moved if moved.is_dir() else config["tokenizer"]).file
         return inputs.vocabulary_of(Path(config["input_dir"]))
     except (OSError, ValueError, KeyError, TypeError):  # UserError too
         return None
