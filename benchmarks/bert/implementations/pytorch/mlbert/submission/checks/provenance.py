@@ -13,7 +13,7 @@ from pathlib import Path
 
 import mlbert
 from mlbert.core.provenance import PACKAGE_HOME, TENSORFLOW2
-from mlbert.submission.call_sites import Sources, key_of, nodes_of
+from mlbert.submission.call_sites import Sources, is_inside, key_of, nodes_of
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import DISTRIBUTIONS_OF
 from mlbert.submission.logs import Event, Log
@@ -131,7 +131,7 @@ def _text(name: str, sources: Sources | None) -> str:
     """The file as of the log's commit; this installation's own where there is no tree, or one without the code."""
     text = sources.text(name) if sources is not None else None
     own = Path(mlbert.__file__).parent / name.removeprefix(f"{PACKAGE_HOME}/")
-    if text is None and own.is_file() and (sources is None or name == _IDENTITY):
+    if text is None and is_inside(name) and own.is_file() and (sources is None or name == _IDENTITY):
         text = own.read_text(encoding="utf-8")
     return text or ""
 
