@@ -167,7 +167,8 @@ class MLPerfCallback:
         evaluation has not ended."""
         if self._log.status is not None:
             return
-        self._must_train("eval_start")
+        if not self._log.run_started:
+            raise UserError("eval_start", "was called before training", "Call fit_start first")
         if self._evaluates:
             raise UserError("eval_start", "was called before", "Call eval_end after each")
         if samples < self._samples:
@@ -297,10 +298,6 @@ class MLPerfCallback:
         required = (*required, *(REQUIRED_IN_CLOSED if self._division == "closed" else ()))
         if missing := [key for key in required if key not in self._known]:
             raise UserError("hyperparameters", f"lack {', '.join(missing)}", "Give them by these names")
-
-    def _must_train(self, method: str) -> None:
-        if not self._log.run_started:
-            raise UserError(method, "was called before training", "Call fit_start first")
 
     def _samples_of(self, state: Any) -> int:
         return int(state.global_step) * int(self._known["global_batch_size"])

@@ -22,9 +22,11 @@ from torch import Tensor
 
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
+from mlbert.dist.meeting import MEETING_SECONDS
 from mlbert.dist.world import World, nccl_options
 
 POLL_SECONDS = 1e-4
+_TIMEOUT = timedelta(seconds=MEETING_SECONDS)  # of a collective, as in `World.start`
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,8 @@ class ShardGroups:
         return cls(inside=RankGroup(world.rank, world.world_size))
 
     @classmethod
-    def inside_nodes(cls, world: World, timeout_s: float = 120.0) -> ShardGroups:
-        """A shard for each rank of a node, the same on every node. All ranks call it; `timeout_s` as in `World.start`.
+    def inside_nodes(cls, world: World) -> ShardGroups:
+        """A shard for each rank of a node, the same on every node. All ranks call it.
 
         Raises:
             UserError: the nodes have unequally many ranks, or a node's ranks do not follow each other.
@@ -138,16 +140,16 @@ class ShardGroups:
         members = [node * size + local for local in range(size)]
         twins = [other * size + world.local_rank for other in range(nodes)]
         return cls(
-            RankGroup(world.local_rank, size, _handle(members, world, timeout_s)),
-            RankGroup(node, nodes, _handle(twins, world, timeout_s)),
+            RankGroup(world.local_rank, size, _handle(members, world)),
+            RankGroup(node, nodes, _handle(twins, world)),
         )
 
 
-def exchange_group(config: TrainConfig, world: World, timeout_s: float = 120.0) -> RankGroup:
+def exchange_group(config: TrainConfig, world: World) -> RankGroup:
     """The ranks that EXCHANGE_PADDING names: this one alone, those of its node, or all.
 
     For EXCHANGE_BY=gather they are connected, over host memory and apart from every other group, so that a thread may
-    use them while training goes on. All ranks call it together; `timeout_s` as in `World.start`.
+    use them while training goes on. All ranks call it together.
 
     Raises:
         UserError: the nodes have unequally many ranks, or a node's ranks do not follow each other.
@@ -158,8 +160,7 @@ def exchange_group(config: TrainConfig, world: World, timeout_s: float = 120.0) 
     if config.exchange_by == "lengths" or size == 1:
         return RankGroup(place, size)
     members = list(range(world.rank - place, world.rank - place + size))
-    timeout = timedelta(seconds=timeout_s)
-    handle = dist.new_group(members, timeout=timeout, backend="gloo", use_local_synchronization=True)
+    handle = dist.new_group(members, timeout=_TIMEOUT, backend="gloo", use_local_synchronization=True)
     group = RankGroup(place, size, handle)
     group.all_gather(np.zeros(1, np.uint8))  # connects them
     return group
@@ -178,9 +179,8 @@ def _ranks_of_a_node(world: World, setting: str, value: str) -> int:
     return size
 
 
-def _handle(ranks: list[int], world: World, timeout_s: float) -> dist.ProcessGroup | None:
+def _handle(ranks: list[int], world: World) -> dist.ProcessGroup | None:
     if len(ranks) in (1, world.world_size):
         return None
     # Without local synchronisation every rank would have to make every other node's group too.
-    timeout = timedelta(seconds=timeout_s)
-    return dist.new_group(ranks, timeout=timeout, pg_options=nccl_options(timeout), use_local_synchronization=True)
+    return dist.new_group(ranks, timeout=_TIMEOUT, pg_options=nccl_options(_TIMEOUT), use_local_synchronization=True)

@@ -24,8 +24,8 @@ class MaskedSentence:
     answer: str
 
 
-def choose_sentences(texts: Iterable[str], tokenizer: Tokenizer, count: int = COUNT) -> list[MaskedSentence]:
-    """Up to ``count`` sentences, the same for the same texts; each masks one word, an entry of the vocabulary."""
+def choose_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> list[MaskedSentence]:
+    """Up to `COUNT` sentences, the same for the same texts; each masks one word, an entry of the vocabulary."""
     found: dict[str, str] = {}
     for sentence in islice(_sentences(texts), _LOOKED_AT):
         if len(sentence.split()) in _WORDS and "[" not in sentence:
@@ -35,7 +35,7 @@ def choose_sentences(texts: Iterable[str], tokenizer: Tokenizer, count: int = CO
         masked = _mask(found[digest], int(digest[:8], 16), tokenizer)
         if masked is not None:
             chosen.append(masked)
-        if len(chosen) == count:
+        if len(chosen) == COUNT:
             break
     return chosen
 

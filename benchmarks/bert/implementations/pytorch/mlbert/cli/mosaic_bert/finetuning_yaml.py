@@ -65,7 +65,7 @@ class Data:
     @cached_property
     def form(self) -> TaskForm:
         """Columns and classes. Raises UserError: columns that are not said cannot be told by their names."""
-        leaves, declared = self._leaves, self._leaves.optional_number("model.num_labels", None)
+        leaves, declared = self._leaves, self._leaves.optional_number("model.num_labels")
         if self.task is not None:
             form = form_of_task(self.task)
             if declared not in (None, form.num_labels):

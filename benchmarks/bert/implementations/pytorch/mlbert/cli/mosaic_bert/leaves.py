@@ -60,9 +60,9 @@ class Leaves(Mapping[str, Value]):
         except (ValueError, OverflowError):
             raise UserError(value.origin, f"{name} {value.value!r} is no number", "Write a number") from None
 
-    def optional_number(self, name: str, default: float | None) -> float | None:
-        """A number, or None."""
-        return self.number(name, None).value if self.is_given(name) else default
+    def optional_number(self, name: str) -> float | None:
+        """A number, or None where none is given."""
+        return self.number(name, None).value if self.is_given(name) else None
 
     def flag(self, name: str, default: bool) -> Value:
         """true or false."""

@@ -104,7 +104,7 @@ def _dataset(leaves: Leaves, layer: Layer, loader: str) -> tuple[Path, str | Non
 def _add_masking(leaves: Leaves, layer: Layer) -> None:
     rate = leaves.number("train_loader.dataset.mlm_probability", leaves.number("mlm_probability", 0.15))
     layer.put("masking_rate", rate)
-    end = leaves.optional_number("train_loader.dataset.mlm_probability_end", None)
+    end = leaves.optional_number("train_loader.dataset.mlm_probability_end")
     if end is not None:
         layer.put("masking_rate_end", end)
         known = ("constant", "linear", "cosine", "step")
