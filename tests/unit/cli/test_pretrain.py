@@ -120,7 +120,7 @@ def test_interrupted_continued_and_made_longer(
         (["TEXT", "--out", "TEXT/below"], "cannot be"),
         (["TEXT", "--out", "OUT", "--vocab", "TEXT"], r"TEXT"),
         (["TEXT", "--out", "OUT", "--vocab", "nope.txt"], "no such file"),
-        (["TEXT", "--out", "OUT", "--from", "FOLDER"], "holds no config.json"),
+        (["TEXT", "--out", "OUT", "--from", "FOLDER"], "holds no model"),
         (["TEXT", "--out", "OUT", "--size", "huge"], "huge"),
         (["nope.txt", "--out", "OUT"], "no such file or folder"),
         (["nope.yaml"], "nope.yaml"),

@@ -36,7 +36,7 @@ def test_a_share_of_the_training() -> None:
     assert LONG.steps("t_warmup", "0dur", least=0) == 0
 
 
-@pytest.mark.parametrize("text", ["", "10", "ba", "-1ba", "1.5", "10 parsecs", "nanba", "0ba", "1e300ba", None])
+@pytest.mark.parametrize("text", ["", "10", "ba", "-1ba", "1.5", "10 parsecs", "nanba", "0ba", "1e999tok", None])
 def test_what_is_no_duration_is_refused(text: object) -> None:
     with pytest.raises(UserError, match="max_duration"):
         PLAIN.steps("max_duration", text)

@@ -4,8 +4,10 @@ import json
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mlbert.core.progress import Limits, TrainState
+from mlbert.core.progress import Limits, Pace, TrainState
 
 LIMITS = Limits(target_accuracy=0.5, max_steps=10, max_samples=1000, max_seconds=60.0, max_skipped_steps=2)
 
@@ -42,3 +44,11 @@ def test_a_wrong_entry_changes_nothing(name, value):
     with pytest.raises(ValueError, match=name):
         state.restore({**TrainState(step=9).to_json(), name: value})
     assert state == TrainState(step=3)
+
+
+@given(st.floats(0.1, 1e4), st.floats(0, 1e4))
+def test_slow_evaluations_leave_time_to_train(every: float, took: float) -> None:
+    pace = Pace(100.0, 0.1, 0.5, every, 60.0)
+    assert not pace.evaluates(0.99 * every, took)
+    assert not pace.evaluates(9.9 * took, took) or took == 0
+    assert pace.evaluates(1.01 * max(every, 10 * took), took)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from tokenizers import BertWordPieceTokenizer
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
@@ -46,6 +47,26 @@ def test_guesses_are_those_of_transformers(folder: Path, name: str) -> None:
     torch.testing.assert_close([p for _, p in found], [guess["score"] for guess in expected], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("is_lower", [True, False])
+def test_a_folder_that_transformers_saved_is_enough(tmp_path: Path, is_lower: bool) -> None:
+    """Which has a tokenizer.json and no vocab.txt."""
+    (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "The"]) + "\n")
+    fast = BertWordPieceTokenizer(str(tmp_path / "vocab.txt"), lowercase=is_lower)
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=fast._tokenizer, unk_token="[UNK]", pad_token="[PAD]", mask_token="[MASK]"
+    )
+    theirs.save_pretrained(tmp_path / "peer")
+    shape = {name: getattr(SHAPE, name) for name in ("hidden_size", "num_hidden_layers", "intermediate_size")}
+    config = transformers.BertConfig(vocab_size=len(WORDS) + 1, num_attention_heads=2, **shape)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "peer")
+    assert not (tmp_path / "peer/vocab.txt").exists()
+    text = "The the [MASK] sat ."
+    guesses = transformers.pipeline("fill-mask", model=str(tmp_path / "peer"), top_k=5)(text)
+    found = fill(*open_masked_lm(tmp_path / "peer"), text, top=5)
+    assert [token for token, _ in found] == [guess["token_str"] for guess in guesses]
+    torch.testing.assert_close([p for _, p in found], [guess["score"] for guess in guesses], atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("text", "top", "words"),
     [
@@ -62,7 +83,7 @@ def test_what_cannot_be_answered_is_told(folder: Path, text: str, top: int, word
 
 
 def test_a_folder_without_a_model_is_told(folder: Path, tmp_path: Path) -> None:
-    for path, words in ((tmp_path / "none", "no such folder"), (Path(__file__).parent, "no config.json")):
+    for path, words in ((tmp_path / "none", "no such folder"), (Path(__file__).parent, "holds no model")):
         with pytest.raises(UserError, match=words):
             open_masked_lm(path)
     (folder / "huggingface" / "vocab.txt").write_text("\n".join([*WORDS, "more"]) + "\n")

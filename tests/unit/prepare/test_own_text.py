@@ -19,6 +19,7 @@ from mlbert.prepare import baselines, own_text
 from mlbert.prepare.own_files import documents, find_sources
 from mlbert.prepare.own_text import RUN, Facts, Request, prepare
 from mlbert.store.mds import MdsReader
+from mlbert.store.tokenizer import load_tokenizer
 
 NOUNS = ["river", "house", "letter", "garden", "machine", "teacher", "mountain", "window", "market", "story"]
 VERBS = ["finds", "builds", "carries", "paints", "watches", "answers", "follows", "repairs", "describes", "leaves"]
@@ -38,7 +39,7 @@ def texts_of(count: int, seed: int = 1, sentences: int = 6) -> list[str]:
 
 
 def prepared(folder: Path, *paths: Path) -> Facts:
-    return prepare(Request(find_sources(paths, folder), None, 400, 32, 0.15), folder)
+    return prepare(Request(find_sources(paths, folder), None, 400, True, 32, 0.15), folder)
 
 
 def rows(folder: Path) -> list[list[int]]:
@@ -103,6 +104,17 @@ def test_held_out_text_is_not_trained_on(tmp_path: Path) -> None:
     assert len(held_out) > 300
     assert np.mean([run in held_out for run in runs]) < 0.01
     assert facts.train_tokens + facts.held_out_tokens + facts.near_repeats <= 20 * 6 * 450 * 1.2
+
+
+def test_a_cased_vocabulary_tells_words_by_case_and_accents(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(texts_of(300)).replace("The river", "Die Türen"))
+    sources = find_sources([tmp_path / "a.txt"], tmp_path / "out")
+    for is_lower, known in ((False, "Türen"), (True, "turen")):
+        facts = prepare(Request(sources, None, 400, is_lower, 32, 0.15), tmp_path / "out")
+        tokenizer = load_tokenizer(tmp_path / "out")
+        assert (tokenizer.lower_case, known in tokenizer.vocabulary) == (is_lower, True)
+        assert facts.unknown_share == 0
+        assert is_lower == all(entry == entry.lower() for entry in tokenizer.entries if not entry.startswith("["))
 
 
 def test_order_and_files_do_not_matter_to_what_is_held_out(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,6 +87,20 @@ def test_a_finished_folder_is_left_alone(prepared, said):
     prepare_text(never(), prepared, OPTIONS, SOURCE, progress=said)
     assert "nothing to do" in said.lines[0]
     assert {path: path.stat().st_mtime_ns for path in prepared.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    "name", ["baselines.json", "tokenizer_config.json", "vocab.txt", "eval/shard-00000-of-00001.h5"]
+)
+def test_a_finished_folder_that_is_damaged_is_made_again(prepared, tmp_path, said, name):
+    out = tmp_path / "out"
+    shutil.copytree(prepared, out)
+    content = (out / name).read_bytes()
+    (out / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    prepare_text(documents(), out, OPTIONS, SOURCE, progress=said)
+    assert "it is made again" in said.lines[0]
+    assert name in said.lines[0]
+    assert tree(out) == tree(prepared)
 
 
 def test_other_options_do_not_overwrite(prepared):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -236,7 +237,9 @@ def test_killed_at_any_moment_and_started_again_ends_with_the_same_bytes(tmp_pat
     assert read_manifest(out).num_sequences == 8000
 
 
-def test_a_finished_set_that_lost_a_shard_is_made_again(source, tmp_path):
+@pytest.mark.parametrize("has_list", [True, False])
+@pytest.mark.parametrize("damage", [Path.unlink, flip])
+def test_a_finished_set_that_is_damaged_is_made_again(source, tmp_path, damage, has_list):
     out, lines = tmp_path / "out", []
 
     class Lines(Progress):
@@ -245,10 +248,12 @@ def test_a_finished_set_that_lost_a_shard_is_made_again(source, tmp_path):
 
     shuffle_set(source, out, num_shards=3)
     whole = tree(out)
-    (out / "shard-00001-of-00003.h5").unlink()
+    damage(out / "shard-00001-of-00003.h5")
+    if not has_list:
+        (out / "checksums.xxh3").unlink()
     shuffle_set(source, out, num_shards=3, progress=Lines())
     assert tree(out) == whole
-    assert "shard-00001-of-00003.h5: the shard is missing: it is made again" in lines[0]
+    assert re.search(r"shard-00001-of-00003.h5: .* (missing|manifest's): it is made again", lines[0])
 
 
 def test_output_over_input_through_links(source, tmp_path):

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from mlbert.cli.prepare import app
 from mlbert.core.errors import UserError
+from mlbert.prepare.jobs import Progress
 from mlbert.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
 from mlbert.store.manifest import read_manifest
 from mlbert.store.prepared import ShardSet
@@ -82,14 +83,18 @@ def test_there_and_back(folder, vocab, tmp_path):
     for part, file in enumerate(made.files):
         assert (tmp_path / "back" / file).read_bytes() == sorted(folder.iterdir())[part].read_bytes()
 
-    class Lines:
+    class Lines(Progress):
         def __call__(self, line: str) -> None:
             lines.append(line)
 
     before = content(tmp_path / "set"), content(tmp_path / "back")
-    tfrecords_to_hdf5([folder], vocab, tmp_path / "set", progress=Lines())  # type: ignore[arg-type]
-    hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", progress=Lines())  # type: ignore[arg-type]
+    tfrecords_to_hdf5([folder], vocab, tmp_path / "set", progress=Lines())
+    hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", progress=Lines())
     assert ["nothing to do" in line for line in lines] == [True, True]
+    file = next((tmp_path / "back").glob("*.tfrecord"))
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", progress=Lines())
+    assert "checksums.xxh3: it is made again" in lines[2]
     assert (content(tmp_path / "set"), content(tmp_path / "back")) == before
 
 

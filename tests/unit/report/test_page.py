@@ -95,7 +95,9 @@ def test_markup_in_any_value_is_text(tmp_path):
     text = page_of(tmp_path)
     assert "<script" not in text
     assert "[red]" in text
-    text = findings_page([Finding(MARKUP, MARKUP, Outcome.ERROR, MARKUP)], MARKUP)
+    controls = "".join(map(chr, [*range(9), 11, 27, 127, 155, 0x202E, 0xD800])) + MARKUP
+    text = findings_page([Finding(controls, controls, Outcome.ERROR, controls)], controls)
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
     assert "script" not in Page(text).tags
 
 

@@ -150,3 +150,18 @@ def test_which_calls_name_a_key(code: str, line: int, key: str, found: bool, tmp
     (tmp_path / "x.py").write_text(code)
     sources = Sources(tmp_path, Log(Path("result_0.txt"), ()))
     assert (sources.call_of("x.py", line, key) is not None) is found
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../x.py", "a\0.py", "\ud800.py", "a" * 300, "\u6f22" * 200, sys.executable]
+)
+def test_a_name_that_no_file_of_a_tree_has_is_not_looked_up(name: str, log: Path) -> None:
+    lines = log.read_text().splitlines()
+    told = [json.loads(line.partition(":::MLLOG ")[2]) for line in lines]
+    for line in told:
+        line["metadata"] |= {"file": name, "lineno": 1}
+    told.append({**told[0], "key": "recipe", "value": "packed_lamb"})
+    log.write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in told))
+    for tree in (None, log.parent):
+        assert run_checks(ResultSet([read_log(log)], None, None, tree), "x")
+    assert Sources(log.parent, read_log(log)).text(name) is None

@@ -149,3 +149,14 @@ def test_bad_input_is_one_line(name: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("no log\n")
     with pytest.raises(UserError, match=words):
         read_side(tmp_path / name)
+
+
+@pytest.mark.parametrize("value", [[], {}, [{"a": 1}], 10**400, True, ""])
+def test_values_of_other_types_are_compared_as_text(value: object, tmp_path: Path) -> None:
+    def change(line: dict, start: float) -> None:
+        if line["key"] in ("configuration", "commit", "global_batch_size", "train_data", "seed", "hosts"):
+            line["value"] = value
+
+    odd = copy(tmp_path / "odd", change, num_logs=1)
+    assert any(difference.name == "global_batch_size" for difference in compared(DEMO, odd).settings)
+    assert compared(odd, odd).settings == []

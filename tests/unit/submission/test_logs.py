@@ -66,3 +66,5 @@ def test_a_line_that_official_tools_never_finish_is_no_log(tmp_path: Path) -> No
     assert unfit(path) is None
     path.write_text("one\n:::MLLOG " + "x" * 60_000)
     assert unfit(path) == "has 60001 characters in line 2, more than 50000"
+    path.write_text(":::MLLOG {}\n" * 20_001)
+    assert unfit(path) == "has more than 20000 MLPerf lines"

@@ -12,10 +12,14 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlperf_logging.compliance_checker.mlp_parser import ruleset_500
 
 from mlbert.submission import official, tools
 from mlbert.submission.describe import describe_system
 from mlbert.submission.findings import Outcome
+from mlbert.submission.tools_worker import text_from_token
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -65,6 +69,12 @@ def test_tools_run_side_by_side_answer_as_they_do_alone(
 def _lines(words: str) -> list[str]:
     """Without the places of a traceback."""
     return [line for line in words.splitlines() if not line.startswith(("  ", "Process ForkProcess"))]
+
+
+@given(st.lists(st.lists(st.sampled_from([":::MLLOG ", ":::MLLOG", ":::", " ", "a", "\r", "\x85", "\\"])).map("".join)))
+def test_our_way_to_a_line_s_token_gives_what_the_parser_of_the_tools_gives(texts: list[str]) -> None:
+    lines = [f"{text}\n" for text in texts] + texts
+    assert text_from_token(lines) == ruleset_500.strip_and_dedup(lines)
 
 
 def test_a_tool_that_hangs_is_ended(tmp_path: Path, scratch: Path, log: Path) -> None:

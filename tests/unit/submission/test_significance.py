@@ -43,3 +43,12 @@ def test_ties_and_missing_numbers() -> None:
     apart = compare([1.0] * 10, [2.0] * 10)
     assert apart is not None
     assert apart.is_significant
+
+
+def test_many_runs_take_no_time() -> None:
+    """The normal distribution gives the interval that the exact one gives, which 51 x 50 runs still have quickly."""
+    ratio = compare(range(1000, 1050), range(1000, 1051))
+    assert ratio is not None
+    pairs = sorted(b / a for a in range(1000, 1050) for b in range(1000, 1051))
+    assert (ratio.low, ratio.high) == (pairs[986], pairs[-1 - 986])
+    assert compare(range(1000, 1400), range(1000, 1400)) is not None

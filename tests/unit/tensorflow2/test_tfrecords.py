@@ -12,6 +12,7 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
 from mlbert.core.errors import UserError
+from mlbert.prepare.tfrecord_folder import TfrecordFolder
 from mlbert.store.open import describe, open_store
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import read_widths, write_examples
@@ -67,6 +68,26 @@ def test_files_are_named_as_the_store_names_them(folder: Path) -> None:
     parts = f"{folder}/part-0000[34]*, {folder}/part-0000[0-3]*"
     assert matched(parts).identity == info.identity
     assert matched(folder / "part-00000*").identity != info.identity
+
+
+def test_a_list_beside_the_files_binds(tmp_path: Path) -> None:
+    made = TfrecordFolder(tmp_path, 2, LONGEST, MAX_PREDICTIONS)
+    rows = make_rows(random_lengths(20))
+    written = [made.write(index, rows.slice(10 * index, 10 * index + 10), "") for index in range(2)]
+    made.finish(written, {"sha256": "0" * 64, "size": VOCAB_SIZE}, {})
+    file = made.path(1)
+    whole = file.read_bytes()
+    files = matched(tmp_path / "part-*")
+    assert [info.vocabulary_sha256 for info in files.listed] == ["0" * 64]
+    assert [one.problem() for one in files.sums] == [None, None]
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"instances\.json says"):
+        matched(tmp_path / "part-*")
+    file.write_bytes(whole[::-1])
+    assert [one.path for one in matched(tmp_path / "part-00001*", *files.widths).sums if one.problem()] == [file]
+    file.unlink()
+    with pytest.raises(UserError, match="there is no part-00001"):
+        matched(tmp_path / "part-*")
 
 
 @pytest.mark.parametrize("replicas", [(1, 3), (2, 4)])

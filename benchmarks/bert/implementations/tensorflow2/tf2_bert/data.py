@@ -23,6 +23,7 @@ from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
 from mlbert.store.base import Store, StoreInfo, named_by_files
+from mlbert.store.checksums import FileChecks, FileSum
 from mlbert.store.open import (
     check_opened,
     check_same_vocabulary,
@@ -87,6 +88,7 @@ class Data:
         self._strategy, self._rows = strategy, config.train_batch_size
         self._training = training_data(config, inputs, seed)
         self._evaluation = evaluation_data(config, inputs) if config.do_eval else None
+        self._checks, self._sums = FileChecks(), [*_sums(inputs.train), *_sums(inputs.evaluation)]
         self.batches: Any = None
         self.resume_note = self._training.resume_note
 
@@ -106,10 +108,13 @@ class Data:
         if self._evaluation:
             self._evaluation.open()
         self.batches = iter(self._training.dataset(self._strategy, first_step))
+        for number, file in enumerate(self._sums):
+            self._checks.add(number, file)
 
     def evaluation(self) -> Iterator[Any]:
         """The strategy's `Rows` of one evaluation: every sample once over all replicas, as many batches everywhere."""
         assert self._evaluation is not None, "DO_EVAL is off"
+        self._checks.look()
         rows = iter(self._evaluation.dataset(self._strategy))
         for _ in range(self._evaluation.steps(self._strategy.num_replicas_in_sync)):
             yield next(rows)
@@ -119,6 +124,10 @@ class Data:
         Mostly a UserError."""
         found = self._training.translated(error)
         return found or (self._evaluation.translated(error) if self._evaluation else None)
+
+    def finish(self) -> None:
+        """Waits for the checksums of listed files. Raises UserError: one is another, so that the run is no success."""
+        self._checks.finish()
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -189,14 +198,16 @@ def inspect(config: TrainConfig) -> Inputs:
         evaluation = describe(config.eval_dir, most)
     vocabulary = None
     if isinstance(train, StoreInfo):
-        if isinstance(evaluation, StoreInfo):
-            check_same_vocabulary(train, evaluation)
         beside = train.folder.parent / "vocab.txt"
         if beside.exists():
             check_vocabulary(train, vocabulary := beside)
         _check_widths(train, *widths)
+    known = [info for source in (train, evaluation) for info in _infos(source)]
+    for info in known:
+        check_same_vocabulary(known[0], info)
+        check_shape(info, shape, config.bert_config_file)
     for source in (train, evaluation):
-        _check_model(source, shape, config.bert_config_file)
+        _check_positions(source, shape)
     return Inputs(shape, train, evaluation, vocabulary, notes)
 
 
@@ -209,15 +220,20 @@ def _check_widths(info: StoreInfo, max_seq_length: int | None, max_predictions: 
         raise UserError("MAX_PREDICTIONS_PER_SEQ", reason, f"Set it to {info.max_predictions} or leave it out")
 
 
-def _check_model(source: Source, model: BertConfig, file: Path) -> None:
-    """Compare data with the model's vocabulary, as far as they know theirs, and positions. Raises UserError."""
-    if isinstance(source, StoreInfo):
-        check_shape(source, model, file)
-    elif source.shape.tokens > model.max_position_embeddings:
+def _infos(source: Source) -> tuple[StoreInfo, ...]:
+    return (source,) if isinstance(source, StoreInfo) else source.listed
+
+
+def _check_positions(source: Source, model: BertConfig) -> None:
+    if isinstance(source, Files) and source.shape.tokens > model.max_position_embeddings:
         reason = (
             f"has sequences of {source.shape.tokens} tokens, the model has {model.max_position_embeddings} positions"
         )
         raise UserError(source.patterns, reason, "Raise max_position_embeddings or take data with shorter sequences")
+
+
+def _sums(source: Source) -> tuple[FileSum, ...]:
+    return source.sums if isinstance(source, Files) else ()  # a store checks its own
 
 
 def _identity(source: Source) -> str:

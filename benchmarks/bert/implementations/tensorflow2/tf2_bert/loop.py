@@ -103,6 +103,7 @@ def train(run: Run) -> Outcome:
             run.warned.leave()
     if run.limits.succeeds(state):
         status = constants.SUCCESS
+    run.data.finish()
     state.elapsed_seconds = clock.seconds()
     outcome = Outcome(status, reason, state.elapsed_seconds, state)
     run.events.stop(outcome)

@@ -21,9 +21,13 @@ import numpy as np
 import tensorflow as tf
 
 from mlbert.core.errors import UserError
+from mlbert.store.base import StoreInfo
+from mlbert.store.checksums import FileSum, listed_sums
 from mlbert.store.content import content_of
 from mlbert.store.tfrecord import RESTORE, ExampleReader, read_widths
+from mlbert.store.tfrecord_list import read_list
 from mlbert.store.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, BadExample, Widths, parse_example
+from mlbert.store.tfrecord_store import outline
 from tf2_bert.distributed import distributed
 from tf2_bert.messages import plain
 from tf2_bert.rows import Rows
@@ -45,6 +49,8 @@ class Files:
     identity: str  # as `mlbert.store.tfrecord_store.describe` gives it for a folder of these files
     content: str | None  # likewise
     widths: Widths  # of every record
+    listed: tuple[StoreInfo, ...] = ()  # what their folders' `instances.json` say, where they have one
+    sums: tuple[FileSum, ...] = ()  # of the files that a list of checksums names
 
     @property
     def shape(self) -> RowShape:
@@ -60,7 +66,7 @@ def match_files(patterns: str, variable: str, widths: Widths) -> Files:
         variable: the setting that they come from.
         widths: what records must have, see `check_widths`.
 
-    Raises UserError: a glob that matches nothing, or a file that is empty.
+    Raises UserError: a glob that matches nothing, an empty file, or a folder that is not as its list says.
     """
     found: set[str] = set()
     for pattern in filter(None, map(str.strip, patterns.split(","))):
@@ -78,9 +84,12 @@ def match_files(patterns: str, variable: str, widths: Widths) -> Files:
         if (size := _asked(name, tf.io.gfile.stat).length) < HEADER_BYTES + FOOTER_BYTES:
             raise UserError(name, "holds no record", RESTORE)
         sized.append((os.path.basename(name), size))
-    folders = {Path(name).parent for name in names}
-    content = content_of(folders.pop(), [Path(name) for name in names]) if len(folders) == 1 else None
-    return Files(patterns, tuple(names), hashlib.sha256(json.dumps(sized).encode()).hexdigest(), content, widths)
+    folders = sorted({Path(name).parent for name in names})
+    content = content_of(folders[0], [Path(name) for name in names]) if len(folders) == 1 else None
+    identity = hashlib.sha256(json.dumps(sized).encode()).hexdigest()
+    listed = tuple(outline(folder, widths) for folder in folders if read_list(folder))
+    sums = tuple(file for folder in folders for file in listed_sums(folder) if str(file.path) in found)
+    return Files(patterns, tuple(names), identity, content, widths, listed, sums)
 
 
 def check_widths(files: Files) -> None:

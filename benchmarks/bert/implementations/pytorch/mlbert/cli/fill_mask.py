@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -22,19 +21,11 @@ def fill_mask(
     top: Annotated[int, typer.Option(help="Guesses.", min=1, max=1000)] = 5,
 ) -> None:
     """Print the most probable words for the [MASK] of each text, each with its probability."""
-    from mlbert.core.starting_weights import CHECKPOINT_TENSORS, weights_file  # torch takes a second
-    from mlbert.models import fill_mask as masked
-    from mlbert.models.saved import write_saved
+    from mlbert.models import fill_mask as masked  # torch takes a second
 
     for text in texts:
         masked.check_text(text)
-    file = weights_file(model)
-    with TemporaryDirectory() as made:
-        if file.name == CHECKPOINT_TENSORS:
-            write_saved(file.parent, Path(made))
-            network, tokenizer = masked.open_masked_lm(Path(made))
-        else:
-            network, tokenizer = masked.open_masked_lm(file.parent if file.is_file() else model)
+    network, tokenizer = masked.open_masked_lm(model)
     if len(texts) == 1:
         for word, probability in masked.fill(network, tokenizer, texts[0], top):
             typer.echo(f"{probability:.4f}  {word}")

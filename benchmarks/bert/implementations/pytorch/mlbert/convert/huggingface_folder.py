@@ -9,15 +9,12 @@ from tempfile import TemporaryDirectory
 from mlbert.convert import common
 from mlbert.convert.common import WEIGHTS, Checkpoint
 from mlbert.core.checkpoint_state import Report
-from mlbert.core.errors import UserError
-from mlbert.core.json_files import read_json
 from mlbert.models.files import check_target
 from mlbert.models.foreign import PYTORCH_WEIGHTS, read_weights
 from mlbert.models.huggingface import huggingface_config, read_config
 from mlbert.models.renaming import own_state
+from mlbert.store.tokenizer_json import TOKENIZER_JSON, read_tokenizer_json
 from mlbert.store.wordpiece import load_vocabulary
-
-TOKENIZER = "tokenizer.json"
 
 
 def huggingface_to_torch(source: Path, target: Path) -> Report:
@@ -29,7 +26,7 @@ def huggingface_to_torch(source: Path, target: Path) -> Report:
     tensors = read_weights(file).tensors if is_old else common.read_weights_folder(source)
     state, report = own_state(tensors, shape, str(file))
     with TemporaryDirectory() as made:
-        folder = _vocabulary_of(source / TOKENIZER, Path(made)) or source
+        folder = _vocabulary_of(source / TOKENIZER_JSON, Path(made)) or source
         return common.write_own(Checkpoint(shape, state, report, folder), target)
 
 
@@ -39,14 +36,7 @@ def _vocabulary_of(tokenizer: Path, folder: Path) -> Path | None:
     names, config = common.TOKENIZER_FILES
     if tokenizer.with_name(names).exists() or not tokenizer.exists():
         return None
-    remedy = "Restore it, or put the vocab.txt beside it"
-    found = read_json(tokenizer, remedy)
-    try:
-        ids = {int(number): str(entry) for entry, number in found["model"]["vocab"].items()}
-        is_lower = bool((found.get("normalizer") or {}).get("lowercase", False))
-        entries = [ids[number] for number in range(len(ids))]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(tokenizer, f"holds no WordPiece vocabulary ({error!r})", remedy) from None
+    entries, is_lower = read_tokenizer_json(tokenizer)
     (folder / names).write_text("\n".join(entries) + "\n", encoding="utf-8")
     words = {"tokenizer_class": "BertTokenizer", "do_lower_case": is_lower}
     (folder / config).write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")

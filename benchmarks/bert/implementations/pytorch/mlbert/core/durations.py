@@ -50,9 +50,9 @@ class Durations:
         number, unit = float(match[1].replace("_", "")), match[2]
         if unit == "dur":
             assert self.max_steps is not None
-            steps = math.floor(number * self.max_steps)
+            steps = math.floor(min(number, _MOST_STEPS) * self.max_steps)
         else:
-            steps = math.ceil(number / self._size(unit))
+            steps = math.ceil(min(number / self._size(unit), 2 * _MOST_STEPS))  # 1e999 is infinite
         if not least <= steps <= _MOST_STEPS:
             raise UserError(f"{name}={text}", f"is {steps} steps, not {least} to {_MOST_STEPS}", remedy)
         return steps

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from mlbert.core.settings import TrainConfig
 
 _LEAST_FACTOR = 1e-6  # an update's rate is not 0
+_MOST_EVALUATION = 0.1  # of the time, beside the first evaluation and the last
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Pace:
         seconds: MAX_SECONDS.
         warmup, decay: shares of them, at their beginning and end, over which the schedule's rate rises from 0 and falls
             to it, on straight lines.
-        evaluate_every, save_every: seconds between evaluations and between checkpoints.
+        evaluate_every, save_every: seconds between evaluations and between checkpoints, at least.
     """
 
     seconds: float
@@ -113,6 +114,11 @@ class Pace:
         """What the schedule's rate is multiplied by so many seconds after run_start."""
         share = seconds / self.seconds
         return max(_LEAST_FACTOR, min(1.0, share / self.warmup, (1.0 - share) / self.decay))
+
+    def evaluates(self, since: float, took: float) -> bool:
+        """Whether to evaluate so many seconds after the last evaluation, which took so long: a slow one waits longer,
+        as a run that is always evaluated learns nothing."""
+        return since >= max(self.evaluate_every, took / _MOST_EVALUATION)
 
 
 @dataclass(frozen=True)

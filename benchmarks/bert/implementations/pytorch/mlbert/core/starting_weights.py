@@ -22,7 +22,8 @@ def weights_file(path: Path) -> Path:
     runs = [folder for folder in path.glob("run_*") if folder.is_dir()]
     if found is None and len(runs) == 1:
         return weights_file(runs[0])
-    return found or path / "model.safetensors"
+    exported = path / "model/model.safetensors"  # of mlbert pretrain, all that is left where its run was removed
+    return found or (exported if exported.is_file() else path / "model.safetensors")
 
 
 def name_weights(path: Path | None) -> tuple[str, str]:

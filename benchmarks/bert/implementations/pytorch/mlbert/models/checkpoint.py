@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
+from mlbert.core.json_files import read_json
 from mlbert.core.starting_weights import CHECKPOINT_TENSORS
 from mlbert.core.step_folders import read_step
 from mlbert.feed import inputs
@@ -42,9 +43,10 @@ def read_checkpoint(folder: Path) -> Weights:
 def vocabulary_of(folder: Path) -> Path | None:
     """The vocabulary of the run that a checkpoint is of, if its data are still there."""
     try:
-        config = json.loads((folder.parent.parent / "config.json").read_text(encoding="utf-8"))["config"]
+        config = read_json(folder.parent.parent / "config.json", "")["config"]
         if config["tokenizer"] is not None:
-            return load_tokenizer(config["tokenizer"]).file
+            moved = folder.parents[2] / Path(config["tokenizer"]).name  # with the run
+            return load_tokenizer(moved if moved.is_dir() else config["tokenizer"]).file
         return inputs.vocabulary_of(Path(config["input_dir"]))
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+    except (OSError, ValueError, KeyError, TypeError):  # UserError too
         return None

@@ -16,9 +16,8 @@ from mlbert.models.bert import AnyBert
 from mlbert.models.files import new_path, save_safetensors
 from mlbert.models.huggingface import export_obstacle, export_state, model_config, to_huggingface
 from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
+from mlbert.store.tokenizer_json import TOKENIZER_JSON
 from mlbert.store.wordpiece import SPECIAL_TOKENS
-
-TOKENIZER_FILE = "tokenizer.json"
 
 
 def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], vocabulary: Path | None) -> None:
@@ -70,7 +69,7 @@ def _tokenizer(vocabulary: Path, max_positions: int) -> dict[str, object]:
 def _write_fast_tokenizer(place: Path, vocabulary: Path, max_positions: int) -> None:
     """`transformers` finds a tokenizer by BERT's name, none by ModernBERT's: a whole one has to be there."""
     tokenizer = BertWordPieceTokenizer(str(vocabulary), lowercase=lower_cases(vocabulary))
-    (place / TOKENIZER_FILE).write_text(tokenizer.to_str(), encoding="utf-8")
+    (place / TOKENIZER_JSON).write_text(tokenizer.to_str(), encoding="utf-8")
     special = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
     values = _tokenizer(vocabulary, max_positions) | {"tokenizer_class": "PreTrainedTokenizerFast", **special}
     _write_json(place / CONFIG_FILE, values)

@@ -8,45 +8,36 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mlbert.core.bert_config import BertConfig
 from mlbert.core.errors import UserError
+from mlbert.core.starting_weights import weights_file
 from mlbert.feed.host_batch import HostBatch
-from mlbert.models.bert import AnyBert, BertForMaskedLM, MaskedLogits
-from mlbert.models.huggingface import read_config
-from mlbert.models.load import load_weights
+from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining, MaskedLogits
+from mlbert.models.saved import open_saved
 from mlbert.store.ragged import Ragged
 from mlbert.store.tokenizer import Tokenizer, load_tokenizer
+from mlbert.store.tokenizer_json import TOKENIZER_JSON, load_tokenizer_json
 
 MASK = "[MASK]"
-_OWN, _THEIRS = "bert_config.json", "config.json"
-_INSIDE = ("model", "weights", "huggingface")  # folders of a run that hold weights
 _HEAD = "cls.predictions."
 
 
-def open_masked_lm(folder: Path) -> tuple[BertForMaskedLM, Tokenizer]:
-    """Model and tokenizer of a Hugging Face folder, of a run's ``weights/``, or of a run folder. Raises UserError: it
-    holds no masked-LM model or no vocabulary."""
-    place = next((path for path in (folder, *(folder / name for name in _INSIDE)) if _config_of(path)), None)
-    if place is None:
-        reason = f"holds no {_THEIRS}" if folder.is_dir() else "there is no such folder"
-        raise UserError(folder, reason, "Give the folder of a model: config.json, model.safetensors, vocab.txt")
-    config = _config_of(place)
-    assert config is not None, "found above"
-    shape = BertConfig.from_json(config) if config.name == _OWN else read_config(config)
-    tokenizer = load_tokenizer(place)
-    if len(tokenizer.vocabulary) != shape.vocab_size:
-        reason = f"has {len(tokenizer.vocabulary)} entries, the model has vocab_size {shape.vocab_size}"
+def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, Tokenizer]:
+    """Model and tokenizer of what `mlbert.models.saved.open_saved` takes. Raises UserError: it holds no masked-LM model
+    or no vocabulary."""
+    if not weights_file(source).is_file():
+        reason = "holds no model" if source.is_dir() else "there is no such folder"
+        raise UserError(source, reason, "Give the folder of a model: config.json, model.safetensors, vocab.txt")
+    model, report, vocabulary = open_saved(source)
+    fast = vocabulary.with_name(TOKENIZER_JSON)
+    tokenizer = load_tokenizer_json(fast) if fast.is_file() and not vocabulary.exists() else load_tokenizer(vocabulary)
+    if len(tokenizer.vocabulary) != model.config.vocab_size:
+        reason = f"has {len(tokenizer.vocabulary)} entries, the model has vocab_size {model.config.vocab_size}"
         raise UserError(tokenizer.file, reason, "Give the vocabulary that the model was trained with")
-    model = BertForMaskedLM(shape)
-    model.initialize(0)
-    if any(name.startswith(_HEAD) for name in load_weights(model, place).missing):
-        raise UserError(place, "has no masked-LM head", "Give a model that was pre-trained, not fine-tuned")
+    is_whole = not any(name.startswith(_HEAD) for name in report.missing)
+    if not is_whole or not isinstance(model, BertForMaskedLM | BertForPreTraining):
+        raise UserError(source, "has no masked-LM head", "Give a model that was pre-trained, not fine-tuned")
     model.train(False)
     return model, tokenizer
-
-
-def _config_of(folder: Path) -> Path | None:
-    return next((folder / name for name in (_OWN, _THEIRS) if (folder / name).is_file()), None)
 
 
 def fill(model: AnyBert, tokenizer: Tokenizer, text: str, top: int = 5) -> list[tuple[str, float]]:

@@ -88,9 +88,12 @@ class MaskedLM(_Objective):
         return torch.stack([correct.double(), loss_sum.double(), masked.double()])
 
     def metrics(self, sums: Sequence[float], rows: Tensor | None) -> dict[str, float]:
-        """Each token counts once: tokens are summed before the division, so sharding does not change the accuracy."""
+        """Each token counts once: tokens are summed before the division, so sharding does not change the accuracy.
+        Raises UserError: nothing was masked."""
         correct, loss, masked = sums
-        assert masked, "the evaluation set holds no masked token"
+        if not masked:
+            reason = "holds no token that could be masked: its words are [UNK] to the vocabulary, or there are none"
+            raise UserError("the evaluation set", reason, "Give text, and the vocabulary of its language")
         return {"mlm_accuracy": correct / masked, "loss": loss / masked}
 
     @staticmethod

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from mlbert.core.checkpoint_state import Report
 from mlbert.core.errors import UserError
 from mlbert.core.starting_weights import CHECKPOINT_TENSORS, weights_file
 from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
@@ -14,36 +15,35 @@ from mlbert.models.export import write_weights
 from mlbert.models.files import check_target, new_path
 from mlbert.models.foreign import Weights
 from mlbert.models.huggingface import obstacle
-from mlbert.models.load import load_weights, read_file
+from mlbert.models.load import read_file
+from mlbert.models.renaming import load_state
 from mlbert.store.tokenizer import VOCAB_FILE
 
 HUGGINGFACE = "huggingface"
 
 
-def write_saved(source: Path, folder: Path) -> AnyBert:
-    """Writes ``weights/`` and ``huggingface/`` (`mlbert.models.export`) of saved weights into a folder.
+def open_saved(source: Path) -> tuple[AnyBert, Report, Path]:
+    """The model of saved weights, what became of their tensors, and where its vocabulary would lie.
 
     Args:
         source: what INIT_CHECKPOINT may name, with the model's shape in or beside it.
-        folder: for them.
 
     Raises:
         UserError: there are no weights, or nothing tells their shape.
     """
     file = weights_file(source)
     weights = read_file(file)
-    is_checkpoint = file.name == CHECKPOINT_TENSORS
-    beside = vocabulary_of(file.parent) if is_checkpoint else file.parent / VOCAB_FILE
     model = _model_of(weights, file)
-    load_weights(model, file)
-    write_weights(model, folder, {"weights": source}, beside if beside is not None and beside.is_file() else None)
-    return model
+    model.initialize(0)  # heads may be missing
+    report = load_state(model, weights.tensors, str(file))
+    beside = file.with_name(VOCAB_FILE)
+    return model, report, (vocabulary_of(file.parent) or beside if file.name == CHECKPOINT_TENSORS else beside)
 
 
 def _model_of(weights: Weights, file: Path) -> AnyBert:
     """A model with the heads that the weights have."""
     if weights.shape is None:
-        raise UserError(file, "nothing beside it tells the model's shape", "Put its bert_config.json there")
+        raise UserError(file, "nothing beside it tells the model's shape", "Put its config.json there")
     if (classifier := weights.tensors.get("classifier.weight")) is not None:
         return BertForSequenceClassification(weights.shape, len(classifier))
     if any("seq_relationship" in name for name in weights.tensors):
@@ -62,7 +62,8 @@ def export_to_huggingface(source: Path, target: Path) -> None:
             shutil.copytree(finished, partial)
         return
     with TemporaryDirectory(dir=target.parent) as made:
-        model = write_saved(source, Path(made))
+        model, _, vocabulary = open_saved(source)
+        write_weights(model, Path(made), {"weights": source}, vocabulary if vocabulary.is_file() else None)
         folder = Path(made) / HUGGINGFACE
         if not folder.is_dir():
             raise UserError(source, f"Hugging Face: {obstacle(model.config)}", "Keep the weights in our own form")

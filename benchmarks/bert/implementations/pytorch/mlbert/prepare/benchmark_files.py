@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
-from mlbert.store.manifest import reading
+from mlbert.core.files import read_plain
+from mlbert.core.json_files import parse_json
 
 LIST = Path(__file__).with_name("benchmark_files.json")
 
@@ -33,10 +33,9 @@ def read_list(path: Path | None = None) -> list[Entry]:
     """The benchmark's list, or another of the same form. Raises UserError: the file cannot be read or has another
     form."""
     path = path or LIST
-    with reading(path, "Check --manifest"):
-        content = path.read_bytes()
+    content = read_plain(path, "Check --manifest")
     try:
-        document = json.loads(content)
+        document = parse_json(content)
         default = document.get("default_groups")
         entries = [_entry(item, default) for item in document["files"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -23,10 +23,12 @@ import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.core.files import whole_file, write_atomically
+from mlbert.core.sealed import seal
 from mlbert.prepare import wiki_text
-from mlbert.prepare.finished import keep_apart
+from mlbert.prepare.finished import is_whole, keep_apart, read_summary
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.separate import drawn_articles, read_hashes
+from mlbert.store.checksums import FileSum, file_xxh3
 from mlbert.store.manifest import no_folder, reading, write_json
 
 FINISHED = "clean.json"
@@ -66,9 +68,8 @@ def clean(
     }
     if options.eval_md5:
         wanted["eval"] = _sha256_of(sorted(entry.hex() for entry in read_hashes(options.eval_md5)))
-    if found := _finished(out, wanted):
+    if found := _finished(out, wanted, progress):
         shutil.rmtree(out / SCRATCH, ignore_errors=True)
-        progress(f"{out} is finished with these options: nothing to do")
         return found
     if missing := missing_files(names):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -95,9 +96,9 @@ def clean(
         "wanted": wanted,
         "articles": len(training),
         "eval_articles": len(withheld),
-        "files": {path.name: path.stat().st_size for path in made},
+        "files": {path.name: file_xxh3(path) for path in made},
     }
-    write_json(out / FINISHED, summary)
+    write_json(out / FINISHED, seal(summary))
     shutil.rmtree(out / SCRATCH)
     return summary
 
@@ -281,18 +282,13 @@ def _write_evaluation(out: Path, units: Sequence[Unit], catalogue: Catalogue, wi
     write_atomically(out / _EVAL[1], "".join(f"{catalogue.md5[i].tobytes().hex()}\n" for i in withheld))
 
 
-def _finished(out: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
-    try:
-        summary = json.loads((out / FINISHED).read_bytes())
-        same, files = summary["wanted"] == wanted, summary["files"]
-    except FileNotFoundError:
+def _finished(out: Path, wanted: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
+    if (summary := read_summary(out / FINISHED)) is None:
         return None
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(out / FINISHED, f"cannot be read ({error!r})", "Remove the folder and run this again") from None
-    if not same:
+    if summary["wanted"] != wanted:
         raise UserError(out, "was made from other input or with other options", "Choose another --out, or remove it")
-    whole = all((out / name).is_file() and (out / name).stat().st_size == size for name, size in files.items())
-    return summary if whole else None
+    sums = [FileSum(out / name, str(xxh3), "") for name, xxh3 in summary["files"].items()]
+    return summary if is_whole(out, lambda: sums, progress) else None
 
 
 def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:

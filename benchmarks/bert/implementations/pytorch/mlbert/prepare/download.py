@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlbert.core.errors import UserError
-from mlbert.core.files import write_atomically
+from mlbert.core.files import read_plain, write_atomically
+from mlbert.core.json_files import parse_json
 from mlbert.prepare.benchmark_files import Entry
 from mlbert.prepare.jobs import SILENT, Progress
 from mlbert.store.manifest import file_md5, make_folder, write_json
@@ -80,8 +81,8 @@ class _Memory:
     def __init__(self, out: Path) -> None:
         self.path = out / VERIFIED
         try:
-            self.known: dict[str, list[Any]] = dict(json.loads(self.path.read_bytes()))
-        except (OSError, ValueError, TypeError):
+            self.known: dict[str, list[Any]] = dict(parse_json(read_plain(self.path)))
+        except (ValueError, TypeError):  # UserError too
             self.known = {}
 
     def knows(self, path: Path, md5: str) -> bool:

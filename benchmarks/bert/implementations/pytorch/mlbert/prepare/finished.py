@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import read_plain
+from mlbert.core.sealed import unseal
 from mlbert.prepare.jobs import Progress
-from mlbert.store.checksums import check_files
+from mlbert.store.checksums import FileSum, check_files, file_sums, listed_sums
 from mlbert.store.manifest import MANIFEST, Manifest, read_manifest
 from mlbert.store.tfrecord_list import RecordList, read_list
 
@@ -22,6 +24,16 @@ def tool_name() -> str:
         return "mlbert unknown"
 
 
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """What a step that finished wrote of itself, sealed; None where it did not finish. Raises UserError: damaged."""
+    if not path.exists():
+        return None
+    remedy = "Remove the folder and prepare again"
+    if (found := unseal(read_plain(path, remedy).decode("utf-8", "replace"))) is None:
+        raise UserError(path, "is damaged", remedy)
+    return found
+
+
 def check_options(out: Path, provenance: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Compare what a finished folder says it was made with; the options asked for now are as they come back from JSON.
     Raises UserError: they are other ones."""
@@ -29,26 +41,34 @@ def check_options(out: Path, provenance: Mapping[str, Any], options: Mapping[str
         raise UserError(out, "was prepared with other input or options", "Choose another --out, or remove it")
 
 
-def is_whole(out: Path, check: Callable[[], None], progress: Progress) -> bool:
-    """Whether all files of a finished folder are there in their sizes, as ``check`` finds by raising UserError or not;
-    says that there is nothing to do, or what is made again."""
+def is_whole(out: Path, check: Callable[[], Iterable[FileSum]], progress: Progress) -> bool:
+    """Whether all files of a finished folder are as they were made; says that there is nothing to do, or what is made
+    again. ``check`` raises UserError where one is missing or has another size, and returns their checksums."""
     try:
-        check()
+        for file in check():
+            if problem := file.problem():
+                raise problem
     except UserError as problem:
         progress(f"{problem.subject}: {problem.reason}: it is made again")
         return False
-    progress(f"{out} is finished with these options: nothing to do (`mlbert prepare verify` reads its contents)")
+    progress(f"{out} is finished with these options: nothing to do")
     return True
 
 
+def whole_shards(manifest: Manifest) -> list[FileSum]:
+    """The ``check`` of `is_whole` for a prepared set."""
+    check_files(manifest)
+    return file_sums(manifest)
+
+
 def finished_manifest(out: Path, options: Mapping[str, Any], progress: Progress) -> Manifest | None:
-    """The manifest of ``out`` when it was finished with the same options; None when it was not finished, or lost a
-    file since. Raises UserError as `check_options`."""
+    """The manifest of ``out`` when it was finished with the same options; None when it was not finished, or a file is
+    not as it was made. Raises UserError as `check_options`."""
     if not (out / MANIFEST).exists():
         return None
     found = read_manifest(out)
     check_options(out, found.provenance, options)
-    return found if is_whole(out, lambda: check_files(found), progress) else None
+    return found if is_whole(out, lambda: whole_shards(found), progress) else None
 
 
 def finished_list(out: Path, options: Mapping[str, Any], progress: Progress) -> RecordList | None:
@@ -57,8 +77,12 @@ def finished_list(out: Path, options: Mapping[str, Any], progress: Progress) -> 
     if found is None:
         return None
     check_options(out, found.provenance, options)
-    paths = [out / name for name in found.files]
-    return found if is_whole(out, lambda: found.check_sizes(paths), progress) else None
+
+    def check() -> list[FileSum]:
+        found.check_sizes([out / name for name in found.files])
+        return listed_sums(out)
+
+    return found if is_whole(out, check, progress) else None
 
 
 def keep_apart(out: Path, inputs: Iterable[Path]) -> None:

@@ -15,7 +15,8 @@ from typing import TypeVar
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.core.files import write_atomically
+from mlbert.core.files import read_plain, write_atomically
+from mlbert.core.json_files import parse_json
 from mlbert.store.base import Store
 from mlbert.store.open import open_store
 from mlbert.store.ragged import Ragged
@@ -69,8 +70,8 @@ class LeftOut:
     def read(self, index: int) -> list[str] | None:
         """What was left out of shard ``index``; None when that is not known."""
         try:
-            return [str(line) for line in json.loads(self._path(index).read_bytes())]
-        except (OSError, ValueError, TypeError):
+            return [str(line) for line in parse_json(read_plain(self._path(index)))]
+        except (ValueError, TypeError):  # UserError too
             return None
 
     def remove(self) -> None:

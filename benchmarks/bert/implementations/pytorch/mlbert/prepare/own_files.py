@@ -14,7 +14,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import gzip
-import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlbert.core.errors import UserError
+from mlbert.core.json_files import parse_json
 from mlbert.store.manifest import reading
 
 PLAIN_SUFFIXES, LINES_SUFFIXES, PACKED = (".txt", ".text", ".md", ".rst"), (".jsonl", ".json"), ".gz"
@@ -193,8 +193,8 @@ def _records(path: Path) -> Iterator[str]:
 
 def _text_of(path: Path, number: int, line: str, remedy: str) -> str:
     try:
-        record: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        record: Any = parse_json(line)
+    except ValueError as error:
         raise UserError(path, f"line {number} is not JSON ({error})", remedy) from None
     text = record.get(TEXT) if isinstance(record, dict) else None
     if not isinstance(text, str):

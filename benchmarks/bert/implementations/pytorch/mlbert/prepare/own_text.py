@@ -81,6 +81,7 @@ class Request:
         sources: where the text is.
         vocabulary: a tokenizer to take; None: one is trained.
         vocab_size: entries of one that is trained, at most.
+        lower_case: whether it is of the uncased form.
         length: tokens of a sequence.
         eval_rate: chance of a held-out token to be masked, as in training's evaluations.
     """
@@ -88,14 +89,16 @@ class Request:
     sources: Sequence[Source]
     vocabulary: Tokenizer | None
     vocab_size: int
+    lower_case: bool
     length: int
     eval_rate: float
 
     def made_from(self) -> dict[str, Any]:
         """JSON-able; equal where the same comes out."""
         files = [source.identity for source in self.sources]
-        size = self.vocabulary.identity if self.vocabulary else self.vocab_size
-        return {"sources": files, "vocabulary": size, "length": self.length, "eval_rate": self.eval_rate}
+        new = [self.vocab_size, self.lower_case]
+        vocabulary = self.vocabulary.identity if self.vocabulary else new
+        return {"sources": files, "vocabulary": vocabulary, "length": self.length, "eval_rate": self.eval_rate}
 
 
 def prepare(request: Request, folder: Path, progress: Progress = SILENT) -> Facts:
@@ -231,11 +234,11 @@ def _tokenizer(request: Request, scan: _Scan, folder: Path) -> Tokenizer:
     given = request.vocabulary
     if given is None:
         most = max(MAX_ALPHABET, request.vocab_size // 4)
-        entries = train_vocabulary(split_words(scan.words), request.vocab_size, most)
+        entries = train_vocabulary(split_words(scan.words, request.lower_case), request.vocab_size, most)
     else:
         entries = given.entries
     write_atomically(folder / VOCAB_FILE, "\n".join(entries) + "\n")
-    write_json(folder / CONFIG_FILE, {"do_lower_case": given is None or given.lower_case})
+    write_json(folder / CONFIG_FILE, {"do_lower_case": request.lower_case if given is None else given.lower_case})
     return load_tokenizer(folder)
 
 

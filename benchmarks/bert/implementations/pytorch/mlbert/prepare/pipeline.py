@@ -16,25 +16,27 @@ from typing import Any
 
 from mlbert.core.errors import UserError
 from mlbert.core.files import write_atomically
+from mlbert.core.json_files import read_json
+from mlbert.core.sealed import seal
 from mlbert.prepare import corpus as corpora
 from mlbert.prepare.baselines import baselines
 from mlbert.prepare.eval_set import pick_evenly
-from mlbert.prepare.finished import is_whole, tool_name
+from mlbert.prepare.finished import is_whole, read_summary, tool_name, whole_shards
 from mlbert.prepare.generator import FlatDocuments, Generator, flat, make_generator
 from mlbert.prepare.instance_set import InstanceJob, make_instances
 from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.jobs import SILENT, Progress
 from mlbert.prepare.text_parts import inspect_parts
 from mlbert.prepare.vocab import check_vocab_size, count_words, train_vocabulary
-from mlbert.store.checksums import check_files
-from mlbert.store.documents import plain_size
+from mlbert.store.checksums import FileSum
 from mlbert.store.manifest import Manifest, file_sha256, make_folder, read_manifest, write_json
 from mlbert.store.open import check_vocabulary
 from mlbert.store.prepared import ShardSet, ShardWriter, info_of
-from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE
+from mlbert.store.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
 from mlbert.store.wordpiece import load_vocabulary
 
 FINISHED = "prepared.json"
+BASELINES = "baselines.json"
 _MOST = {"eval_sequences": 10_000_000, "num_parts": 99_999, "max_document_sentences": 1_000_000}
 
 
@@ -62,15 +64,9 @@ class TextOptions:
 
 def _finished(out: Path, options: dict[str, Any]) -> dict[str, Any] | None:
     """The summary of a folder that was finished with the same options; with others nothing is overwritten."""
-    path = out / FINISHED
-    if not path.is_file():
+    if (summary := read_summary(out / FINISHED)) is None:
         return None
-    try:
-        summary = json.loads(path.read_bytes())
-        found = summary["options"]
-    except (ValueError, KeyError, OSError):
-        raise UserError(path, "is damaged", "Remove the folder and prepare again") from None
-    if found != json.loads(json.dumps(options)):
+    if (found := summary["options"]) != json.loads(json.dumps(options)):
         different = sorted(key for key in {*found, *options} if found.get(key) != options.get(key))
         reason = f"was prepared with other options ({', '.join(different)})"
         raise UserError(out, reason, "Choose another --out, or remove the folder")
@@ -91,7 +87,7 @@ def prepare_text(
     ``source`` says what the documents are: stored, and compared on a rerun."""
     wanted = {"source": source, **asdict(options)}
     found = _finished(out, wanted)
-    if found and is_whole(out, lambda: _check_sets(out), progress):
+    if found and is_whole(out, lambda: _check_sets(out, found), progress):
         return found
     started = time.monotonic()
     make_folder(out / "text")
@@ -120,18 +116,20 @@ def prepare_text(
         "vocab_size": train.vocab_size,
         "seconds": round(time.monotonic() - started, 1),
     }
-    write_json(out / FINISHED, summary)
+    write_json(out / FINISHED, seal(summary))
     return summary
 
 
-def _check_sets(out: Path) -> None:
-    """Raises UserError for a finished folder that lost something since."""
-    for name in (VOCAB_FILE, CONFIG_FILE):
-        plain_size(out / name)
-    for name in ("train", "eval"):
-        manifest = read_manifest(out / name)
-        check_files(manifest)
+def _check_sets(out: Path, summary: dict[str, Any]) -> list[FileSum]:
+    """Checksums of both sets. Raises UserError for a finished folder in which something else is not as it was made."""
+    if lower_cases(out / VOCAB_FILE) != summary["options"]["lower_case"]:
+        raise UserError(out / CONFIG_FILE, "does not say do_lower_case as the sets were made")
+    if read_json(out / BASELINES, "") != summary["baselines"]:
+        raise UserError(out / BASELINES, f"differs from {FINISHED}")
+    manifests = [read_manifest(out / name) for name in ("train", "eval")]
+    for manifest in manifests:
         check_vocabulary(info_of(manifest), out / VOCAB_FILE)
+    return [file for manifest in manifests for file in whole_shards(manifest)]
 
 
 def _make_vocabulary(corpus: corpora.Corpus, out: Path, options: TextOptions, progress: Progress) -> Path:
@@ -180,5 +178,5 @@ def _write_baselines(out: Path, train: list[FlatDocuments], vocabulary: dict[str
     result = baselines(train, rows, len(vocabulary))
     entries = {number: entry for entry, number in vocabulary.items()}
     result["most_frequent_token"] = entries[int(result.pop("most_frequent_id"))]
-    write_json(out / "baselines.json", result)
+    write_json(out / BASELINES, result)
     return result

@@ -16,10 +16,9 @@ import numpy as np
 
 from mlbert.core.errors import UserError
 from mlbert.prepare import shuffle
-from mlbert.prepare.finished import check_options, is_whole, tool_name
+from mlbert.prepare.finished import check_options, is_whole, tool_name, whole_shards
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.store.bins import BINS, BINS_FORMAT, BINS_VERSION, read_bins
-from mlbert.store.checksums import check_files
 from mlbert.store.manifest import MAX_TOKENS, Manifest, read_manifest, write_json
 from mlbert.store.open import describe, open_store
 
@@ -113,8 +112,8 @@ def make_bins(
 
 
 def _finished(out: Path, options: dict[str, Any], progress: Progress) -> list[Manifest]:
-    """The manifests of ``out`` when it was finished with the same options; none when it was not finished, or lost a
-    file since."""
+    """The manifests of ``out`` when it was finished with the same options; none when it was not finished, or a
+    file is not as it was made."""
     if not (out / BINS).exists():
         return []
     found = read_bins(out)
@@ -122,11 +121,7 @@ def _finished(out: Path, options: dict[str, Any], progress: Progress) -> list[Ma
     describe(out)
     manifests = [read_manifest(out / entry["folder"]) for entry in found["bins"]]
 
-    def check() -> None:
-        for manifest in manifests:
-            check_files(manifest)
-
-    if not is_whole(out, check, progress):
+    if not is_whole(out, lambda: [file for manifest in manifests for file in whole_shards(manifest)], progress):
         return []
     shuffle.remove_spill(out)
     return manifests

@@ -7,7 +7,6 @@ is written beside its name and gets it when it is whole.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
+from mlbert.core.json_files import parse_json
 from mlbert.prepare import python_text
 from mlbert.prepare.corpus import is_held_out
 from mlbert.prepare.jobs import SILENT, Progress
@@ -152,8 +152,8 @@ def read_texts(path: Path) -> Iterator[str]:
 def _text_of(path: Path, number: int, line: str) -> str:
     remedy = 'Give one JSON object a line, with its text as "text"'
     try:
-        document: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        document: Any = parse_json(line)
+    except ValueError as error:
         raise UserError(path, f"line {number} is not JSON ({error})", remedy) from None
     text = document.get("text") if isinstance(document, dict) else None
     if not isinstance(text, str):

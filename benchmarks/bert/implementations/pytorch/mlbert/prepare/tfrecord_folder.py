@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import write_atomically
+from mlbert.core.files import read_plain, write_atomically
+from mlbert.core.json_files import parse_json
 from mlbert.store.checksums import CHECKSUMS, file_xxh3, write_checksums
 from mlbert.store.manifest import make_folder, write_json
 from mlbert.store.ragged import Ragged
@@ -56,9 +56,9 @@ class TfrecordFolder:
     def written(self, index: int, fingerprint: str) -> dict[str, Any] | None:
         """What is known of part ``index`` of the same fingerprint from an earlier, interrupted run."""
         try:
-            note = json.loads(self._note(index).read_bytes())
+            note = parse_json(read_plain(self._note(index)))
             same = note.pop("fingerprint") == fingerprint and note["xxh3"] == file_xxh3(self.path(index))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError, UserError):
+        except (ValueError, KeyError, AttributeError, TypeError):  # UserError too
             return None
         return note if same else None
 

@@ -21,7 +21,7 @@ from mlbert.store.manifest import Manifest, file_sha256, read_manifest
 from mlbert.store.prepared import ShardEntry, ShardWriter, verified_shard
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import ExampleReader, Widths, find_files, read_widths, slowness
-from mlbert.store.tfrecord_list import RecordList, read_list
+from mlbert.store.tfrecord_list import RecordList, read_list, unlisted_note
 from mlbert.store.vocabulary_checks import another_vocabulary
 from mlbert.store.wordpiece import load_vocabulary
 
@@ -124,8 +124,9 @@ def tfrecords_to_hdf5(
     options: dict[str, Any] = {"inputs": named, "vocabulary": vocabulary["sha256"], "skip_bad": skip_bad}
     if found := finished_manifest(out, options, progress):
         return found
-    if reason := slowness():
-        progress(reason)
+    for reason in (slowness(), *map(unlisted_note, dict.fromkeys(file.parent for file in files))):
+        if reason:
+            progress(reason)
     job = ImportJob(
         files=tuple(files),
         out=out,

@@ -34,7 +34,7 @@ from mlbert.store.nvidia_folder import bins_of, list_shards
 from mlbert.store.open import describe
 from mlbert.store.prepared import ShardSet, info_of, matching_shard
 from mlbert.store.ragged import Ragged, offsets_of
-from mlbert.store.tfrecord_list import read_list
+from mlbert.store.tfrecord_list import read_list, unlisted_note
 
 BLOCK = 16_384  # sequences checked at a time
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -269,7 +269,7 @@ def verify(
     """Check sets of any kind; files or their rows are compared with published sums (``md5``) by file name. The digests
     of files without a manifest are kept, see `mlbert.store.content`. Raises UserError: there is no such folder, or it
     holds no set."""
-    plans = [_plan(folder) for folder in folders]
+    plans = [_plan(folder, progress) for folder in folders]
     jobs = [job for _, planned, _ in plans for job in planned]
     if md5:
         sums = ((md5.files.get(job.path.name, ""), md5.rows.get(job.path.name, "")) for job in jobs)
@@ -294,7 +294,7 @@ def verify(
     return results
 
 
-def _plan(folder: Path) -> tuple[StoreInfo | None, list[FileJob], list[str]]:
+def _plan(folder: Path, progress: Progress) -> tuple[StoreInfo | None, list[FileJob], list[str]]:
     """What is known of a set, its files, and what is wrong before any is read."""
     if (folder / BINS).exists():
         return _plan_bins(folder)
@@ -302,6 +302,8 @@ def _plan(folder: Path) -> tuple[StoreInfo | None, list[FileJob], list[str]]:
         return _plan_set(folder, 1)
     info = describe(folder)
     if info.kind == "tfrecord":
+        if folder.is_dir() and (note := unlisted_note(folder)):
+            progress(note)
         return info, _with_sums(folder, [FileJob(path, info) for path in tfrecord.find_files(folder)]), []
     groups = bins_of(folder) or [list_shards(folder)]
     return info, _with_sums(folder, [FileJob(path, info) for group in groups for path in group]), []

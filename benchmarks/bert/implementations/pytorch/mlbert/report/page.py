@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -16,6 +17,8 @@ from mlbert.report.words import count, percent, speed
 from mlbert.submission.findings import Finding, Outcome
 from mlbert.submission.own_checks import run_checks
 from mlbert.submission.result_set import ResultSet
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class Tile(NamedTuple):
@@ -129,4 +132,16 @@ def _findings(result: Result) -> list[Finding]:
 def environment() -> Environment:
     """Of the templates."""
     loader = PackageLoader("mlbert.report")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_without_controls,
+    )
+
+
+def _without_controls(value: object) -> object:
+    """A text, escaped or not, with a sign for each character that HTML forbids or that turns the writing round."""
+    return type(value)(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", value)) if isinstance(value, str) else value

@@ -8,11 +8,12 @@ that it had then, wherever the folder lies; looking opens no data file.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlbert.core.errors import UserError
+from mlbert.core.files import read_plain
+from mlbert.core.json_files import parse_json
 from mlbert.core.native import cache_folder
 from mlbert.store.manifest import make_folder, write_json
 
@@ -31,7 +32,7 @@ def content_of(folder: Path, paths: Sequence[Path]) -> str | None:
     changed since."""
     for place in _places(folder):
         try:
-            document = json.loads(place.read_bytes())
+            document = parse_json(read_plain(place))
             kept = document["files"] if document["version"] == _VERSION else {}
             found = {name_of(folder, path): (kept[name_of(folder, path)], state_of(path)) for path in paths}
             if found and all(entry["state"] == state for entry, state in found.values()):

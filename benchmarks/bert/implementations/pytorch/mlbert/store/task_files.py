@@ -19,6 +19,7 @@ from pathlib import Path
 
 from mlbert.core.config_files import nearest
 from mlbert.core.errors import UserError
+from mlbert.core.json_files import parse_json
 
 _LONGEST_FIELD = 1 << 24  # characters; csv's own limit of 131072 is too little for documents
 SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".json")
@@ -135,9 +136,9 @@ def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
     values: Iterable[tuple[int, object]]
     try:
         if text.lstrip().startswith("["):
-            values = enumerate(json.loads(text), 1)
+            values = enumerate(parse_json(text), 1)
         else:
-            values = ((n, json.loads(line)) for n, line in enumerate(text.split("\n"), 1) if line.strip())
+            values = ((n, parse_json(line)) for n, line in enumerate(text.split("\n"), 1) if line.strip())
         for number, value in values:
             if not isinstance(value, dict):
                 raise UserError(path, f"line {number} is no JSON object", 'Write for example {"text": "..."}')

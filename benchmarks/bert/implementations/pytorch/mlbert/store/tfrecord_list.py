@@ -13,6 +13,7 @@ from typing import Any
 
 from mlbert.core.errors import UserError
 from mlbert.core.files import read_plain
+from mlbert.store.checksums import CHECKSUMS
 from mlbert.store.documents import SHA256, judging, parse_document, plain_size
 from mlbert.store.manifest import MAX_TOKENS, MAX_VOCAB_SIZE
 
@@ -58,6 +59,14 @@ class RecordList:
         """Raises UserError for a file that has other records."""
         if problem := self.count_problem(path, records, tokens):
             raise UserError(path, problem, _RESTORE)
+
+
+def unlisted_note(folder: Path) -> str | None:
+    """What is to be said of TFRecords of which nothing says how many there must be."""
+    if (folder / LIST).exists() or (folder / CHECKSUMS).exists():
+        return None
+    what = "one that is missing, or there twice, cannot be known"
+    return f"note: {folder}: neither {LIST} nor {CHECKSUMS} lists its records: {what}"
 
 
 def read_list(folder: Path) -> RecordList | None:

@@ -5,7 +5,6 @@ The names of Google's uncased English models need no network: their common vocab
 
 from __future__ import annotations
 
-import json
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -18,7 +17,8 @@ import numpy as np
 
 from mlbert.core import native
 from mlbert.core.errors import UserError
-from mlbert.store.manifest import file_sha256, reading
+from mlbert.core.json_files import read_json, shown
+from mlbert.store.manifest import file_sha256
 from mlbert.store.ragged import offsets_of
 from mlbert.store.wordpiece import SPECIAL_TOKENS, WordPieceTokenizer, load_vocabulary
 from mlbert.store.wordpiece_native import NativeWordPiece
@@ -155,14 +155,13 @@ def lower_cases(vocabulary: Path) -> bool:
 
     Raises UserError where that file is damaged.
     """
-    config = vocabulary.with_name(CONFIG_FILE)
+    config, remedy = vocabulary.with_name(CONFIG_FILE), "Restore or remove the file"
     if not config.exists():
         return True
-    try:
-        with reading(config):
-            return bool(json.loads(config.read_bytes()).get("do_lower_case", True))
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise UserError(config, f"is no tokenizer's configuration ({error!r})", "Restore or remove the file") from None
+    found = read_json(config, remedy).get("do_lower_case", True)
+    if not isinstance(found, bool):
+        raise UserError(config, f"do_lower_case is {shown(found)}, not true or false", remedy)
+    return found
 
 
 def _fetched(name: str) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import string
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 
 from mlbert.core.errors import UserError
@@ -18,6 +19,7 @@ UNKNOWN = "[UNK]"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_CHARS_PER_WORD = 200
 MAX_REMEMBERED_WORDS = 2_000_000
+_REMEDY = "Give a BERT WordPiece vocab.txt"
 
 # Code point ranges that the benchmark takes as Chinese characters (CJK ideographs; not kana, not hangul).
 _CJK_RANGES = (
@@ -74,23 +76,28 @@ def basic_split(word: str, lower_case: bool = True) -> list[str]:
 def load_vocabulary(path: Path) -> dict[str, int]:
     """Read a vocabulary file: one entry a line, its number is its line. Raises UserError: unreadable, not UTF-8,
     doubled entries, a special token missing, or too many entries."""
-    remedy = "Give a BERT WordPiece vocab.txt"
     try:
-        with reading(path, remedy):
+        with reading(path, _REMEDY):
             lines = path.read_bytes().decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise UserError(path, f"is not UTF-8 (byte {error.start})", remedy) from None
+        raise UserError(path, f"is not UTF-8 (byte {error.start})", _REMEDY) from None
     if lines and lines[-1] == "":
         lines.pop()
+    return numbered(lines, path)
+
+
+def numbered(lines: Sequence[str], path: Path) -> dict[str, int]:
+    """A vocabulary of its entries, which come from a file. Raises UserError: doubled entries, a special token missing,
+    or too many entries."""
     vocabulary: dict[str, int] = {}
     for number, line in enumerate(lines):
         if vocabulary.setdefault(line.strip(), number) != number:
-            raise UserError(path, f"line {number + 1} repeats the entry {line.strip()!r}", remedy)
+            raise UserError(path, f"line {number + 1} repeats the entry {line.strip()!r}", _REMEDY)
     for token in SPECIAL_TOKENS:
         if token not in vocabulary:
-            raise UserError(path, f"has no entry {token}", remedy)
+            raise UserError(path, f"has no entry {token}", _REMEDY)
     if len(vocabulary) > MAX_VOCAB_SIZE:
-        raise UserError(path, f"has {len(vocabulary)} entries, at most {MAX_VOCAB_SIZE} fit 16 bits", remedy)
+        raise UserError(path, f"has {len(vocabulary)} entries, at most {MAX_VOCAB_SIZE} fit 16 bits", _REMEDY)
     return vocabulary
 
 

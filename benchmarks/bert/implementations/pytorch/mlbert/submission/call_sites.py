@@ -15,6 +15,8 @@ from mlbert.core.provenance import SOURCE_STATEMENT, git_state, tree_digest
 from mlbert.submission.history import git, has_commit
 from mlbert.submission.logs import Log
 
+_MAX_NAME = 255  # what file systems allow
+
 # Where one of these is called, the end of the run is logged for whatever ended it.
 _CALLS_THAT_END_A_RUN = ("aborting", "close_interrupted")
 
@@ -66,7 +68,7 @@ class Sources:
 
     def text(self, name: str) -> str | None:
         """A file's text by its name in the tree; ``None`` where there is none."""
-        if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
+        if not is_inside(name):
             return None
         if name not in self._texts:
             self._texts[name] = self._read(name)
@@ -100,6 +102,12 @@ class Sources:
             listed = git(self.tree, "ls-tree", "-r", "--name-only", self._commit, "--", folder) or ""
             return [name for name in listed.splitlines() if name.endswith(".py")]
         return [path.relative_to(self.tree).as_posix() for path in sorted((self.tree / folder).rglob("*.py"))]
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name that a log gives can be that of a file in a tree."""
+    is_plain = name.isascii() and name.isprintable() and len(name) < _MAX_NAME
+    return is_plain and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def line_of(text: str | None, number: int) -> str | None:

@@ -15,6 +15,7 @@ from mlbert.core.settings import settings_by_env
 from mlbert.submission.history import changed_files, has_commit, num_commits
 from mlbert.submission.keys import is_hyperparameter
 from mlbert.submission.logs import Log, read_log
+from mlbert.submission.result_set import is_number
 from mlbert.submission.run_numbers import (
     minutes_to_train,
     samples_per_second,
@@ -215,14 +216,12 @@ def _as_text(values: Sequence[Any]) -> str:
 def _spelt(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return f"{value:.12g}"
+    return f"{value:.12g}" if is_number(value) else str(value)
 
 
 def _configuration(a: Side, b: Side, notes: list[str]) -> list[Difference]:
     """Settings of our logs that differ; notes of paths, and of what one side has and leaves at its default."""
-    if any(log.first("configuration") is None for log in (*a.logs, *b.logs)):
+    if not all(isinstance(log.value("configuration"), dict) for log in (*a.logs, *b.logs)):
         return []
     names = dict.fromkeys(name for log in (*a.logs, *b.logs) for name in log.value("configuration"))
     found, paths = [], []
@@ -254,8 +253,8 @@ def _origin(side: Side, name: str) -> str:
 
 def _history(a: Side, b: Side, tree: Path) -> tuple[str, list[str]]:
     """How the commits of both lie to each other, and the files below benchmarks/ that differ."""
-    commits = [list(dict.fromkeys(log.value("commit") for log in side.logs)) for side in (a, b)]
-    if any(None in names for names in commits):
+    commits = [list(dict.fromkeys(_spelt(log.value("commit")) for log in side.logs)) for side in (a, b)]
+    if any("" in names for names in commits):
         return "Not all logs tell their commit: files not compared.", []
     if commits[0] == commits[1]:
         return "", []
@@ -274,13 +273,14 @@ def _history(a: Side, b: Side, tree: Path) -> tuple[str, list[str]]:
 def _fairness(a: Side, b: Side) -> list[str]:
     """Sentences about what makes a comparison unlike for like."""
     told = {
-        "batch sizes": [{log.value("global_batch_size") for log in side.logs} for side in (a, b)],
-        "targets": [{setting(log, "TARGET_MLM_ACCURACY") for log in side.logs} for side in (a, b)],
-        "training sets": [{log.value("train_data") for log in side.logs} for side in (a, b)],
-        "evaluation sets": [{log.value("eval_data") for log in side.logs} for side in (a, b)],
-        "evaluation counts": [{log.value("eval_samples") for log in side.logs} for side in (a, b)],
+        "batch sizes": [[log.value("global_batch_size") for log in side.logs] for side in (a, b)],
+        "targets": [[setting(log, "TARGET_MLM_ACCURACY") for log in side.logs] for side in (a, b)],
+        "training sets": [[log.value("train_data") for log in side.logs] for side in (a, b)],
+        "evaluation sets": [[log.value("eval_data") for log in side.logs] for side in (a, b)],
+        "evaluation counts": [[log.value("eval_samples") for log in side.logs] for side in (a, b)],
     }
-    unlike = [name for name, (left, right) in told.items() if left != right and {None} not in (left, right)]
+    texts = {name: [_as_text(values) for values in both] for name, both in told.items()}
+    unlike = [name for name, both in texts.items() if both[0] != both[1] and NOT_SET not in both]
     notes = []
     if unlike:
         notes.append(f"Not like for like: the {' and '.join(unlike)} differ, so samples and time to the target do too.")

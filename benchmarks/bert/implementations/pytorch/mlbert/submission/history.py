@@ -14,7 +14,7 @@ def git(tree: Path, *words: str) -> str | None:
         return None
     try:
         done = subprocess.run(["git", "-C", str(tree), *words], capture_output=True, timeout=_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, ValueError, subprocess.SubprocessError):  # a name with half a character, or a null
         return None
     return done.stdout.decode("utf-8", errors="replace")
 

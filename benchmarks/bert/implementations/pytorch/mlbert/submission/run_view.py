@@ -17,7 +17,7 @@ class Evaluation(NamedTuple):
     accuracy: float
     start: Event | None
     stop: Event | None
-    again: tuple[Event, ...] = ()
+    again: list[Event]
 
     @property
     def where(self) -> str:
@@ -38,9 +38,9 @@ def evaluations_of(log: Log) -> list[Evaluation]:
             samples = samples_of(event)
             if samples is not None and is_number(event.value):
                 if found and (found[-1].samples, found[-1].accuracy) == (samples, event.value):
-                    found[-1] = found[-1]._replace(again=(*found[-1].again, event))
+                    found[-1].again.append(event)
                 else:
-                    found.append(Evaluation(event, samples, event.value, start, stop))
+                    found.append(Evaluation(event, samples, event.value, start, stop, []))
             start = stop = None
     return found
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
 _WORKER = Path(__file__).with_name("tools_worker.py")
-_SECONDS = 300.0  # for one tool
+_SECONDS = 120.0  # for one tool
 _MAX_CHARACTERS = 2**23  # of what a tool printed
 
 Answers = Callable[[Callable[[str], None]], list["Answer"]]

@@ -14,7 +14,7 @@ from mlbert.submission.findings import Complaint, Outcome
 from mlbert.submission.logs import unfit
 
 RESULT_PATTERN = "result_*.txt"
-READABLE = "rules: a submission holds its files itself"
+READABLE = "rules: a submission holds its files itself, fit for the official tools"
 
 _LED_OUT = "is a link out of the tree"
 

@@ -172,5 +172,5 @@ def _standing(run: Run, clock: Clock) -> tuple[str | None, bool]:
     state.due_seconds = seconds
     is_due = state.samples >= state.next_eval_samples
     if run.pace is not None:
-        is_due = is_due or seconds - clock.evaluated_at >= run.pace.evaluate_every
+        is_due = is_due or run.pace.evaluates(seconds - clock.evaluated_at, clock.evaluation_seconds)
     return run.limits.reached(state, seconds), is_due

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -50,11 +51,13 @@ class Leaves(Mapping[str, Value]):
     def number(self, name: str, default: Default) -> Value:
         """A whole number or not; text such as 5e-4, which YAML takes for text, too."""
         value = self._get(name, default)
-        if isinstance(value.value, int | float) and not isinstance(value.value, bool):
-            return value
+        is_number = isinstance(value.value, int | float) and not isinstance(value.value, bool)
         try:
-            return Value(float(str(value.value).replace("_", "")), value.origin)
-        except ValueError:
+            number = value.value if is_number else float(str(value.value).replace("_", ""))
+            if not math.isfinite(number):
+                raise ValueError
+            return Value(number, value.origin)
+        except (ValueError, OverflowError):
             raise UserError(value.origin, f"{name} {value.value!r} is no number", "Write a number") from None
 
     def optional_number(self, name: str) -> float | None:

@@ -48,8 +48,8 @@ class Display(Events):
             self._bar.start()
 
     def wants(self, step: int) -> bool:
-        """Whether this step is shown."""
-        return step % self._every == 0
+        """Whether this step is shown: every so many, and slow ones by the clock."""
+        return step % self._every == 0 or time.monotonic() - self._said >= LINE_SECONDS
 
     def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
         """A log point."""
@@ -64,9 +64,10 @@ class Display(Events):
         words = ", ".join(parts)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=share, words=words)
-        elif time.monotonic() - self._said >= LINE_SECONDS:
+        if time.monotonic() - self._said >= LINE_SECONDS:
             self._said = time.monotonic()
-            self.say(f"{share:4.0%}  {words}")
+            if self._bar is None:
+                self.say(f"{share:4.0%}  {words}")
 
     def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
         """The accuracy on held-out text."""
@@ -81,7 +82,7 @@ class Display(Events):
         elif self._warned < 2 and share >= _LATE and accuracy <= self._bigram:
             self._warned = 2
             what = f"guessing from one neighbour ({self._bigram:.4f})"
-            self.say(f"warning: no better than {what}: give it more --minutes, or a smaller --size")
+            self.say(f"warning: no better than {what}: it takes more --minutes, or a smaller --size")
 
     def skipped(self, state: TrainState) -> None:
         """A step whose gradient was not finite."""

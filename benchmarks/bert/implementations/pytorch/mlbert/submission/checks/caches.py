@@ -60,10 +60,10 @@ def _early(log: Log, event: Event, start: Event) -> Iterable[Complaint]:
 def _before_another(log: Log, event: Event, start: Event, runs: Sequence[_Run]) -> Iterable[Complaint]:
     """Another run fills the caches; others run on several machines at once, so of theirs only a whole run tells."""
     for other, begun, ended in runs:
-        if other is log or begun is None or ended is None or are_apart(log, other):
+        if other is log or begun is None or ended is None:
             continue
         since = ended if is_ours(log) else begun
-        if event.time_ms < since.time_ms and ended.time_ms <= start.time_ms:
+        if event.time_ms < since.time_ms and ended.time_ms <= start.time_ms and not are_apart(log, other):
             text = f"{where(log, event)}{_CLEAR} comes before the run_stop of {other.path.name} (line {ended.line})"
             yield Complaint(_severity(log), text, _CACHES)
             return

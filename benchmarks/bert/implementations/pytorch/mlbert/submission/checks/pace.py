@@ -58,13 +58,12 @@ class _Interval(NamedTuple):
 def check_pace(results: ResultSet) -> Complaints:
     """No interval between evaluations is faster than the machine can be, none a long pause."""
     intervals = {log.path: _intervals(log) for log in results.logs if has_plausible_stamps(log)}
+    fastest = {path: max(one.pace for one in own) for path, own in intervals.items() if len(own) > 1}
     for log in results.logs:
         own = intervals.get(log.path, [])
-        fastest = [
-            max(one.pace for one in other) for path, other in intervals.items() if path != log.path and len(other) > 1
-        ]
+        others = [pace for path, pace in fastest.items() if path != log.path]
         # The second fastest run: the fastest may itself be the one that cannot be.
-        limit = sorted(fastest)[-2] if len(fastest) >= _MIN_RUNS else None
+        limit = sorted(others)[-2] if len(others) >= _MIN_RUNS else None
         yield from _too_fast(log, own, limit)
         yield from _early(log, own)
         yield from _pauses(log, own)
@@ -178,14 +177,15 @@ def _against_throughput(log: Log, own: Sequence[_Interval]) -> Complaints:
 
 def _fast_runs(runs: Sequence[tuple[Log, Sequence[_Interval]]]) -> Complaints:
     """Runs that are faster than the others as a whole, by how steady those are."""
-    for log, own in runs:
-        others = [_rate(other) for another, other in runs if another is not log]
+    rates = [_rate(own) for _, own in runs]
+    for index, (log, own) in enumerate(runs):
+        others = rates[:index] + rates[index + 1 :]
         if len(others) < _MIN_INTERVALS or not all(math.isfinite(rate) and rate > 0 for rate in others):
             continue
         usual = statistics.median(others)
         spread = _SPREAD_OF_MAD * statistics.median(abs(rate / usual - 1) for rate in others)
-        if _rate(own) > max(_RUN_UNUSUAL, 1 + _SPREADS * spread) * usual:
-            text = f"{log.path.name}: {own[-1].where}: the whole run trained {1000 * _rate(own):.4g} samples a second"
+        if rates[index] > max(_RUN_UNUSUAL, 1 + _SPREADS * spread) * usual:
+            text = f"{log.path.name}: {own[-1].where}: the whole run trained {1000 * rates[index]:.4g} samples a second"
             yield Complaint(Outcome.WARN, f"{text}, the others {1000 * usual:.4g}, {100 * spread:.2g} % apart")
 
 

@@ -6,12 +6,14 @@ import ast
 import itertools
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import mlbert
 from mlbert.core.provenance import PACKAGE_HOME, TENSORFLOW2
-from mlbert.submission.call_sites import Sources, key_of, nodes_of
+from mlbert.submission.call_sites import Sources, is_inside, key_of, nodes_of
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import DISTRIBUTIONS_OF
 from mlbert.submission.logs import Event, Log
@@ -83,11 +85,12 @@ def check_event_types(results: ResultSet) -> Complaints:
 def check_writer(results: ResultSet) -> Complaints:
     """This code's logs have every key that their writer logs, in its order, each in its form."""
     logs = [log for log in results.logs if is_ours(log)]
+    keys_of_commit: dict[str, set[str]] = defaultdict(set)
+    for log in logs:
+        keys_of_commit[repr(log.value("commit"))].update(event.key for event in log.events)
     for log in logs:
         sources = Sources(results.tree, log) if results.tree is not None else None
-        commit = log.value("commit")
-        of_same = {event.key for other in logs if other.value("commit") == commit for event in other.events}
-        yield from _missing(log, sources, of_same)
+        yield from _missing(log, sources, keys_of_commit[repr(log.value("commit"))])
         yield from _disorder(log)
         yield from _forms(log)
 
@@ -106,8 +109,7 @@ def _missing(log: Log, sources: Sources | None, of_same: set[str]) -> Iterable[C
     told = {event.key for event in log.events}
     lacking = {key: "" for key in _ALWAYS if key not in told}
     for name in _files(log):
-        for function in _writers(_text(name, sources)):
-            keys = dict(_keys_of(function))
+        for function, keys in _writers(_text(name, sources)):
             if not _wrote(function, name, log):
                 continue
             is_known = sources is not None and not sources.gap
@@ -129,16 +131,17 @@ def _text(name: str, sources: Sources | None) -> str:
     """The file as of the log's commit; this installation's own where there is no tree, or one without the code."""
     text = sources.text(name) if sources is not None else None
     own = Path(mlbert.__file__).parent / name.removeprefix(f"{PACKAGE_HOME}/")
-    if text is None and own.is_file() and (sources is None or name == _IDENTITY):
+    if text is None and is_inside(name) and own.is_file() and (sources is None or name == _IDENTITY):
         text = own.read_text(encoding="utf-8")
     return text or ""
 
 
-def _writers(text: str) -> Iterator[ast.FunctionDef]:
-    """Functions that are given the logger's `event`."""
-    for node in nodes_of(text):
-        if isinstance(node, ast.FunctionDef) and any(argument.arg == "event" for argument in node.args.args):
-            yield node
+@lru_cache(maxsize=256)
+def _writers(text: str) -> tuple[tuple[ast.FunctionDef, dict[str, int]], ...]:
+    """Functions that are given the logger's `event`, with the keys that they log."""
+    functions = [node for node in nodes_of(text) if isinstance(node, ast.FunctionDef)]
+    writers = [node for node in functions if any(argument.arg == "event" for argument in node.args.args)]
+    return tuple((node, dict(_keys_of(node))) for node in writers)
 
 
 def _keys_of(function: ast.FunctionDef) -> Iterator[tuple[str, int]]:

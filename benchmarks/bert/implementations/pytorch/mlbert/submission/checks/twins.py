@@ -32,6 +32,7 @@ _ROUNDING_MS = 1.2
 _MIN_WINDOW, _MAX_WINDOW = 4, 10**6
 _LOG_ODDS, _CHANCE_MS = 16, 0.8  # exp(-16) for all windows of a set; a match has the chance 0.8 ms / noise
 _LONG_MS = 10_000  # intervals that never last equally long by chance
+_MAX_EVALUATIONS = 1000  # that are compared; published runs have up to 50, and the time grows with the square
 _MIN_DECIMALS = 5  # shorter accuracies agree by chance
 _OWN_RUNS = "rules: ten runs, each with a seed of its own"
 
@@ -99,7 +100,7 @@ def _moved(one: _Run, other: _Run) -> Iterable[tuple[int, int, int]]:
 
 
 def _run_of(log: Log) -> _Run:
-    evaluations = evaluations_of(log)
+    evaluations = evaluations_of(log)[:_MAX_EVALUATIONS]
     start = log.first("run_start")
     times = [one.event.time_ms for one in evaluations]
     intervals = []
