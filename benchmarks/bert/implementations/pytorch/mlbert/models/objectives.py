@@ -90,7 +90,9 @@ class MaskedLM(_Objective):
     def metrics(self, sums: Sequence[float], rows: Tensor | None) -> dict[str, float]:
         """Each token counts once: tokens are summed before the division, so sharding does not change the accuracy."""
         correct, loss, masked = sums
-        assert masked, "the evaluation set holds no masked token"
+        if not masked:
+            remedy = "Give text of words that its vocabulary has, or more of it"
+            raise UserError("the evaluation set", "holds no masked token", remedy)
         return {"mlm_accuracy": correct / masked, "loss": loss / masked}
 
     @staticmethod
