@@ -293,6 +293,13 @@ def test_evaluation_has_every_sequence_once(folder, mode, num_examples, batch_si
     assert masks == alone
 
 
+def test_evaluation_that_its_vocabulary_does_not_know_is_refused(folder, tmp_path):
+    others = tmp_path / "vocab.txt"
+    others.write_text("\n".join([*SPECIAL_TOKENS, "1", "2"]) + "\n")
+    with pytest.raises(UserError, match="of its words are not in the vocabulary"):
+        TextEvalSet(text_set(folder, "split", tokenizer=load_tokenizer(others)), None, 8, rate=0.2, seed=1).open()
+
+
 def test_evaluation_keeps_the_shards_that_it_needs_most_of(folder):
     for count, kept in ((1, 0), (len(TEXTS), len(list(folder.glob("shard*"))))):
         TextEvalSet(text_set(folder, "truncate"), count, 8, rate=0.2, seed=1).open()

@@ -110,6 +110,8 @@ def test_damage_is_told_in_one_line(tmp_path: Path, text: str, form: TaskForm, r
     ("name", "content", "reason"),
     [
         ("x.jsonl", b'{"text": "x"\n', "is not JSON"),
+        ("x.jsonl", b'{"text": "x", "label": ' + b"[" * 20_000, "nested too deep"),
+        ("x.jsonl", b'{"text": ["x"], "label": 1}', r"text is \['x'\], no text"),
         ("x.jsonl", b"[1]\n", "line 1 is no JSON object"),
         ("x.jsonl", b'{"text": "x"}\n{"tex": "y"}\n', "line 2 has no column 'text'. Did you mean tex?"),
         ("x.csv", b"text\nx\n\xff\n", "line 3 is not UTF-8"),

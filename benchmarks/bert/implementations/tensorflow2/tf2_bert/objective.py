@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from mlbert.core.errors import UserError
 from tf2_bert.model import Logits
 from tf2_bert.rows import Rows
 
@@ -61,9 +62,10 @@ def sums(logits: Logits, rows: Rows) -> Sums:
 
 def metrics(sums: Sums) -> dict[str, float]:
     """Of a whole evaluation: "mlm_accuracy" and "loss" as the PyTorch implementation has them, each token once; and the
-    same of the next-sentence head."""
+    same of the next-sentence head. Raises UserError: nothing was masked."""
     correct, masked, loss, nsp_correct, sequences, nsp_loss = (float(value) for value in sums)
-    assert masked, "the evaluation set holds no masked token"
+    if not masked:
+        raise UserError("the evaluation set", "holds no masked token", "Give one that was prepared with masks")
     assert sequences, "the evaluation set holds no sequence"
     return {
         "mlm_accuracy": correct / masked,

@@ -27,6 +27,7 @@ from mlbert.store.order import StepShare, even_parts
 from mlbert.store.ragged import offsets_of
 from mlbert.store.token_shards import TokenShards, open_texts
 from mlbert.store.tokenizer import Tokenizer
+from mlbert.store.vocabulary_checks import unknown_share
 
 SPLIT, TRUNCATE = "split", "truncate"
 
@@ -252,7 +253,7 @@ class TextEvalSet:
 
     def open(self) -> None:
         """Read the texts and mask them: the first touch of evaluation data. Raises UserError: a file is missing or
-        damaged, or there is no sequence."""
+        damaged, there is no sequence, or most of their words are [UNK]."""
         texts = self._texts
         shards = TokenShards(open_texts(texts.local, texts.remote), texts.tokenizer, texts.local)
         pieces = Pieces(shards, texts.tokenizer, texts.max_seq_length)
@@ -264,11 +265,13 @@ class TextEvalSet:
         parts = even_parts(self.num_examples, self._rank, self._world_size, self._batch_size)
         of_parts = [np.searchsorted(first, numbers, side="right") - 1 for numbers in parts]
         pieces.prepare(np.unique(np.concatenate([np.empty(0, np.int64), *of_parts])))
-        self._batches = []
+        self._batches, read = [], [np.empty(0, np.uint16)]
         for numbers, chosen in zip(parts, of_parts, strict=True):
             tokens, offsets = pieces.rows(chosen, numbers - first[chosen])
+            read.append(tokens)
             rows = self._masking(tokens, offsets, 0, numbers, self._rate)
             self._batches.append(HostBatch.of_sequences(rows, numbers, texts.max_seq_length))
+        unknown_share(np.concatenate(read), texts.tokenizer.vocabulary, texts.local, texts.tokenizer.name)
 
     def _settle(self, available: int) -> None:
         if available < 1:

@@ -51,17 +51,18 @@ class InstanceOptions:
     random_seed: int = 12345
 
     def __post_init__(self) -> None:
+        longest = self.max_seq_length
         allowed = {
-            "max_seq_length": 5 <= self.max_seq_length <= 65_535,
-            "max_predictions_per_seq": 1 <= self.max_predictions_per_seq <= self.max_seq_length,
-            "masked_lm_prob": 0 < self.masked_lm_prob < 1,
-            "short_seq_prob": 0 <= self.short_seq_prob <= 1,
-            "dupe_factor": 1 <= self.dupe_factor <= MOST_PASSES,
-            "random_seed": abs(self.random_seed) < 1 << 63,
+            "max_seq_length": (5 <= longest <= 65_535, "5 to 65535"),
+            "max_predictions_per_seq": (1 <= self.max_predictions_per_seq <= longest, f"1 to {longest}"),
+            "masked_lm_prob": (0 < self.masked_lm_prob < 1, "a number between 0 and 1"),
+            "short_seq_prob": (0 <= self.short_seq_prob <= 1, "0 to 1"),
+            "dupe_factor": (1 <= self.dupe_factor <= MOST_PASSES, f"1 to {MOST_PASSES}"),
+            "random_seed": (abs(self.random_seed) < 1 << 63, "a number of 63 bits"),
         }
-        for name, fine in allowed.items():
+        for name, (fine, words) in allowed.items():
             if not fine:
-                raise UserError(name, f"{getattr(self, name)} is out of range", "See mlbert prepare --help")
+                raise UserError(name, f"{getattr(self, name)} is out of range", f"Use {words}")
 
 
 def parse_documents(lines: Iterable[str], tokenizer: WordPieceTokenizer) -> list[Document]:

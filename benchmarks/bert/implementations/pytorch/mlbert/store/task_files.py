@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mlbert.core.config_files import nearest
 from mlbert.core.errors import UserError
-from mlbert.core.json_files import parse_json
+from mlbert.core.json_files import parse_json, shown
 
 _LONGEST_FIELD = 1 << 24  # characters; csv's own limit of 131072 is too little for documents
 SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".json")
@@ -156,7 +156,11 @@ def _from_objects(path: Path, objects: Iterator[tuple[int, dict[str, object]]], 
         lines.append(line)
         for column, name in zip(columns, wanted, strict=True):
             field = value[_found(path, name, list(value), line)]
-            column.append(field if isinstance(field, str) else "" if field is None else json.dumps(field))
+            if isinstance(field, dict | list):
+                raise UserError(path, f"line {line}: {name} is {shown(field)}, no text or number", "Mend the row")
+            text = field if isinstance(field, str) else "" if field is None else json.dumps(field)
+            # JSON can name halves of surrogate pairs, which are no text and have no bytes.
+            column.append(text.encode("utf-8", "replace").decode("utf-8"))
     return Table(path, lines, columns, 0)
 
 
