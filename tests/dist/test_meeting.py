@@ -75,3 +75,10 @@ def test_training_tells_a_mistake_once(tmp_path: Path, changes: dict[str, object
     assert len(lines) == 1, lines
     assert words in lines[0]
     assert codes[0] == 2
+
+
+def test_evaluation_alone_tells_a_mistake_once(tmp_path: Path) -> None:
+    codes, lines = outcome(main, ([*train_arguments(tmp_path), "--evaluate-only"],), tmp_path)
+    assert len(lines) == 1, lines
+    assert "there is nothing to evaluate" in lines[0]
+    assert codes == [2, 2]

@@ -15,8 +15,9 @@ from cluster import Cluster
 from mlbert.dist.world import expand_hostlist
 from slurm_site import Site, read_log
 
-# Long enough to be disturbed in the middle on any machine, with a checkpoint always near.
+# Long enough to be disturbed in the middle, with a checkpoint always near; the other one where the end does not matter.
 LONG = {"MAX_STEPS": 120, "SAVE_CHECKPOINT_STEPS": 10}
+ENDLESS = {"MAX_STEPS": 100_000, "SAVE_CHECKPOINT_STEPS": 10, "LOG_FREQ": 1000}
 
 
 def weights(run: Path) -> bytes:
@@ -42,10 +43,9 @@ def slow(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPathFac
     """Started before all others: two with a stopped rank, one that meets its time limit, one that loses a node."""
     names = ("0", "1", "limit", "power")
     sites = {name: Site(cluster, tmp_path_factory.mktemp(name) / "tree", tree_root) for name in names}
-    endless = {**LONG, "MAX_STEPS": 100_000, "LOG_FREQ": 1000, "SAVE_CHECKPOINT_STEPS": 1000}
-    jobs = {name: sites[name].submit(**{**endless, "SAVE_CHECKPOINT_STEPS": 10}) for name in ("0", "1")}
+    jobs = {name: sites[name].submit(**ENDLESS) for name in ("0", "1")}
     # Slurm looks at limits about every half a minute, so this one comes 30 to 60 seconds after the start.
-    jobs["limit"] = sites["limit"].submit("--signal=B:USR1@15", nodes=1, WALLTIME=1, **endless)
+    jobs["limit"] = sites["limit"].submit("--signal=B:USR1@15", nodes=1, WALLTIME=1, **ENDLESS)
     jobs["power"] = sites["power"].submit(**LONG)
     in_training(sites["power"], jobs["power"])
     lost_node = nodes_of(sites["power"], jobs["power"])[1]
@@ -78,7 +78,7 @@ def in_training(site: Site, job: str) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_the_job_and_is_named(site: Site, rank: int) -> None:
-    job = site.submit(**LONG)
+    job = site.submit(**ENDLESS)
     in_training(site, job)
     os.kill(site.cluster.rank(job, rank), signal.SIGKILL)
     killed = time.monotonic()
@@ -90,6 +90,11 @@ def test_a_killed_rank_ends_the_job_and_is_named(site: Site, rank: int) -> None:
     log = site.runs / "out/result_0.txt"
     assert read_log(log)["run_stop"] == ["aborted"]
     assert words in log.read_text()
+    assert not list(log.parent.glob(".*")), "nothing of the job's own is left"
+    if rank == 1:
+        job = site.submit(**ENDLESS)
+        assert site.cluster.finished(job)["ExitCode"] == "2:0", "the log of before tells nothing of this job"
+        assert site.output(job).count("is the log of an unfinished run") == 1
 
 
 def test_a_job_goes_on_by_itself_where_that_is_allowed(site: Site, undisturbed: bytes) -> None:
@@ -124,7 +129,7 @@ def test_a_warning_before_the_ranks_are_up_costs_nothing(site: Site, undisturbed
 
 
 def test_a_warning_aborts_a_timed_run(site: Site) -> None:
-    job = site.submit(**LONG, TIMED=1, NEXP=2)
+    job = site.submit(**ENDLESS, TIMED=1, NEXP=2)
     in_training(site, job)
     site.cluster.run("scancel", "--batch", "--signal=USR1", job)
     facts = site.cluster.finished(job)
@@ -135,7 +140,7 @@ def test_a_warning_aborts_a_timed_run(site: Site) -> None:
 
 
 def test_a_timed_run_is_aborted_by_a_restart_and_the_next_one_starts(site: Site) -> None:
-    job = site.submit(**LONG, TIMED=1, NEXP=2)
+    job = site.submit(**ENDLESS, TIMED=1, NEXP=2)
     in_training(site, job)
     site.cluster.run("scontrol", "requeue", job)
     second = site.runs / "out/result_1.txt"

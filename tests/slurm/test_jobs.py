@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,23 @@ def test_a_mistake_ends_the_job_with_a_clear_line(site: Site, exports: dict[str,
     assert facts["ExitCode"] == "2:0"
     assert words in site.output(job)
     assert "run 0 starts" not in site.output(job)
+
+
+def test_a_full_disk_under_logdir_is_one_line(site: Site, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(logs)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system may be mounted here")
+    try:
+        with contextlib.suppress(OSError):
+            (logs / "everything").write_bytes(bytes(100_000))
+        job = site.submit(LOGDIR=logs)
+        assert site.cluster.finished(job)["ExitCode"] == "2:0"
+        assert site.output(job) == f"error: LOGDIR={logs} cannot be written to: it is full, or closed to this user.\n"
+        assert [path.name for path in logs.iterdir()] == ["everything"]
+    finally:
+        subprocess.run(["umount", logs], check=True)
 
 
 def test_a_wrong_setting_fails_the_job_with_status_2(site: Site) -> None:

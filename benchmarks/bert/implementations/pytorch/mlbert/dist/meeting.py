@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -119,6 +120,8 @@ class Meeting:
                 print(f"mlbert: error: {other}", file=sys.stderr)
             raise told[-1]
         if end != b"all":
+            # From the launcher, when the one that tells has ended: this one ends by itself, with the same status.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(2 * HEAR_SECONDS)
             raise SystemExit(WRONG_INPUT)
 

@@ -17,7 +17,7 @@ from mlbert.core.settings import TrainConfig
 from mlbert.dist.world import World
 from mlbert.train.evaluate import evaluate
 from mlbert.train.experiment import threads_per_rank
-from mlbert.train.protocols import Recipe
+from mlbert.train.protocols import EvaluationSet, Model, Objective, Recipe
 
 # Masked-LM accuracy of the benchmark's phase-1 checkpoint on the benchmark's evaluation samples.
 BENCHMARK_INITIAL_ACCURACY = 0.34085
@@ -29,16 +29,21 @@ def evaluate_only(config: TrainConfig, recipe: Recipe, world: World, console: Co
     Raises:
         UserError: there are no weights, or data and model do not fit each other.
     """
-    if config.init_checkpoint is None:
-        raise UserError("INIT_CHECKPOINT", "is none, there is nothing to evaluate", "Set it to the starting weights")
     world.start()
-    torch.set_num_threads(threads_per_rank(config, world))
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    model, objective, samples = recipe.build_evaluation(config, world, config.seed or 0, say)
-    samples.open()
+    def build() -> tuple[Model, Objective, EvaluationSet]:
+        if config.init_checkpoint is None:
+            reason = "is none, there is nothing to evaluate"
+            raise UserError("INIT_CHECKPOINT", reason, "Set it to the starting weights")
+        torch.set_num_threads(threads_per_rank(config, world))
+        model, objective, samples = recipe.build_evaluation(config, world, config.seed or 0, say)
+        samples.open()
+        return model, objective, samples
+
+    model, objective, samples = world.meeting.agree("evaluation", build)
     metrics = evaluate(model, objective, samples, world)
     told = ", ".join(f"{name} {value:.5f}" for name, value in metrics.items())
     say(
