@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,8 +145,7 @@ PUBLISHED = Path(__file__).parents[2] / "assets/published_logs/2xXE9712x4GB200.t
 
 def test_a_published_result_raises_no_error(tmp_path: Path) -> None:
     """Accepted by MLCommons; with the file names that other submitters use."""
-    with tarfile.open(PUBLISHED) as packed:
-        packed.extractall(tmp_path, filter="data")
+    subprocess.run(["tar", "-xf", PUBLISHED, "-C", tmp_path], check=True)
     results = tmp_path / "results/2xXE9712x4GB200/bert"
     (results / "result_0.txt").rename(results / "result_10.txt")
     findings = check(tmp_path)

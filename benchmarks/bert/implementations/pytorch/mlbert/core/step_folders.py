@@ -68,7 +68,7 @@ class StepFolders:
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             reason = error.strerror or error
-            raise UserError(final, f"could not be written ({reason})", "Free space or change LOGDIR") from None
+            raise UserError(final, f"could not be written ({reason})", "Free space, or name another folder") from None
         for old in self._complete()[: -max(self.keep, 1)]:
             shutil.rmtree(old, ignore_errors=True)
         return final

@@ -111,7 +111,9 @@ def read_run(source: Source) -> Run:
     log = source.log
     start, stop = log.first("run_start"), log.first("run_stop")
     seconds = None if stop is None else _between(start, stop)
-    status = "unfinished" if stop is None else str((stop.metadata or {}).get("status", "no status"))
+    status = "unfinished" if log.events else "no MLPerf line"
+    if stop is not None:
+        status = str((stop.metadata or {}).get("status", "no status"))
     spans = _evaluation_spans(log)
     evaluations = _evaluations(log, start)
     return Run(

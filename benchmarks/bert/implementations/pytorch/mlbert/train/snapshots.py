@@ -65,7 +65,7 @@ class Snapshots:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
             told = error.reason if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             reason = f"does not hold what this program keeps ({told})"
-            raise UserError(checkpoint.path, reason, "Remove it to go on from the one before it") from None
+            raise UserError(checkpoint.path, reason, "Remove it; the run goes on from one before, or anew") from None
         return True
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
