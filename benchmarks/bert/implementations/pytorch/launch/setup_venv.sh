@@ -68,11 +68,10 @@ setup_venv() {
         export PATH="${venv}/bin:${PATH}"
         return 0
     fi
-    python="$(find_python)" || return 2
-    echo "Installing into ${venv} with ${python}; a few minutes the first time."
-    if [[ ! -x "${venv}/bin/python" ]] || ! "${venv}/bin/python" -m pip --version >/dev/null 2>&1; then
-        "${python}" -m venv --clear "${venv}" || return 2
+    if ! "${venv}/bin/python" -m pip --version >/dev/null 2>&1; then
+        python="$(find_python)" && "${python}" -m venv --clear "${venv}" || return 2
     fi
+    echo "Installing into ${venv} with $("${venv}/bin/python" --version); a few minutes the first time."
     export PATH="${venv}/bin:${PATH}"
     # A torch for CUDA brings the Triton that it was built with; the pin is for one that brings none.
     local pip=(python -m pip install --quiet --quiet --disable-pip-version-check) pins="${venv}/constraints.txt"
