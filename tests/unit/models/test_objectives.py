@@ -84,7 +84,7 @@ def test_masked_lm_metrics(kind: Any, objective: Any) -> None:
     assert found["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
     assert evaluated(objective("step"), model, [filled(b, 0.0) for b in given]) == pytest.approx(found, rel=1e-6)
     assert objective("rank").scope == "rank"
-    with pytest.raises(UserError, match="no masked token"):
+    with pytest.raises(UserError, match="no token that could be masked"):
         objective("step").metrics([0.0] * len(objective.sum_names), None)
 
 
