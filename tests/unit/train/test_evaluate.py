@@ -9,6 +9,7 @@ from capturable import SHAPE, select_capturable
 from host_batches import made_up_batches
 from mlbert import ops
 from mlbert.cli.main import main
+from mlbert.core.errors import UserError
 from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
@@ -124,7 +125,7 @@ def test_kept_batches_are_read_once(batches):
 
 def test_a_rank_without_batches_adds_nothing():
     evaluator = Evaluator(model_of(1), OBJECTIVE, [], World(), resident=True)
-    with pytest.raises(AssertionError, match="no masked token"):
+    with pytest.raises(UserError, match="no token that could be masked"):
         evaluator.begin().result()
 
 
