@@ -43,7 +43,8 @@ def slow(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPathFac
     """Started before all others: two with a stopped rank, one that meets its time limit, one that loses a node."""
     names = ("0", "1", "limit", "power")
     sites = {name: Site(cluster, tmp_path_factory.mktemp(name) / "tree", tree_root) for name in names}
-    jobs = {name: sites[name].submit(**ENDLESS) for name in ("0", "1")}
+    # Without checkpoints: while one is written, silence is borne for ten minutes.
+    jobs = {name: sites[name].submit(MAX_STEPS=100_000, LOG_FREQ=1) for name in ("0", "1")}
     # Slurm looks at limits about every half a minute, so this one comes 30 to 60 seconds after the start.
     jobs["limit"] = sites["limit"].submit("--signal=B:USR1@15", nodes=1, WALLTIME=1, **ENDLESS)
     jobs["power"] = sites["power"].submit(**LONG)
@@ -52,7 +53,8 @@ def slow(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPathFac
     cluster.kill_node(lost_node)
     begun = dict.fromkeys(names, time.time())
     for name in ("0", "1"):
-        in_training(sites[name], jobs[name])
+        metrics = sites[name].runs / "out/run_0/metrics.jsonl"
+        cluster.wait_for(lambda path=metrics: path.exists() and path.read_text().count("\n") > 3, 90, "four steps")
         os.kill(cluster.rank(jobs[name], int(name)), signal.SIGSTOP)
         begun[name] = time.time()
     return {name: Slow(sites[name], job, begun[name], lost_node) for name, job in jobs.items()}
