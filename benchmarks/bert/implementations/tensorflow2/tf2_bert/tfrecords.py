@@ -25,7 +25,7 @@ from mlbert.store.base import StoreInfo
 from mlbert.store.checksums import FileSum, listed_sums
 from mlbert.store.content import content_of
 from mlbert.store.tfrecord import RESTORE, ExampleReader, read_widths
-from mlbert.store.tfrecord_list import read_list
+from mlbert.store.tfrecord_list import LIST
 from mlbert.store.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, BadExample, Widths, parse_example
 from mlbert.store.tfrecord_store import outline
 from tf2_bert.distributed import distributed
@@ -87,7 +87,7 @@ def match_files(patterns: str, variable: str, widths: Widths) -> Files:
     folders = sorted({Path(name).parent for name in names})
     content = content_of(folders[0], [Path(name) for name in names]) if len(folders) == 1 else None
     identity = hashlib.sha256(json.dumps(sized).encode()).hexdigest()
-    listed = tuple(outline(folder, widths) for folder in folders if read_list(folder))
+    listed = tuple(outline(folder, widths) for folder in folders if (folder / LIST).exists())
     sums = tuple(file for folder in folders for file in listed_sums(folder) if str(file.path) in found)
     return Files(patterns, tuple(names), identity, content, widths, listed, sums)
 

@@ -48,6 +48,24 @@ def parse_json(content: bytes | str, finite: bool = True) -> Any:
     return value
 
 
+def whole_characters(text: str) -> str:
+    """A text of JSON, which can name halves of surrogate pairs, with a sign in place of each: they have no bytes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def text_in_line(path: Path, number: int, line: str, remedy: str) -> str:
+    """The "text" of the JSON object in a file's line. Raises UserError: the line is no JSON (`parse_json`), or has
+    none."""
+    try:
+        value = parse_json(line)
+    except ValueError as error:
+        raise UserError(path, f"line {number} is not JSON ({error})", remedy) from None
+    text = value.get("text") if isinstance(value, dict) else None
+    if not isinstance(text, str):
+        raise UserError(path, f'line {number} has no "text"', remedy)
+    return whole_characters(text)
+
+
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
     """The object in a JSON file. Raises UserError: it cannot be read, is no JSON (`parse_json`), or no object."""
     content = read_plain(path, remedy)

@@ -55,10 +55,11 @@ def is_whole(out: Path, check: Callable[[], Iterable[FileSum]], progress: Progre
     return True
 
 
-def whole_shards(manifest: Manifest) -> list[FileSum]:
-    """The ``check`` of `is_whole` for a prepared set."""
-    check_files(manifest)
-    return file_sums(manifest)
+def whole_shards(*manifests: Manifest) -> list[FileSum]:
+    """The ``check`` of `is_whole` for prepared sets."""
+    for manifest in manifests:
+        check_files(manifest)
+    return [file for manifest in manifests for file in file_sums(manifest)]
 
 
 def finished_manifest(out: Path, options: Mapping[str, Any], progress: Progress) -> Manifest | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlbert.core.errors import UserError
-from mlbert.core.json_files import parse_json
+from mlbert.core.json_files import text_in_line
 from mlbert.store.manifest import reading
 
 PLAIN_SUFFIXES, LINES_SUFFIXES, PACKED = (".txt", ".text", ".md", ".rst"), (".jsonl", ".json"), ".gz"
@@ -188,19 +188,7 @@ def _records(path: Path) -> Iterator[str]:
             except UnicodeDecodeError:
                 raise _not_text(path, number, raw) from None
             if line.strip():
-                yield _text_of(path, number, line, remedy)
-
-
-def _text_of(path: Path, number: int, line: str, remedy: str) -> str:
-    try:
-        record: Any = parse_json(line)
-    except ValueError as error:
-        raise UserError(path, f"line {number} is not JSON ({error})", remedy) from None
-    text = record.get(TEXT) if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        raise UserError(path, f'line {number} has no "{TEXT}"', remedy)
-    # JSON can name halves of surrogate pairs, which are no text and have no bytes.
-    return text.encode("utf-8", "replace").decode("utf-8")
+                yield text_in_line(path, number, line, remedy)
 
 
 def _rows(folder: Path) -> Iterator[str]:

@@ -129,7 +129,7 @@ def _check_sets(out: Path, summary: dict[str, Any]) -> list[FileSum]:
     manifests = [read_manifest(out / name) for name in ("train", "eval")]
     for manifest in manifests:
         check_vocabulary(info_of(manifest), out / VOCAB_FILE)
-    return [file for manifest in manifests for file in whole_shards(manifest)]
+    return whole_shards(*manifests)
 
 
 def _make_vocabulary(corpus: corpora.Corpus, out: Path, options: TextOptions, progress: Progress) -> Path:

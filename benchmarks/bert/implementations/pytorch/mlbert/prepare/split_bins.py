@@ -121,7 +121,7 @@ def _finished(out: Path, options: dict[str, Any], progress: Progress) -> list[Ma
     describe(out)
     manifests = [read_manifest(out / entry["folder"]) for entry in found["bins"]]
 
-    if not is_whole(out, lambda: [file for manifest in manifests for file in whole_shards(manifest)], progress):
+    if not is_whole(out, lambda: whole_shards(*manifests), progress):
         return []
     shuffle.remove_spill(out)
     return manifests

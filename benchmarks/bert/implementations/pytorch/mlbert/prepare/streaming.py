@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.core.errors import UserError
-from mlbert.core.json_files import parse_json
+from mlbert.core.json_files import text_in_line
 from mlbert.prepare import python_text
 from mlbert.prepare.corpus import is_held_out
 from mlbert.prepare.jobs import SILENT, Progress
@@ -130,6 +130,7 @@ def read_texts(path: Path) -> Iterator[str]:
     """Texts of a file that are not blank: of a .txt file what blank lines separate, else ``text`` of every line's JSON.
     Raises UserError: names the line that is not UTF-8 or JSON, or has no text."""
     block: list[str] = []
+    remedy = 'Give one JSON object a line, with its text as "text"'
     with reading(path), path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             try:
@@ -137,7 +138,7 @@ def read_texts(path: Path) -> Iterator[str]:
             except UnicodeDecodeError:
                 raise UserError(path, f"line {number} is not UTF-8", "Convert the file to UTF-8") from None
             if path.suffix in LINES_SUFFIXES:
-                text = _text_of(path, number, line) if line.strip() else ""
+                text = text_in_line(path, number, line, remedy) if line.strip() else ""
                 if text.strip():
                     yield text
             elif line.strip():
@@ -147,19 +148,6 @@ def read_texts(path: Path) -> Iterator[str]:
                 block = []
     if block:
         yield "".join(block).rstrip()
-
-
-def _text_of(path: Path, number: int, line: str) -> str:
-    remedy = 'Give one JSON object a line, with its text as "text"'
-    try:
-        document: Any = parse_json(line)
-    except ValueError as error:
-        raise UserError(path, f"line {number} is not JSON ({error})", remedy) from None
-    text = document.get("text") if isinstance(document, dict) else None
-    if not isinstance(text, str):
-        raise UserError(path, f'line {number} has no "text"', remedy)
-    # JSON can name halves of surrogate pairs, which are no text and have no bytes.
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def convert(

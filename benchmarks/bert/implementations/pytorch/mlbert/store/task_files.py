@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mlbert.core.config_files import nearest
 from mlbert.core.errors import UserError
-from mlbert.core.json_files import parse_json, shown
+from mlbert.core.json_files import parse_json, shown, whole_characters
 
 _LONGEST_FIELD = 1 << 24  # characters; csv's own limit of 131072 is too little for documents
 SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".json")
@@ -159,8 +159,7 @@ def _from_objects(path: Path, objects: Iterator[tuple[int, dict[str, object]]], 
             if isinstance(field, dict | list):
                 raise UserError(path, f"line {line}: {name} is {shown(field)}, no text or number", "Mend the row")
             text = field if isinstance(field, str) else "" if field is None else json.dumps(field)
-            # JSON can name halves of surrogate pairs, which are no text and have no bytes.
-            column.append(text.encode("utf-8", "replace").decode("utf-8"))
+            column.append(whole_characters(text))
     return Table(path, lines, columns, 0)
 
 
