@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
-from harness import run_ranks
+from harness import Rank, free_port, rank_environment, run_ranks
 from mlbert.dist.lifecycle import LOST_RANK
-from watch_programs import BAD_STEP
+from mlbert.dist.watch import HANG_SECONDS
+from training_settings import train_arguments
+from watch_programs import BAD_STEP, train_with_many_files
 
 
 def end_of(tmp_path, what, victim, check=False):
@@ -74,3 +77,18 @@ def test_a_run_that_ends_well_is_left_alone(tmp_path):
     told, results = end_of(tmp_path, "nothing", 0, check=True)
     assert [result.value for result in results] == [6, 6, 6]
     assert told == {"story_0": "success: None"}
+
+
+def test_ranks_with_a_thousand_open_files_are_not_lost(tmp_path: Path) -> None:
+    """A watch that cannot read its connection shows as a silent rank, HANG_SECONDS after set-up."""
+    limits = {"max_steps": 10**9, "max_samples_termination": 10**15, "max_seconds": HANG_SECONDS + 15}
+    words = train_arguments(tmp_path, **limits, eval_iter_start_samples=10**15, log_freq=0)
+    port = free_port()
+    ranks = [
+        Rank(train_with_many_files, (words,), rank_environment(rank, 2, port), tmp_path / f"{rank}.txt")
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 0], "\n".join(outputs)
+    assert f"aborted: MAX_SECONDS {limits['max_seconds']} reached" in outputs[0]
+    assert "Traceback" not in "".join(outputs)

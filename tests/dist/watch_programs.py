@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from mlbert.cli.main import main
 from mlbert.dist.lifecycle import Lifecycle
 from mlbert.dist.watch import Stage
 from mlbert.dist.world import World
@@ -18,6 +20,7 @@ from mlbert.dist.world import World
 HANG_SECONDS = 3.0
 BAD_STEP = 4
 LONGEST_STOP_SECONDS = 80
+INHERITED_FILES = 1100  # the connections of a rank of a thousand have descriptors above 1,023
 
 
 def train(world: World, folder: str, what: str, victim: int) -> int:
@@ -69,3 +72,12 @@ def come_to_grief(what: str, stories: Path) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
     if what == "ended":
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train_with_many_files(arguments: list[str]) -> None:
+    """``mlbert`` in a process that inherits many open descriptors."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2 * INHERITED_FILES, hard), hard))
+    for _ in range(INHERITED_FILES):
+        os.dup(0)
+    raise SystemExit(main(arguments))

@@ -25,7 +25,7 @@ class Channel:
         self._unread = b""
 
     def fileno(self) -> int:
-        """What `select` waits for."""
+        """What `poll` and `selectors` wait for."""
         return self._connection.fileno()
 
     def send(self, **message: Any) -> None:
@@ -35,7 +35,9 @@ class Channel:
 
     def has_news(self, seconds: float) -> bool:
         """Waits at most that long until `receive` would return at once."""
-        return bool(select.select([self], [], [], seconds)[0])
+        poll = select.poll()  # select.select refuses descriptors above 1,023, which a rank of a thousand has
+        poll.register(self, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     def receive(self) -> list[dict[str, Any]] | None:
         """The messages that are complete by now, perhaps none; None at the connection's end."""
