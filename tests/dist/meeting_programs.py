@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from typing import NoReturn
 
@@ -61,3 +62,14 @@ def agree(mistakes: dict[str, str]) -> None:
         return 0
 
     raise SystemExit(exit_code(run))
+
+
+def start_with_few_files(limit: int) -> None:
+    """Starts under this hard limit on open files."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+    def work() -> int:
+        World.identify().start()
+        return 0
+
+    raise SystemExit(exit_code(work))

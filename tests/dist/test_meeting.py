@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness import Rank, free_port, rank_environment
-from meeting_programs import agree, meet
+from meeting_programs import agree, meet, start_with_few_files
 from mlbert.cli.main import main
 from training_settings import train_arguments
 
@@ -75,6 +75,12 @@ def test_training_tells_a_mistake_once(tmp_path: Path, changes: dict[str, object
     assert len(lines) == 1, lines
     assert words in lines[0]
     assert codes[0] == 2
+
+
+def test_too_low_a_limit_on_open_files_is_told_once(tmp_path: Path) -> None:
+    codes, (line,) = outcome(start_with_few_files, (200,), tmp_path)
+    assert codes == [2, 2]
+    assert "error: ulimit -n: the hard limit on open files is 200, and 2 ranks need 262" in line
 
 
 def test_evaluation_alone_tells_a_mistake_once(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from mlbert.core.errors import UserError
 from mlbert.dist.lifecycle import WRONG_INPUT
+from mlbert.dist.open_files import raise_open_files_limit
 
 if TYPE_CHECKING:
     from mlbert.dist.world import World
@@ -55,6 +56,7 @@ class Meeting:
             return work()
         mistake = None
         try:
+            raise_open_files_limit(self._world.world_size)  # before the first roll call connects anything
             result = work()
         except UserError as error:
             mistake = error

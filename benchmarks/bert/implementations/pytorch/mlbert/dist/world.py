@@ -289,8 +289,8 @@ class World:
                 a checkpoint) while the others wait.
 
         Raises:
-            UserError, SystemExit: not all ranks came together in time (one rank names those that did not), or the port
-                is taken; see `Meeting`.
+            UserError, SystemExit: not all ranks came together in time (one rank names those that did not), the port
+                is taken, or the limit on open files is too low; see `Meeting`.
         """
         if self.world_size == 1:
             return
