@@ -27,7 +27,7 @@ def stop(*_: object, **__: object) -> NoReturn:
 def meet(victim: int, where: str) -> None:
     """Connects up to the watch, with short deadlines; one rank stops."""
     meeting.GRACE_SECONDS = 1.5
-    meeting.Meeting.together.__wrapped__.__defaults__ = (DEADLINE,)
+    meeting.JOIN_SECONDS = DEADLINE
     world = World.identify()
     if world.rank == victim:
         if where == "holding the store":
@@ -39,7 +39,7 @@ def meet(victim: int, where: str) -> None:
             World.hosts = stop
 
     def work() -> int:
-        world.start(timeout_s=DEADLINE)
+        world.start()
         with Lifecycle(world, lambda *_: None).guard():
             return 0
 

@@ -77,6 +77,15 @@ def test_training_tells_a_mistake_once(tmp_path: Path, changes: dict[str, object
     assert codes[0] == 2
 
 
+def test_the_join_timeout_is_a_setting(tmp_path: Path) -> None:
+    words = train_arguments(tmp_path, join_timeout=2)
+    rank = Rank(main, (words,), rank_environment(0, 3, free_port()), tmp_path / "output.txt")
+    lines = [line for line in rank.communicate(40).splitlines() if "error" in line]
+    assert rank.returncode == 2
+    assert len(lines) == 1, lines
+    assert "rank 1, 2 did not join within 2 s" in lines[0]
+
+
 def test_too_low_a_limit_on_open_files_is_told_once(tmp_path: Path) -> None:
     codes, (line,) = outcome(start_with_few_files, (200,), tmp_path)
     assert codes == [2, 2]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mlbert.core.errors import UserError
+from mlbert.dist.meeting import default_join_seconds
 from mlbert.dist.world import World, expand_hostlist, expand_tasks_per_node
 
 SRUN = {
@@ -195,5 +196,23 @@ def test_a_rank_that_never_comes_is_named() -> None:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     world = World(0, 0, 3, 3, "variables", "127.0.0.1", port)
-    with pytest.raises(UserError, match=r": rank 1, 2 did not come within 1 s"):
-        world.start(timeout_s=1.0)
+    world.meeting.set_join_timeout(1.0)
+    with pytest.raises(UserError, match=r": rank 1, 2 did not join within 1 s"):
+        world.start()
+
+
+def test_the_default_join_timeout_grows_with_the_ranks() -> None:
+    expected_start_up = {1024: 67, 2048: 330}
+    assert [round(default_join_seconds(ranks)) for ranks in (2, 8, 1024, 2048, 4096)] == [120, 120, 240, 600, 2040]
+    assert all(default_join_seconds(ranks) > 1.5 * seconds for ranks, seconds in expected_start_up.items())
+
+
+def test_a_short_join_timeout_does_not_shorten_collectives() -> None:
+    world = World(0, 0, 2048, 8, "variables")
+    assert world.collective_timeout.total_seconds() == 600
+    world.meeting.set_join_timeout(5.0)
+    assert (world.meeting.join_seconds, world.collective_timeout.total_seconds()) == (5, 120)
+    world.meeting.set_join_timeout(900.0)
+    assert world.collective_timeout.total_seconds() == 900
+    world.meeting.set_join_timeout(None)
+    assert world.meeting.join_seconds == 600

@@ -23,6 +23,7 @@ UNREAD: Mapping[str, object] = {
     "sharded_optimizer": "off",
     "gradient_reduction": "fp32",
     "weights_allgather": "fp32",
+    "join_timeout": None,
     "fp8_fast_accumulation": "forward",
     "ops": "auto",
     "cuda_graph_mode": "none",

@@ -55,7 +55,13 @@ def _run(args: Sequence[str]) -> int:
         raise UserError("--samples-per-second", "is for the estimate of --print-config", "Give both, or neither")
     settings = [word for word in words if word not in ("--print-config", "--evaluate-only")]
     world = World.identify(environment())
-    resolved = world.meeting.agree("settings", lambda: resolve_run(split_arguments(settings)))
+
+    def resolve_settings() -> Resolved:
+        resolved = resolve_run(split_arguments(settings))
+        world.meeting.set_join_timeout(resolved.config.join_timeout)  # this first roll call waits as long, too
+        return resolved
+
+    resolved = world.meeting.agree("settings", resolve_settings)
     console = Console(quiet=world.rank != 0)
     _print_config(console, resolved)
     if print_config:
@@ -75,6 +81,7 @@ def _run(args: Sequence[str]) -> int:
 def run_resolved(resolved: Resolved, world: World, notes: Sequence[str] = ()) -> int:
     """Prints a configuration and notes about it, trains, and returns the exit status: for programs with YAML of their
     own."""
+    world.meeting.set_join_timeout(resolved.config.join_timeout)
     console = Console(quiet=world.rank != 0)
     _print_config(console, resolved)
     _print_lines(console, list(notes))

@@ -239,6 +239,13 @@ class TrainConfig(TextSettings, TensorFlow2Settings):
         at_least=1,
         at_most=MOST_STEPS,
     )
+    join_timeout: float | None = row(
+        "JOIN_TIMEOUT",
+        "Longest that a rank waits for the others at start-up; none: 120 * (1 + (ranks / 1024)^2).",
+        "seconds",
+        at_least=1,
+        at_most=86400,
+    )
     cpu_threads: int | None = row(
         "CPU_THREADS", "none takes every core that the rank may use.", "threads per rank", at_least=1, at_most=MOST_CPUS
     )

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 
 import numpy as np
 import torch
@@ -22,11 +21,9 @@ from torch import Tensor
 
 from mlbert.core.errors import UserError
 from mlbert.core.settings import TrainConfig
-from mlbert.dist.meeting import MEETING_SECONDS
 from mlbert.dist.world import World, nccl_options
 
 POLL_SECONDS = 1e-4
-_TIMEOUT = timedelta(seconds=MEETING_SECONDS)  # of a collective, as in `World.start`
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,7 @@ def exchange_group(config: TrainConfig, world: World) -> RankGroup:
     if config.exchange_by == "lengths" or size == 1:
         return RankGroup(place, size)
     members = list(range(world.rank - place, world.rank - place + size))
-    handle = dist.new_group(members, timeout=_TIMEOUT, backend="gloo", use_local_synchronization=True)
+    handle = dist.new_group(members, timeout=world.collective_timeout, backend="gloo", use_local_synchronization=True)
     group = RankGroup(place, size, handle)
     group.all_gather(np.zeros(1, np.uint8))  # connects them
     return group
@@ -183,4 +180,5 @@ def _handle(ranks: list[int], world: World) -> dist.ProcessGroup | None:
     if len(ranks) in (1, world.world_size):
         return None
     # Without local synchronisation every rank would have to make every other node's group too.
-    return dist.new_group(ranks, timeout=_TIMEOUT, pg_options=nccl_options(_TIMEOUT), use_local_synchronization=True)
+    timeout = world.collective_timeout
+    return dist.new_group(ranks, timeout=timeout, pg_options=nccl_options(timeout), use_local_synchronization=True)

@@ -28,7 +28,9 @@ from mlbert.dist.open_files import raise_open_files_limit
 if TYPE_CHECKING:
     from mlbert.dist.world import World
 
-MEETING_SECONDS = 120.0
+# How long a few ranks wait for each other at start-up, and the number of ranks that wait twice as long.
+JOIN_SECONDS = 120.0
+DOUBLE_WAIT_RANKS = 1024
 # A rank whose connection fails is heard of that much later than the deadline at the latest.
 GRACE_SECONDS = 10.0
 # Until every rank has heard that one tells what is wrong: a launcher ends all ranks when the first of them has ended.
@@ -37,16 +39,43 @@ HEAR_SECONDS = 1.0
 Result = TypeVar("Result")
 
 
+def default_join_seconds(world_size: int) -> float:
+    """Return how long ranks wait for each other at start-up if JOIN_TIMEOUT is none.
+
+    Each rank connects to every other, so the time grows with the square of their number: extrapolated from up to 256
+    ranks, 45 to 67 s at 1,024 and 180 to 330 s at 2,048. The result there is 240 s and 600 s, which leaves time for a
+    slow file system.
+    """
+    return JOIN_SECONDS * (1 + (world_size / DOUBLE_WAIT_RANKS) ** 2)
+
+
 class Meeting:
-    """One rank's part in the meeting of all; each method is called on all ranks together, with the same name."""
+    """One rank's part in the meeting of all; each method is called on all ranks together, with the same name.
+
+    Attributes:
+        join_seconds: longest wait for the other ranks in a roll call.
+    """
 
     def __init__(self, world: World) -> None:
+        self.join_seconds = default_join_seconds(world.world_size)
         self._world = world
         self._store: dist.Store | None = None
         self._place = f"{world.master_addr}:{world.master_port}"
 
-    def agree(self, name: str, work: Callable[[], Result], seconds: float = MEETING_SECONDS) -> Result:
-        """What `work` returns on this rank, once it has returned on all.
+    def set_join_timeout(self, seconds: float | None) -> None:
+        """Wait at most this long for the other ranks from now on (None: the default for their number)."""
+        self.join_seconds = default_join_seconds(self._world.world_size) if seconds is None else seconds
+
+    @property
+    def collective_seconds(self) -> float:
+        """Longest wait in a collective, and for the connection of a group of ranks.
+
+        A short JOIN_TIMEOUT does not shorten it: the other ranks wait in a collective while rank 0 writes a checkpoint.
+        """
+        return max(JOIN_SECONDS, self.join_seconds)
+
+    def agree(self, name: str, work: Callable[[], Result]) -> Result:
+        """What `work` returns on this rank, once it has returned on all. It may set the join timeout.
 
         Raises:
             UserError: on rank 0, what was wrong on any rank, once where several say the same.
@@ -60,12 +89,12 @@ class Meeting:
             result = work()
         except UserError as error:
             mistake = error
-        self._call_roll(name, seconds, mistake)
+        self._call_roll(name, self.join_seconds, mistake)
         return result
 
     @contextlib.contextmanager
-    def together(self, name: str, seconds: float = MEETING_SECONDS) -> Iterator[None]:
-        """A block of collectives that end within `seconds`: who hangs in it, or before it, is named by the others.
+    def together(self, name: str) -> Iterator[None]:
+        """A block of collectives, ended after `collective_seconds`: who hangs in or before it is named by the others.
 
         Raises:
             UserError, SystemExit: as `agree`. Where no rank is missing, the error that leaves the block is raised.
@@ -73,7 +102,7 @@ class Meeting:
         if self._world.world_size == 1:
             yield
             return
-        begun, failure = time.monotonic(), None
+        seconds, begun, failure = self.collective_seconds, time.monotonic(), None
         try:
             with self._deadline(seconds + 3 * GRACE_SECONDS):
                 yield
@@ -144,7 +173,7 @@ class Meeting:
         hosts = {rank: self._host(rank) for rank in missing}
         absent = ", ".join(str(rank) for rank in missing if not hosts[rank])
         lost = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in missing if hosts[rank])
-        parts = [f"rank {absent} did not come within {seconds:.0f} s"] if absent else []
+        parts = [f"rank {absent} did not join within {seconds:.0f} s"] if absent else []
         return "; ".join([*parts, f"{lost} came, and then hung or died ({seconds:.0f} s)"] if lost else parts)
 
     def _host(self, rank: int) -> str:
@@ -167,7 +196,8 @@ class Meeting:
         return UserError(
             self._place,
             reason,
-            "See that every rank runs, and that MASTER_ADDR and MASTER_PORT name a free port of rank 0's machine",
+            "See that every rank runs, and that MASTER_ADDR and MASTER_PORT name a free port of rank 0's machine; if "
+            "they only start slowly, raise JOIN_TIMEOUT",
         )
 
     @contextlib.contextmanager

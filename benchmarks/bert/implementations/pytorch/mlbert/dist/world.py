@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mlbert.core.errors import UserError
-from mlbert.dist.meeting import MEETING_SECONDS, Meeting
+from mlbert.dist.meeting import Meeting
 
 DEFAULT_PORT = 29500
 # Below the range from which Linux gives ports to outgoing connections (32768 and up).
@@ -279,14 +279,18 @@ class World:
         """Over which the ranks find each other, before and while they are connected."""
         return Meeting(self)
 
-    def start(self, backend: str | None = None, timeout_s: float = MEETING_SECONDS) -> None:
+    @property
+    def collective_timeout(self) -> timedelta:
+        """Longest wait of any one collective, and for the connection of a group of ranks."""
+        return timedelta(seconds=self.meeting.collective_seconds)
+
+    def start(self, backend: str | None = None, timeout_s: float | None = None) -> None:
         """Connects the ranks. A rank that dies or hangs makes the others raise within `timeout_s`.
 
         Args:
             backend: of torch.distributed; None: gloo for CPU tensors and, where there are GPUs, NCCL for theirs.
                 Barriers and single numbers go over the CPU, so gloo must be among them.
-            timeout_s: longest wait of any one collective, seconds. It must exceed what one rank may do alone (write
-                a checkpoint) while the others wait.
+            timeout_s: longest wait of any one collective, seconds (None: `collective_timeout`).
 
         Raises:
             UserError, SystemExit: not all ranks came together in time (one rank names those that did not), the port
@@ -298,12 +302,12 @@ class World:
         if torch.cuda.is_available():
             torch.cuda.set_device(self.device)
             backends = "cpu:gloo,cuda:nccl"
-        timeout = timedelta(seconds=timeout_s)
-        self.meeting.agree("arrival", lambda: None, timeout_s)
-        with self.meeting.together("connection", timeout_s):
+        timeout = self.collective_timeout if timeout_s is None else timedelta(seconds=timeout_s)
+        self.meeting.agree("arrival", lambda: None)
+        with self.meeting.together("connection"):
             dist.init_process_group(
                 backend or backends,
-                store=self.meeting.store(timeout_s),
+                store=self.meeting.store(self.meeting.join_seconds),
                 rank=self.rank,
                 world_size=self.world_size,
                 timeout=timeout,

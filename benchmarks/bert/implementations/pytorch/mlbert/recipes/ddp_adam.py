@@ -81,6 +81,7 @@ DEFAULTS: Mapping[str, object] = {
     "fp8_fast_accumulation": "forward",
     "loss_scale": 131072.0,
     "loss_scale_window": 2000,
+    "join_timeout": None,
     "cpu_threads": None,
     "ops": "auto",
     "cuda_graph_mode": "none",
