@@ -64,6 +64,7 @@ class Sentences:
     """A task whose label is the number of low token ids in the sentence, or whether they are the most of it."""
 
     num_examples = 128
+    is_preparing = False
 
     def __init__(self, is_class: bool) -> None:
         self._is_class, self._step = is_class, 0

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -39,7 +39,8 @@ HANG_SECONDS = 25.0
 HEAD_START_SECONDS = 5.0
 # A pause is a hang when it is this many times longer than any before it, at least HANG_SECONDS.
 HANG_FACTOR = 10.0
-# Before this process's first step is done (compilation, first touch of the data) and while rank 0 writes a checkpoint.
+# Before this process's first step is done (compilation, first touch of the data), while a rank waits for its source to
+# prepare an epoch, and while rank 0 writes a checkpoint.
 PATIENT_SECONDS = 600.0
 # What a broken collective may be the consequence of shows up within this time.
 CAUSE_SECONDS = 4.0
@@ -52,22 +53,25 @@ Item = TypeVar("Item")
 class Stage(IntEnum):
     """Where in a step a rank is, in order; in COUNT, REDUCE, SUM and COUNT_AHEAD it waits for the others.
 
-    The last two but one are the next step's, which is made ready while the device evaluates.
+    The last two but one are the next step's, which is made ready while the device evaluates. PREPARE_EPOCH replaces
+    READ and READ_AHEAD while the source prepares an epoch; no rank marks it.
     """
 
     SETUP = 0
-    READ = 1
-    COUNT = 2
-    COMPUTE = 3
-    REDUCE = 4
-    EVALUATE = 5
-    SUM = 6
-    READ_AHEAD = 7
-    COUNT_AHEAD = 8
-    CHECKPOINT = 9
+    PREPARE_EPOCH = 1
+    READ = 2
+    COUNT = 3
+    COMPUTE = 4
+    REDUCE = 5
+    EVALUATE = 6
+    SUM = 7
+    READ_AHEAD = 8
+    COUNT_AHEAD = 9
+    CHECKPOINT = 10
 
 
-_PATIENT = (Stage.SETUP, Stage.CHECKPOINT)
+_READING = (Stage.READ, Stage.READ_AHEAD)
+_PATIENT = (Stage.SETUP, Stage.PREPARE_EPOCH, Stage.CHECKPOINT)
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,7 @@ class Watch:
         # Replaced as a whole, so that the watching thread never sees the step of one mark and the stage of another.
         self._place = _Place()
         self._first_step: int | None = None
+        self._is_preparing: Callable[[], bool] = lambda: False
         self._hosts = [world.host]
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -162,7 +167,7 @@ class Watch:
         self._is_signalled = False
 
     def take_signal(self) -> None:
-        """A signal ends this process, which a hanging main thread may not know yet; that others get it is no failure."""
+        """Note that a signal ends this process, which a hanging main thread cannot; other ranks may get it too."""
         self._is_signalled = True
 
     def mark(self, step: int, stage: Stage) -> None:
@@ -170,6 +175,16 @@ class Watch:
         if self._first_step is None:
             self._first_step = step
         self._place = _Place(step, stage, self._place.marks + 1)
+
+    def expect_long_reads(self, is_preparing: Callable[[], bool]) -> None:
+        """Be patient with a rank that reads while ``is_preparing()`` is true; the watching thread calls it."""
+        self._is_preparing = is_preparing
+
+    def _current_place(self) -> _Place:
+        place = self._place
+        if place.stage in _READING and self._is_preparing():
+            return replace(place, stage=Stage.PREPARE_EPOCH)
+        return place
 
     def each(self, items: Iterable[Item], step: int, during: Stage, after: Stage) -> Iterator[Item]:
         """The items, with a mark for each and one when they are used up."""
@@ -271,7 +286,7 @@ class Watch:
                 for key, _ in ready:
                     if not self._hear(key.data, presence):
                         selector.unregister(key.fileobj)
-                own.is_at(self._place)
+                own.is_at(self._current_place())
                 if self._suspicion is not None and not self._is_signalled and time.monotonic() > self._suspicion[0]:
                     self._end(self._suspicion[1])
                 if time.monotonic() >= next_beat:
@@ -335,7 +350,7 @@ class Watch:
         while not self._stopping.is_set():
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + PERIOD_SECONDS
-                head.send(place=astuple(self._place))
+                head.send(place=astuple(self._current_place()))
             has_news = head.has_news(LOOK_SECONDS)
             if presence.look():
                 heard = time.monotonic()
@@ -348,7 +363,8 @@ class Watch:
                         return
                     if message["verdict"]:
                         self._end_process()  # rank 0 has told it
-            limit = PATIENT_SECONDS if self._place.stage in _PATIENT else self._hang_seconds + HEAD_START_SECONDS
+            is_patient = self._current_place().stage in _PATIENT
+            limit = PATIENT_SECONDS if is_patient else self._hang_seconds + HEAD_START_SECONDS
             if (silence := time.monotonic() - heard) > limit:
                 self._end(f"{self._name(0)} is silent {_after(self._place.step)} ({silence:.0f} s)")
 

@@ -30,6 +30,11 @@ class StepSource:
         # The copy to the device runs beside the computation from such memory only; it needs a CUDA driver.
         self._page_locked = torch.cuda.is_available()
 
+    @property
+    def is_preparing(self) -> bool:
+        """Whether an epoch is being prepared, so that `next_step` may wait for minutes; read by another thread."""
+        return False
+
     def open(self) -> None:
         """First touch of the data."""
 

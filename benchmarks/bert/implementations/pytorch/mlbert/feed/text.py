@@ -146,6 +146,11 @@ class TextSource(StepSource):
         self._opened = _Opened(orders, lanes, pieces, ahead)
         self._go_to(self._step, self._position)
 
+    @property
+    def is_preparing(self) -> bool:
+        """See `StepSource.is_preparing`."""
+        return self._opened is not None and self._opened.orders.is_computing
+
     def steps_per_epoch(self) -> int:
         """Optimizer steps of one epoch, the mean over the lanes, rounded down; after `open`. Where texts are split, all
         are tokenised for it."""

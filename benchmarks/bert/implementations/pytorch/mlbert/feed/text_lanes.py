@@ -28,6 +28,9 @@ class EpochOrders:
     """The orders of epochs: those of MosaicML Streaming for one rank with a batch of B. Can be used by several threads.
 
     Args: as of `mlbert.store.mds_order.sample_order`; ``lanes`` is B.
+
+    Attributes:
+        is_computing: an order is being computed, and every thread that asks for any order waits for it.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class EpochOrders:
         self._shuffle, self._seed, self._nodes = shuffle, seed, canonical_nodes
         self._orders: OrderedDict[int, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
+        self.is_computing = False
         # Of the canonical nodes, rows that are one short repeat a place.
         self.length = canonical_nodes * -(-int(shard_sizes.sum()) // canonical_nodes)  # L
 
@@ -44,7 +48,11 @@ class EpochOrders:
         """int [L], texts at the places of an epoch."""
         with self._lock:
             if epoch not in self._orders:
-                self._orders[epoch] = self._compute(epoch)
+                self.is_computing = True
+                try:
+                    self._orders[epoch] = self._compute(epoch)
+                finally:
+                    self.is_computing = False
                 most = max(_KEPT_EPOCHS, _KEPT_BYTES // self._orders[epoch].nbytes)
                 while len(self._orders) > most:
                     self._orders.popitem(last=False)

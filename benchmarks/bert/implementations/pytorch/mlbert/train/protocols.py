@@ -39,6 +39,10 @@ Event = Callable[[str, int | float | str], None]
 class Source(Protocol):
     """A stream of optimizer steps."""
 
+    @property
+    def is_preparing(self) -> bool:
+        """Whether an epoch is being prepared, so that `next_step` may wait for minutes; read by another thread."""
+
     def open(self) -> None:
         """First touch of the data. Raises UserError for a damaged file or too little data."""
 

@@ -53,6 +53,7 @@ class Reader:
         self._source, self._objective, self._model = source, objective, model
         self._world, self._watch, self._is_warned = world, watch, is_warned
         self._ahead: Upcoming | None = None
+        watch.expect_long_reads(lambda: source.is_preparing)
 
     def take(self, step: int) -> Upcoming:
         """The step that follows ``step`` done ones."""

@@ -1,0 +1,73 @@
+"""Ranks under the watch that read two epochs of texts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from mlbert.dist.lifecycle import Lifecycle
+from mlbert.dist.watch import Stage
+from mlbert.dist.world import World
+from mlbert.feed import text_lanes
+from mlbert.feed.text import TextSet, TextSource
+from mlbert.store.tokenizer import load_tokenizer
+from mlbert.train.reader import Reader
+
+HANG_SECONDS = 3.0
+ORDER_SECONDS = 10.0
+STEPS_PER_EPOCH = 15
+SEQUENCES_PER_RANK = 4
+
+
+def read_texts(world: World, folder: str, what: str, victim: int) -> int:
+    """Read two epochs of the texts in ``folder/set``; return the number of steps.
+
+    On the victim the second epoch's order takes longer than a hang ("order"), or that epoch's first step never comes
+    ("hang"). The rank that ends the run writes ``story_<rank>.txt``.
+    """
+    texts = TextSet(Path(folder, "set"), None, load_tokenizer("bert-base-uncased"), 32, "truncate")
+    source = TextSource(
+        texts,
+        sequences_per_step=SEQUENCES_PER_RANK,
+        shuffle="py1s",
+        shuffle_seed=1,
+        canonical_nodes=1,
+        rate=lambda step: 0.15,
+        seed=1,
+        rank=world.rank,
+        world_size=world.world_size,
+    )
+    if world.rank == victim:
+        slow_down(what, source)
+    story = Path(folder, f"story_{world.rank}.txt")
+    lifecycle = Lifecycle(world, lambda status, reason: story.write_text(f"{status}: {reason}"), HANG_SECONDS)
+    objective = SimpleNamespace(scope="step", counts=lambda batch: (batch.num_masked,), divisors=lambda counts: counts)
+    model = SimpleNamespace(training_flops=lambda batch: 1)
+    reader = Reader(source, objective, model, world, lifecycle.watch, lambda: False)
+    source.open()
+    with lifecycle.guard():
+        for step in range(2 * STEPS_PER_EPOCH):
+            reader.take(step)
+            lifecycle.watch.mark(step, Stage.COMPUTE)
+        lifecycle.finish("success")
+    source.close()
+    return 2 * STEPS_PER_EPOCH
+
+
+def slow_down(what: str, source: TextSource) -> None:
+    """Make this rank's second epoch begin late, or never."""
+    sample_order, batches_of = text_lanes.sample_order, source.batches_of
+
+    def slow_order(*sizes_and_world, epoch, **options):
+        time.sleep(ORDER_SECONDS if epoch == 1 else 0)
+        return sample_order(*sizes_and_world, epoch=epoch, **options)
+
+    def hanging_batches(step):
+        time.sleep(1000 if step == STEPS_PER_EPOCH else 0)
+        return batches_of(step)
+
+    if what == "order":
+        text_lanes.sample_order = slow_order
+    if what == "hang":
+        source.batches_of = hanging_batches
