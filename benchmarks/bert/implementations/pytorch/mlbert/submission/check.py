@@ -21,7 +21,7 @@ from mlbert.submission.metrics import check_metrics
 from mlbert.submission.official import Call
 from mlbert.submission.own_checks import run_checks
 from mlbert.submission.result_set import ResultSet, is_ours
-from mlbert.submission.workplace import READABLE, RESULT_PATTERN, Workplace
+from mlbert.submission.workplace import READABLE, RESULT_PATTERN, Workplace, logs_in
 
 _PARTS = ("systems", "results", f"benchmarks/{BENCHMARK}")
 _DROPPED = "the one of ten that the scoring drops: "
@@ -64,7 +64,7 @@ def check(path: Path, division: str | None = None, progress: Progress = lambda s
             description = place.given / "systems" / f"{system.name}.json"
             return _check_tree(place, _layout(place, place.take([description, system])), division, progress)
         folder = path / BENCHMARK if (path / BENCHMARK).is_dir() else path
-        names = sorted(folder.glob(RESULT_PATTERN)) if folder.is_dir() else [path]
+        names = logs_in(folder) if folder.is_dir() else [path]
         if not names:
             raise UserError(path, f"holds neither systems/ and results/ nor {RESULT_PATTERN}", "Name one that does")
         if names == [path]:
@@ -112,7 +112,7 @@ def _check_tree(place: Workplace, findings: list[Finding], division: str | None,
     tree = place.copy
     result_sets, groups = [], []
     for folder in sorted(path for path in (tree / "results").glob(f"*/{BENCHMARK}") if path.is_dir()):
-        logs = [read_log(log) for log in sorted(folder.glob(RESULT_PATTERN)) if log.is_file()]
+        logs = [read_log(log) for log in logs_in(folder) if log.is_file()]
         if logs:
             facts = read_system(tree / "systems" / f"{folder.parent.name}.json")
             results = ResultSet(logs, facts, division, place.given)

@@ -24,9 +24,8 @@ from mlbert.submission.run_numbers import (
 )
 from mlbert.submission.run_view import setting
 from mlbert.submission.significance import FEWEST_RUNS, Ratio, compare
+from mlbert.submission.workplace import RESULT_PATTERN, logs_in
 
-_RESULT_PATTERN = "result_*.txt"
-_PART = ".part"  # in the name of an interrupted run's log that was set aside
 NOT_SET = "-"
 
 # Keys of a log by the section that shows them; those before run_start that are in none of these are the system's.
@@ -95,7 +94,7 @@ def read_side(path: Path) -> Side:
         folder = path / BENCHMARK if (path / BENCHMARK).is_dir() else path
         names = _logs_in(folder)
     if not names:
-        reason = f"holds no {_RESULT_PATTERN}" if path.is_dir() else "does not exist"
+        reason = f"holds no {RESULT_PATTERN}" if path.is_dir() else "does not exist"
         raise UserError(path, reason, "Name results/<system>, a LOGDIR or one log")
     logs = [read_log(name) for name in names]
     for log in logs:
@@ -141,7 +140,7 @@ def compare_sides(a: Side, b: Side, tree: Path) -> Comparison:
 
 
 def _logs_in(folder: Path) -> list[Path]:
-    return sorted(name for name in folder.glob(_RESULT_PATTERN) if name.is_file() and _PART not in name.name)
+    return [path for path in logs_in(folder) if path.is_file()]
 
 
 def _system_of(folder: Path) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlbert.submission.logs import Log
-from mlbert.submission.run_view import evaluations_of, samples_of
+from mlbert.submission.run_view import evaluations_of, samples_before, samples_of
 
 _MS = 1000.0
 
@@ -11,10 +11,10 @@ _MS = 1000.0
 def samples_per_second(log: Log) -> float | None:
     """Training samples a second between evaluations; ``None`` where the log lacks stamps. In a log without eval_start
     the evaluations count as training, see `stamps_evaluations`."""
-    start = log.first("run_start")
-    if start is None:
+    start, before = log.first("run_start"), samples_before(log)
+    if start is None or before is None:
         return None
-    begin, seconds, samples = start.time_ms, 0.0, 0.0
+    begin, seconds, samples = start.time_ms, 0.0, before
     end_key = "eval_start" if stamps_evaluations(log) else "eval_accuracy"
     for event in log.events:
         if event.key == end_key and (count := samples_of(event)) is not None:
@@ -22,7 +22,7 @@ def samples_per_second(log: Log) -> float | None:
             samples, begin = count, event.time_ms
         elif event.key == "eval_stop":
             begin = event.time_ms
-    return samples / seconds if seconds > 0 and samples > 0 else None
+    return (samples - before) / seconds if seconds > 0 and samples > before else None
 
 
 def stamps_evaluations(log: Log) -> bool:

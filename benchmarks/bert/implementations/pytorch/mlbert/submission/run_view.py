@@ -68,6 +68,14 @@ def is_continued(log: Log) -> bool:
     return log.first("resumed_from_step") is not None
 
 
+def samples_before(log: Log) -> float | None:
+    """Return the samples that earlier parts of the run trained; None if a continued log does not say."""
+    if not is_continued(log):
+        return 0.0
+    start = log.first("epoch_start")
+    return samples_of(start) if start is not None else None
+
+
 def target_of(log: Log) -> float | None:
     """The accuracy that ends a run: the rules' in closed, the configured one of this code's logs, else unknown."""
     configured = setting(log, "TARGET_MLM_ACCURACY")

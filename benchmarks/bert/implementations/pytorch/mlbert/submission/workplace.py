@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,9 +15,15 @@ from mlbert.submission.findings import Complaint, Outcome
 from mlbert.submission.logs import unfit
 
 RESULT_PATTERN = "result_*.txt"
+_PART = re.compile(r"result_.*\.part\d+\.txt")  # log of an interrupted part, see `RunFolder.set_log_aside`
 READABLE = "rules: a submission holds its files itself, fit for the official tools"
 
 _LED_OUT = "is a link out of the tree"
+
+
+def logs_in(folder: Path) -> list[Path]:
+    """Return the logs of a folder by name, without those of interrupted parts: they are no runs of their own."""
+    return sorted(path for path in folder.glob(RESULT_PATTERN) if not _PART.fullmatch(path.name))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from mlbert.submission.checks.clock import has_plausible_stamps
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.logs import Log
 from mlbert.submission.result_set import ResultSet, error, is_number, is_ours
-from mlbert.submission.run_view import Evaluation, evaluations_of, is_continued
+from mlbert.submission.run_view import Evaluation, evaluations_of, is_continued, samples_before
 
 _TIMED = "rules: the time from run_start to run_stop is the result, without a pause"
 _UNUSUAL = 1.25  # times the fastest interval of the other runs
@@ -72,11 +72,10 @@ def check_pace(results: ResultSet) -> Complaints:
 
 
 def _intervals(log: Log) -> list[_Interval]:
-    start = log.first("run_start")
-    if start is None:
+    start, samples = log.first("run_start"), samples_before(log)
+    if start is None or samples is None:
         return []
-    intervals = []
-    samples, time_ms = 0.0, start.time_ms
+    intervals, time_ms = [], start.time_ms
     for one in evaluations_of(log):
         if one.samples > samples:
             intervals.append(_Interval(one.where, one.samples - samples, one.event.time_ms - time_ms))

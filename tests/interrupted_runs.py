@@ -1,0 +1,55 @@
+"""Runs of a few seconds that a signal interrupts at a step; as a program, for a signal that kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mlbert.cli.main import main
+from mlbert.train import loop
+from training_settings import train_arguments
+
+STEP_SECONDS = 0.02  # makes a run long enough for the audit to judge its speed
+SETTINGS = {
+    "max_steps": 180,
+    "target_mlm_accuracy": "none",
+    "eval_iter_start_samples": 60,
+    "eval_iter_samples": 60,
+    "num_eval_examples": 8,
+    "log_freq": 0,
+    "save_checkpoint_steps": 100,
+}
+
+
+def train(folder: Path, name: str, signum: int = 0, at_step: int = -1, **changes: object) -> int:
+    """Train into ``folder/name``, with a signal to this process at a step; return the exit status."""
+    arguments = train_arguments(folder, name, **{**SETTINGS, **changes})
+    if signum == signal.SIGKILL:
+        return subprocess.run([sys.executable, __file__, str(signum), str(at_step), *arguments]).returncode
+    return _train(arguments, signum, at_step)
+
+
+def _train(arguments: list[str], signum: int, at_step: int) -> int:
+    one_step = loop.train_one_step
+
+    def slow_step(run: loop.Run) -> bool:
+        time.sleep(STEP_SECONDS)
+        if run.state.step == at_step:
+            os.kill(os.getpid(), signum)
+        return one_step(run)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "train_one_step", slow_step)
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+    return int(end.value.code or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(_train(sys.argv[3:], int(sys.argv[1]), int(sys.argv[2])))
