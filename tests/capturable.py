@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert import ops
+from mlbert.core.bert_config import BertConfig
 from mlbert.dist.sharding import ShardLayout
-from mlbert.models import BertConfig
+from mlbert.ops import api as ops
 from mlbert.ops import registry
 from mlbert.ops.dropout import Key, attention_keep_mask, dropout_scale, dropout_threshold
 from mlbert.optim.base import norm_64

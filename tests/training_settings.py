@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from mlbert.config.recipe import Recipe
+from mlbert.config.resolution import resolve
+from mlbert.config.sections import Configuration
+
 SHAPE = {
     "vocab_size": 300,
     "hidden_size": 32,
@@ -47,6 +51,13 @@ def train_arguments(folder: Path, name: str = "out", **changes: object) -> list[
     shape.write_text(json.dumps({**SHAPE, **changes.pop("shape", {})}))
     values = {**SETTINGS, "bert_config_file": shape, "output_dir": folder / name, **changes}
     return ["train", *(word for key, value in values.items() for word in (f"--{key}", str(value)))]
+
+
+def configuration(recipe: Recipe, **values: object) -> Configuration:
+    """Return a recipe's configuration: `SETTINGS`, one sequence a pack, and values by key."""
+    paths = {"bert_config_file": "unused", "output_dir": "unused"}
+    chosen = {**SETTINGS, **paths, "recipe": recipe.name, "average_packing_rate": 1, **values}
+    return resolve(recipe, {}, {}, [], [], {key: (value, "test") for key, value in chosen.items()}).config
 
 
 def read_metrics(folder: Path, kind: str = "step") -> list[dict]:

@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core import native
-from mlbert.core.errors import UserError
 from mlbert.core.packing import pack_lengths
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.synthetic import lengths_at
+from mlbert.host import native
+from mlbert.host.errors import UserError
 from mlbert.prepare import python_text
 from mlbert.prepare.corpus import write_text
 from mlbert.prepare.generator import Generator, NativeGenerator, PlainGenerator
@@ -81,7 +81,12 @@ def run(part: Path | None, vocab: Path | None, rounds: int, num_lengths: int, se
         seed: of the instances.
     """
     if (part is None) != (vocab is None):
-        raise UserError("--input and --vocab", "only one of them is given", "Give both, or none for text of its own")
+        raise UserError(
+            "config.conflict",
+            "--input and --vocab",
+            "only one of them is given",
+            "Give both, or none for text of its own",
+        )
     with tempfile.TemporaryDirectory(prefix="mlbert-bench-") as temporary:
         folder = Path(temporary)
         text, vocab_file = own_input(folder) if part is None or vocab is None else (part, vocab)
@@ -152,7 +157,9 @@ def _start(kind: Kind, vocabulary: dict[str, int]) -> Generator:
     try:
         return kind(WordPieceTokenizer(vocabulary))
     except native.NativeUnavailable as error:
-        raise UserError("the compiled generator", f"cannot be used here ({error})", "Install gcc") from None
+        raise UserError(
+            "ops.unavailable", "the compiled generator", f"cannot be used here ({error})", "Install gcc"
+        ) from None
 
 
 def measure_tfrecords(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) -> dict[str, Any]:

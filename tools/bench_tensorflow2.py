@@ -19,19 +19,19 @@ import json
 import platform
 import statistics
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import tensorflow as tf
 import torch
 
-from mlbert import ops
 from mlbert.bench.step import LAMB, LEARNING_RATE, Side, alternate, our_side
+from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.packing import pack_lengths
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.synthetic import lengths_at, sequences
 from mlbert.models.bert import BertForPreTraining
+from mlbert.ops import api as ops
 from mlbert.store.ragged import Ragged
 from tf2_bert.model import BertPretrainer
 from tf2_bert.optimizers import Lamb
@@ -60,17 +60,8 @@ def tensorflow_side(name: str, config: BertConfig, ragged: Ragged, most: int, xl
         max_grad_norm=LAMB["max_grad_norm"],
         compiled=xla,
     )
-    settings = SimpleNamespace(
-        gradient_accumulation_steps=1,
-        explicit_allreduce=False,
-        gradient_clipping="before",
-        allreduce_bytes_per_pack=0,
-        max_grad_norm=LAMB["max_grad_norm"],
-        enable_xla=xla,
-        run_eagerly=False,
-        scale_loss=True,
-    )
-    step = TrainStep(strategy, model, optimizer, None, settings, seed=1)  # type: ignore[arg-type]
+    settings = TensorFlowConfig(enable_xla=xla, scale_loss=True)
+    step = TrainStep(strategy, model, optimizer, None, settings, accumulation=1, gradient_clipping="before", seed=1)
     batches = iter(tf.data.Dataset.from_tensors(rows).repeat())
     return Side(f"{name}: {len(per_row)} rows", lambda: float(step.run_loop(batches, [LEARNING_RATE], 0).losses[0]))
 

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core import native
-from mlbert.core.errors import UserError
 from mlbert.core.masking_rates import MaskingRate
 from mlbert.feed.text import SPLIT, TRUNCATE, TextEvalSet, TextSet, TextSource
+from mlbert.host import native
+from mlbert.host.errors import UserError
 from mlbert.prepare import python_text
 from mlbert.store.mds_write import MdsWriter
 from mlbert.store.token_shards import TEXT, open_texts

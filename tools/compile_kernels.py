@@ -35,7 +35,7 @@ from mlbert.dist.sharding import ShardLayout
 from mlbert.feed import triton_expand
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
-from mlbert.ops import dropout_key
+from mlbert.ops.api import dropout_key
 from mlbert.ops.triton import cast, device, embedding, loss, norm, norm_fp8
 from mlbert.ops.triton.attention import attention
 from mlbert.optim.acclip import ACClip

@@ -36,7 +36,8 @@ SLACK = 3  # times as long by the clock: other programs run here too
 BYTES = 2 * 2**30
 NUMBER_OF_FILES = (1, 1, 1, 2)
 _IMPORTED = (
-    *("mlbert.report.page", "mlbert.recipes.packed_lamb", "mlbert.recipes.masked_lm", "mlbert.recipes.classification"),
+    *("mlbert.report.page", "mlbert.recipes.packed_lamb_build", "mlbert.recipes.classification_build"),
+    *("mlbert.recipes.masked_lm_stored_build", "mlbert.recipes.masked_lm_text_build"),
     *("mlbert.train.experiment", "mlbert.convert.nvidia_pt", "matplotlib.pyplot", "tokenizers", "pandas"),
     *("transformers.models.bert.modeling_bert", "sklearn.metrics", "torch.distributed.tensor"),
 )

@@ -18,7 +18,7 @@ import subprocess
 from pathlib import Path
 
 from mlbert.cli.plan import read_measured
-from mlbert.core.provenance import git_state
+from mlbert.host.provenance import git_state
 from mlbert.plan.calibrate import Measured, shared_cores_rate
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -76,7 +76,7 @@ def lost_rank(world: World, folder: str) -> dict[str, Any]:
 
 
 def uneven_end(world: World, folder: str) -> dict[str, float]:
-    """Ranks stop while their threads are at different steps, each when those before it have: closing waits for nobody."""
+    """Ranks stop while their threads are at different steps, each when those before it have: closing does not wait."""
     source = make(world, "all", "gather", 1, folder, 1)
     for _ in range(3):
         source.next_step()

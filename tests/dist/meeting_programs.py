@@ -10,10 +10,10 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from mlbert.cli.main import exit_code
-from mlbert.core.errors import UserError
 from mlbert.dist import meeting
 from mlbert.dist.lifecycle import Lifecycle
 from mlbert.dist.world import World
+from mlbert.host.errors import UserError
 
 DEADLINE = 3.0
 
@@ -52,7 +52,7 @@ def agree(mistakes: dict[str, str]) -> None:
 
     def work() -> str:
         if str(world.rank) in mistakes:
-            raise UserError("DATADIR_PHASE2", mistakes[str(world.rank)], "Mend it")
+            raise UserError("data.missing", "DATADIR_PHASE2", mistakes[str(world.rank)], "Mend it")
         return "fine"
 
     def run() -> int:

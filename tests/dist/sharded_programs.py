@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mlbert.core.errors import UserError
 from mlbert.dist.groups import ShardGroups
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardedReducer, ShardLayout
 from mlbert.dist.world import World
+from mlbert.host.errors import UserError
 from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW
 from mlbert.optim.compiled import CompiledOptimizer

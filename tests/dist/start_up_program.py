@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from capturable import TensorLamb, select_capturable
 from mlbert.cli.main import main
-from mlbert.core import native
 from mlbert.core.events import MLPerfEvents
 from mlbert.dist.capture import NoCapture
-from mlbert.recipes import packed_lamb
+from mlbert.host import native
+from mlbert.recipes import packed_lamb_build
 from mlbert.train import experiment
 from mlbert.train.step import GraphMode, Graphs
 
@@ -95,7 +95,7 @@ def record_steps(mode: str) -> None:
 
     experiment.check_device = lambda *_: None
     experiment.choose_graphs = choose
-    packed_lamb.methods.make = lambda config, flat, *_: TensorLamb(flat)
+    packed_lamb_build.methods.make = lambda _settings, _base_lr, _distributed, _compute, flat, *_: TensorLamb(flat)
 
 
 if __name__ == "__main__":

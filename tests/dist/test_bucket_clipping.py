@@ -25,7 +25,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def law(found: Ranks, max_norm: float) -> tuple[torch.Tensor, float]:
-    """The mean over ranks and micro-batches of gradients clipped bucket by bucket, and the mean square's root before."""
+    """Return the mean over ranks and micro-batches of gradients clipped by bucket, and the root mean square before."""
     gradients = torch.tensor([part for rank in found for part in rank["own"]], dtype=torch.float64)
     limit = max_norm / math.sqrt(len(found[0]["buckets"]))
     result = torch.empty_like(gradients)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from harness import free_port, rank_environment
-from mlbert.core.settings import train_settings
+from mlbert.config.sections import settings_by_key
 from training_settings import SETTINGS, SHAPE
 
 
@@ -19,7 +19,7 @@ def start(folder: Path, tree_root: Path, port: int, **changes: str) -> list[subp
     """Two agents of torchrun, as on two machines, each with one rank."""
     implementations = tree_root / "benchmarks/bert/implementations"
     (folder / "bert_config.json").write_text(json.dumps(SHAPE))
-    table = train_settings()
+    table = settings_by_key()
     exports = {table[name].env: value for name, value in SETTINGS.items()}
     exports |= {"CONFIG_FILE": str(implementations / "cpu_demo/config_cpu_1x1x32x1_demo.sh"), "CLEAR_CACHES": "0"}
     exports |= {"BERT_CONFIG": str(folder / "bert_config.json"), "DGXNNODES": "2", "DGXNGPU": "1"}

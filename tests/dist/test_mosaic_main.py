@@ -1,4 +1,4 @@
-"""main.py on real text sets: both models learn, any number of ranks goes on where another stopped, mistakes are named."""
+"""main.py on real text sets: both models learn, any number of ranks resumes, mistakes are named."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mlbert.cli.mosaic_bert.main import app
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mosaic_texts import BASE, make_texts
 
 BATCH = ("global_train_batch_size=32", "device_train_microbatch_size=32")

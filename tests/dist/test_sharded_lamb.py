@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file
 
 from harness import run_ranks
-from mlbert.core.errors import UserError
 from mlbert.dist.world import World
 from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from sharded_programs import OTHERS, gradient_share, random_parameters, set_gradient, sharded_lamb
 from unsharded import unsharded
+from user_errors import user_error
 
 UPDATES = 5
 SKIPPED = [False, False, True, False, False]
@@ -264,5 +264,5 @@ def test_triton_equals_plain_lamb(tmp_path: Path, plain: dict[str, Any], monkeyp
 
 def test_triton_is_refused_where_it_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(UserError, match="triton optimizer"):
+    with user_error("ops.unavailable", "triton optimizer"):
         sharded_lamb(World(), str(tmp_path), implementation="triton")

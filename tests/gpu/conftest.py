@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlbert import ops
-from mlbert.models import BertConfig
+from mlbert.core.bert_config import BertConfig
+from mlbert.ops import api as ops
 
 HERE = Path(__file__).parent
 WHY_NOT = "no CUDA device" if torch.version.cuda else "this PyTorch is built without CUDA"

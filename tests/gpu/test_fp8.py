@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlbert import ops
+from mlbert.ops import api as ops
 from mlbert.ops import fp8, fp8_scaling
 from mlbert.ops.precision import FP8_CAPABILITY
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from gpu_check.trainer import Trainer
 from host_batches import made_up_batches
+from mlbert.core.bert_config import BertConfig
 from mlbert.dist.capture import Capture, CudaCapture, NoCapture
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
-from mlbert.models import BertConfig
 from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import FP8_CAPABILITY
 from mlbert.train.step import GraphMode, Graphs

@@ -11,10 +11,11 @@ import torch
 
 from gpu_check.profile import profile_step
 from gpu_check.trainer import Trainer
-from mlbert import ops
 from mlbert.bench.step import make_batch
+from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import Batch
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.bert import BertForPreTraining
+from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import FP8_CAPABILITY
 from model_loss import loss_of

@@ -11,8 +11,8 @@ import torch
 from gpu_check.op_cases import Case, OpCases
 from gpu_check.op_checks import check_case, check_cast, check_dropout_rate, check_lamb, ugly_batches
 from mlbert.bench.step import make_batch
+from mlbert.core.bert_config import BertConfig
 from mlbert.dist.capture import CudaCapture
-from mlbert.models import BertConfig
 from mlbert.ops import registry
 
 OPS = ("attention", "dropout_add_layer_norm", "layer_norm_dropout", "masked_cross_entropy", "embedding_sum")

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from host_batches import assert_same, made_up_batches, plain_filled
+from mlbert.core.bert_config import BertConfig
 from mlbert.dist.capture import CudaCapture
 from mlbert.dist.world import World
 from mlbert.feed import host_batch
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.synthetic import SyntheticSource, sequences
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.train.evaluate import Evaluator, evaluate
 

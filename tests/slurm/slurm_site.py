@@ -7,7 +7,7 @@ from pathlib import Path
 
 import mlbert
 from cluster import Cluster
-from mlbert.core.settings import train_settings
+from mlbert.config.sections import settings_by_key
 from training_settings import SETTINGS, SHAPE
 
 
@@ -42,7 +42,7 @@ class Site:
             (system / stub).write_bytes((ours / "cpu_demo" / stub).read_bytes())
         shape = root / "bert_config.json"
         shape.write_text(json.dumps(SHAPE))
-        table = train_settings()
+        table = settings_by_key()
         exports = {table[name].env: value for name, value in SETTINGS.items()}
         exports |= {"BERT_CONFIG": str(shape), "LOGDIR": str(self.runs / "out"), "SAVE_CHECKPOINT_STEPS": "0"}
         exports |= {"DGXNNODES": "2", "DGXNGPU": "1", "NEXP": "1", "WALLTIME": "10", "CLEAR_CACHES": "0"}

@@ -9,9 +9,9 @@ import torch
 
 from gpu_check import profile
 from gpu_check.trainer import Trainer
-from mlbert import ops
 from mlbert.bench.step import make_batch
-from mlbert.models import BertConfig
+from mlbert.core.bert_config import BertConfig
+from mlbert.ops import api as ops
 from mlbert.ops import registry
 
 SHAPE = BertConfig(

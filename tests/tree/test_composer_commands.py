@@ -16,15 +16,20 @@ import torch
 from safetensors.torch import load_file
 
 from mds_samples import write_mds
+from mlbert.config.resolution import resolve
+from mlbert.config.sections import settings_by_key
 from mlbert.convert.common import Checkpoint, write_own
 from mlbert.convert.nvidia_pt import torch_to_nvidia
 from mlbert.core import schedules
+from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import VOCABULARY
 from mlbert.core.checkpoint_state import Report
-from mlbert.core.config import resolve
-from mlbert.models import BertConfig, BertForPreTraining
-from mlbert.recipes import masked_lm
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.config import ModelConfig
+from mlbert.optim.config import ScheduleConfig
+from mlbert.recipes import masked_lm_stored
 from mlbert.submission import official
+from mlbert.submission.config import SubmissionConfig
 from mlbert.submission.findings import Outcome
 from mlbert.submission.logs import Log, read_log
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths
@@ -128,17 +133,19 @@ def settings(log: Log) -> dict[str, object]:
 def test_configs_hold_the_published_values(config: str, tree_root: Path) -> None:
     path = tree_root / HOME / f"8xA100_80GB-{config}/config.yaml"
     site = {"DATADIR_PHASE2": "/x", "EVALDIR": "/y", "LOGDIR": "/z", "MLPERF_SUBMISSION_ORG": "o", "BERT_CONFIG": "b"}
-    found = resolve(masked_lm.DEFAULTS, site, {}, [path], []).config
-    assert {key: getattr(found, key) for key in PUBLISHED} == PUBLISHED
-    assert 8 * found.train_batch_size == 448 == 8 * found.eval_batch_size
-    assert (found.model_implementation, found.submission_platform) == (CONFIGS[config], f"8xA100_80GB-{config}")
-    shape = BertConfig.from_json(tree_root / HOME / "pytorch/configs/large.json").with_options(found.model_options)
+    found = resolve(masked_lm_stored.RECIPE, site, {}, [path], []).config
+    published = PUBLISHED | {"train_batch_size": 448 // 8, "eval_batch_size": 448 // 8}
+    assert {key: found.get(settings_by_key()[key]) for key in published} == published
+    model, schedule_settings = found[ModelConfig], found[ScheduleConfig]
+    assert model.model_implementation == CONFIGS[config]
+    assert found[SubmissionConfig].submission_platform == f"8xA100_80GB-{config}"
+    shape = BertConfig.from_json(tree_root / HOME / "pytorch/configs/large.json").with_options(model.model_options)
     assert (shape.hidden_dropout_prob, shape.attention_probs_dropout_prob, shape.num_hidden_layers) == (0.0, 0.0, 24)
-    schedule = schedules.make(found)
+    schedule = schedules.make(schedule_settings)
     assert [schedule(n) for n in (0, 1, 2, 41, 81)] == pytest.approx([0, 0, 1e-4 / 80, 1e-4 / 2, 1e-4])
     assert [schedule(n) for n in (400, 401, 601)] == pytest.approx([1e-4, 0.9e-4, 0.81e-4])
     assert schedule(1601) == schedule(5999) == pytest.approx(1e-4 * 0.9**20)
-    assert schedules.parse_milestones(str(found.lr_milestones)) == (*MILESTONES, 1600)
+    assert schedule_settings.milestones == (*MILESTONES, 1600)
 
 
 @pytest.mark.parametrize("program", ["convert_ckpt_baseline.py", "convert_ckpt_methods.py"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -11,21 +12,30 @@ from pathlib import Path
 
 import pytest
 
-from mlbert import recipes
+from mlbert.config.recipe import Recipe
+from mlbert.config.resolution import Resolved, peek, resolve
+from mlbert.config.sections import Configuration, settings_by_env
+from mlbert.config.sources import check_exports, read_yaml
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.config import Resolved, check_exports, peek, resolve
-from mlbert.core.config_files import read_yaml
-from mlbert.core.plan import make_plan, planned_world_size
-from mlbert.core.provenance import TENSORFLOW2
-from mlbert.core.settings import settings_by_env
+from mlbert.core.plan import Plan, make_plan, planned_world_size
+from mlbert.dist.config import DistributedConfig
+from mlbert.feed.config import DataConfig
+from mlbert.host.provenance import TENSORFLOW2
+from mlbert.models.config import ModelConfig
+from mlbert.ops.config import ComputeConfig
+from mlbert.optim.config import ScheduleConfig
 from mlbert.plan import memory
 from mlbert.plan.parameters import GPUS
 from mlbert.plan.shapes import BENCHMARK
+from mlbert.recipes.registry import find
+from mlbert.submission.config import SubmissionConfig
+from mlbert.train.config import EvaluationConfig, RunConfig
 from tf2_bert import recipe as tensorflow2
 
 NAME = re.compile(r"config_(?P<system>\w+?)_(?P<nodes>\d+)x(?P<ranks>\d+)x(?P<batch>\d+)x(?P<steps>\d+)(_\w+)?\.sh")
 SOURCE_LINE = 'source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"'
 FP8_SYSTEMS = ("b200_n1", "dgxh100_n1", "dgxh100_n8", "gb200", "h200_n1", "inventec_p8000_h100_n1")
+VALUES = Path(__file__).parents[1] / "assets/config/resolved_values.json"
 STUBS = ("run.sub", "run_pretraining.py")
 # The first of these names that a description's accelerator has in it.
 GPU_NAMES = {"GB200": "gb200", "B200": "b200", "H200": "h200", "H100": "h100-sxm", "A100": "a100-sxm"}
@@ -48,8 +58,28 @@ def resolved_yaml(config: Path, tree_root: Path) -> Resolved:
     """A YAML config with what a site gives it."""
     site = {"DATADIR_PHASE2": "/data/train", "EVALDIR": "/data/eval", "LOGDIR": "/runs", "MLPERF_SUBMISSION_ORG": "org"}
     site["BERT_CONFIG"] = str(tree_root / "benchmarks/bert/implementations/pytorch/configs/large.json")
-    recipe = peek("recipe", {}, {}, [config])
-    return resolve(recipes.load(str(recipe)).DEFAULTS, site, {}, [config], [])
+    name = peek("recipe", {}, {}, [config])
+    recipe = find(str(name), lambda key: peek(key, site, {}, [config]))
+    return resolve(recipe, site, {}, [config], [])
+
+
+def resolved_shell(values: Mapping[str, str]) -> Resolved:
+    """Return what the exports of a sourced config resolve to."""
+    return resolve(recipe_of(values), values, {}, [], [])
+
+
+def recipe_of(values: Mapping[str, str]) -> Recipe:
+    """Return the recipe of these exports, whichever framework runs it."""
+    if values["RECIPE"] == TENSORFLOW2:
+        return tensorflow2.RECIPE
+    return find(values["RECIPE"], lambda key: peek(key, values))
+
+
+def plan_of(config: Configuration, ranks: int, environ: Mapping[str, str]) -> Plan:
+    """Return the plan of a configuration."""
+    model, schedule, evaluation = config[ModelConfig], config[ScheduleConfig], config[EvaluationConfig]
+    sections = config[DataConfig], model, schedule, config[DistributedConfig], evaluation
+    return make_plan(*sections, config[RunConfig], config[SubmissionConfig], ranks, environ)
 
 
 def test_there_is_a_config(tree_root: Path) -> None:
@@ -73,14 +103,14 @@ def test_a_yaml_config_resolves_and_its_plan_has_no_warning(yaml_config: Path, t
     assert not resolved.warnings
     (row,) = rows_of_table(yaml_config.parent, tree_root)
     nodes, ranks, batch, steps = map(int, re.search(r"\| (\d+) x (\d+) x (\d+) x (\d+) \|", row).groups())
-    config = resolved.config
-    assert (batch, steps) == (config.train_batch_size, config.gradient_accumulation_steps)
-    assert f"| `{config.recipe}` |" in row
-    assert make_plan(config, nodes * ranks, {}).warnings == ()
+    config, data = resolved.config, resolved.config[DataConfig]
+    assert (batch, steps) == (data.train_batch_size, data.gradient_accumulation_steps)
+    assert f"| `{config[RunConfig].recipe}` |" in row
+    assert plan_of(config, nodes * ranks, {}).warnings == ()
 
 
 def test_a_yaml_config_is_a_system_that_is_described_or_has_a_template(yaml_config: Path, tree_root: Path) -> None:
-    platform = resolved_yaml(yaml_config, tree_root).config.submission_platform
+    platform = resolved_yaml(yaml_config, tree_root).config[SubmissionConfig].submission_platform
     assert platform == yaml_config.parent.name
     assert has_description(platform, tree_root)
     assert {path.name for path in yaml_config.parent.iterdir()} == {"README.md", "config.yaml"}
@@ -89,11 +119,6 @@ def test_a_yaml_config_is_a_system_that_is_described_or_has_a_template(yaml_conf
 def rows_of_table(system: Path, tree_root: Path) -> list[str]:
     table = (tree_root / "benchmarks/bert/implementations/README.md").read_text()
     return [line for line in table.splitlines() if f"({system.name}/README.md)" in line]
-
-
-def defaults_of(recipe: str) -> Mapping[str, object]:
-    """A recipe's, whichever framework runs it."""
-    return tensorflow2.DEFAULTS if recipe == TENSORFLOW2 else recipes.load(recipe).DEFAULTS
 
 
 def has_description(platform: str, tree_root: Path) -> bool:
@@ -141,23 +166,62 @@ def test_sourcing_after_anything_equals_sourcing_alone(config_file: Path, tmp_pa
 
 
 def test_config_resolves(config_file: Path) -> None:
-    values = exports_after(config_file)
-    resolved = resolve(defaults_of(values["RECIPE"]), values, {}, [], [])
-    assert resolved.config.bert_config_file.is_file()
+    resolved = resolved_shell(exports_after(config_file))
+    assert resolved.config[ModelConfig].bert_config_file.is_file()
     assert not resolved.warnings
+
+
+def test_every_config_resolves_to_the_recorded_values(tracked: list[Path], tree_root: Path) -> None:
+    """A changed default must not change a system unnoticed.
+
+    After an intended change, or for a new config, run this test with ``MLBERT_WRITE_VALUES=1`` and check the diff.
+    """
+    folder = tree_root / "benchmarks/bert/implementations"
+    found = {}
+    for path in (path for path in tracked if path.parents[1] == folder):
+        if path.name == "config.yaml":
+            resolved = resolved_yaml(path, tree_root)
+        elif NAME.fullmatch(path.name):
+            resolved = resolved_shell(exports_after(path))
+        else:
+            continue
+        found[path.relative_to(folder).as_posix()] = recorded_values(resolved, tree_root)
+    if os.environ.get("MLBERT_WRITE_VALUES") == "1":
+        lines = (f"{json.dumps(name)}: {json.dumps(found[name], sort_keys=True)}" for name in sorted(found))
+        VALUES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    expected = json.loads(VALUES.read_text())
+    assert expected.keys() <= found.keys()
+    changed = {
+        (config, env): (found[config].get(env), expected[config].get(env))
+        for config in expected
+        for env in found[config].keys() | expected[config].keys()
+        if found[config].get(env) != expected[config].get(env)
+    }
+    assert changed == {}
+
+
+def recorded_values(resolved: Resolved, tree_root: Path) -> dict[str, object]:
+    """Return environment name to value, without those that are none; the tree's root is ``<tree>``."""
+    values = {env: entry["value"] for env, entry in resolved.as_configuration().items()}
+    return {
+        env: value.replace(str(tree_root), "<tree>") if isinstance(value, str) else value
+        for env, value in values.items()
+        if value is not None
+    }
 
 
 def test_no_large_config_is_slow_by_omission(config_file: Path) -> None:
     """Several GPUs: the reduction overlaps backward, the update is shared out, and unpacked ranks get equal work."""
-    values = exports_after(config_file)
-    config = resolve(defaults_of(values["RECIPE"]), values, {}, [], []).config
-    if config.recipe == TENSORFLOW2 or config.bert_config_file.stem != "large":
+    config = resolved_shell(exports_after(config_file)).config
+    recipe, data, distributed = config[RunConfig].recipe, config[DataConfig], config[DistributedConfig]
+    if recipe == TENSORFLOW2 or config[ModelConfig].bert_config_file.stem != "large":
         return  # a demonstration on CPUs, or TensorFlow's own ways
-    assert config.cuda_graph_mode == ("none" if config.max_sequences_per_pack == 1 else "full_iteration")
-    assert config.gradient_clipping != "before", "it would wait for the whole gradient"
-    assert config.max_sequences_per_pack > 1 or config.exchange_padding != "off"
-    if config.recipe == "packed_lamb":
-        assert config.sharded_optimizer == "node"
+    graphs = "none" if data.max_sequences_per_pack == 1 else "full_iteration"
+    assert config[ComputeConfig].cuda_graph_mode == graphs
+    assert distributed.gradient_clipping != "before", "it would wait for the whole gradient"
+    assert data.max_sequences_per_pack > 1 or data.exchange_padding != "off"
+    if recipe == "packed_lamb":
+        assert distributed.sharded_optimizer == "node"
 
 
 @pytest.mark.parametrize("system", FP8_SYSTEMS)
@@ -183,8 +247,8 @@ def test_a_config_can_be_sourced_from_any_folder(config_file: Path, tmp_path: Pa
 
 def test_generated_files_are_those_of_the_table(tree_root: Path) -> None:
     made = runpy.run_path(str(tree_root / "tools/write_generated.py"))
-    for target, text in ((made["RESET"], made["reset_text"]()), (made["SETTINGS"], made["settings_text"]())):
-        assert target.read_text() == text, "run: python tools/write_generated.py"
+    for name in ("RESET", "SETTINGS", "ERRORS"):
+        assert made[name].read_text() == made[f"{name.lower()}_text"](), "run: python tools/write_generated.py"
 
 
 @pytest.mark.parametrize("stub", STUBS)
@@ -223,10 +287,9 @@ def test_every_system_is_described_or_has_a_template(config_file: Path, tree_roo
 
 def test_plan_of_every_config_has_no_warning(config_file: Path) -> None:
     values = exports_after(config_file)
-    config = resolve(defaults_of(values["RECIPE"]), values, {}, [], []).config
     ranks = planned_world_size(values)
     assert ranks == int(values["DGXNNODES"]) * int(values["DGXNGPU"])
-    assert make_plan(config, ranks, values).warnings == ()
+    assert plan_of(resolved_shell(values).config, ranks, values).warnings == ()
 
 
 def gpu_of(platform: str, tree_root: Path) -> str | None:
@@ -243,11 +306,12 @@ def test_a_step_of_the_config_fits_its_gpu(config_file: Path, tree_root: Path) -
     gpu = gpu_of(values["MLPERF_SUBMISSION_PLATFORM"], tree_root)
     if gpu is None:
         pytest.skip("the system has no GPU that the planner knows")
-    config = resolve(defaults_of(values["RECIPE"]), values, {}, [], []).config
-    shape = BertConfig.from_json(config.bert_config_file)
-    packs = config.train_batch_size // config.gradient_accumulation_steps
+    config = resolved_shell(values).config
+    data, shape = config[DataConfig], BertConfig.from_json(config[ModelConfig].bert_config_file)
+    packs = data.train_batch_size // data.gradient_accumulation_steps
     sequences = packs * shape.max_position_embeddings * BENCHMARK.sequences / BENCHMARK.tokens
     ranks = {"off": 1, "node": int(values["DGXNGPU"]), "all": planned_world_size(values) or 1}
-    held = memory.of(shape, gpu, sequences, ranks[config.sharded_optimizer], fp8=config.precision == "fp8")
+    sharded, in_fp8 = ranks[config[DistributedConfig].sharded_optimizer], config[ComputeConfig].precision == "fp8"
+    held = memory.of(shape, gpu, sequences, sharded, fp8=in_fp8)
     room = memory.USABLE * GPUS[gpu].memory_gb
     assert held.total <= room, f"{held.total:.0f} GB of {room:.0f}: {held}"

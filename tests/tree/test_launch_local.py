@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.cli.launch import local_command
-from mlbert.core.errors import UserError
+from user_errors import user_error
 
 SCRIPT = r"""
 import os, sys
@@ -63,15 +63,15 @@ def test_two_nodes_by_flags_and_by_variables(script: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "said"),
+    ("numbers", "code", "subject"),
     [
-        ((2, 3, 0, "127.0.0.1", 7501), "--world_size 3"),
-        ((2, 4, 2, "127.0.0.1", 7501), "no place for node 2"),
-        ((2, 4, 0, "127.0.0.1", None), "--master_port"),
+        ((2, 3, 0, "127.0.0.1", 7501), "config.conflict", "--world_size 3"),
+        ((2, 4, 2, "127.0.0.1", 7501), "config.conflict", "--world_size 4"),
+        ((2, 4, 0, "127.0.0.1", None), "config.missing", "--master_port"),
     ],
 )
-def test_numbers_that_do_not_fit_are_refused(numbers: tuple, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_numbers_that_do_not_fit_are_refused(numbers: tuple, code: str, subject: str) -> None:
+    with user_error(code, subject):
         local_command(*numbers)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.store.tokenizer import load_tokenizer
+from user_errors import assert_error_line
 
 TEXTS = [f"Sentence {number} of the river, the bridge and the kitchen." for number in range(400)]
 
@@ -66,37 +67,60 @@ def test_own_text_to_batches(run, own_text, tmp_path):
     assert sorted(path.name for path in (tmp_path / "cache" / "val").glob("*.mds")) == ["shard.00000.mds"]
     refused = run(f"{CONVERT} --splits val train")
     assert refused.returncode == 2
-    reason = "my-copy-c4/val: is there already. Remove it, or choose another --out_root."
-    assert refused.stderr == f"mlbert: error: {reason}\n"
+    assert_error_line(refused.stderr, "file.exists", "my-copy-c4/val")
     assert not (tmp_path / "my-copy-c4" / "train").exists()
 
 
 @pytest.mark.parametrize(
-    ("command", "words"),
+    ("command", "code", "subject"),
     [
         (
             "convert_dataset.py --dataset c4 --data_subset en --out_root ./my-copy-c4 --splits train_small val",
-            "dataset c4: comes from the network, and the Hugging Face hub is switched off",
+            "network.unreachable",
+            "dataset c4",
         ),
-        ("convert_dataset.py --dataset text --out_root out", "--path: is missing"),
-        ("convert_dataset.py --dataset python-text --path x --out_root out", "--path: does not go with"),
-        ("convert_dataset.py --dataset python-text --data_subset en --out_root out", "--data_subset: does not go"),
-        ("convert_dataset.py --dataset text --path none --out_root out", "none: there is no such file"),
-        ("convert_dataset.py --dataset c4 --concat_tokens 128 --out_root out", "--concat_tokens: needs a tokenizer"),
-        ("convert_dataset.py --dataset python-text --concat_tokens 0 --out_root out", "is no number of tokens"),
-        ("convert_dataset.py --dataset python-text --no_wrap --out_root out", "do nothing alone"),
-        ("convert_dataset.py --dataset text --path texts.jsonl --compression gz --out_root out", "'gz': is not known"),
-        ("convert_dataset.py --dataset text --path texts.jsonl --tokenizer gpt2 --out_root out", "tokenizer 'gpt2'"),
-        ("convert_dataset.py --dataset text --out_root out --split x", "unrecognized arguments"),
-        ("text_data.py --local_path ./my-copy-c4", "my-copy-c4/val: there is no such folder"),
-        ("text_data.py --local_path cache --remote_path ./my-copy-c4", "my-copy-c4/val: there is no such folder"),
-        ("text_data.py --local_path out --max_seq_len 2", "--max_seq_len: 2 is too short"),
+        ("convert_dataset.py --dataset text --out_root out", "config.missing", "--path"),
+        ("convert_dataset.py --dataset python-text --path x --out_root out", "config.conflict", "--path"),
+        (
+            "convert_dataset.py --dataset python-text --data_subset en --out_root out",
+            "config.conflict",
+            "--data_subset",
+        ),
+        ("convert_dataset.py --dataset text --path none --out_root out", "file.missing", "none"),
+        ("convert_dataset.py --dataset c4 --concat_tokens 128 --out_root out", "config.missing", "--concat_tokens"),
+        (
+            "convert_dataset.py --dataset python-text --concat_tokens 0 --out_root out",
+            "config.range",
+            "--concat_tokens",
+        ),
+        (
+            "convert_dataset.py --dataset python-text --no_wrap --out_root out",
+            "config.conflict",
+            "--eos_text and --no_wrap",
+        ),
+        (
+            "convert_dataset.py --dataset text --path texts.jsonl --compression gz --out_root out",
+            "config.choice",
+            "compression 'gz'",
+        ),
+        (
+            "convert_dataset.py --dataset text --path texts.jsonl --tokenizer gpt2 --out_root out",
+            "network.unreachable",
+            "tokenizer 'gpt2'",
+        ),
+        ("text_data.py --local_path ./my-copy-c4", "file.missing", "my-copy-c4/val"),
+        ("text_data.py --local_path cache --remote_path ./my-copy-c4", "file.missing", "my-copy-c4/val"),
+        ("text_data.py --local_path out --max_seq_len 2", "config.range", "--max_seq_len"),
     ],
 )
-def test_mistakes_are_one_line(run, own_text, tmp_path, command, words):
+def test_mistakes_are_one_line(run, own_text, tmp_path, command, code, subject):
     done = run(f"python ../common/{command}")
     assert done.returncode == 2
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("mlbert: error: ")
+    assert_error_line(done.stderr, code, subject)
     assert list((tmp_path / "out").glob("*")) == []
+
+
+def test_an_unknown_flag_is_one_line(run):
+    done = run("python ../common/convert_dataset.py --dataset text --out_root out --split x")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "unrecognized arguments" in done.stderr

@@ -15,19 +15,28 @@ import numpy as np
 import pytest
 import torch
 
+from mlbert.config.resolution import resolve
+from mlbert.config.sections import Configuration
 from mlbert.convert.common import Checkpoint, write_own
 from mlbert.convert.nvidia_pt import torch_to_nvidia
 from mlbert.core import schedules
+from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import VOCABULARY, tf1_names
 from mlbert.core.checkpoint_state import Report
-from mlbert.core.config import resolve
 from mlbert.core.plan import make_plan, planned_world_size
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.dist.config import DistributedConfig
+from mlbert.feed.config import DataConfig
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.config import ModelConfig
 from mlbert.models.load import load_weights
+from mlbert.ops.config import ComputeConfig
+from mlbert.optim.config import ScheduleConfig
 from mlbert.prepare.bins_hdf5 import make_hdf5_bins
 from mlbert.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.recipes import ddp_adam
 from mlbert.store.open import open_store
+from mlbert.submission.config import SubmissionConfig
+from mlbert.train.config import EvaluationConfig, RunConfig
 from nvidia_shards import PREDICTIONS, bert_rows, write_fixed
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths, same_sequences, write_set
 
@@ -153,6 +162,10 @@ def exports(config: Path) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
 
 
+def configuration(exports_of_config: dict[str, str]) -> Configuration:
+    return resolve(ddp_adam.RECIPE, exports_of_config, {}, [], []).config
+
+
 def config_of(name: str, tree_root: Path) -> Path:
     return tree_root / HOME / name / f"config_Samsung_Supercomputer21_DGXA100_{SYSTEMS[name]}.sh"
 
@@ -164,14 +177,16 @@ def test_configs_hold_the_published_values(name: str, tree_root: Path) -> None:
     assert {key: found[key] for key in wanted} == wanted
     assert sum(map(int, found["BIN_COUNTS"].split())) == int(found["BATCHSIZE"])
     assert Path(found["BERT_CONFIG"]).name == "large.json"
-    config = resolve(ddp_adam.DEFAULTS, found, {}, [], []).config
-    assert (config.target_mlm_accuracy, config.loss_scale, config.loss_scale_window) == (0.72, 131_072, 2000)
+    config = configuration(found)
+    compute = config[ComputeConfig]
+    assert config[EvaluationConfig].target_metric == 0.72
+    assert (compute.loss_scale, compute.loss_scale_window) == (131_072, 2000)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.parametrize("update", [1, 65, 66, 67, 82, 83, 178, 179, 180, 299])
 def test_schedule_is_a_ramp_and_a_line(name: str, update: int, tree_root: Path) -> None:
-    schedule = schedules.make(resolve(ddp_adam.DEFAULTS, exports(config_of(name, tree_root)), {}, [], []).config)
+    schedule = schedules.make(configuration(exports(config_of(name, tree_root)))[ScheduleConfig])
     top, bottom = 0.00039299421615882676, 0.0000494549100544884
     rate = top + (min(update, 179) - 82) / (179 - 82) * (bottom - top)
     if update + 16 < 82:
@@ -182,7 +197,7 @@ def test_schedule_is_a_ramp_and_a_line(name: str, update: int, tree_root: Path) 
 def test_the_line_begins_above_the_base_rate(tree_root: Path) -> None:
     readme = (tree_root / HOME / "samsung_dgxa100_n128/README.md").read_text()
     values = exports(config_of("samsung_dgxa100_n128", tree_root))
-    schedule = schedules.make(resolve(ddp_adam.DEFAULTS, values, {}, [], []).config)
+    schedule = schedules.make(configuration(values)[ScheduleConfig])
     told = " | ".join(f"{schedule(update - 1):.3e}".replace("e-0", "e-") for update in (1, 65, 66, 82, 179))
     assert f"| rate | {told} |" in readme
     assert max(range(300), key=schedule) + 1 == 66
@@ -191,7 +206,10 @@ def test_the_line_begins_above_the_base_rate(tree_root: Path) -> None:
 @pytest.mark.parametrize(("name", "samples"), [("samsung_dgxa100_n128", "2.93"), ("samsung_dgxa100_n171", "2.94")])
 def test_plan_tells_steps_evaluations_and_traffic(name: str, samples: str, tree_root: Path) -> None:
     values = exports(config_of(name, tree_root))
-    plan = make_plan(resolve(ddp_adam.DEFAULTS, values, {}, [], []).config, planned_world_size(values) or 0, values)
+    config, ranks = configuration(values), planned_world_size(values) or 0
+    model, schedule, evaluation = config[ModelConfig], config[ScheduleConfig], config[EvaluationConfig]
+    sections = config[DataConfig], model, schedule, config[DistributedConfig], evaluation
+    plan = make_plan(*sections, config[RunConfig], config[SubmissionConfig], ranks, values)
     text = "\n".join(plan.lines)
     assert f"179 steps / 9 evaluations / about {samples} M samples" in text
     assert "expected samples: 2,925,000, the evaluation (number 9)" in text

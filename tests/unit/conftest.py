@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlbert.config.recipe import Recipe
 from mlbert.store.prepared import ShardWriter
 from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE, random_rows
+from simple_recipe import FOLDERS, simple_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,6 +24,18 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the sample data in {folder}, which a clone does not have")
     return folder
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    """A recipe that lacks nothing but the three folders."""
+    return simple_recipe()
+
+
+@pytest.fixture
+def environ() -> dict[str, str]:
+    """What a sourced configuration exports at least."""
+    return dict(FOLDERS)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mlbert.core.provenance import git_state, tree_root
+from mlbert.host.provenance import git_state, tree_root
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from gpu_check.hardware import device_name, peaks_of, synchronize
 from gpu_check.op_speed import lamb_implementations
 from gpu_check.trainer import Trainer
 from mlbert.bench.step import make_batch, their_side
-from mlbert.core.errors import UserError
+from mlbert.core.bert_config import BertConfig
 from mlbert.dist.capture import CudaCapture, NoCapture
 from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
-from mlbert.models import BertConfig
+from mlbert.host.errors import UserError
 from mlbert.models.flops import Work, training_flops
 from mlbert.ops import registry
 from mlbert.ops.cublaslt_tuning import tuned

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import Batch
-from mlbert.models import BertConfig
 from mlbert.models.flops import Work
-from mlbert.ops import dropout_key
+from mlbert.ops.api import dropout_key
 
 SEED = 5
 

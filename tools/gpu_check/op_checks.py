@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from gpu_check.op_cases import Case, OpCases
+from mlbert.core.bert_config import BertConfig
 from mlbert.dist.sharding import ShardLayout
 from mlbert.feed.batch import Batch
-from mlbert.models import BertConfig, BertForPreTraining
-from mlbert.ops import dropout_key, registry
+from mlbert.models.bert import BertForPreTraining
+from mlbert.ops import registry
+from mlbert.ops.api import dropout_key
 from mlbert.ops.comparison import compare
 from mlbert.ops.dropout import dropout_scale, dropout_threshold
 from mlbert.ops.error_rule import FLOOR_STEPS, MAX_RATIO

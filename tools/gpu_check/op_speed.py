@@ -14,8 +14,9 @@ from torch import Tensor
 from gpu_check.hardware import Peaks, device_name, median_seconds, peaks_of
 from gpu_check.op_cases import Case, OpCases
 from mlbert.bench.step import LAMB
+from mlbert.core.bert_config import BertConfig
 from mlbert.dist.sharding import ShardLayout
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import registry
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.optim.flat import FlatParameters

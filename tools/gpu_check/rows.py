@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gpu_check.hardware import synchronize
-from mlbert.core.files import write_atomically
+from mlbert.host.files import write_atomically
 
 LOST = "the process ended in this row"
 

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from mlbert.bench.step import LAMB, LEARNING_RATE
+from mlbert.core.bert_config import BertConfig
 from mlbert.dist.reduce import GradientReducer
 from mlbert.dist.sharding import ShardLayout
 from mlbert.dist.world import World
 from mlbert.feed.host_batch import HostBatch
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters

@@ -11,12 +11,12 @@ import torch
 from mlbert.bench.mosaic import run
 from mlbert.bench.padded import PaddedMosaicBert
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.synthetic import sequences
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.huggingface import padded_inputs
 from mlbert.models.objectives import MLM_DIVISOR_EPS, MaskedLM
+from user_errors import user_error
 
 SHAPE = BertConfig(
     vocab_size=90,
@@ -66,5 +66,5 @@ def test_a_comparison_tells_what_was_compared(batch: HostBatch) -> None:
 
 
 def test_too_few_pairs_are_refused(batch: HostBatch) -> None:
-    with pytest.raises(UserError, match="--pairs"):
+    with user_error("config.range", "--pairs"):
         run(replace(SHAPE), batch, 32, 2, torch.float32, torch.device("cpu"), seed=1)

@@ -11,8 +11,8 @@ import torch
 
 from mlbert.bench import pretrain, race_sides
 from mlbert.bench.race_text import RaceText, read_race
-from mlbert.core.errors import UserError
 from mlbert.core.pretrain_rules import choose
+from user_errors import user_error
 
 LENGTH = 16
 
@@ -74,7 +74,7 @@ def test_the_table_shows_every_run() -> None:
 
 def test_a_text_that_is_too_small(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("one two three.\n\n" * 60)
-    with pytest.raises(UserError, match="held-out rows"):
+    with user_error("data.too-small", tmp_path / "text.txt"):
         read_race(tmp_path / "text.txt", tmp_path / "made", 200, LENGTH)
-    with pytest.raises(UserError, match="is no file"):
+    with user_error("file.missing", tmp_path / "none"):
         pretrain.choice_of(tmp_path / "none", tmp_path, "2x128", 1.0)

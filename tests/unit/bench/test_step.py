@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from mlbert.bench import step
-from mlbert.core.errors import UserError
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.core.bert_config import BertConfig
+from mlbert.models.bert import BertForPreTraining
+from user_errors import user_error
 
 SHAPE = BertConfig(
     vocab_size=1200,
@@ -42,7 +43,7 @@ def test_record_is_complete_and_consistent():
 
 
 def test_data_that_does_not_fit_is_refused(tmp_path):
-    with pytest.raises(UserError):
+    with user_error("data.missing", tmp_path):
         step.make_batch(SHAPE, 4, tmp_path, seed=1)
 
 

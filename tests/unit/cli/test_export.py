@@ -12,6 +12,7 @@ import transformers
 
 from mlbert.cli.main import main
 from training_settings import train_arguments
+from user_errors import assert_error_line
 
 TEXT = "this [MASK] is a sentence ."
 
@@ -98,18 +99,23 @@ def test_mistakes_are_one_line_and_leave_nothing(trained, tmp_path, capsys):
     (steps[1] / "state.json").write_text("[]")
     (tmp_path / "empty").mkdir()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    for words, named in [
-        (("export", steps[0], "--out", tmp_path / "x"), "differs from its checksum"),
-        (("export", steps[1], "--out", tmp_path / "x"), "state.json holds no JSON object"),
-        (("export", tmp_path / "empty", "--out", tmp_path / "x"), "model.safetensors"),
-        (("export", tmp_path / "nowhere", "--out", tmp_path / "x"), "nowhere"),
-        (("export", logdir, "--out", tmp_path / "killed"), "exists already"),
-        (("export", logdir, "--to", "onnx"), "huggingface"),
-        (("fill-mask", logdir, "no mask here"), "has no [MASK]"),
-        (("fill-mask", tmp_path / "nowhere", TEXT), "nowhere"),
-        (("fill-mask", tmp_path / "empty", TEXT), "empty"),
+    for words, code, subject in [
+        (("export", steps[0], "--out", tmp_path / "x"), "checkpoint.damaged", steps[0]),
+        (("export", steps[1], "--out", tmp_path / "x"), "checkpoint.damaged", steps[1]),
+        (
+            ("export", tmp_path / "empty", "--out", tmp_path / "x"),
+            "file.unreadable",
+            tmp_path / "empty/model.safetensors",
+        ),
+        (("export", tmp_path / "nowhere", "--out", tmp_path / "x"), "checkpoint.format", tmp_path / "nowhere"),
+        (("export", logdir, "--out", tmp_path / "killed"), "file.exists", tmp_path / "killed"),
+        (("fill-mask", logdir, "no mask here"), "config.value", "text 'no mask here'"),
+        (("fill-mask", tmp_path / "nowhere", TEXT), "file.missing", tmp_path / "nowhere"),
+        (("fill-mask", tmp_path / "empty", TEXT), "checkpoint.missing", tmp_path / "empty"),
     ]:
-        code, _, err = run(capsys, *words)
-        assert (code, err.count("\n")) == (2, 1), (words, err)
-        assert named in err, (named, err)
+        status, _, err = run(capsys, *words)
+        assert status == 2, (words, err)
+        assert_error_line(err, code, subject)
+    status, _, err = run(capsys, "export", logdir, "--to", "onnx")
+    assert (status, err.count("\n"), "huggingface" in err) == (2, 1, True)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -16,6 +16,7 @@ from mlbert.core.glue_jobs import Job
 from mlbert.core.nested_yaml import read_nested
 from mlbert.prepare import python_glue
 from mlbert.prepare.vocab import count_words, train_vocabulary
+from user_errors import assert_error_line
 
 SHAPE = BertConfig(
     vocab_size=400,
@@ -68,7 +69,7 @@ def test_jobs_scores_failure_and_resumption(folder: Path, capfd: pytest.CaptureF
     told = capfd.readouterr()
     assert "cola seed 7 failed" in told.out
     assert "glue.py: cola seed 7: mlbert: error:" in told.err
-    assert "'one' is no class of the task" in told.err
+    assert "[data.labels]" in told.err
     found = json.loads((out / "glue_scores.json").read_text())
     assert found["glue"] is None
     assert found["missing"] == [{"task": "cola", "seed": 7}]
@@ -97,26 +98,25 @@ def test_jobs_scores_failure_and_resumption(folder: Path, capfd: pytest.CaptureF
     assert start == str(mnli / "weights")
 
     assert run(folder, "tasks.cola.optimizer.lr=1.0e-4") == 2
-    assert "holds the result of another job.yaml" in capfd.readouterr().err
+    assert_error_line(capfd.readouterr().err, "run.exists", "tiny/task=cola/seed=7")
 
 
 @pytest.mark.parametrize(
-    ("word", "reason"),
+    ("word", "code", "subject"),
     [
-        ("tasks.mnlii.seeds=[1]", "tasks.mnlii.seeds is an unknown name"),
-        ("tasks.rte.seeds=3", "is no list of seeds"),
-        ("tasks.rte.trainer_kwargs.max_duration=soon", "max_duration=soon: is no duration"),
-        ("starting_checkpoint_load_path=nowhere", "nowhere: does not exist"),
-        ("model.name=bert", "model.name 'bert' is unknown"),
-        ("max_seq_len=many", "max_seq_len 'many' is no number"),
+        ("tasks.mnlii.seeds=[1]", "config.unknown-name", "tasks.mnlii.seeds=[1]"),
+        ("tasks.rte.seeds=3", "config.value", "argument tasks.rte.seeds="),
+        ("tasks.rte.trainer_kwargs.max_duration=soon", "config.value", "max_duration=soon"),
+        ("starting_checkpoint_load_path=nowhere", "file.missing", "nowhere"),
+        ("model.name=bert", "config.choice", "glue.yaml"),
+        ("max_seq_len=many", "config.value", "glue.yaml"),
     ],
 )
 def test_mistakes_are_told_before_a_job_begins(
-    folder: Path, capfd: pytest.CaptureFixture[str], word: str, reason: str
+    folder: Path, capfd: pytest.CaptureFixture[str], word: str, code: str, subject: str
 ) -> None:
     assert run(folder, word, "base_run_name=refused") == 2
-    (line,) = capfd.readouterr().err.splitlines()
-    assert reason in line
+    assert_error_line(capfd.readouterr().err, code, subject)
     assert not (folder / "out/refused").exists()
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from mlbert.cli.main import main
 from mlbert.core.mllog import MLPerfLogger
+from user_errors import assert_error_line
 
 SBATCH = """#!/bin/sh
 echo "RESUME=$RESUME $*" >>"{notes}"
@@ -46,14 +47,18 @@ def test_each_link_waits_for_the_one_before(sbatch, capsys):
 def test_a_chain_passes_on_what_sbatch_says(sbatch, capsys):
     (sbatch.parent / "fails").touch()
     assert run("chain", 2, "run.sub") == 2
-    assert "invalid partition" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert_error_line(error, "program.failed", "sbatch")
+    assert "invalid partition" in error
 
 
-@pytest.mark.parametrize(("name", "value", "words"), [("CONFIG_FILE", "", "Source a config"), ("TIMED", "1", "timed")])
-def test_a_chain_that_makes_no_sense_is_refused(sbatch, monkeypatch, capsys, name, value, words):
+@pytest.mark.parametrize(
+    ("name", "value", "code"), [("CONFIG_FILE", "", "config.missing"), ("TIMED", "1", "config.conflict")]
+)
+def test_a_chain_that_makes_no_sense_is_refused(sbatch, monkeypatch, capsys, name, value, code):
     monkeypatch.setenv(name, value)
     assert run("chain", 2, "run.sub") == 2
-    assert words in capsys.readouterr().err
+    assert_error_line(capsys.readouterr().err, code, name)
     assert not sbatch.exists()
 
 
@@ -91,4 +96,4 @@ def test_message_sizes_that_cannot_be(sizes, capsys):
     with pytest.raises(SystemExit) as end:
         main(["launch", "test-network", f"--sizes={sizes}"])
     assert end.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert_error_line(capsys.readouterr().err, "config.value", "--sizes")

@@ -12,8 +12,10 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from mlbert.cli.main import COMMANDS, main
-from mlbert.core.settings import train_settings
+from mlbert.config.sections import settings_by_key
+from mlbert.recipes.registry import RECIPES
 from training_settings import train_arguments
+from user_errors import assert_error_line
 
 
 def run(capsys, *arguments):
@@ -101,12 +103,13 @@ def test_bash_completes_what_is_installed(tmp_path, typed, offered):
 
 
 def test_train_help_names_every_setting(capsys):
+    """But for those that only TensorFlow reads."""
     _, out, _ = run(capsys, "train", "--help")
     squeezed = "".join(out.split())
-    for row in train_settings().values():
-        assert row.flag in squeezed
-        assert f"export{row.env};" in squeezed
-    assert squeezed.count("default:") + squeezed.count(";required") >= len(train_settings())
+    rows = {row for row in settings_by_key().values() if any(recipe.reads(row) for recipe in RECIPES.values())}
+    for row in settings_by_key().values():
+        assert (f"{row.flag}VALUE" in squeezed) == (f"export{row.env};" in squeezed) == (row in rows)
+    assert squeezed.count("default:") + squeezed.count(";required") >= len(rows)
 
 
 @pytest.mark.parametrize(
@@ -115,36 +118,53 @@ def test_train_help_names_every_setting(capsys):
         (["trian"], "Did you mean 'train', 'pretrain'? See mlbert --help."),
         (["xyz"], "No such command 'xyz'. See mlbert --help."),
         (["prepare", "txt"], "Did you mean 'text'? See mlbert prepare --help."),
-        (["mosaic", "a=b"], "no YAML file"),
-        (["finetune"], "no YAML file"),
-        (["finetune", "--predict", "x.csv"], "--model"),
-        (["glue", "--bogus"], "--bogus"),
-        (["--show-completion", "csh"], "bash"),
-        (["train"], "RECIPE"),
-        (["train", "--recipe"], "--recipe"),
-        (["train", "--samples-per-second", "5"], "--print-config"),
-        (["train", "--print-config", "--samples-per-second=fast"], "'fast' is not a number"),
-        (["submission", "new-system", "a-b", "--from", "h200_n1"], "no legal name"),
-        (["report", "/nowhere"], "/nowhere"),
-        (["report", "/no\x1b[31mwhere"], "/no\N{REPLACEMENT CHARACTER}[31mwhere"),
-        (["convert", "hf-to-torch", "/nowhere", "/tmp/mlbert-nowhere"], "/nowhere"),
-        (["bench", "step", "--pairs", "1"], "--pairs"),
-        (["bench", "step", "--config", "huge"], "huge"),
-        (["bench", "step", "--precision", "fp4"], "fp4"),
         (["bench", "step", "--packs", "0"], "--packs"),
         (["bench", "step", "--bogus", "1"], "--bogus"),
         (["convert", "hf-to-torch"], "source"),
-        (["submission", "check", "/nowhere"], "/nowhere"),
-        (["prepare", "text", "--input", "/nowhere", "--out", "/tmp/mlbert-nowhere"], "/nowhere"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_two(capsys, monkeypatch, arguments, named):
-    monkeypatch.delenv("RECIPE", raising=False)
+def test_wrong_usage_is_one_line_and_exit_code_two(capsys, arguments, named):
     code, _, error = run(capsys, *arguments)
     assert code == 2
     assert error.count("\n") == 1
     assert error.startswith("mlbert: error: ")
     assert named in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "subject"),
+    [
+        (["mosaic", "a=b"], "config.missing", "main.py"),
+        (["finetune"], "config.missing", "sequence_classification.py"),
+        (["finetune", "--predict", "x.csv"], "config.conflict", "--predict"),
+        (["glue", "--bogus"], "config.missing", "glue.py"),
+        (["--show-completion", "csh"], "config.choice", "completion"),
+        (["train", "--recipe"], "config.syntax", "--recipe"),
+        (["train", "--samples-per-second", "5"], "config.conflict", "--samples-per-second"),
+        (["train", "--print-config", "--samples-per-second=fast"], "config.value", "--samples-per-second"),
+        (["submission", "new-system", "a-b", "--from", "h200_n1"], "config.value", "'a-b'"),
+        (["report", "/nowhere"], "file.missing", "/nowhere"),
+        (["report", "/no\x1b[31mwhere"], "file.missing", "/no\N{REPLACEMENT CHARACTER}[31mwhere"),
+        (["convert", "hf-to-torch", "/nowhere", "/tmp/mlbert-nowhere"], "file.unreadable", "/nowhere/config.json"),
+        (["bench", "step", "--pairs", "1"], "config.range", "--pairs"),
+        (["bench", "step", "--config", "huge"], "file.unreadable", "huge"),
+        (["bench", "step", "--precision", "fp4"], "config.choice", "--precision"),
+        (["submission", "check", "/nowhere"], "file.missing", "/nowhere"),
+        (["prepare", "text", "--input", "/nowhere", "--out", "/tmp/mlbert-nowhere"], "file.missing", "/nowhere"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_two(capsys, arguments, code, subject):
+    status, _, error = run(capsys, *arguments)
+    assert status == 2
+    assert_error_line(error, code, subject)
+
+
+def test_train_names_all_settings_that_are_missing(capsys, monkeypatch):
+    monkeypatch.delenv("RECIPE", raising=False)
+    status, _, error = run(capsys, "train")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "RECIPE (--recipe)" in error
+    assert error.endswith("[config.missing]\n")
 
 
 def test_debug_adds_the_traceback(capsys):
@@ -178,20 +198,26 @@ def test_print_config_checks_what_training_would(tmp_path, capsys, prepared_data
     (tmp_path / "done/run_0/summary.json").write_text("{}")
     (tmp_path / "file").write_text("")
     before = sorted(tmp_path.rglob("*"))
-    for name, changes, named in [
-        ("out", {}, None),
-        ("out", {"shape": {**fitting, "vocab_size": 300}}, "has a vocabulary of"),
-        ("out", {"input_dir": tmp_path / "none"}, "none"),
-        ("out", {"init_checkpoint": tmp_path / "file"}, "neither a safetensors"),
-        ("out", {"cpu_threads": 4000}, "CPU_THREADS=4000"),
-        ("done", {}, "holds a finished run"),
-        ("file", {}, "cannot be written"),
-        ("done", {"init_checkpoint": tmp_path / "file"}, "neither a safetensors"),
+    for name, changes, expected, subject in [
+        ("out", {}, None, None),
+        ("out", {"shape": {**fitting, "vocab_size": 300}}, "data.model-mismatch", prepared_data / "train"),
+        ("out", {"input_dir": tmp_path / "none"}, "file.missing", tmp_path / "none"),
+        ("out", {"init_checkpoint": tmp_path / "file"}, "checkpoint.format", tmp_path / "file"),
+        ("out", {"cpu_threads": 4000}, "config.range", "CPU_THREADS=4000"),
+        ("done", {}, "run.exists", tmp_path / "done/run_0"),
+        ("file", {}, "file.unwritable", tmp_path / "file"),
+        ("done", {"init_checkpoint": tmp_path / "file"}, "checkpoint.format", tmp_path / "file"),
     ]:
         words = train_arguments(tmp_path, name, **{**data, "shape": fitting, **changes})
         code, out, err = run(capsys, *words, "--print-config")
-        assert (code, err.count("\n")) == ((0, 0) if named is None else (2, 1)), (name, changes, err)
-        assert named is None or (named in err and err.removeprefix("mlbert: error: ").strip() in out)
+        assert code == (2 if expected else 0), (name, changes, err)
+        if expected:
+            assert_error_line(
+                err, expected, subject, wording=subject != "CPU_THREADS=4000"
+            )  # names this machine's CPUs
+            assert err.removeprefix("mlbert: error: ").removesuffix(f" [{expected}]\n") in out
+        else:
+            assert not err
         assert "global_batch_size" in out
         (tmp_path / "bert_config.json").unlink()
     assert sorted(tmp_path.rglob("*")) == before

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.cli.main import main
+from user_errors import assert_error_line
 
 
 def plan(capsys, *words):
@@ -52,34 +53,39 @@ def test_sweep_table_picture_and_budget(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("words", "code", "subject"),
     [
-        (["--gpu", "v100"], "v100 is unknown"),
-        (["--gpus", "9999999"], "gpus"),
-        (["--gpus", "12", "--nodes", "5"], "evenly"),
-        (["--batch", "20000"], "largest reference point"),
-        (["--batch", "64", "--batch-per-gpu", "8"], "beside --batch"),
-        (["--network", "fast"], "is no speed"),
-        (["--network", "99999Gb"], "is no speed"),
-        (["--precision", "int4"], "int4 is unknown"),
-        (["--gpu", "a100", "--precision", "fp8"], "nobody published FP8"),
-        (["--budget", "5"], "is for --sweep"),
-        (["--sweep", "--gpus", "8"], "chooses GPUs"),
-        (["--sweep", "--budget", "5"], "needs a price"),
-        (["--sweep", "--svg", "plan.pdf"], "is no picture"),
-        (["--config", "config_x.sh"], "source config_x.sh"),
-        (["--model", "base"], "BERT-large only"),
-        (["--samples", "nan"], "--samples"),
-        (["--shared-cores"], "needs a measured run"),
-        (["--calibrate", "/nowhere"], "cannot be read"),
-        (["--simulate-ranks", "12"], "multiple"),
-        (["--gpus", "5"], "no batch of the reference"),
+        (["--gpu", "v100"], "config.choice", "--gpu"),
+        (["--gpus", "12", "--nodes", "5"], "config.conflict", "--nodes"),
+        (["--batch", "20000"], "config.conflict", "--batch"),
+        (["--batch", "64", "--batch-per-gpu", "8"], "config.conflict", "--batch-per-gpu"),
+        (["--network", "fast"], "config.value", "--network"),
+        (["--network", "99999Gb"], "config.value", "--network"),
+        (["--precision", "int4"], "config.choice", "--precision"),
+        (["--gpu", "a100", "--precision", "fp8"], "config.choice", "--precision"),
+        (["--budget", "5"], "config.conflict", "--budget"),
+        (["--sweep", "--gpus", "8"], "config.conflict", "--sweep"),
+        (["--sweep", "--budget", "5"], "config.missing", "--budget"),
+        (["--sweep", "--svg", "plan.pdf"], "config.value", "plan.pdf"),
+        (["--config", "config_x.sh"], "config.file", "config_x.sh"),
+        (["--model", "base"], "plan.impossible", "--samples"),
+        (["--shared-cores"], "config.missing", "--shared-cores"),
+        (["--calibrate", "/nowhere"], "file.unreadable", "/nowhere"),
+        (["--simulate-ranks", "12"], "config.conflict", "--simulate-ranks"),
+        (["--gpus", "5"], "config.missing", "--batch"),
     ],
 )
-def test_mistakes_are_one_line(capsys, words, reason):
-    code, text = plan(capsys, *words)
-    assert code == 2
-    assert reason in text
+def test_mistakes_are_one_line(capsys, words, code, subject):
+    status, text = plan(capsys, *words)
+    assert status == 2
+    assert_error_line(text, code, subject)
+
+
+@pytest.mark.parametrize("words", [["--gpus", "9999999"], ["--samples", "nan"]])
+def test_numbers_out_of_range_are_one_line(capsys, words):
+    status, text = plan(capsys, *words)
+    assert status == 2
+    assert words[0] in text
     assert len(text.strip().splitlines()) == 1
 
 
@@ -133,7 +139,7 @@ def test_calibration_by_a_log_of_gpus(capsys, tmp_path):
     assert more[1] / more[0] == pytest.approx(here[1] / here[0])
     code, text = plan(capsys, *words, "--efficiency", 0.5)
     assert code == 2
-    assert "beside --calibrate" in text
+    assert_error_line(text, "config.conflict", "--efficiency")
 
 
 def test_ranks_that_share_cores(capsys, tmp_path):
@@ -143,7 +149,7 @@ def test_ranks_that_share_cores(capsys, tmp_path):
     (tmp_path / "no.txt").write_text("nothing")
     code, text = plan(capsys, "--calibrate", tmp_path / "no.txt", "--shared-cores")
     assert code == 2
-    assert "names no ranks" in text
+    assert_error_line(text, "log.incomplete", tmp_path / "no.txt")
 
 
 def test_simulated_ranks(capsys):

@@ -14,6 +14,7 @@ from mlbert.cli.prepare import app
 from mlbert.prepare.shuffle import Packing, shuffle_set
 from mlbert.store.open import describe
 from stored_sets import flip, make_rows, random_lengths, tree, write_set
+from user_errors import assert_error_line
 
 COMMANDS = get_command(app).commands
 
@@ -39,7 +40,7 @@ def test_from_a_set_to_everything_and_verified(source, tmp_path, capsys):
     assert run("bins-hdf5", source, tmp_path / "folders", "--edges", "16,32", "--workers", 1) == 0
     assert f"{tmp_path}/folders/16: " in capsys.readouterr().out
     assert run("bins-hdf5", source, tmp_path / "bins", "--edges", "16,32", "--workers", 1) == 2
-    assert "is not empty, and no such folder of bins" in capsys.readouterr().err
+    assert_error_line(capsys.readouterr().err, "file.in-the-way", tmp_path / "bins")
     assert run("shuffle", *common, tmp_path / "shuffled") == 0
     assert run("eval-set", "--input", source, "--out", tmp_path / "eval", "--num", 50) == 0
     assert describe(tmp_path / "eval").num_sequences == 50
@@ -59,9 +60,12 @@ def test_a_negative_number_of_workers(command, capsys):
     assert error.count("\n") == 1
 
 
+SHARD = "shard-00001-of-00002.h5"
+
+
 def damage(folder: Path, kind: str) -> None:
     """One kind of damage to a packed set of two shards."""
-    shard, manifest = folder / "shard-00001-of-00002.h5", folder / "manifest.json"
+    shard, manifest = folder / SHARD, folder / "manifest.json"
     match kind:
         case "cut off":
             os.truncate(shard, shard.stat().st_size // 2)
@@ -84,10 +88,19 @@ def damage(folder: Path, kind: str) -> None:
             shutil.copy(other / shard.name, shard)
 
 
-KINDS = (
-    *("cut off", "empty", "one bit", "one bit of the head", "missing", "a folder", "one too many"),
-    *("manifest cut off", "wrong count", "of another set"),
-)
+# The codes, as some commands look at the size first and others at the checksum; and the file.
+KINDS = {
+    "cut off": ({"data.damaged", "data.checksum"}, SHARD),
+    "empty": ({"data.damaged", "data.checksum"}, SHARD),
+    "one bit": ({"data.checksum"}, SHARD),
+    "one bit of the head": ({"data.checksum"}, SHARD),
+    "missing": ({"data.incomplete"}, SHARD),
+    "a folder": ({"file.wrong-kind"}, SHARD),
+    "one too many": ({"data.mixed"}, "shard-00002-of-00003.h5"),
+    "manifest cut off": ({"file.json"}, "manifest.json"),
+    "wrong count": ({"data.damaged"}, "manifest.json"),
+    "of another set": ({"data.damaged", "data.checksum"}, SHARD),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,9 +114,9 @@ def test_a_damaged_set_is_named_in_one_line_and_left_as_it_is(source, tmp_path, 
             continue  # takes the shards that the manifest lists
         workers = () if command == "eval-set" else ("--workers", 1)
         assert run(command, "--input", tmp_path / "packed", "--out", tmp_path / command, *workers) == 2, command
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-        assert "manifest.json: " in error if kind in ("manifest cut off", "wrong count") else ".h5: " in error
+        error, (codes, name) = capsys.readouterr().err, KINDS[kind]
+        (code,) = (code for code in codes if f"[{code}]" in error)
+        assert_error_line(error, code, tmp_path / "packed" / name, wording=code != "data.damaged")  # sizes of HDF5
         assert not [path for path in (tmp_path / command).glob("*.json") if not path.name.startswith(".")]
     assert run("verify", tmp_path / "packed", "--workers", 1) == 1
     assert tree(tmp_path / "packed") == before
@@ -111,9 +124,7 @@ def test_a_damaged_set_is_named_in_one_line_and_left_as_it_is(source, tmp_path, 
 
 def test_bad_data_is_exit_code_one_and_bad_input_two(source, tmp_path, capsys):
     assert run("verify", tmp_path / "absent") == 2
-    error = capsys.readouterr().err
-    assert "there is no such folder" in error
-    assert error.count("\n") == 1
+    assert_error_line(capsys.readouterr().err, "file.missing", tmp_path / "absent")
     (source / "shard-00000-of-00003.h5").write_bytes(b"x")
     assert run("verify", source, "--workers", 1) == 1
     out = capsys.readouterr().out
@@ -122,4 +133,4 @@ def test_bad_data_is_exit_code_one_and_bad_input_two(source, tmp_path, capsys):
     assert run("bins", "--input", source, "--out", tmp_path / "bins", "--edges", "a,b") == 2
     assert run("pack", "--input", source, "--out", source) == 2
     assert run("pack", "--input", source, "--out", tmp_path / "out", "--workers", 1) == 2
-    assert "shard-00000-of-00003.h5" in capsys.readouterr().err
+    assert_error_line(capsys.readouterr().err.splitlines()[-1], "data.damaged", source / "shard-00000-of-00003.h5")

@@ -8,6 +8,7 @@ import pytest
 
 from mlbert.cli.main import main
 from simple_logs import write_log
+from user_errors import assert_error_line
 
 
 def report(capsys, *arguments):
@@ -118,11 +119,10 @@ def test_odd_numbers_in_side_files_are_no_numbers(tmp_path, capsys, value):
 
 
 def test_nothing_to_read_is_one_line(tmp_path, capsys):
-    for path in (tmp_path, tmp_path / "missing"):
-        code, out = report(capsys, path)
-        assert code == 2
-        assert out.count("\n") == 1
-        assert str(path) in out
+    for path, code in ((tmp_path, "log.missing"), (tmp_path / "missing", "file.missing")):
+        status, out = report(capsys, path)
+        assert status == 2
+        assert_error_line(out, code, path)
 
 
 def test_json_has_the_numbers_and_the_page_is_written_beside_it(tmp_path, capsys):
@@ -151,4 +151,4 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path, capsys):
     log = write_log(tmp_path / "result_0.txt")
     code, out = report(capsys, log, "--html", log / "page.html")
     assert code == 2
-    assert "cannot be written" in out
+    assert_error_line(out.splitlines()[-1], "file.unwritable", log / "page.html")

@@ -9,8 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from mlbert.cli.main import main
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.core.bert_config import BertConfig
+from mlbert.models.bert import BertForPreTraining
 from mlbert.models.huggingface import to_huggingface
+from user_errors import assert_error_line
 
 # 197 is no multiple of 8: the vocabulary is padded in memory.
 SHAPE = BertConfig(
@@ -67,16 +69,13 @@ def mlbert(capfd: pytest.CaptureFixture[str]):
 
 @pytest.fixture
 def refused(mlbert, tmp_path: Path):
-    """Asserts that a conversion ends with one line naming the words, exit code 2, and leaves nothing behind."""
+    """Assert that a conversion ends with one error and exit status 2, and leaves nothing behind."""
 
-    def check(*words: object, target: Path, named: tuple[str, ...]) -> None:
+    def check(*words: object, target: Path, code: str, subject: str | Path, wording: bool = True) -> None:
         before = sorted(target.parent.iterdir())
-        code, _, error = mlbert(*words)
-        assert code == 2, error
-        assert error.startswith("mlbert: error: ")
-        assert error.count("\n") == 1
-        for word in named:
-            assert word in error
+        status, _, stderr = mlbert(*words)
+        assert status == 2, stderr
+        assert_error_line(stderr, code, subject, wording=wording)
         assert sorted(target.parent.iterdir()) == before
 
     return check

@@ -24,7 +24,8 @@ def full_disk():
 
 @FORMS
 def test_full_disk_is_one_line_and_nothing_is_left(tmp_path, own_folder, full_disk, refused, command):
-    refused(command, own_folder, tmp_path / "out", target=tmp_path / "out", named=(str(tmp_path / "out"), "written"))
+    out = tmp_path / "out"
+    refused(command, own_folder, out, target=out, code="file.unwritable", subject=out, wording=False)
 
 
 @FORMS
@@ -48,7 +49,8 @@ def test_left_overs_of_a_killed_conversion_do_not_matter(tmp_path, own_folder, m
 @pytest.mark.parametrize("lacking", ["bert_config.json", "model.safetensors"])
 def test_incomplete_source(tmp_path, own_folder, refused, command, lacking):
     (own_folder / lacking).unlink()
-    refused(command, own_folder, tmp_path / "out", target=tmp_path / "out", named=(lacking,))
+    out = tmp_path / "out"
+    refused(command, own_folder, out, target=out, code="file.unreadable", subject=own_folder / lacking)
 
 
 def test_vocabulary_and_configuration_travel(tmp_path, own_folder, mlbert):
@@ -59,5 +61,5 @@ def test_vocabulary_and_configuration_travel(tmp_path, own_folder, mlbert):
 
 def test_a_vocabulary_that_was_cut_is_refused(tmp_path, own_folder, refused):
     (own_folder / "vocab.txt").write_text("".join(f"entry{number}\n" for number in range(198)))
-    named = ("vocab.txt: has 198 entries, the model only 197",)
-    refused("torch-to-hf", own_folder, tmp_path / "out", target=tmp_path / "out", named=named)
+    out = tmp_path / "out"
+    refused("torch-to-hf", own_folder, out, target=out, code="vocabulary.mismatch", subject=own_folder / "vocab.txt")

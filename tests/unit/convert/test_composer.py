@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mlbert.models import BertConfig, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from mlbert.core.bert_config import BertConfig
+from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.export import write_weights
 from mlbert.models.foreign import read_composer, write_composer
 from mlbert.models.huggingface import huggingface_config, to_huggingface
@@ -170,68 +171,73 @@ def test_the_published_programs_checkpoint(tmp_path, mlbert):
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    "change",
     [
-        ({"gated_mlp": True}, "its BERT has no gated"),
-        ({"norm_position": "pre"}, "LayerNorm before"),
-        ({"position_embedding_type": "alibi", "gated_mlp": True}, "exact GELU"),
-        ({"tie_word_embeddings": False}, "no decoder of their own"),
+        {"gated_mlp": True},
+        {"norm_position": "pre"},
+        {"position_embedding_type": "alibi", "gated_mlp": True},
+        {"tie_word_embeddings": False},
     ],
+    ids=["gated", "norm before", "alibi without exact GELU", "own decoder"],
 )
-def test_shapes_that_composer_lacks_are_refused(tmp_path, shape, refused, change, named):
+def test_shapes_that_composer_lacks_are_refused(tmp_path, shape, refused, change):
     model = BertForMaskedLM(dataclasses.replace(shape, **change))
     write_weights(model, tmp_path, {}, None)
-    refused("torch-to-composer", tmp_path / "weights", tmp_path / "a.pt", target=tmp_path / "a.pt", named=(named,))
+    target = tmp_path / "a.pt"
+    words = ("torch-to-composer", tmp_path / "weights", target)
+    refused(*words, target=target, code="model.unsupported", subject="Composer")
 
 
 def mosaic_bert(file, state):
     """Beside the configuration of a plain one."""
     weights = read_composer(ASSETS / "ep0-ba4-rank0.pt")
     torch.save(container(weights.tensors), file)
-    return ("is a MosaicBERT (gated feed-forward layers), the model is a plain BERT",)
+    return "checkpoint.shape"
 
 
 def forbidden(file, state):
     torch.save(container(masked_lm(state), extra=_Payload(f"touch {file.with_name('ran')}")), file)
-    return ("system, which is not loaded",)
+    return "checkpoint.unsafe"
 
 
 def no_model(file, state):
     torch.save({"state": {"optimizers": {}}}, file)
-    return ("has no state.model",)
+    return "checkpoint.format"
 
 
 def no_container(file, state):
     torch.save([1, 2], file)
-    return ("has no state.model",)
+    return "checkpoint.format"
 
 
 def missing(file, state):
     model = masked_lm(state)
     del model["model.bert.embeddings.position_embeddings.weight"]
     torch.save(container(model), file)
-    return ("bert.embeddings.position_embeddings.weight is missing",)
+    return "checkpoint.incomplete"
 
 
 def wrong_shape(file, state):
     torch.save(container({**fused(state), "model.bert.encoder.layer.0.attention.self.Wqkv.bias": torch.zeros(8)}), file)
-    return ("Wqkv.bias has shape [8], the model wants [96]",)
+    return "checkpoint.shape"
 
 
 def truncated(file, state):
     torch.save(container(masked_lm(state)), file)
     file.write_bytes(file.read_bytes()[:5000])
-    return ("damaged or no PyTorch file",)
+    return "checkpoint.damaged"
 
 
 def gone(file, state):
-    return ("No such file",)
+    return "file.unreadable"
 
 
 @pytest.mark.parametrize(
     "damage", [mosaic_bert, forbidden, no_model, no_container, missing, wrong_shape, truncated, gone]
 )
 def test_damage_is_one_line_and_nothing_is_written(tmp_path, folder, state, refused, damage):
-    named = damage(folder / "a.pt", state)
-    refused("composer-to-torch", folder / "a.pt", tmp_path / "ours", target=tmp_path / "ours", named=named)
+    file, ours = folder / "a.pt", tmp_path / "ours"
+    code = damage(file, state)
+    wording = damage is not truncated  # PyTorch's own words
+    refused("composer-to-torch", file, ours, target=ours, code=code, subject=file, wording=wording)
     assert not (folder / "ran").exists()

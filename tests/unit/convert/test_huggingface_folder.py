@@ -12,8 +12,8 @@ from transformers import BertConfig as PeerConfig
 from transformers import BertForPreTraining as PeerModel
 
 from mlbert.convert.huggingface_folder import huggingface_to_torch, torch_to_huggingface
-from mlbert.core.errors import UserError
 from mlbert.store.tokenizer import load_tokenizer
+from user_errors import user_error
 
 PEER = PeerConfig(
     vocab_size=101,
@@ -74,10 +74,18 @@ def test_the_vocabulary_of_a_tokenizer_json_comes_along(tmp_path, peer_folder, i
     assert theirs("The the", add_special_tokens=False)["input_ids"] == tokenizer.encode("The the")
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "half", '{"model": {"vocab": {"a": 7}}}'])
-def test_a_tokenizer_json_without_a_vocabulary_is_one_error(tmp_path, peer_folder, text):
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("{}", "vocabulary.format"),
+        ("[]", "file.json"),
+        ("half", "file.json"),
+        ('{"model": {"vocab": {"a": 7}}}', "vocabulary.format"),
+    ],
+)
+def test_a_tokenizer_json_without_a_vocabulary_is_one_error(tmp_path, peer_folder, text, code):
     (peer_folder / "tokenizer.json").write_text(text)
-    with pytest.raises(UserError):
+    with user_error(code, peer_folder / "tokenizer.json"):
         huggingface_to_torch(peer_folder, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
@@ -119,17 +127,24 @@ def break_gone(folder):
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [break_truncate, break_config, break_architecture, break_shape, break_missing_tensor, break_gone],
+    ("damage", "code", "name"),
+    [
+        (break_truncate, "checkpoint.damaged", "model.safetensors"),
+        (break_config, "file.json", "config.json"),
+        (break_architecture, "model.unsupported", "config.json"),
+        (break_shape, "checkpoint.shape", "model.safetensors"),
+        (break_missing_tensor, "checkpoint.incomplete", "model.safetensors"),
+        (break_gone, "file.unreadable", "config.json"),
+    ],
 )
-def test_damage_is_one_error_and_nothing_is_written(tmp_path, peer_folder, damage):
+def test_damage_is_one_error_and_nothing_is_written(tmp_path, peer_folder, damage, code, name):
     damage(peer_folder)
-    with pytest.raises(UserError, match="peer"):
+    with user_error(code, peer_folder / name, wording=damage is not break_truncate):  # safetensors' own words
         huggingface_to_torch(peer_folder, tmp_path / "ours")
     assert [p.name for p in tmp_path.iterdir() if "ours" in p.name] == []
 
 
 def test_existing_target_is_not_overwritten(tmp_path, peer_folder):
     (tmp_path / "ours").mkdir()
-    with pytest.raises(UserError, match="exists already"):
+    with user_error("file.exists", tmp_path / "ours"):
         huggingface_to_torch(peer_folder, tmp_path / "ours")

@@ -105,71 +105,71 @@ def test_half_precision_becomes_float32(tmp_path, plain, mlbert, state):
 
 def truncate(file, state):
     file.write_bytes(file.read_bytes()[:-1000])
-    return ("damaged",)
+    return "checkpoint.damaged"
 
 
 def flip_a_bit(file, state):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    return ("is damaged at record",)
+    return "checkpoint.damaged"
 
 
 def no_checkpoint(file, state):
     file.write_text("hello\n")
-    return ("damaged or no PyTorch file",)
+    return "checkpoint.damaged"
 
 
 def remove(file, state):
     file.unlink()
-    return ("cannot be read (No such file or directory)",)
+    return "file.unreadable"
 
 
 def other_container(file, state):
     torch.save(dict(state), file)
-    return ("has no 'model'",)
+    return "checkpoint.format"
 
 
 def other_model(file, state):
     torch.save({"model": {"weight": torch.zeros(2)}}, file)
-    return ("holds no bert.embeddings.word_embeddings.weight",)
+    return "checkpoint.incomplete"
 
 
 def missing_tensor(file, state):
     kept = {name: tensor for name, tensor in state.items() if name != "bert.encoder.layer.1.output.dense.weight"}
     torch.save({"model": kept}, file)
-    return ("bert.encoder.layer.1.output.dense.weight is missing",)
+    return "checkpoint.incomplete"
 
 
 def wrong_shape(file, state):
     torch.save({"model": {**state, "bert.pooler.dense.weight": torch.zeros(3, 3)}}, file)
-    return ("bert.pooler.dense.weight has shape [3, 3], the model wants [32, 32]",)
+    return "checkpoint.shape"
 
 
 def third_layer(file, state):
     torch.save({"model": {**state, "bert.encoder.layer.2.output.dense.weight": torch.zeros(3, 3)}}, file)
-    return ("bert.encoder.layer.2.output.dense.weight has no place",)
+    return "checkpoint.shape"
 
 
 def untied(file, state):
     decoder = state["bert.embeddings.word_embeddings.weight"] + 1
     torch.save({"model": {**state, "cls.predictions.decoder.weight": decoder}}, file)
-    return ("cls.predictions.decoder.weight and bert.embeddings.word_embeddings.weight differ",)
+    return "checkpoint.damaged"
 
 
 def integers(file, state):
     torch.save({"model": {**state, "bert.pooler.dense.bias": torch.zeros(32, dtype=torch.int64)}}, file)
-    return ("bert.pooler.dense.bias holds no floating-point numbers",)
+    return "checkpoint.damaged"
 
 
 def payload(file, state):
     torch.save({"model": state, "more": _Payload(f"touch {file.with_name('ran')}")}, file)
-    return ("system", "which is not loaded")
+    return "checkpoint.unsafe"
 
 
 def no_config(file, state):
     file.with_name("bert_config.json").unlink()
-    return ("bert_config.json", "--config")
+    return "file.missing"
 
 
 @pytest.mark.parametrize(
@@ -191,12 +191,14 @@ def no_config(file, state):
     ],
 )
 def test_damage_is_one_line_and_nothing_is_written(tmp_path, plain, state, refused, damage):
-    named = damage(plain, state)
-    refused("nvidia-to-torch", plain, tmp_path / "back", target=tmp_path / "back", named=named)
+    code, back = damage(plain, state), tmp_path / "back"
+    subject = plain.with_name("bert_config.json") if damage is no_config else plain
+    wording = damage not in (truncate, no_checkpoint)  # PyTorch's own words
+    refused("nvidia-to-torch", plain, back, target=back, code=code, subject=subject, wording=wording)
     assert not plain.with_name("ran").exists()
 
 
 def test_existing_file_is_kept(tmp_path, own_folder, plain, refused):
     before = plain.read_bytes()
-    refused("torch-to-nvidia", own_folder, plain, target=plain, named=("model.pt", "exists already"))
+    refused("torch-to-nvidia", own_folder, plain, target=plain, code="file.exists", subject=plain)
     assert plain.read_bytes() == before

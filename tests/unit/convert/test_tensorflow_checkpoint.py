@@ -15,8 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from host_batches import made_up_batches
+from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import tf1_names
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.bert import BertForPreTraining
 from mlbert.models.huggingface import padded_inputs
 from mlbert.models.load import load_weights
 
@@ -131,7 +132,7 @@ def test_config_option_suffix_and_vocabulary(tmp_path, copied, mlbert, shape):
 def truncate_data(prefix):
     file = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
     file.write_bytes(file.read_bytes()[:20_000])
-    return prefix, "model.ckpt-28252", "damaged"
+    return prefix, "checkpoint.damaged", prefix
 
 
 def flip_a_bit(prefix):
@@ -139,39 +140,39 @@ def flip_a_bit(prefix):
     content = bytearray(file.read_bytes())
     content[5000] ^= 1
     file.write_bytes(content)
-    return prefix, "model.ckpt-28252", "damaged at"
+    return prefix, "checkpoint.damaged", prefix
 
 
 def remove_data(prefix):
     prefix.with_name(f"{prefix.name}.data-00000-of-00001").unlink()
-    return prefix, "model.ckpt-28252", "damaged"
+    return prefix, "checkpoint.damaged", prefix
 
 
 def truncate_index(prefix):
     file = prefix.with_name(f"{prefix.name}.index")
     file.write_bytes(file.read_bytes()[:100])
-    return prefix, "model.ckpt-28252", "damaged"
+    return prefix, "checkpoint.damaged", prefix
 
 
 def no_checkpoint(prefix):
     prefix.with_name("text.index").write_text("hello\n")
-    return prefix.with_name("text"), "text", "damaged"
+    return prefix.with_name("text"), "checkpoint.damaged", prefix.with_name("text")
 
 
 def nothing_there(prefix):
-    return prefix.with_name("model.ckpt-1"), "model.ckpt-1.index", "does not exist"
+    return prefix.with_name("model.ckpt-1"), "file.missing", prefix.with_name("model.ckpt-1.index")
 
 
 def no_config(prefix):
     prefix.with_name("bert_config.json").unlink()
-    return prefix, "bert_config.json", "--config"
+    return prefix, "file.missing", prefix.with_name("bert_config.json")
 
 
 def other_config(**changes):
     def change(prefix):
         file = prefix.with_name("bert_config.json")
         file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-        return prefix, "model.ckpt-28252", "Use the bert_config.json of the checkpoint"
+        return prefix, "checkpoint.shape", prefix
 
     return change
 
@@ -192,21 +193,21 @@ def other_config(**changes):
     ],
 )
 def test_damage_is_one_line_and_nothing_is_written(tmp_path, copied, refused, damage):
-    prefix, *named = damage(copied)
-    refused("tf1-to-torch", prefix, tmp_path / "ours", target=tmp_path / "ours", named=named)
+    prefix, code, subject = damage(copied)
+    words, target = ("tf1-to-torch", prefix, tmp_path / "ours"), tmp_path / "ours"
+    wording = code != "checkpoint.damaged"  # TensorFlow's own words
+    refused(*words, target=target, code=code, subject=subject, wording=wording)
 
 
 def test_missing_variable_is_named(tmp_path, written, refused):
-    named = ("bert/encoder/layer_1/output/dense/kernel is missing",)
-    prefix = written / "incomplete/model.ckpt"
-    refused("tf1-to-torch", prefix, tmp_path / "ours", target=tmp_path / "ours", named=named)
+    prefix, ours = written / "incomplete/model.ckpt", tmp_path / "ours"
+    refused("tf1-to-torch", prefix, ours, target=ours, code="checkpoint.incomplete", subject=prefix)
 
 
 @pytest.mark.parametrize("command", ["tf1-to-torch", "tf2-to-torch"])
 def test_checkpoint_of_something_else(tmp_path, written, refused, command):
-    prefix = written / "foreign/model.ckpt"
-    named = ("holds no variable of a BERT",)
-    refused(command, prefix, tmp_path / "ours", target=tmp_path / "ours", named=named)
+    prefix, ours = written / "foreign/model.ckpt", tmp_path / "ours"
+    refused(command, prefix, ours, target=ours, code="checkpoint.format", subject=prefix)
 
 
 def test_tf2_of_another_shape(tmp_path, written, refused):
@@ -214,16 +215,18 @@ def test_tf2_of_another_shape(tmp_path, written, refused):
     config = tmp_path / "other.json"
     for changes in ({"num_attention_heads": 2}, {"num_hidden_layers": 1}):
         config.write_text(json.dumps({**values, **changes}))
-        words = ("tf2-to-torch", written / PREFIX["items"], tmp_path / "ours", "--config", config)
-        refused(*words, target=tmp_path / "ours", named=("Use the bert_config.json of the checkpoint",))
+        prefix, ours = written / PREFIX["items"], tmp_path / "ours"
+        words = ("tf2-to-torch", prefix, ours, "--config", config)
+        refused(*words, target=ours, code="checkpoint.shape", subject=prefix)
 
 
 def test_existing_target_is_kept(tmp_path, copied, refused):
     (tmp_path / "ours").mkdir()
-    refused("tf1-to-torch", copied, tmp_path / "ours", target=tmp_path / "ours", named=("exists already",))
+    ours = tmp_path / "ours"
+    refused("tf1-to-torch", copied, ours, target=ours, code="file.exists", subject=ours)
 
 
 def test_without_tensorflow_the_extra_is_named(tmp_path, copied, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    named = ("pip install mlbert[tf]",)
-    refused("tf1-to-torch", copied, tmp_path / "ours", target=tmp_path / "ours", named=named)
+    ours = tmp_path / "ours"
+    refused("tf1-to-torch", copied, ours, target=ours, code="package.missing", subject=copied)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import (
     TIED,
     composer_name,
@@ -15,7 +16,7 @@ from mlbert.core.checkpoint_names import (
     parameter_names,
     tf1_names,
 )
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.bert import BertForPreTraining
 
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 NAMES = Path(__file__).parents[2] / "assets" / "checkpoints" / "names.txt"

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.core.durations import Durations
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
+from user_errors import user_error
 
 PLAIN = Durations(sequences_per_step=4096, max_seq_length=128, steps_per_epoch=lambda: 50)
 LONG = Durations(sequences_per_step=4096, max_seq_length=128, steps_per_epoch=lambda: 50, max_steps=70_000)
@@ -43,7 +44,7 @@ def test_what_is_no_duration_is_refused(text: object) -> None:
 
 
 def test_a_share_needs_a_whole() -> None:
-    with pytest.raises(UserError, match="Write a number and one of ba, sp, ep, tok,"):
+    with user_error("config.value", "max_duration=0.5dur"):
         PLAIN.steps("max_duration", "0.5dur")
 
 

@@ -11,14 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from mlbert.config.resolution import resolve
+from mlbert.config.sections import settings_by_key
 from mlbert.core import identity
-from mlbert.core.config import resolve
-from mlbert.core.errors import UserError
 from mlbert.core.identity import Identity, Told, identify, log_batch_size, log_ends, log_identity, log_submission
 from mlbert.core.mllog import MLPerfLogger
-from mlbert.core.provenance import PACKAGE_HOME
-from mlbert.core.settings import train_settings
+from mlbert.feed.config import CorpusConfig, DataConfig
+from mlbert.host.provenance import PACKAGE_HOME
+from mlbert.models.config import ModelConfig
+from mlbert.optim.config import ScheduleConfig
+from mlbert.submission.config import SubmissionConfig
 from mlbert.submission.logs import read_log
+from mlbert.train.config import EvaluationConfig, RunConfig
+from user_errors import user_error
 
 GIVEN = {
     "train_data": "sha256:a",
@@ -39,14 +44,14 @@ TOLD = Told(**GIVEN)
 
 
 @pytest.fixture
-def resolved(defaults, environ, tmp_path: Path):
+def resolved(recipe, environ, tmp_path: Path):
     (tmp_path / "env.sh").write_text("export EVALDIR=/data/eval\n")
     config = tmp_path / "config_x_1x1x8x2.sh"
     config.write_text("source env.sh\nexport LR=2e-3\n")
     shape = tmp_path / "shape.json"
     shape.write_text("{}")
     environ |= {"CONFIG_FILE": str(config), "BERT_CONFIG": str(shape), "LR": "2e-3"}
-    return resolve(defaults, environ, {}, [], [])
+    return resolve(recipe, environ, {}, [], [])
 
 
 def test_what_a_run_is_made_of(resolved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,22 +68,23 @@ def test_what_a_run_is_made_of(resolved, tmp_path: Path, monkeypatch: pytest.Mon
     assert re.fullmatch("[0-9a-f]{40}|tree:sha256:[0-9a-f]{64}", made.commit)
     assert {**GIVEN, "hosts": ["a", "b"]}.items() <= asdict(made).items()
     assert (made.nodes, made.starting_weights, made.starting_weights_sha256) == (2, "none", "none")
-    assert (made.experiment, made.experiments) == (resolved.config.experiment, 5)
+    assert (made.experiment, made.experiments) == (resolved.config[RunConfig].experiment, 5)
     assert shlex.split(made.command)[1:] == sys.orig_argv[1:]
 
 
 def test_a_shape_that_is_gone(resolved, tmp_path: Path) -> None:
     (tmp_path / "shape.json").unlink()
-    with pytest.raises(UserError, match=r"shape\.json: cannot be read"):
+    with user_error("file.unreadable", tmp_path / "shape.json"):
         identify(resolved, TOLD)
 
 
 def test_every_event_is_a_call_that_names_its_key(resolved, tmp_path: Path) -> None:
     logger = MLPerfLogger(tmp_path / "result_0.txt", 0, Path("/nonexistent"))
-    log_submission(logger.event, resolved.config)
+    config = resolved.config
+    log_submission(logger.event, config[SubmissionConfig])
     log_identity(logger.event, identify(resolved, TOLD), resolved)
-    log_batch_size(logger.event, resolved.config, 16)
-    log_ends(logger.event, resolved.config)
+    log_batch_size(logger.event, config[DataConfig], 16)
+    log_ends(logger.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
     source = Path(identity.__file__).read_text().splitlines()
     log = read_log(logger.path)
     assert {item.name for item in fields(Identity)} | {"configuration"} <= {event.key for event in log.events}
@@ -86,23 +92,24 @@ def test_every_event_is_a_call_that_names_its_key(resolved, tmp_path: Path) -> N
         assert event.metadata["file"] == f"{PACKAGE_HOME}/core/identity.py"
         assert f'event("{event.key}", ' in source[event.metadata["lineno"] - 1]
         assert "unknown" not in event.text
-    assert log.value("max_samples") == resolved.config.max_samples_termination
-    assert set(log.value("configuration")) == {row.env for row in train_settings().values()}
+    assert log.value("max_samples") == config[RunConfig].max_samples_termination
+    assert set(log.value("configuration")) == {row.env for row in settings_by_key().values()}
     assert log.value("configuration")["LR"] == {"value": 2e-3, "origin": f"{tmp_path}/config_x_1x1x8x2.sh:2"}
 
 
 def test_the_starting_weights_are_named_without_their_folder(resolved, tmp_path: Path) -> None:
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights/model.safetensors").write_bytes(b"x")
-    config = replace(resolved.config, init_checkpoint=tmp_path / "weights")
+    model = resolved.config[ModelConfig].model_copy(update={"init_checkpoint": tmp_path / "weights"})
+    config = resolved.config.replace(model)
     made = identify(replace(resolved, config=config), TOLD)
     assert (made.starting_weights, made.starting_weights_sha256) == ("weights", hashlib.sha256(b"x").hexdigest())
 
 
 def test_no_password_is_told(resolved, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["mlbert", "train", "data_remote=s3://me:secret@host/x", "a b"])
-    config = replace(resolved.config, data_remote="s3://me:secret@host/x")
-    hidden = replace(resolved, config=config)
+    corpus = CorpusConfig(masking_rate=0.1, data_remote="s3://me:secret@host/x")
+    hidden = replace(resolved, config=resolved.config.replace(corpus))
     assert identify(hidden, TOLD).command == "mlbert train data_remote=s3://***@host/x 'a b'"
     assert hidden.as_configuration()["DATA_REMOTE"]["value"] == "s3://***@host/x"
     assert "secret" not in hidden.as_json()

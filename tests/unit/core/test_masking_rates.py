@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlbert.config.sections import settings_by_key
 from mlbert.core.masking_rates import SHAPES, MaskingRate
-from mlbert.core.setting import METADATA_KEY
-from mlbert.core.text_settings import TextSettings
 
 STEPS = 100
 
@@ -35,5 +34,4 @@ def test_between_the_ends(schedule, step, first, last):
 
 
 def test_the_settings_offer_these():
-    *_, limits = TextSettings.__dataclass_fields__["masking_schedule"].metadata[METADATA_KEY]
-    assert set(limits.choices) == set(SHAPES)
+    assert set(settings_by_key()["masking_schedule"].choices) == set(SHAPES)

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mlbert.core.errors import UserError
 from mlbert.core.identity import log_submission
 from mlbert.core.mllog import MLPerfLogger, close_interrupted, constants
+from user_errors import user_error
 
 HERE = Path(__file__)
 ROOT = HERE.parents[3]
@@ -127,7 +127,7 @@ def test_append_continues_a_file(tmp_path: Path) -> None:
 
 def test_an_unwritable_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
+    with user_error("file.unwritable", tmp_path / "file/result_0.txt"):
         MLPerfLogger(tmp_path / "file" / "result_0.txt", 0, ROOT)
 
 
@@ -174,6 +174,6 @@ def test_of_two_who_close_a_log_at_once_one_does(tmp_path: Path) -> None:
 def test_a_line_that_a_full_disk_does_not_take_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "result_0.txt").symlink_to("/dev/full")
     log = MLPerfLogger(tmp_path / "result_0.txt", 0, ROOT)
-    with pytest.raises(UserError, match=r"result_0\.txt: cannot be written \(No space left on device\)"):
+    with user_error("file.unwritable", tmp_path / "result_0.txt"):
         log.event("seed", 3)
     log.close()

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.core.errors import UserError
 from mlbert.core.nested_yaml import read_nested
+from mlbert.host.errors import UserError
+from user_errors import user_error
 
 KNOWN = ["run_name", "data", "model.name", "model.config.**", "loader.dataset.local", "callbacks.*", "tasks.*.seeds"]
 TEXT = """\
@@ -76,7 +77,7 @@ def test_what_is_wrong_is_named(path: Path, words: list[str], said: str) -> None
 
 def test_an_unknown_name_of_the_file_is_named_with_its_line(path: Path) -> None:
     path.write_text(TEXT.replace("  dataset:", "  datasat:"), encoding="utf-8")
-    with pytest.raises(UserError) as caught:
+    with user_error("config.unknown-name", "main.yaml:8") as caught:
         read_nested(path, [], KNOWN)
     assert f"{path}:8" in str(caught.value)
     assert "loader.dataset.local" in str(caught.value)
@@ -86,6 +87,6 @@ def test_an_unknown_name_of_the_file_is_named_with_its_line(path: Path) -> None:
 def test_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError) as caught:
+    with user_error("config.file", path) as caught:
         read_nested(path, [], KNOWN)
     assert str(path) in str(caught.value)

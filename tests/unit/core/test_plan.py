@@ -2,48 +2,83 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mlbert.core.config import resolve
-from mlbert.core.errors import UserError
-from mlbert.core.plan import bytes_a_step, make_plan, planned_world_size, walltime_minutes
-from mlbert.core.settings import TrainConfig
+from mlbert.config.sections import Configuration
+from mlbert.core.plan import Plan, bytes_a_step, make_plan, planned_world_size, walltime_minutes
+from mlbert.dist.config import DistributedConfig
+from mlbert.feed.config import DataConfig
+from mlbert.models.config import ModelConfig
+from mlbert.optim.config import ScheduleConfig
+from mlbert.submission.config import SubmissionConfig
+from mlbert.train.config import EvaluationConfig, RunConfig
+from simple_recipe import simple_configuration
+from user_errors import user_error
 
 JOB = {"DGXNNODES": "1", "DGXNGPU": "8", "NEXP": "10", "WALLTIME": "85"}
 
 
-@pytest.fixture
-def closed(defaults: dict[str, object], environ: dict[str, str]) -> Callable[..., TrainConfig]:
+CLOSED = {
+    "train_batch_size": 48,
+    "gradient_accumulation_steps": 1,
+    "max_steps": 3680,
+    "max_samples_termination": 4_500_000,
+    "warmup_steps": 0,
+    "num_eval_examples": 10_000,
+    "eval_iter_start_samples": 150_000,
+    "eval_iter_samples": 150_000,
+    "init_checkpoint": "model.safetensors",
+    "submission_division": "closed",
+}
+# Single sequences, 16 on each of 1,024 ranks; the schedule ends before the training does.
+LARGE_BATCH = {
+    **CLOSED,
+    "train_batch_size": 16,
+    "average_packing_rate": 1.0,
+    "max_sequences_per_pack": 1,
+    "schedule": "linear",
+    "lr_decay_end": 179,
+    "max_steps": 299,
+    "max_samples_termination": 5_000_000,
+    "eval_iter_start_samples": 325_000,
+    "eval_iter_samples": 325_000,
+    "submission_division": "open",
+}
+
+
+def closed(**changes: object) -> Configuration:
     """The closed division's settings of 8 ranks with 48 packs, and changes to them."""
-    values = defaults | {
-        "train_batch_size": 48,
-        "gradient_accumulation_steps": 1,
-        "max_steps": 3680,
-        "max_samples_termination": 4_500_000,
-        "warmup_steps": 0,
-        "num_eval_examples": 10_000,
-        "eval_iter_start_samples": 150_000,
-        "eval_iter_samples": 150_000,
-        "init_checkpoint": Path("model.safetensors"),
-        "submission_division": "closed",
-    }
-    config = resolve(values, environ, {}, [], []).config
-    return lambda **changes: dataclasses.replace(config, **changes)
+    return simple_configuration(**{**CLOSED, **changes})
 
 
-def told(config: TrainConfig, ranks: int = 8, speed: float | None = None, **environ: str) -> str:
-    return "\n".join(make_plan(config, ranks, JOB | environ, speed).lines)
+def large_batch(**changes: object) -> Configuration:
+    return simple_configuration(**{**LARGE_BATCH, **changes})
 
 
-def warned(config: TrainConfig, ranks: int = 8, speed: float | None = None, **environ: str) -> str:
-    return "\n".join(make_plan(config, ranks, JOB | environ, speed).warnings)
+def planned(config: Configuration, ranks: int, speed: float | None, exports: dict[str, str]) -> Plan:
+    model, distributed, submission = config[ModelConfig], config[DistributedConfig], config[SubmissionConfig]
+    sections = (
+        config[DataConfig],
+        model,
+        config[ScheduleConfig],
+        distributed,
+        config[EvaluationConfig],
+        config[RunConfig],
+    )
+    return make_plan(*sections, submission, ranks, JOB | exports, speed)
 
 
-def test_numbers_of_the_published_single_node_config(closed: Callable[..., TrainConfig]) -> None:
+def told(config: Configuration, ranks: int = 8, speed: float | None = None, **environ: str) -> str:
+    return "\n".join(planned(config, ranks, speed, environ).lines)
+
+
+def warned(config: Configuration, ranks: int = 8, speed: float | None = None, **environ: str) -> str:
+    return "\n".join(planned(config, ranks, speed, environ).warnings)
+
+
+def test_numbers_of_the_published_single_node_config() -> None:
     text = told(closed())
     assert "global_batch_size 768 = BATCHSIZE 48 x 8 ranks x PACKING_FACTOR 2" in text
     assert "3680 steps of about 768 samples, no warm-up; training ends after 2,826,240 samples" in text
@@ -57,11 +92,11 @@ def test_numbers_of_the_published_single_node_config(closed: Callable[..., Train
     ("ranks", "words"),
     [(1, "that of batch 448, the smallest"), (48, "recorded at batch 4608"), (400, "none at batch 38400")],
 )
-def test_which_reference_point(closed: Callable[..., TrainConfig], ranks: int, words: str) -> None:
+def test_which_reference_point(ranks: int, words: str) -> None:
     assert words in told(closed(), ranks)
 
 
-def test_time_only_where_a_speed_is_given(closed: Callable[..., TrainConfig]) -> None:
+def test_time_only_where_a_speed_is_given() -> None:
     text = told(closed(), speed=8500.0)
     assert "about 300 s a run at 8500 samples/s, 10 runs 50.0 minutes" in text
     assert warned(closed(), speed=8500.0) == ""
@@ -92,18 +127,16 @@ def test_time_only_where_a_speed_is_given(closed: Callable[..., TrainConfig]) ->
         ({"eval_iter_samples": 500}, 8, {}, "more than lie between two evaluations"),
     ],
 )
-def test_warnings(
-    closed: Callable[..., TrainConfig], changes: dict, ranks: int, exports: dict[str, str], words: str
-) -> None:
+def test_warnings(changes: dict, ranks: int, exports: dict[str, str], words: str) -> None:
     assert words in warned(closed(**changes), ranks, **exports)
 
 
-def test_the_open_division_is_free(closed: Callable[..., TrainConfig]) -> None:
+def test_the_open_division_is_free() -> None:
     own = closed(submission_division="open", init_checkpoint=None, num_eval_examples=10, eval_iter_samples=100_000)
     assert warned(own) == ""
 
 
-def test_name_that_is_right_is_not_mentioned(closed: Callable[..., TrainConfig]) -> None:
+def test_name_that_is_right_is_not_mentioned() -> None:
     assert warned(closed(), CONFIG_FILE="/a/config_x_y_1x8x48x1_pack.sh") == ""
 
 
@@ -117,7 +150,7 @@ def test_every_form_of_a_time_limit(text: str, minutes: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "1:2:3:4", "-5", "1.5"])
 def test_no_time_limit(text: str) -> None:
-    with pytest.raises(UserError, match="WALLTIME"):
+    with user_error("config.value", "WALLTIME"):
         walltime_minutes(text)
 
 
@@ -126,29 +159,12 @@ def test_no_config_no_planned_ranks(exports: dict[str, str]) -> None:
     assert planned_world_size(exports) is None
 
 
-@pytest.fixture
-def large_batch(closed: Callable[..., TrainConfig]) -> TrainConfig:
-    """Single sequences, 16 on each of 1,024 ranks; the schedule ends before the training does."""
-    return closed(
-        train_batch_size=16,
-        average_packing_rate=1.0,
-        max_sequences_per_pack=1,
-        schedule="linear",
-        lr_decay_end=179,
-        max_steps=299,
-        max_samples_termination=5_000_000,
-        eval_iter_start_samples=325_000,
-        eval_iter_samples=325_000,
-        submission_division="open",
-    )
-
-
-def test_schedule_that_ends_before_the_training(large_batch: TrainConfig) -> None:
-    text = told(large_batch, ranks=1024)
+def test_schedule_that_ends_before_the_training() -> None:
+    text = told(large_batch(), ranks=1024)
     assert "schedule's end: 179 steps / 9 evaluations / about 2.93 M samples (2,932,736)" in text
     assert "expected samples: 2,925,000, the evaluation (number 9) that is the last before the schedule's end" in text
-    assert "about 22 s a run" in told(large_batch, ranks=1024, speed=131_000.0)
-    beyond = told(dataclasses.replace(large_batch, train_batch_size=17), ranks=1024)
+    assert "about 22 s a run" in told(large_batch(), ranks=1024, speed=131_000.0)
+    beyond = told(large_batch(train_batch_size=17), ranks=1024)
     assert "none at batch 17408" in beyond
     assert "expected samples: 2,925,000, the evaluation (number 9)" in beyond
 
@@ -156,12 +172,12 @@ def test_schedule_that_ends_before_the_training(large_batch: TrainConfig) -> Non
 @pytest.mark.parametrize(
     "changes", [{"lr_decay_end": None}, {"lr_decay_end": 299}, {"schedule": "constant"}, {"lr_decay_end": 10_000}]
 )
-def test_schedule_that_ends_with_the_training_or_never(large_batch: TrainConfig, changes: dict[str, object]) -> None:
-    assert "schedule's end" not in told(dataclasses.replace(large_batch, **changes), ranks=1024)
+def test_schedule_that_ends_with_the_training_or_never(changes: dict[str, object]) -> None:
+    assert "schedule's end" not in told(large_batch(**changes), ranks=1024)
 
 
-def test_schedule_that_ends_before_any_evaluation(large_batch: TrainConfig) -> None:
-    text = told(dataclasses.replace(large_batch, lr_decay_end=3), ranks=1068)
+def test_schedule_that_ends_before_any_evaluation() -> None:
+    text = told(large_batch(lr_decay_end=3), ranks=1068)
     assert "schedule's end: 3 steps / 0 evaluations" in text
     assert "expected samples: unknown" in text
 
@@ -183,13 +199,13 @@ def test_bytes_are_those_of_rings(ranks: int, sharers: int, itemsize: int) -> No
     assert bytes_a_step(elements, ranks, sharers, itemsize) == pytest.approx(moved(ranks, elements, sharers, itemsize))
 
 
-def test_communication_is_told(large_batch: TrainConfig, tree_root: Path) -> None:
+def test_communication_is_told(tree_root: Path) -> None:
     shape = tree_root / "benchmarks/bert/implementations/pytorch/configs/large.json"
-    config = dataclasses.replace(large_batch, bert_config_file=shape)
+    config = large_batch(bert_config_file=shape)
     words = "each rank sends and receives {} GB a step for 336,232,258 parameters"
     assert words.format("2.687") in told(config, ranks=1024)
-    sharded = dataclasses.replace(config, sharded_optimizer="node", weights_allgather="bf16")
+    sharded = large_batch(bert_config_file=shape, sharded_optimizer="node", weights_allgather="bf16")
     # Of 1.345 GB: 7/8 scattered, 2 * 127/128 of an eighth summed, 7/8 of a half gathered.
     assert words.format("2.099") in told(sharded, ranks=1024)
     assert "communication: none, one rank" in told(config, ranks=1)
-    assert "communication: unknown; bert_config.json cannot be read" in told(large_batch, ranks=1024)
+    assert "communication: unknown; bert_config.json cannot be read" in told(large_batch(), ranks=1024)

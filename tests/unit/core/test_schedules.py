@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlbert.config.recipe import Recipe
+from mlbert.config.resolution import resolve
+from mlbert.config.sections import settings_by_key
 from mlbert.core import schedules
-from mlbert.core.config import resolve
-from mlbert.core.errors import UserError
 from mlbert.core.schedules import SCHEDULES, Cosine, Linear, Polynomial, WarmupStableDecay
-from mlbert.core.settings import train_settings
+from mlbert.optim.config import SCHEDULE_SETTINGS, ScheduleConfig
+from simple_recipe import simple_recipe
+from user_errors import user_error
 
 ASSETS = Path(__file__).parents[2] / "assets" / "schedules"
 BENCHMARK = json.loads((ASSETS / "benchmark.json").read_text())
@@ -144,49 +147,41 @@ NUMBERS = {"lr_milestones": "30,60", "lr_gamma": "0.5", "lr_decay_steps": "10", 
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_settings_make_each_schedule(name: str, defaults: dict[str, object], environ: dict[str, str]) -> None:
+def test_settings_make_each_schedule(name: str, recipe: Recipe, environ: dict[str, str]) -> None:
     """From text to a rate and to the log; what a schedule does not read is a warning."""
-    flags = {key: value for key, value in NUMBERS.items() if key in SCHEDULES[name].SETTINGS}
-    resolved = resolve(defaults, environ, {**flags, "schedule": name, "max_steps": "100"}, (), ())
+    flags = {key: value for key, value in NUMBERS.items() if key in SCHEDULE_SETTINGS[name]}
+    resolved = resolve(recipe, environ, {**flags, "schedule": name, "max_steps": "100"}, (), ())
     assert not [w for w in resolved.warnings if "does not read" in w]
-    schedule = schedules.make(resolved.config)
+    schedule = schedules.make(resolved.config[ScheduleConfig])
     found = logged(schedule)
     assert found["opt_learning_rate_decay_schedule"] == name
-    assert found["opt_base_learning_rate"] == resolved.config.learning_rate
+    assert found["opt_base_learning_rate"] == resolved.config[ScheduleConfig].learning_rate
     assert found["opt_learning_rate_training_steps"] == 100
     assert found.get("opt_end_learning_rate", 1e-5) == 1e-5
     rates = [schedule(step) for step in range(120)]
     assert rates[99] == rates[110]
     assert (rates[110] < rates[40]) == (name != "constant")
-    by_recipe = resolve({**defaults, "poly_power": 2.0, "end_lr": 1e-5}, environ, {**flags, "schedule": name}, (), ())
+    by_recipe = resolve(simple_recipe(poly_power=2.0, end_lr=1e-5), environ, {**flags, "schedule": name}, (), ())
     assert not [w for w in by_recipe.warnings if "does not read" in w]
-    unread = resolve(defaults, environ, {**flags, **NUMBERS, "schedule": name, "max_steps": "100"}, (), ())
+    unread = resolve(recipe, environ, {**flags, **NUMBERS, "schedule": name, "max_steps": "100"}, (), ())
     named = [w.split()[0] for w in unread.warnings if "does not read" in w]
-    assert sorted(named) == sorted(train_settings()[key].env for key in NUMBERS if key not in SCHEDULES[name].SETTINGS)
+    assert sorted(named) == sorted(settings_by_key()[key].env for key in NUMBERS if key not in SCHEDULE_SETTINGS[name])
 
 
 @pytest.mark.parametrize(
-    ("flags", "reason"),
+    ("flags", "code", "subject"),
     [
-        ({"schedule": "multistep", "lr_gamma": "0.5"}, "LR_MILESTONES: is not set, and SCHEDULE=multistep needs it"),
-        (
-            {"schedule": "multistep", "lr_gamma": "0.5", "lr_milestones": "5,3"},
-            "LR_MILESTONES: '5,3' are not ascending",
-        ),
-        (
-            {"schedule": "multistep", "lr_gamma": "0.5", "lr_milestones": "5,x"},
-            "LR_MILESTONES: '5,x' are not ascending",
-        ),
-        ({"schedule": "wsd"}, "LR_DECAY_STEPS: is not set"),
-        ({"schedule": "wsd", "lr_decay_steps": "101"}, "LR_DECAY_STEPS: 101 is more than the 100 steps"),
-        ({"schedule": "linear", "lr_decay_end": "10"}, "SCHEDULE=linear: ends at step 10, the warm-up takes 10"),
-        ({"schedule": "cosin"}, "must be one of"),
+        ({"schedule": "multistep", "lr_gamma": "0.5"}, "config.missing", "LR_MILESTONES"),
+        ({"schedule": "multistep", "lr_gamma": "0.5", "lr_milestones": "5,3"}, "config.value", "LR_MILESTONES"),
+        ({"schedule": "multistep", "lr_gamma": "0.5", "lr_milestones": "5,x"}, "config.value", "LR_MILESTONES"),
+        ({"schedule": "wsd"}, "config.missing", "LR_DECAY_STEPS"),
+        ({"schedule": "wsd", "lr_decay_steps": "101"}, "config.conflict", "LR_DECAY_STEPS"),
+        ({"schedule": "linear", "lr_decay_end": "10"}, "config.conflict", "SCHEDULE=linear"),
+        ({"schedule": "cosin"}, "config.choice", "SCHEDULE (flag --schedule)"),
     ],
 )
 def test_what_a_schedule_cannot_do_is_one_line(
-    flags: dict[str, str], reason: str, defaults: dict[str, object], environ: dict[str, str]
+    flags: dict[str, str], code: str, subject: str, recipe: Recipe, environ: dict[str, str]
 ) -> None:
-    with pytest.raises(UserError) as failure:
-        resolve(defaults, environ, {**flags, "max_steps": "100", "warmup_steps": "10"}, (), ())
-    assert reason in str(failure.value)
-    assert "\n" not in str(failure.value)
+    with user_error(code, subject):
+        resolve(recipe, environ, {**flags, "max_steps": "100", "warmup_steps": "10"}, (), ())

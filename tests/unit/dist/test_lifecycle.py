@@ -1,4 +1,4 @@
-"""How a run ends: its last line is there once, whatever ends it, and the process leaves with the status of its cause."""
+"""How a run ends: its last line is written once, and the exit status is that of the cause."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_warning_ends_the_run_only_where_it_cannot_save(lifecycle: Lifecycle, 
 
 
 def test_a_warned_run_leaves_as_sigusr1(lifecycle: Lifecycle, log: MLPerfLogger) -> None:
-    with pytest.raises(Terminated) as ended, lifecycle.guard():
+    with pytest.raises(Terminated) as ended, lifecycle.guard():  # noqa: PT012
         log.start("run_start")
         lifecycle.leave()
     assert ended.value.code == 128 + signal.SIGUSR1

@@ -10,11 +10,12 @@ from hypothesis import given as over
 from hypothesis import strategies as st
 
 from host_batches import assert_same, filled, made_up_batches, plain_filled
-from mlbert import ops
+from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import IGNORED_LABEL
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.bert import BertForPreTraining
+from mlbert.ops import api as ops
 from model_loss import loss_of, masked_sums
 
 SHAPE = BertConfig(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from host_batches import assert_same
-from mlbert.core.errors import UserError
 from mlbert.feed import dali
 from mlbert.feed.packed import PackedSource
 from mlbert.prepare.instances import padded_feature
@@ -19,6 +18,7 @@ from mlbert.store.ragged import DTYPES
 from mlbert.store.tfrecord import write_examples
 from mlbert.store.tfrecord_plain import NAMES
 from random_set import random_rows
+from user_errors import user_error
 
 
 @pytest.fixture
@@ -68,13 +68,13 @@ def test_gives_the_same_batches(folder):
 def test_record_that_changed_after_opening(folder):
     store = dali.DaliStore(folder)
     write_examples(folder / "part-00001-of-00002", random_rows(120, seed=5).slice(0, 70), 32, 5)
-    with pytest.raises(UserError, match=r"set: (a record is not|DALI cannot read it)"):
+    with user_error("data.damaged", folder, wording=False):
         store.gather(np.arange(120))
 
 
 def test_without_dali(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali.fn", None)
-    with pytest.raises(UserError, match="nvidia-dali: cannot be imported"):
+    with user_error("package.missing", "nvidia-dali"):
         dali.DaliStore(folder)
 
 

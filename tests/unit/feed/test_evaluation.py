@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import host_batches
-from mlbert.core.errors import UserError
 from mlbert.feed.evaluation import EvalSet
 from mlbert.feed.host_batch import HostBatch
+from user_errors import user_error
 
 
 def numbers(evaluation: EvalSet) -> list[int]:
@@ -53,8 +53,9 @@ def test_batches_are_as_few_as_can_be_and_of_one_size(make_set):
 
 @pytest.mark.parametrize(("num_examples", "packs_per_batch"), [(0, 4), (301, 4), (10, 0)])
 def test_numbers_that_cannot_work(make_set, num_examples, packs_per_batch):
-    with pytest.raises(UserError, match=r"NUM_EVAL_EXAMPLES|EVAL_BATCH_SIZE"):
-        EvalSet(make_set(300), num_examples, packs_per_batch, max_sequences_per_pack=3)
+    folder = make_set(300)
+    with user_error("config.range", folder if packs_per_batch else "EVAL_BATCH_SIZE"):
+        EvalSet(folder, num_examples, packs_per_batch, max_sequences_per_pack=3)
 
 
 def test_single_sequences(make_set):

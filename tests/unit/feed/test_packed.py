@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host_batches import numbers, same
-from mlbert.core.errors import UserError
 from mlbert.core.packing import pack_lengths
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.packed import PackedSource
@@ -22,6 +21,7 @@ from mlbert.store import prepared
 from mlbert.store.deals import contiguous
 from mlbert.store.prepared import ShardSet
 from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE, random_rows
+from user_errors import user_error
 
 COUNT = 300
 SETTINGS = {"packs_per_step": 12, "max_sequences_per_pack": 3, "seed": 3, "deal": contiguous}
@@ -147,13 +147,13 @@ def test_epochs_and_seeds_differ(folder):
 @pytest.mark.parametrize("change", [{"seed": 9}, {"packs_per_step": 6}, {"max_tokens": 64}])
 def test_a_position_of_other_settings_is_refused(folder, change):
     state = opened(folder).state_dict()
-    with pytest.raises(UserError, match="the saved position has"):
+    with user_error("run.other-settings", folder):
         opened(folder, **change).load_state_dict(state)
 
 
 def test_a_position_of_other_data_is_refused(folder, make_set):
     state = opened(folder).state_dict()
-    with pytest.raises(UserError, match="position has data"):
+    with user_error("run.other-settings", "other"):
         opened(make_set(COUNT, name="other", seed=1)).load_state_dict(state)
 
 
@@ -184,16 +184,16 @@ def test_only_the_manifest_is_read_before_open(folder):
         path.unlink()
     source = PackedSource(folder, **SETTINGS)
     assert (source.info.num_sequences, source.vocab_size) == (COUNT, VOCAB_SIZE)
-    with pytest.raises(UserError, match="the shard is missing"):
+    with user_error("data.incomplete", folder / "shard-00000-of-00003.h5"):
         source.open()
 
 
 def test_settings_that_cannot_work(folder):
-    with pytest.raises(UserError, match="GRADIENT_STEPS"):
+    with user_error("config.conflict", "GRADIENT_STEPS"):
         PackedSource(folder, **{**SETTINGS, "accumulation": 5})
-    with pytest.raises(UserError, match="fewer than one step"):
+    with user_error("data.too-small", folder):
         opened(folder, packs_per_step=4000)
-    with pytest.raises(UserError, match="shorter than the data's"):
+    with user_error("data.too-long", folder):
         PackedSource(folder, **SETTINGS, max_tokens=16)
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbert.core.errors import UserError
 from mlbert.feed.tasks import TaskEvalSet, TaskSource, budget_of, encode, steps_per_epoch, truncated
 from mlbert.store.order import StepShare
 from mlbert.store.tasks import TaskRows
 from mlbert.store.tokenizer import load_tokenizer
+from user_errors import user_error
 
 TOKENIZER = load_tokenizer("bert-base-uncased")
 
@@ -83,7 +83,7 @@ def test_what_is_left_out() -> None:
     share = StepShare(4, 2, 0, 2)
     assert [steps_per_epoch(n, share, drop_last=False) for n in (7, 8, 11, 12, 3)] == [1, 1, 1, 2, 0]
     assert [steps_per_epoch(n, share, drop_last=True) for n in (8, 15, 16)] == [1, 1, 2]
-    with pytest.raises(UserError, match=r"rows.csv: its 5 rows are fewer than one step's 8"):
+    with user_error("data.too-small", "rows.csv"):
         source(5, 8, drop_last=True)
 
 
@@ -97,7 +97,7 @@ def test_a_source_resumes_where_it_was() -> None:
     assert [x for batch in again.next_step() for x in batch.arrays()["labels"].tolist()] == expected
     for one in (made, again):
         one.close()
-    with pytest.raises(UserError, match="seed"):
+    with user_error("run.other-settings", "rows.csv"):
         source(20, 8, seed=4).load_state_dict(state)
 
 

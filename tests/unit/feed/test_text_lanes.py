@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbert.core.errors import UserError
 from mlbert.feed import text_lanes as module
 from mlbert.feed.text_lanes import EpochOrders, PieceLanes, WholeLanes
+from mlbert.host.errors import UserError
 from mlbert.store.mds_order import SHUFFLES, World, sample_order
+from user_errors import user_error
 
 
 def orders_of(sizes, lanes, shuffle="py1s", nodes=1) -> EpochOrders:
@@ -69,7 +70,7 @@ def test_equal_to_the_plain_rule(case):
 def test_a_lane_with_empty_texts_only():
     counts = np.array([1, 0, 1, 0])
     lanes = PieceLanes(orders_of([4], 2, None), 2, lambda texts: counts[texts])
-    with pytest.raises(UserError, match="sequence 1 of a global batch of 2 finds empty texts only"):
+    with user_error("data.too-small", "texts"):
         lanes.take(0)
 
 

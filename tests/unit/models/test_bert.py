@@ -8,7 +8,8 @@ from transformers import BertConfig as PeerConfig
 from transformers import BertForPreTraining as PeerModel
 
 from host_batches import made_up_batches
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.core.bert_config import BertConfig
+from mlbert.models.bert import BertForPreTraining
 from mlbert.models.huggingface import huggingface_config, padded_inputs
 from mlbert.models.renaming import load_state
 from mlbert.optim.flat import FlatParameters

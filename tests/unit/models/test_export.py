@@ -13,7 +13,7 @@ import transformers
 
 from host_batches import made_up_batches
 from mlbert.core.bert_config import BertConfig
-from mlbert.models import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.export import write_weights
 from mlbert.models.huggingface import config_from_huggingface, model_config, padded_inputs
 from mlbert.models.load import load_weights

@@ -10,10 +10,10 @@ import transformers
 from tokenizers import BertWordPieceTokenizer
 
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
-from mlbert.models import BertForMaskedLM
+from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.export import write_weights
 from mlbert.models.fill_mask import fill, open_masked_lm
+from user_errors import user_error
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "dog", "sat", "on", "mat", "##s", "."]
 SHAPE = BertConfig(
@@ -68,24 +68,25 @@ def test_a_folder_that_transformers_saved_is_enough(tmp_path: Path, is_lower: bo
 
 
 @pytest.mark.parametrize(
-    ("text", "top", "words"),
+    ("text", "top", "code", "subject"),
     [
-        ("The cat sat.", 5, r"has no \[MASK\]"),
-        ("[MASK] [MASK]", 5, "has 2 times"),
-        ("cat " * 20 + "[MASK]", 5, "23 tokens long, the model takes 16"),
-        ("[MASK]", 0, "Use 1 to 14"),
-        ("[MASK]", 15, "Use 1 to 14"),
+        ("The cat sat.", 5, "config.value", "text 'The cat sat.'"),
+        ("[MASK] [MASK]", 5, "config.value", "text '[MASK] [MASK]'"),
+        ("cat " * 20 + "[MASK]", 5, "data.too-long", "text"),
+        ("[MASK]", 0, "config.range", "top 0"),
+        ("[MASK]", 15, "config.range", "top 15"),
     ],
 )
-def test_what_cannot_be_answered_is_told(folder: Path, text: str, top: int, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_what_cannot_be_answered_is_told(folder: Path, text: str, top: int, code: str, subject: str) -> None:
+    with user_error(code, subject):
         fill(*open_masked_lm(folder), text, top)
 
 
 def test_a_folder_without_a_model_is_told(folder: Path, tmp_path: Path) -> None:
-    for path, words in ((tmp_path / "none", "no such folder"), (Path(__file__).parent, "holds no model")):
-        with pytest.raises(UserError, match=words):
-            open_masked_lm(path)
+    with user_error("file.missing", tmp_path / "none"):
+        open_masked_lm(tmp_path / "none")
+    with user_error("checkpoint.missing", Path(__file__).parent):
+        open_masked_lm(Path(__file__).parent)
     (folder / "huggingface" / "vocab.txt").write_text("\n".join([*WORDS, "more"]) + "\n")
-    with pytest.raises(UserError, match="15 entries, the model has vocab_size 14"):
+    with user_error("vocabulary.mismatch", folder / "huggingface/vocab.txt"):
         open_masked_lm(folder / "huggingface")

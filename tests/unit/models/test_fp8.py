@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from host_batches import made_up_batches
-from mlbert import ops
+from mlbert.core.bert_config import BertConfig
 from mlbert.dist.sharding import ShardLayout
 from mlbert.feed.batch import Batch
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.bert import BertForPreTraining
 from mlbert.models.linears import Fp8Linears
+from mlbert.ops import api as ops
 from mlbert.ops import registry
 from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, Products
 from mlbert.optim.flat import FlatParameters

@@ -11,14 +11,15 @@ import transformers
 from torch import Tensor
 
 from host_batches import filled, made_up_batches
-from mlbert.core.errors import UserError
+from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
-from mlbert.models import BertConfig, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.huggingface import huggingface_config, model_config, padded_inputs
 from mlbert.models.objectives import Classification, MaskedLM, Regression
 from mlbert.models.renaming import load_state
 from model_loss import loss_of
+from user_errors import user_error
 
 SHAPE = BertConfig(
     vocab_size=163,
@@ -206,5 +207,5 @@ def test_pre_layer_norm_is_that_of_roberta_prelayernorm(sparse: bool) -> None:
     "change", [{"gated_mlp": True}, {"norm_position": "pre"}, {"position_embedding_type": "alibi"}]
 )
 def test_shapes_that_hugging_face_lacks_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="Hugging Face"):
+    with user_error("model.unsupported", "Hugging Face"):
         huggingface_config(dataclasses.replace(SHAPE, **change))

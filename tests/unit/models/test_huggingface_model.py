@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,19 +15,24 @@ import transformers
 from safetensors.torch import load_file
 
 from host_batches import made_up_batches
+from mlbert.config.sections import Configuration
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
 from mlbert.feed.batch import Batch
-from mlbert.models import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.choose import make_classifier, make_masked_lm
+from mlbert.models.config import ModelConfig
 from mlbert.models.export import write_weights
 from mlbert.models.huggingface_model import HuggingFaceForMaskedLM, HuggingFaceForSequenceClassification
 from mlbert.models.load import load_weights
 from mlbert.models.objectives import Classification, MaskedLM, PreTraining, Regression
 from mlbert.models.renaming import load_state, padded
-from mlbert.models.start import choose_compute
+from mlbert.models.start import Compute, choose_compute
+from mlbert.ops.config import ComputeConfig
+from mlbert.recipes import masked_lm_stored
 from model_loss import loss_of
 from padded_batches import unpadded
+from training_settings import configuration
+from user_errors import user_error
 
 ASSETS = Path(__file__).parents[2] / "assets/huggingface"
 EXPECTED = json.loads((ASSETS / "expected.json").read_text())
@@ -244,20 +248,20 @@ def test_padded_vocabularies_are_taken() -> None:
     )
 
 
-CONFIG = {
-    "model_implementation": "huggingface",
-    "max_seq_length": 32,
-    "precision": "fp32",
-    "fp8_fast_accumulation": "forward",
-    "ops": "auto",
-}
+def settings_of(implementation: str = "huggingface", **changes: object) -> Configuration:
+    return configuration(masked_lm_stored.RECIPE, schedule="constant", model_implementation=implementation, **changes)
+
+
+def compute_of(config: Configuration) -> Compute:
+    return choose_compute(config[ComputeConfig], config[ModelConfig], torch.device("cpu"), print)
 
 
 @pytest.mark.parametrize("implementation", ["mlbert", "huggingface"])
 def test_the_setting_chooses(implementation: str) -> None:
-    config: Any = SimpleNamespace(**CONFIG | {"model_implementation": implementation})
-    compute = choose_compute(config, torch.device("cpu"), print)
-    model, classifier = make_masked_lm(config, SHAPE, compute), make_classifier(config, SHAPE, 3, compute)
+    config = settings_of(implementation)
+    compute = compute_of(config)
+    model = make_masked_lm(config[ModelConfig], 32, SHAPE, compute)
+    classifier = make_classifier(config[ModelConfig], 32, SHAPE, 3, compute)
     is_theirs = implementation == "huggingface"
     assert isinstance(model, HuggingFaceForMaskedLM) == isinstance(classifier, HuggingFaceForSequenceClassification)
     assert isinstance(model, HuggingFaceForMaskedLM) == is_theirs
@@ -267,12 +271,12 @@ def test_the_setting_chooses(implementation: str) -> None:
 
 
 def test_what_it_cannot_do_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    config: Any = SimpleNamespace(**CONFIG)
-    compute = choose_compute(config, torch.device("cpu"), print)
-    with pytest.raises(UserError, match="MODEL_IMPLEMENTATION=huggingface: its BERT has no ALiBi"):
-        make_masked_lm(config, dataclasses.replace(SHAPE, position_embedding_type="alibi"), compute)
-    with pytest.raises(UserError, match="PRECISION=fp8: Hugging Face's model has no FP8"):
-        choose_compute(SimpleNamespace(**CONFIG | {"precision": "fp8"}), torch.device("cpu"), print)  # type: ignore[arg-type]
+    config = settings_of()[ModelConfig]
+    compute = compute_of(settings_of())
+    with user_error("model.unsupported", "MODEL_IMPLEMENTATION=huggingface"):
+        make_masked_lm(config, 32, dataclasses.replace(SHAPE, position_embedding_type="alibi"), compute)
+    with user_error("config.conflict", "PRECISION=fp8"):
+        compute_of(settings_of(precision="fp8"))
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match=r"transformers is not installed\. pip install 'mlbert\[huggingface\]'"):
-        make_masked_lm(config, SHAPE, compute)
+    with user_error("package.missing", "MODEL_IMPLEMENTATION=huggingface"):
+        make_masked_lm(config, 32, SHAPE, compute)

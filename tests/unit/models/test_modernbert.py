@@ -13,14 +13,14 @@ import torch
 import transformers
 
 from host_batches import made_up_batches
-from mlbert import ops
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
-from mlbert.models import BertForMaskedLM, BertForPreTraining
+from mlbert.models.bert import BertForMaskedLM, BertForPreTraining
 from mlbert.models.export import write_weights
 from mlbert.models.huggingface import padded_inputs, read_config
 from mlbert.models.load import load_weights
 from mlbert.models.neighbours import DISTANCES, begin_with_frequencies
+from mlbert.ops import api as ops
+from user_errors import user_error
 
 SHAPE = BertConfig(
     vocab_size=99,
@@ -95,8 +95,9 @@ def test_another_modernbert_is_refused(tmp_path: Path, name: str, value: object)
     write_weights(made(SHAPE), tmp_path, {}, None)
     config = tmp_path / "huggingface/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {name: value}))
-    with pytest.raises(UserError, match=name):
+    with user_error("model.unsupported", config) as caught:
         read_config(config)
+    assert name in str(caught.value)
 
 
 def test_our_weights_come_back(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_our_weights_come_back(tmp_path: Path) -> None:
     [{"norm_position": "post"}, {"gated_mlp": False}, {"num_attention_heads": 16}, {"rope_theta": 1.0}],
 )
 def test_a_shape_that_is_not_of_the_form(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError):
+    with user_error("model.shape", "bert_config"):
         dataclasses.replace(SHAPE, **options)
 
 

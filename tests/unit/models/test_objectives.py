@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from host_batches import made_up_batches, plain_filled
-from mlbert.core.errors import UserError
+from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import IGNORED_LABEL, Batch
 from mlbert.feed.budget import Budget
-from mlbert.models import BertConfig, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, PreTraining, Regression
 from model_loss import loss_of
+from user_errors import user_error
 
 SHAPE = BertConfig(
     vocab_size=99,
@@ -84,7 +85,7 @@ def test_masked_lm_metrics(kind: Any, objective: Any) -> None:
     assert found["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
     assert evaluated(objective("step"), model, [filled(b, 0.0) for b in given]) == pytest.approx(found, rel=1e-6)
     assert objective("rank").scope == "rank"
-    with pytest.raises(UserError, match="no token that could be masked"):
+    with user_error("data.empty", "the evaluation set"):
         objective("step").metrics([0.0] * len(objective.sum_names), None)
 
 
@@ -180,14 +181,14 @@ def test_undefined_metrics_are_zero() -> None:
 
 def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
-    with pytest.raises(UserError, match=r"scikit-learn: is not installed.*mlbert\[finetune\]"):
+    with user_error("package.missing", "scikit-learn"):
         Classification(2, "step", "accuracy")
 
 
 def test_unknown_choices_are_refused() -> None:
-    with pytest.raises(UserError, match="world"):
+    with user_error("config.choice", "scope"):
         PreTraining("world")
-    with pytest.raises(UserError, match="f1"):
+    with user_error("config.choice", "METRIC"):
         Classification(3, "step", "f1")
-    with pytest.raises(UserError, match="accuracy"):
+    with user_error("config.choice", "METRIC"):
         Regression("step", "accuracy")

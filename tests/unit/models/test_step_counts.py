@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from host_batches import made_up_batches
-from mlbert import ops
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.core.bert_config import BertConfig
+from mlbert.models.bert import BertForPreTraining
+from mlbert.ops import api as ops
 from mlbert.ops import cublaslt, registry
 from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from mlbert.config.recipe import Recipe
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.config import resolve
-from mlbert.core.errors import UserError
-from mlbert.core.settings import TrainConfig
+from mlbert.dist.config import DistributedConfig
+from mlbert.dist.reduce import GradientReducer
 from mlbert.dist.world import World
 from mlbert.models.bert import BertForSequenceClassification
 from mlbert.models.update import whole_update
-from mlbert.recipes import classification, masked_lm
+from mlbert.ops.config import ComputeConfig
+from mlbert.optim.base import FlatOptimizer
+from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.optim.flat import FlatParameters
+from mlbert.recipes import classification, masked_lm_stored, masked_lm_text
+from training_settings import configuration
+from user_errors import user_error
 
 SHAPE = BertConfig(
     vocab_size=40,
@@ -23,32 +27,41 @@ SHAPE = BertConfig(
     intermediate_size=32,
     max_position_embeddings=16,
 )
-GIVEN = {"bert_config_file": "b.json", "input_dir": "in", "eval_dir": "eval", "output_dir": "out"}
-NUMBERS = {"train_batch_size": 4, "learning_rate": 1e-3, "max_steps": 9, "max_samples_termination": 99}
-MORE = {"opt_lamb_beta_1": 0.9, "opt_lamb_beta_2": 0.98, "weight_decay_rate": 1e-5}
-MORE |= {"eval_iter_start_samples": 9, "eval_iter_samples": 9, "schedule": "constant"}
+NEEDED: dict[str, dict[str, object]] = {
+    "masked_lm_stored": {},
+    "masked_lm_text": {"tokenizer": "vocab.txt", "max_seq_length": 16, "masking_rate": 0.15},
+    "classification": {"tokenizer": "vocab.txt"},
+}
+each_recipe = pytest.mark.parametrize(
+    "recipe", [classification.RECIPE, masked_lm_stored.RECIPE, masked_lm_text.RECIPE], ids=lambda recipe: recipe.name
+)
 
 
-def config_of(recipe: object, **changes: object) -> TrainConfig:
-    values = {**GIVEN, **NUMBERS, **MORE, **changes}
-    defaults = recipe.DEFAULTS
-    return resolve(defaults, {}, {}, [], [], {name: (value, "test") for name, value in values.items()}, [Path()]).config
+def update(recipe: Recipe, **changes: object) -> tuple[FlatParameters, FlatOptimizer, GradientReducer]:
+    config = configuration(recipe, schedule="constant", **NEEDED[recipe.name], **changes)
+    settings = (
+        config[OptimizerConfig],
+        config[ScheduleConfig].learning_rate,
+        config[DistributedConfig],
+        config[ComputeConfig],
+    )
+    return whole_update(*settings, BertForSequenceClassification(SHAPE, 2), World(), None, recipe.name)
 
 
-@pytest.mark.parametrize("recipe", [classification, masked_lm])
+@each_recipe
 @pytest.mark.parametrize("decay_all", [None, False])
-def test_every_tensor_decays_unless_the_settings_say_otherwise(recipe: object, decay_all: bool | None) -> None:
-    changes = {} if decay_all is None else {"decay_all": decay_all}
-    flat, _, _ = whole_update(config_of(recipe, **changes), BertForSequenceClassification(SHAPE, 2), World(), None)
+def test_every_tensor_decays_unless_the_settings_say_otherwise(recipe: Recipe, decay_all: bool | None) -> None:
+    flat, _, _ = update(recipe, **({} if decay_all is None else {"decay_all": decay_all}))
     spared = [segment.name for segment in flat.segments if not segment.decay]
     assert bool(spared) == (decay_all is False)
     assert all(name.endswith("bias") or "LayerNorm" in name for name in spared)
 
 
-@pytest.mark.parametrize("recipe", [classification, masked_lm])
+@each_recipe
 @pytest.mark.parametrize(
-    "changes", [{"sharded_optimizer": "all"}, {"weights_allgather": "bf16"}, {"gradient_clipping": "buckets"}]
+    "changes", [{"sharded_optimizer": "all"}, {"weights_allgather": "bf16"}, {"gradient_clipping": "buckets"}], ids=str
 )
-def test_other_ways_are_refused(recipe: object, changes: dict[str, str]) -> None:
-    with pytest.raises(UserError):
-        whole_update(config_of(recipe, **changes), BertForSequenceClassification(SHAPE, 2), World(), None)
+def test_other_ways_are_refused(recipe: Recipe, changes: dict[str, str]) -> None:
+    ((name, value),) = changes.items()
+    with user_error("config.conflict", f"{name.upper()}={value}"):
+        update(recipe, **changes)

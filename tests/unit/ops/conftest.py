@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from emulated_cublaslt import Emulator, compile_emulator
-from mlbert import ops
-from mlbert.core import native
+from mlbert.host import native
+from mlbert.ops import api as ops
 from mlbert.ops import cublaslt, native_library, reference
 from mlbert.ops.comparison import pytorchs_own
 from mlbert.ops.error_rule import ErrorRule, draws_for

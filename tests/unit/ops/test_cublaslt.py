@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from host_batches import made_up_batches
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.core.bert_config import BertConfig
+from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import cublaslt, proof, reference, registry
 from mlbert.ops.cublaslt_library import Epilogue
 from mlbert.optim.flat import FlatParameters

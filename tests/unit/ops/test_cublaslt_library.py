@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlbert.core import native
-from mlbert.core.native import MHALIB_FOLDER
+from mlbert.host import native
+from mlbert.host.native import MHALIB_FOLDER
 from mlbert.ops import cublaslt_library
 from mlbert.ops.cublaslt_library import CublasLtError, Epilogue, Library
 

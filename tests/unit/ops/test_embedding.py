@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlbert import ops
+from mlbert.ops import api as ops
 from mlbert.ops import reference
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlbert import ops
-from mlbert.ops import fp8, fp8_scaling
+from mlbert.ops import api as ops
+from mlbert.ops import fp8, fp8_scaling, reference, registry
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 # Half a step of the mantissa: 3 bits and 2 bits. A product's error is below the sum of its operands'.
@@ -38,7 +38,7 @@ def outcome(function, x: Tensor, *tensors: Tensor, d_out: Tensor) -> list[Tensor
 
 def quantise(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> fp8_scaling.Quantised:
     """By the selected form, with the scale as given."""
-    return ops.registry.implementation("fp8_quantise", x)(x, scale=scale, amax=amax, dtype=dtype)
+    return registry.implementation("fp8_quantise", x)(x, scale=scale, amax=amax, dtype=dtype)
 
 
 def relative(found: Tensor, exact: Tensor) -> float:
@@ -172,15 +172,15 @@ def test_norm_passes_equal_autograd(
     rows = torch.randint(0, 2**31 - 1, shape[:1], dtype=torch.int32, generator=generator)
     leaves = [t.float().clone().requires_grad_() for t in (residual, x, x_bias, weight, bias)]
     settings = (1e-12, dropout, 2**31 + 7, rows)
-    exact = ops.reference.dropout_add_layer_norm(
+    exact = reference.dropout_add_layer_norm(
         leaves[1], leaves[0], *leaves[3:], *settings, leaves[2] if with_bias else None
     )
     exact.backward(d_out.float() + (d_twin.float() if with_twin else 0.0))
 
     scale, amax, d_scale, d_amax = torch.tensor(64.0), torch.zeros(()), torch.tensor(1024.0), torch.zeros(())
-    forward = ops.registry.implementation("fp8_dropout_add_layer_norm_forward", x)
+    forward = registry.implementation("fp8_dropout_add_layer_norm_forward", x)
     out, small, saved = forward(x, residual, weight, bias, *settings, x_bias if with_bias else None, scale, amax)
-    backward = ops.registry.implementation("fp8_dropout_add_layer_norm_backward", x)
+    backward = registry.implementation("fp8_dropout_add_layer_norm_backward", x)
     twin = d_twin if with_twin else None
     found = backward(d_out, twin, saved, weight, dropout, settings[2], rows, d_scale, d_amax)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlbert import ops
-from mlbert.ops import fp8, fp8_scaling
+from mlbert.ops import api as ops
+from mlbert.ops import fp8, fp8_scaling, reference, registry
 
 BOUND = 2 * (2**-4 + 2**-3)  # half a step of the mantissa of both formats, twice
 ROWS = 4  # of a block's scales; the block's are 1 and 2, its reader's 3
@@ -55,8 +55,8 @@ def float_block(arguments: list[Tensor], exact: bool = False) -> list[Tensor]:
     """The same in float32, without the FP8 copy."""
     *tensors, d_out = arguments
     x, residual, *rest = leaves = [tensor.detach().float().clone().requires_grad_() for tensor in tensors]
-    inner = x @ rest[0].t() if len(rest) == 4 else ops.reference.feed_forward(x, *rest[:3], exact)
-    out = ops.reference.dropout_add_layer_norm(inner, residual, *norm_arguments(len(x), rest[-3:]))
+    inner = x @ rest[0].t() if len(rest) == 4 else reference.feed_forward(x, *rest[:3], exact)
+    out = reference.dropout_add_layer_norm(inner, residual, *norm_arguments(len(x), rest[-3:]))
     out.backward(d_out.float())
     return [out.detach(), *(leaf.grad for leaf in leaves)]
 
@@ -105,7 +105,7 @@ def test_block_is_within_the_formats_rounding(
 @pytest.mark.parametrize("fast", [False, True])
 def test_fast_accumulation_is_a_choice(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
     """Forward products have it always, those of gradients where it is asked for."""
-    forms, seen = ops.registry._implementations["fp8_product"], []
+    forms, seen = registry._implementations["fp8_product"], []
     name = ops.select("auto")["fp8_product"]
     form = forms[name]
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlbert import ops
-from mlbert.core.errors import UserError
+from mlbert.ops import api as ops
 from mlbert.ops import device_cache, proof, reference, registry
 from mlbert.ops.proof_cases import Problems
+from user_errors import user_error
 
 CPU = torch.device("cpu")
 OP = "layer_norm_dropout"
@@ -237,5 +237,5 @@ def test_a_broken_device_ends_the_run_in_words(monkeypatch: pytest.MonkeyPatch) 
         return zeros(*shape, device=device, **options)
 
     monkeypatch.setattr(torch, "zeros", broken)
-    with pytest.raises(UserError, match=f"native kernel of {OP}.*broken the cpu device.*OPS=plain"):
+    with user_error("device.broken", "the native kernel of layer_norm_dropout"):
         proof.check(OP, "native", CPU, torch.float32)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from mlbert.core import native
+from mlbert.host import native
 from mlbert.optim.flat import FlatParameters
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"

@@ -10,14 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlbert.core.config import resolve
-from mlbert.core.errors import UserError
+from mlbert.config.sections import Configuration
+from mlbert.dist.config import DistributedConfig
 from mlbert.dist.sharding import ShardLayout
+from mlbert.ops.config import ComputeConfig
 from mlbert.optim import methods
 from mlbert.optim.adam import Adam
 from mlbert.optim.adamw import AdamW
 from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.compiled import CompiledOptimizer
+from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.optim.flat import FlatParameters, is_decayed
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.madgrad import Madgrad
@@ -35,11 +37,18 @@ from optimizer_cases import (
     decayed_in,
 )
 from reference_optimizers import ReferenceLamb
-from training_settings import SETTINGS
+from training_settings import configuration
 from unsharded import AnyOptimizer, unsharded
+from user_errors import user_error
 
 MakeFlat = Callable[[], FlatParameters]
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda cls: cls.name)
+
+
+def make_configured(config: Configuration, flat: FlatParameters) -> FlatOptimizer:
+    rate = config[ScheduleConfig].learning_rate
+    settings = config[OptimizerConfig], rate, config[DistributedConfig], config[ComputeConfig]
+    return methods.make(*settings, flat, ShardLayout.whole(flat.numel))
 
 
 @pytest.mark.parametrize("config", PUBLISHED)
@@ -58,12 +67,11 @@ def test_follows_the_published_program(follows_trajectory: Callable, config: str
 def test_decay_all_is_the_published_decoupled_adamw(follows_trajectory: Callable, decay_all: str) -> None:
     """From the settings of a run; without DECAY_ALL biases and LayerNorm go another way."""
     numbers = {"optimizer": "decoupled_adamw", "learning_rate": "0.0005", "weight_decay_rate": "0.01"}
-    numbers |= {"max_grad_norm": "none", "decay_all": decay_all, "bert_config_file": "x.json", "output_dir": "x"}
-    config = resolve(packed_lamb.DEFAULTS, {}, {**SETTINGS, **numbers}, (), ()).config
-    run = "mosaic_sched_wd1e-2", PUBLISHED["mosaic_sched_wd1e-2"][1], methods.decayed(config)
+    config = configuration(packed_lamb.RECIPE, **numbers, max_grad_norm="none", decay_all=decay_all)
+    run = "mosaic_sched_wd1e-2", PUBLISHED["mosaic_sched_wd1e-2"][1], methods.decayed(config[OptimizerConfig])
 
     def make(flat: FlatParameters) -> FlatOptimizer:
-        return methods.make(config, flat, ShardLayout.whole(flat.numel))
+        return make_configured(config, flat)
 
     if decay_all == "1":
         follows_trajectory(make, *run)
@@ -309,9 +317,9 @@ def test_keeps_a_copy_in_another_type(make_flat: MakeFlat, implementation: str) 
 def test_state_of_another_model_is_refused(make_flat: MakeFlat) -> None:
     lamb = make_one(Lamb, make_flat(), "plain")
     other = make_one(Lamb, FlatParameters([("w", nn.Parameter(torch.zeros(3)))]), "plain")
-    with pytest.raises(UserError, match="3 elements"):
+    with user_error("checkpoint.shape", "optimizer state"):
         lamb.load_state_dict(other.state_dict())
-    with pytest.raises(UserError, match="missing"):
+    with user_error("checkpoint.shape", "optimizer state"):
         lamb.load_state_dict({"num_updates": 1})
 
 
@@ -324,10 +332,8 @@ def test_a_rank_alone_copies_nothing(make_flat: MakeFlat) -> None:
 @pytest.mark.parametrize("name", methods.OPTIMIZERS)
 def test_settings_make_each_method(make_flat: MakeFlat, name: str) -> None:
     """From text to the numbers of the log, each named once; the weight decay is logged as it was set."""
-    flags = {k: v for k, v in SETTINGS.items() if k != "recipe"} | {"optimizer": name, "bert_config_file": "x.json"}
-    config = resolve(packed_lamb.DEFAULTS, {}, {**flags, "output_dir": "x"}, (), ()).config
     flat, events = make_flat(), []
-    optimizer = methods.make(config, flat, ShardLayout.whole(flat.numel))
+    optimizer = make_configured(configuration(packed_lamb.RECIPE, optimizer=name), flat)
     optimizer.hyperparameters(lambda key, value: events.append((key, value)))
     found = dict(events)
     assert len(found) == len(events)

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from mlbert.core.errors import UserError
 from mlbert.plan import calibrate, model
 from mlbert.plan.calibrate import Measured
 from mlbert.plan.model import Job
 from mlbert.plan.parameters import load
+from user_errors import user_error
 
 P = load()
 
@@ -53,7 +53,7 @@ def test_one_log_keeps_the_constant_part():
 
 def test_logs_of_something_else_are_refused():
     job = Job("h200", 8, 1, 768)
-    with pytest.raises(UserError, match="are usual on h200"):
+    with user_error("config.conflict", "--calibrate"):
         calibrate.calibrated(P, job, [Measured(8, 768, 1.0, None, None)])
 
 
@@ -66,5 +66,5 @@ def test_ranks_that_share_cores():
     assert calibrate.shared_cores_rate(runs, 1, 32) == pytest.approx(runs[1].sequences_per_second)
     assert calibrate.shared_cores_rate(runs, 2, 32) == pytest.approx(32 / (320 + 10) * 1e3)
     assert calibrate.shared_cores_rate(runs[:1], 4, 8) == pytest.approx(runs[0].sequences_per_second)
-    with pytest.raises(UserError, match="several ranks"):
+    with user_error("config.conflict", "--calibrate"):
         calibrate.shared_cores_rate([dataclasses.replace(runs[0], ranks=2)], 2, 8)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host_batches import numbers
-from mlbert.core.errors import UserError
 from mlbert.feed.packed import PackedSource
+from mlbert.host.errors import UserError
 from mlbert.prepare import bins_hdf5
 from mlbert.prepare.bins_hdf5 import make_hdf5_bins
 from mlbert.store.base import BinInfo
@@ -18,6 +18,7 @@ from mlbert.store.deals import by_length
 from mlbert.store.open import describe, open_store
 from nvidia_shards import PREDICTIONS, bert_rows, pack_counts, write_fixed, write_packed, write_variable
 from stored_sets import make_rows, names, random_lengths, same_sequences, tree, write_set
+from user_errors import user_error
 
 EDGES = (8, 16, 32)
 
@@ -87,7 +88,7 @@ def test_a_finished_folder_is_left_alone(source, tmp_path):
         name: len(lengths_in(next((tmp_path / "out" / name).iterdir()))) for name in ("8", "16", "32")
     }
     for options in ({"edges": (16, 32)}, {"edges": EDGES, "layout": "variable"}):
-        with pytest.raises(UserError, match="is not empty, and no such folder of bins"):
+        with user_error("file.in-the-way", tmp_path / "out"):
             make_hdf5_bins(source, tmp_path / "out", **options)
     assert tree(tmp_path / "out") == before
 
@@ -101,12 +102,12 @@ def test_an_interrupted_run_is_continued(source, tmp_path, monkeypatch):
         nonlocal left
         left -= 1
         if left < 0:
-            raise UserError("disk", "is full", "Free some space")
+            raise UserError("file.unwritable", "disk", "is full", "Free some space")
         real(*words)
 
     with monkeypatch.context() as patch:
         patch.setattr(bins_hdf5, "write_shard", write)
-        with pytest.raises(UserError, match="disk"):
+        with user_error("file.unwritable", "disk", wording=False):
             make_hdf5_bins(source, tmp_path / "out", edges=EDGES)
     assert not (tmp_path / "out").exists()
     unfinished = tmp_path / "out.unfinished"
@@ -127,34 +128,35 @@ def test_an_interrupted_run_is_continued(source, tmp_path, monkeypatch):
 def test_other_peoples_files_are_not_removed(source, tmp_path):
     (tmp_path / "out.unfinished" / "8").mkdir(parents=True)
     (tmp_path / "out.unfinished" / "8" / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"notes\.txt: was not made here"):
+    with user_error("file.in-the-way", tmp_path / "out.unfinished/8/notes.txt"):
         make_hdf5_bins(source, tmp_path / "out", edges=EDGES)
     assert (tmp_path / "out.unfinished" / "8" / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "code", "subject"),
     [
-        ({"edges": (16, 8)}, "--edges: 16,8 does not ascend"),
-        ({"edges": (8, 16)}, "source: .* sequences are longer than the last edge 16. Use --edges up to 32"),
-        ({"edges": (4, 32)}, "source: has no sequence of 1 to 4 tokens"),
-        ({"layout": "packed"}, "--layout: packed is not known"),
+        ({"edges": (16, 8)}, "config.value", "--edges"),
+        ({"edges": (8, 16)}, "data.too-long", "source"),
+        ({"edges": (4, 32)}, "data.empty", "source"),
+        ({"layout": "packed"}, "config.choice", "--layout"),
     ],
 )
-def test_options_that_do_not_fit(source, tmp_path, options, words):
-    with pytest.raises(UserError, match=words):
+def test_options_that_do_not_fit(source, tmp_path, options, code, subject):
+    with user_error(code, subject):
         make_hdf5_bins(source, tmp_path / "out", **{"edges": EDGES, **options})
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["source"]
 
 
 def test_output_that_is_the_input_or_a_file(source, tmp_path):
     for out in (source, source / "bins"):
-        with pytest.raises(UserError, match="is the input folder, or in it"):
+        with user_error("file.in-input", out):
             make_hdf5_bins(source, out, edges=EDGES)
     (tmp_path / "file").write_text("")
-    for out in (tmp_path / "file", tmp_path / "file" / "bins"):
-        with pytest.raises(UserError, match=f"{tmp_path}/file"):
-            make_hdf5_bins(source, out, edges=EDGES)
+    with user_error("file.in-the-way", tmp_path / "file"):
+        make_hdf5_bins(source, tmp_path / "file", edges=EDGES)
+    with user_error("file.unwritable", tmp_path / "file/bins.unfinished/8"):
+        make_hdf5_bins(source, tmp_path / "file/bins", edges=EDGES)
 
 
 # Folders of bins that others made, as they are

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbert.core.errors import UserError
 from mlbert.prepare.corpus import cut, drop_repeats, is_held_out, split, write_text
+from user_errors import user_error
 
 word = st.sampled_from(["the", "a", "boat", "river", "stone", "lamp", "runs", "near", "far", "old", "new"])
 sentence = st.lists(word, min_size=3, max_size=9).map(" ".join)
@@ -64,9 +63,9 @@ def test_near_repeats_leave_the_training_side():
 
 
 def test_one_side_empty():
-    with pytest.raises(UserError, match="no document is left for evaluation"):
+    with user_error("data.too-small", "input text"):
         split(many(3), 1e-9, 0, max_sentences=32)
-    with pytest.raises(UserError, match="no document is left for training"):
+    with user_error("data.too-small", "input text"):
         split([], 0.5, 0, max_sentences=32)
 
 

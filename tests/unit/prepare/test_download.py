@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.core.errors import UserError
 from mlbert.prepare import download
 from mlbert.prepare.benchmark_files import LIST, read_list, select
 from mlbert.prepare.download import fetch_all
+from user_errors import assert_error_line, user_error
 
 CONTENT = random.Random(0).randbytes(3_000_000)
 
@@ -116,7 +116,7 @@ def test_the_configuration_is_made_here_byte_by_byte(tmp_path: Path) -> None:
 
 
 def test_unknown_names_are_refused_with_the_groups() -> None:
-    with pytest.raises(UserError, match=r"--only: vocabulry is neither .* Groups: config, vocabulary"):
+    with user_error("config.choice", "--only"):
         select(read_list(), ["vocabulry"])
 
 
@@ -124,12 +124,12 @@ def test_unknown_names_are_refused_with_the_groups() -> None:
 def test_a_list_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "list.json"
     path.write_text(text)
-    with pytest.raises(UserError, match="is no list of files"):
+    with user_error("file.json", path):
         read_list(path)
 
 
 def test_names_cannot_leave_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="outside the folder"):
+    with user_error("data.damaged", tmp_path / "list.json"):
         read_list(listed(tmp_path, name="../up.bin"))
 
 
@@ -163,7 +163,7 @@ def test_a_connection_that_always_drops_keeps_what_came(tmp_path: Path) -> None:
     with Server(ranges=False) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         server.breaks = 1000
-        with pytest.raises(UserError, match=r"broke off after 1,000,000 of 3,000,000 bytes.*3,000,000 bytes"):
+        with user_error("network.unreachable", tmp_path / "sub/data.bin"):
             fetch_all(read_list(listed(tmp_path)), tmp_path, server.url)
         assert (tmp_path / "sub/data.bin.partial").stat().st_size == 1_000_000
         server.breaks = 0
@@ -190,7 +190,7 @@ def test_a_partial_file_that_is_complete_or_too_long(tmp_path: Path, server: Ser
 @pytest.mark.parametrize("size", [len(CONTENT), None])
 def test_wrong_content_is_never_taken(tmp_path: Path, server: Server, size: int | None) -> None:
     server.content = bytes(len(CONTENT))
-    with pytest.raises(UserError, match=rf"data.bin: has 3,000,000 bytes with MD5 {md5(server.content)}"):
+    with user_error("data.checksum", "files/sub/data.bin"):
         fetch_all(read_list(listed(tmp_path, bytes=size)), tmp_path, server.url)
     assert not any(path.is_file() for path in (tmp_path / "sub").rglob("*"))
 
@@ -198,18 +198,17 @@ def test_wrong_content_is_never_taken(tmp_path: Path, server: Server, size: int 
 def test_a_truncated_file_of_a_mirror_is_never_taken(tmp_path: Path) -> None:
     (tmp_path / "mirror").mkdir()
     (tmp_path / "mirror/data.bin").write_bytes(CONTENT[:-1])
-    with pytest.raises(UserError, match="has 2,999,999 bytes"):
+    with user_error("data.checksum", "mirror/data.bin"):
         fetch_all(read_list(listed(tmp_path)), tmp_path / "out", str(tmp_path / "mirror"))
     assert not (tmp_path / "out/sub/data.bin").exists()
 
 
 def test_an_unreachable_host_says_what_to_fetch_by_hand(tmp_path: Path) -> None:
     entries = read_list(listed(tmp_path, urls=["http://127.0.0.1:9/data.bin"]))
-    with pytest.raises(UserError) as error:
+    with user_error("network.unreachable", tmp_path / "sub/data.bin") as error:
         fetch_all(entries, tmp_path)
-    text = str(error.value)
-    assert text.startswith(f"{tmp_path}/sub/data.bin: cannot be fetched (http://127.0.0.1:9/data.bin: ")
-    assert f"Fetch it on another machine (MD5 {md5(CONTENT)}, 3,000,000 bytes), put it there" in text
+    assert "http://127.0.0.1:9/data.bin" in error.value.problem
+    assert f"(MD5 {md5(CONTENT)}, 3,000,000 bytes)" in error.value.remedy
 
 
 def test_what_was_put_there_by_hand_is_taken_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +225,7 @@ def test_what_was_put_there_by_hand_is_taken_and_remembered(tmp_path: Path, monk
     fetch_all(entries, tmp_path)
     assert read == [path]
     path.write_bytes(bytes(len(CONTENT)))
-    with pytest.raises(UserError, match="no address is published"):
+    with user_error("network.unreachable", path):
         fetch_all(entries, tmp_path)
 
 
@@ -241,8 +240,7 @@ def test_a_full_disk_keeps_what_came(tmp_path: Path) -> None:
 
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"mlbert: error: {tmp_path}/out/sub/data.bin.partial: cannot be written (")
-    assert done.stderr.count("\n") == 1
+    assert_error_line(done.stderr, "file.unwritable", tmp_path / "out/sub/data.bin.partial")
     assert not (tmp_path / "out/sub/data.bin").exists()
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     assert (tmp_path / "out/sub/data.bin").read_bytes() == CONTENT
@@ -284,12 +282,15 @@ def test_the_text_archive_is_unpacked_and_checked_by_the_published_sums(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("sums", "reason"),
-    [(f"{md5(b'two')}  part-0\n", "part-0: has MD5"), (f"{md5(b'x')}  part-1\n", "lacks part-1")],
+    ("sums", "code", "subject"),
+    [
+        (f"{md5(b'two')}  part-0\n", "data.damaged", "text/part-0"),
+        (f"{md5(b'x')}  part-1\n", "data.incomplete", "text.tar.gz"),
+    ],
 )
-def test_an_archive_with_other_files_is_refused(tmp_path: Path, sums: str, reason: str) -> None:
+def test_an_archive_with_other_files_is_refused(tmp_path: Path, sums: str, code: str, subject: str) -> None:
     entries = read_list(text_list(tmp_path, archive({"part-0": b"one\n"}), sums.encode()))
-    with pytest.raises(UserError, match=reason):
+    with user_error(code, tmp_path / "out" / subject):
         fetch_all(entries, tmp_path / "out", str(tmp_path))
 
 
@@ -297,5 +298,5 @@ def test_an_archive_with_other_files_is_refused(tmp_path: Path, sums: str, reaso
 def test_a_damaged_archive_is_named(tmp_path: Path, cut: int) -> None:
     data = archive({"part-0": random.Random(1).randbytes(1000)})[:-cut]
     entries = read_list(text_list(tmp_path, data, b"\n"))
-    with pytest.raises(UserError, match=r"text.tar.gz: cannot be unpacked"):
+    with user_error("data.damaged", tmp_path / "out/text.tar.gz"):
         fetch_all(entries, tmp_path / "out", str(tmp_path))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.core.errors import UserError
 from mlbert.prepare import shuffle
 from mlbert.prepare.estimate import BENCHMARK_INSTANCES, Measured, _steps, _take_sample, estimate
+from user_errors import user_error
 
 
 def test_everything_grows_with_the_tokens() -> None:
@@ -67,5 +67,5 @@ def test_the_command_prints_json(assets: Path) -> None:
 
 
 def test_missing_input_is_named(tmp_path: Path, assets: Path) -> None:
-    with pytest.raises(UserError, match=r"none: cannot be read"):
+    with user_error("file.unreadable", tmp_path / "none"):
         estimate([tmp_path / "none"], assets / "vocab.txt")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
-from mlbert.core.errors import UserError
 from mlbert.prepare.eval_set import make_eval_set, pick_evenly
 from mlbert.store.prepared import ShardSet
 from mlbert.store.ragged import Ragged
 from stored_sets import make_rows, names, random_lengths, tree, write_set
+from user_errors import user_error
 
 
 def test_examples_are_evenly_picked_in_order(tmp_path):
@@ -21,7 +19,7 @@ def test_examples_are_evenly_picked_in_order(tmp_path):
     before = tree(tmp_path / "out")
     make_eval_set(source, tmp_path / "out", num=40)
     assert tree(tmp_path / "out") == before
-    with pytest.raises(UserError, match="other input or options"):
+    with user_error("prepare.other-options", tmp_path / "out"):
         make_eval_set(source, tmp_path / "out", num=41)
 
 
@@ -30,7 +28,7 @@ def test_all_of_them_and_too_many(tmp_path):
     source = write_set(tmp_path / "source", rows)
     make_eval_set(source, tmp_path / "all", num=20)
     assert names(Ragged.concatenate(list(ShardSet.open(tmp_path / "all")))) == names(rows)
-    with pytest.raises(UserError, match="21 examples cannot be picked from 20"):
+    with user_error("config.range", "--num"):
         make_eval_set(source, tmp_path / "more", num=21)
 
 

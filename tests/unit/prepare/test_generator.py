@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbert.core import native
-from mlbert.core.errors import UserError
+from mlbert.host import native
 from mlbert.prepare import generator
 from mlbert.prepare.generator import FlatDocuments, NativeGenerator, PlainGenerator, make_generator
 from mlbert.prepare.instances import InstanceOptions, decoded_lines, digest, parse_documents
 from mlbert.store import wordpiece_native
 from mlbert.store.ragged import DTYPES, Ragged
 from mlbert.store.wordpiece import SPECIAL_TOKENS, WordPieceTokenizer, load_vocabulary
+from user_errors import user_error
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH: only the plain generator here")
 
@@ -205,26 +205,34 @@ def test_published_digests(shared_data):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\n \n\x0b\n", b"\x07 \x00\n", b"fine\ngood \xff\xfe\n", b"a\xed\xa0\x80\n", b"a\n\xe6\x9d b\n"]
+    ("content", "code"),
+    [
+        (b"", "data.empty"),
+        (b"\n \n\x0b\n", "data.empty"),
+        (b"\x07 \x00\n", "data.empty"),
+        (b"fine\ngood \xff\xfe\n", "data.encoding"),
+        (b"a\xed\xa0\x80\n", "data.encoding"),
+        (b"a\n\xe6\x9d b\n", "data.encoding"),
+    ],
 )
-def test_bad_parts_give_the_same_error(tmp_path, content):
+def test_bad_parts_give_the_same_error(tmp_path, content, code):
     part = tmp_path / "part"
     part.write_bytes(content)
     said = []
     for either in GENERATORS[True]:
-        with pytest.raises(UserError) as caught:
+        with user_error(code, part) as caught:
             either.read(part)
         said.append(str(caught.value))
     assert said[0] == said[1]
-    with pytest.raises(UserError, match=r"cannot be read \(Is a directory\)"):
+    with user_error("file.unreadable", tmp_path):
         GENERATORS[True][0].read(tmp_path)
-    with pytest.raises(UserError, match="absent: cannot be read"):
+    with user_error("file.unreadable", tmp_path / "absent"):
         GENERATORS[True][0].read(tmp_path / "absent")
 
 
 def test_after_a_bad_part_the_generator_goes_on(tmp_path):
     ours, plain = GENERATORS[True]
-    with pytest.raises(UserError):
+    with user_error("data.encoding", "part"):
         ours.parse(b"abc\nx\xff\n", Path("part"))
     assert to_lists(ours.parse(b"abc y\n", Path("part"))) == parse_documents(["abc y"], plain.tokenizer)
 

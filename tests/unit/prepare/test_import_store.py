@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from mlbert.cli.prepare import app
-from mlbert.core.errors import UserError
 from mlbert.prepare import import_store as importing
 from mlbert.prepare.export_nvidia import export_nvidia
 from mlbert.prepare.import_store import import_store
@@ -30,6 +29,7 @@ from nvidia_shards import (
     write_variable,
     write_vocabulary,
 )
+from user_errors import user_error
 
 EACH, FILES = 30, 3
 
@@ -116,15 +116,15 @@ def test_exported_columns_are_those_that_h5py_readers_expect(tmp_path, vocab):
 def test_export_refuses_what_the_layout_cannot_store(tmp_path, vocab):
     write(tmp_path / "theirs", "variable")
     import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
-    for layout, files, words in (
-        ("packed", 1, "holds single sequences"),
-        ("odd", 1, "odd is not known"),
-        ("fixed", 91, "91 is out of range"),
+    for layout, files, code, subject in (
+        ("packed", 1, "data.format", tmp_path / "ours"),
+        ("odd", 1, "config.choice", "--layout"),
+        ("fixed", 91, "config.range", "--files"),
     ):
-        with pytest.raises(UserError, match=words):
+        with user_error(code, subject):
             export_nvidia(tmp_path / "ours", tmp_path / "out", layout, num_files=files)
     export_nvidia(tmp_path / "ours", tmp_path / "out", "variable", num_files=2)
-    with pytest.raises(UserError, match=r"part_00000_of_00002\.hdf5: is of another export"):
+    with user_error("prepare.other-options", tmp_path / "out/part_00000_of_00002.hdf5"):
         export_nvidia(tmp_path / "ours", tmp_path / "out", "variable", num_files=3)
 
 
@@ -151,7 +151,7 @@ def test_bins_become_one_set(tmp_path, vocab):
     ours = ShardSet.open(tmp_path / "ours")
     assert same(ours.gather(np.arange(50)), Ragged.concatenate([short, long]))
     write_variable(tmp_path / "bins" / "b" / "part_00000.hdf5", bert_rows(30, 1, min_length=12))
-    with pytest.raises(UserError, match=r"bins: a \(lengths 5 to 12\) and b \(12 to 40\) are no length bins"):
+    with user_error("data.mixed", tmp_path / "bins"):
         import_store(tmp_path / "bins", vocab, tmp_path / "again")
 
 
@@ -197,7 +197,7 @@ def damage(folder: Path) -> None:
 def test_bad_rows_are_named_or_left_out(tmp_path, vocab, kind):
     rows = write(tmp_path / "theirs", kind)
     damage(tmp_path / "theirs")
-    with pytest.raises(UserError, match=r"part_00000_of_00003.hdf5: row 7 is empty"):
+    with user_error("data.damaged", tmp_path / "theirs/part_00000_of_00003.hdf5"):
         import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
     assert not (tmp_path / "ours" / "manifest.json").exists()
     manifest = import_store(tmp_path / "theirs", vocab, tmp_path / "ours", skip_bad=True)
@@ -237,14 +237,12 @@ def test_wrong_vocabulary(tmp_path, vocab):
     entries = vocab.read_text().split("\n")
     other = tmp_path / "other.txt"
     other.write_text("\n".join(["extra", *entries]))
-    with pytest.raises(
-        UserError, match=r"part_00000_of_00003.hdf5: row 0 does not begin with the vocabulary's \[CLS\]"
-    ):
+    with user_error("data.row", tmp_path / "theirs/part_00000_of_00003.hdf5"):
         import_store(tmp_path / "theirs", other, tmp_path / "ours")
-    with pytest.raises(UserError, match=r"theirs: holds no good sequence; first: .*row 0 does not begin"):
+    with user_error("data.empty", tmp_path / "theirs"):
         import_store(tmp_path / "theirs", other, tmp_path / "ours", skip_bad=True)
     other.write_text("\n".join(entries[:100]))
-    with pytest.raises(UserError, match=r"row \d+ has a (token|label) outside the vocabulary of 100 entries"):
+    with user_error("data.row", tmp_path / "theirs/part_00000_of_00003.hdf5"):
         import_store(tmp_path / "theirs", other, tmp_path / "ours")
 
 
@@ -252,14 +250,14 @@ def test_the_same_sequences_twice(tmp_path, vocab):
     (tmp_path / "theirs").mkdir()
     write_variable(tmp_path / "theirs" / "part_00000.hdf5", bert_rows(20))
     write_fixed(tmp_path / "theirs" / "part_00001.hdf5", bert_rows(20))
-    with pytest.raises(UserError, match=r"part_00001.hdf5: holds the same sequences as part_00000.hdf5"):
+    with user_error("prepare.other-options", tmp_path / "theirs/part_00001.hdf5"):
         import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
 
 
 def test_kinds_that_do_not_mix(tmp_path, vocab):
     write(tmp_path / "theirs", "variable")
     write_packed(shard_path(tmp_path / "theirs", 1), bert_rows(20, 0, 12), pack_counts(20))
-    with pytest.raises(UserError, match=r"part_00001_of_00003.hdf5: holds packs, unlike the files before it"):
+    with user_error("data.mixed", tmp_path / "theirs/part_00001_of_00003.hdf5"):
         import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
 
 
@@ -267,7 +265,7 @@ def test_finished_with_other_input(tmp_path, vocab):
     write(tmp_path / "theirs", "variable")
     import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
     write_variable(shard_path(tmp_path / "theirs", 0), bert_rows(EACH + 1))
-    with pytest.raises(UserError, match="ours: was prepared with other input or options"):
+    with user_error("prepare.other-options", tmp_path / "ours"):
         import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mlbert.core import native
-from mlbert.core.errors import UserError
+from file_limits import largest_file
+from mlbert.host import native
 from mlbert.prepare import generator, instance_set
 from mlbert.prepare.instance_set import InstanceJob, SetFormat, prepare_instances, set_digests
 from mlbert.prepare.instances import InstanceOptions
@@ -19,6 +18,7 @@ from mlbert.store.manifest import read_manifest
 from mlbert.store.prepared import ShardSet
 from mlbert.store.tfrecord import read_widths
 from mlbert.store.tokenizer import lower_cases
+from user_errors import user_error
 
 OPTIONS = InstanceOptions(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=3)
 FORMATS = list(SetFormat)
@@ -96,7 +96,7 @@ def test_a_finished_set_is_not_overwritten(job, parts, bad, set_format):
         {"set_format": FORMATS[1 - FORMATS.index(set_format)]},
     ]
     for change in changes:
-        with pytest.raises(UserError, match="other input or options"):
+        with user_error("prepare.other-options", "set"):
             prepare_instances(replace(job, **change))
     assert tree(job.out) == before
 
@@ -142,13 +142,8 @@ def test_other_options_after_an_interruption(job, tmp_path, monkeypatch, set_for
 @pytest.mark.parametrize("set_format", FORMATS)
 def test_a_full_disk_leaves_nothing_that_looks_finished(job, tmp_path, set_format):
     job = replace(job, set_format=set_format, options=replace(OPTIONS, dupe_factor=40))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-    try:
-        with pytest.raises(UserError, match=r"cannot be written \(File too large\)"):
-            prepare_instances(job)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with user_error("file.unwritable"), largest_file(20_000):
+        prepare_instances(job)
     assert tree(job.out) == {}
     prepare_instances(job)
     prepare_instances(replace(job, out=tmp_path / "straight"))
@@ -159,7 +154,7 @@ def test_a_full_disk_leaves_nothing_that_looks_finished(job, tmp_path, set_forma
 @pytest.mark.parametrize("set_format", FORMATS)
 def test_a_bad_part_ends_the_step(job, bad, workers, set_format):
     job = replace(job, parts=(job.parts[0], bad), set_format=set_format)
-    with pytest.raises(UserError, match=r"bad\.txt: line 2 is not UTF-8 \(byte 1 of the line\)"):
+    with user_error("data.encoding", bad):
         prepare_instances(job, workers=workers)
     assert not {"manifest.json", "instances.json"} & set(tree(job.out))
 
@@ -183,7 +178,7 @@ def test_bad_parts_are_left_out_on_request(job, bad, tmp_path, said, set_format)
     if set_format == SetFormat.hdf5:
         assert read_manifest(job.out).provenance["skipped"] == made.skipped
         assert len(ShardSet.open(job.out, verify=True)) == made.num_sequences
-        with pytest.raises(UserError, match=r"none of 1 parts can be used"):
+        with user_error("data.damaged", "--input"):
             prepare_instances(replace(job, parts=(bad,), out=tmp_path / "none"))
 
 
@@ -210,18 +205,18 @@ def test_one_document_is_taken_with_a_warning(job, tmp_path, said):
 def test_bad_vocabulary(job, tmp_path):
     vocabulary = tmp_path / "vocab.txt"
     vocabulary.write_text("[PAD]\n[UNK]\na\n")
-    with pytest.raises(UserError, match=r"vocab\.txt: has no entry \[CLS\]"):
+    with user_error("vocabulary.format", vocabulary):
         prepare_instances(replace(job, vocab_file=vocabulary))
     vocabulary.unlink()
     vocabulary.mkdir()
-    with pytest.raises(UserError, match=r"vocab\.txt: cannot be read \(Is a directory\)"):
+    with user_error("file.unreadable", vocabulary):
         prepare_instances(replace(job, vocab_file=vocabulary))
 
 
 def test_output_that_cannot_be_made(job, tmp_path):
     (tmp_path / "file").write_text("")
     for set_format in FORMATS:
-        with pytest.raises(UserError, match="cannot be made"):
+        with user_error("file.unwritable", tmp_path / "file/set"):
             prepare_instances(replace(job, out=tmp_path / "file" / "set", set_format=set_format))
 
 
@@ -245,7 +240,7 @@ def test_without_a_compiler_it_says_so_and_makes_the_same(job, tmp_path, said, m
 def test_a_damaged_mark(job, content):
     job.out.mkdir()
     (job.out / "instances.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"instances\.json: is damaged"):
+    with user_error("file.json", "instances.json"):
         prepare_instances(job)
 
 
@@ -257,5 +252,5 @@ def test_what_exports_ask_about_case(job, tmp_path):
     job = replace(job, vocab_file=vocabulary, lower_case=False, out=beside / "train")
     prepare_instances(job)
     assert not lower_cases(vocabulary)
-    with pytest.raises(UserError, match=r"tokenizer_config.json: says do_lower_case: false, --cased is not given"):
+    with user_error("config.conflict", beside / "tokenizer_config.json"):
         prepare_instances(replace(job, lower_case=True, out=beside / "other"))

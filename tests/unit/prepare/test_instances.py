@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlbert.core.errors import UserError
 from mlbert.prepare.instances import (
     FEATURES,
     InstanceOptions,
@@ -21,6 +20,7 @@ from mlbert.prepare.instances import (
 )
 from mlbert.store.ragged import Ragged
 from mlbert.store.wordpiece import WordPieceTokenizer, load_vocabulary
+from user_errors import user_error
 
 GOLDEN = json.loads((Path(__file__).resolve().parents[2] / "assets" / "instances" / "digests.json").read_text())
 PUBLISHED = {
@@ -158,19 +158,20 @@ def test_one_document_takes_its_second_sentence_from_itself(tmp_path, assets):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "code", "named"),
     [
-        (b"", "holds no text"),
-        (b"\n \n\n", "holds no text"),
-        (b"good\nbad \xff\xfe\n", "line 2 is not UTF-8 .byte 5"),
-        (gzip.compress(b"text", mtime=0), "is compressed"),
+        (b"", "data.empty", ""),
+        (b"\n \n\n", "data.empty", ""),
+        (b"good\nbad \xff\xfe\n", "data.encoding", "line 2 is not UTF-8 (byte 5"),
+        (gzip.compress(b"text", mtime=0), "data.encoding", "gzip"),
     ],
 )
-def test_bad_part(tmp_path, assets, content, words):
+def test_bad_part(tmp_path, assets, content, code, named):
     text = tmp_path / "part"
     text.write_bytes(content)
-    with pytest.raises(UserError, match=words):
+    with user_error(code, text) as caught:
         make(text, assets / "vocab.txt", InstanceOptions())
+    assert named in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -185,5 +186,5 @@ def test_bad_part(tmp_path, assets, content, words):
     ],
 )
 def test_options_out_of_range(options):
-    with pytest.raises(UserError, match=next(iter(options))):
+    with user_error("config.range", next(iter(options))):
         InstanceOptions(**options)

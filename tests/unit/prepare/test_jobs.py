@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.prepare.jobs import run_jobs
+from user_errors import user_error
 
 SLEEPER = (
     "import sys, time; from pathlib import Path; from mlbert.prepare import jobs; from test_jobs import sleep_long\n"
@@ -27,7 +28,7 @@ def double(number: int) -> int:
 
 def refuse_two(number: int) -> int:
     if number == 2:
-        raise UserError("two", "is refused")
+        raise UserError("data.damaged", "two", "is refused")
     return number
 
 
@@ -52,12 +53,12 @@ def test_results_in_order(workers):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_comes_back_as_it_is(workers):
-    with pytest.raises(UserError, match="two: is refused"):
+    with user_error("data.damaged", "two", wording=False):
         run(refuse_two, range(5), workers)
 
 
 def test_a_killed_worker_is_told():
-    with pytest.raises(UserError, match="out: a worker process was killed"):
+    with user_error("machine.memory", "out"):
         run(be_killed, range(3), 2)
 
 

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbert.core.errors import UserError
 from mlbert.prepare import baselines, own_text
 from mlbert.prepare.own_files import documents, find_sources
 from mlbert.prepare.own_text import RUN, Facts, Request, prepare
 from mlbert.store.mds import MdsReader
 from mlbert.store.tokenizer import load_tokenizer
+from user_errors import user_error
 
 NOUNS = ["river", "house", "letter", "garden", "machine", "teacher", "mountain", "window", "market", "story"]
 VERBS = ["finds", "builds", "carries", "paints", "watches", "answers", "follows", "repairs", "describes", "leaves"]
@@ -84,7 +84,7 @@ def test_cutting_loses_nothing(tmp_path_factory: pytest.TempPathFactory, text: s
         return
     source = find_sources([path], path / "out")[0]
     if "\0" in text:
-        with pytest.raises(UserError, match="binary"):
+        with user_error("data.encoding", path):
             list(documents(source, piece, True))
         return
     parts = list(documents(source, piece, True))
@@ -153,34 +153,40 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.
 
 LONG = "word " * 10_000
 BAD = [
-    ("empty.txt", b"", "is empty"),
-    ("blank.txt", b"\n \n" * 10, "0 characters long"),
-    ("line.txt", b"one line of text\n", "17 characters long"),
-    ("binary.txt", bytes(range(256)) * 10, "is not text|not UTF-8"),
-    ("utf16.txt", "many words of text".encode("utf-16"), "UTF-8"),
-    ("latin.txt", b"fine\nfine\ncaf\xe9 " + LONG.encode(), "line 3 is not UTF-8"),
-    ("late.txt", LONG.encode() * 30 + b"\n\xff", "line 2 is not UTF-8"),
-    ("word.txt", LONG.encode(), "repeats itself"),
-    ("same.txt", b"the same line of text again and again\n" * 2000, "repeats itself"),
-    ("random.txt", random.Random(1).randbytes(60_000).hex().encode(), "UNK|repeats itself"),
-    ("bad.jsonl", b'{"text": "a"}\n{"text": 3}\n', 'line 2 has no "text"'),
-    ("list.jsonl", b"[1, 2]\n", 'line 1 has no "text"'),
-    ("half.jsonl", b'{"text": "a"}\n{"text": ', "line 2 is not JSON"),
-    ("deep.jsonl", b"[" * 100_000, "line 1 is not JSON"),
-    ("cut.txt.gz", gzip.compress(LONG.encode())[:-20], "is damaged"),
-    ("no.txt.gz", b"no gzip at all", "is damaged"),
+    ("empty.txt", b"", "data.empty", ""),
+    ("blank.txt", b"\n \n" * 10, "data.too-small", "0 characters"),
+    ("line.txt", b"one line of text\n", "data.too-small", "17 characters"),
+    ("binary.txt", bytes(range(256)) * 10, "data.encoding", ""),
+    ("utf16.txt", "many words of text".encode("utf-16"), "data.encoding", ""),
+    ("latin.txt", b"fine\nfine\ncaf\xe9 " + LONG.encode(), "data.encoding", "line 3 "),
+    ("late.txt", LONG.encode() * 30 + b"\n\xff", "data.encoding", "line 2 "),
+    ("word.txt", LONG.encode(), "data.repetitive", ""),
+    ("same.txt", b"the same line of text again and again\n" * 2000, "data.repetitive", ""),
+    ("random.txt", random.Random(1).randbytes(60_000).hex().encode(), "vocabulary.other-language", "100%"),
+    ("bad.jsonl", b'{"text": "a"}\n{"text": 3}\n', "data.row", "line 2 "),
+    ("list.jsonl", b"[1, 2]\n", "data.row", "line 1 "),
+    ("half.jsonl", b'{"text": "a"}\n{"text": ', "data.row", "line 2 "),
+    ("deep.jsonl", b"[" * 100_000, "data.row", "line 1 "),
+    ("cut.txt.gz", gzip.compress(LONG.encode())[:-20], "data.damaged", ""),
+    ("no.txt.gz", b"no gzip at all", "data.damaged", ""),
 ]
+OF_ALL_FILES = {"data.too-small", "data.repetitive", "vocabulary.other-language"}
 
 
-@pytest.mark.parametrize(("name", "content", "words"), BAD, ids=[name for name, *_ in BAD])
-def test_what_cannot_be_learnt_from_is_told(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+@pytest.mark.parametrize(("name", "content", "code", "named"), BAD, ids=[name for name, *_ in BAD])
+def test_what_cannot_be_learnt_from_is_told(tmp_path: Path, name: str, content: bytes, code: str, named: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=words):
+    with user_error(code, "the text" if code in OF_ALL_FILES else tmp_path / name) as caught:
         prepared(tmp_path / "out", tmp_path / name)
+    assert named in str(caught.value)
 
 
 def test_places_without_text_are_told(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for path, words in ((tmp_path / "no", "no such"), (tmp_path / "empty", "no text"), (Path("/dev/zero"), "neither")):
-        with pytest.raises(UserError, match=words):
+    for path, code in (
+        (tmp_path / "no", "file.missing"),
+        (tmp_path / "empty", "data.empty"),
+        (Path("/dev/zero"), "file.wrong-kind"),
+    ):
+        with user_error(code, path):
             find_sources([path], tmp_path / "out")

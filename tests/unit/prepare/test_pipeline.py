@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlbert.core.errors import UserError
+from file_limits import largest_file
 from mlbert.prepare import pipeline
 from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.pipeline import TextOptions, pick_evenly, prepare_text
 from mlbert.store.manifest import read_manifest
 from mlbert.store.open import check_vocabulary, describe
 from mlbert.store.prepared import ShardSet
+from user_errors import user_error
 
 INSTANCES = InstanceOptions(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=3)
 OPTIONS = TextOptions(INSTANCES, vocab_size=300, eval_share=0.2, eval_sequences=60, num_parts=2)
@@ -104,7 +104,7 @@ def test_a_finished_folder_that_is_damaged_is_made_again(prepared, tmp_path, sai
 
 
 def test_other_options_do_not_overwrite(prepared):
-    with pytest.raises(UserError, match=r"other options \(vocab_size\)"):
+    with user_error("prepare.other-options", prepared):
         prepare_text(documents(), prepared, replace(OPTIONS, vocab_size=400), SOURCE)
 
 
@@ -130,13 +130,8 @@ def test_other_options_after_an_interruption(prepared, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_leaves_nothing_that_looks_finished(prepared, tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-    try:
-        with pytest.raises(UserError, match=r"cannot be written \(File too large\)"):
-            prepare_text(documents(), tmp_path / "out", OPTIONS, SOURCE)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with user_error("file.unwritable"), largest_file(20_000):
+        prepare_text(documents(), tmp_path / "out", OPTIONS, SOURCE)
     assert not list(tmp_path.rglob("*.tmp"))
     assert not (tmp_path / "out" / "train" / "manifest.json").exists()
     prepare_text(documents(), tmp_path / "out", OPTIONS, SOURCE)
@@ -145,7 +140,7 @@ def test_a_full_disk_leaves_nothing_that_looks_finished(prepared, tmp_path):
 
 def test_output_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be made"):
+    with user_error("file.unwritable", tmp_path / "file/out/text"):
         prepare_text(documents(), tmp_path / "file" / "out", OPTIONS, SOURCE)
 
 
@@ -161,7 +156,10 @@ def test_picking_is_the_benchmarks_rule():
     assert pick_evenly(7, 7).tolist() == list(range(7))
 
 
-@pytest.mark.parametrize("change", [{"eval_share": 0.0}, {"eval_sequences": 0}, {"num_parts": 0}])
-def test_options_out_of_range(change):
-    with pytest.raises(UserError):
+@pytest.mark.parametrize(
+    ("change", "subject"),
+    [({"eval_share": 0.0}, "--eval-share"), ({"eval_sequences": 0}, "eval_sequences"), ({"num_parts": 0}, "num_parts")],
+)
+def test_options_out_of_range(change, subject):
+    with user_error("config.range", subject):
         replace(OPTIONS, **change)

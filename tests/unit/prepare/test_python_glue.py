@@ -8,8 +8,7 @@ import pytest
 
 from mlbert.core.glue import TASKS
 from mlbert.prepare import glue_files, python_glue
-from mlbert.recipes.classification import form_of_task
-from mlbert.store.tasks import read_evaluation, read_training
+from mlbert.store.tasks import form_of_task, read_evaluation, read_training
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import textwrap
 
 import pytest
 
-from mlbert.core.errors import UserError
 from mlbert.prepare import python_text
+from user_errors import user_error
 
 SOURCE = textwrap.dedent('''
     """This module is about boats. It has a short text of its own.
@@ -86,5 +86,5 @@ def test_another_process_gives_the_same_and_imports_nothing(documents):
 def test_an_installation_without_text_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(python_text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     monkeypatch.setattr(python_text, "_from_compiled_modules", lambda: iter(()))
-    with pytest.raises(UserError, match="almost no documentation"):
+    with user_error("data.too-small", tmp_path):
         list(python_text.documents())

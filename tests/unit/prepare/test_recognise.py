@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlbert.core.errors import UserError
 from mlbert.prepare.instance_set import InstanceJob, SetFormat, make_instances
 from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.recognise import Kind, recognise
 from mlbert.prepare.text_parts import inspect_parts
+from user_errors import user_error
 
 
 @pytest.fixture
@@ -60,22 +60,22 @@ def test_a_wikiextractor_folder(tmp_path: Path) -> None:
     (tmp_path / "AA" / "wiki_00").write_text('<doc id="1">\n')
     assert recognise(tmp_path) == "wikiextractor"
     (tmp_path / "AA" / "wiki_00").rename(tmp_path / "AA" / "wiki_00.bz2")
-    with pytest.raises(UserError, match="is compressed"):
+    with user_error("data.encoding", tmp_path / "AA/wiki_00.bz2"):
         recognise(tmp_path)
 
 
 def test_anything_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\0")
-    with pytest.raises(UserError, match=r"is not recognised. Give text parts, a WikiExtractor folder"):
+    with user_error("data.format", tmp_path):
         recognise(tmp_path)
-    with pytest.raises(UserError, match="there is no such file or folder"):
+    with user_error("file.missing", tmp_path / "none"):
         recognise(tmp_path / "none")
 
 
 def test_text_in_another_encoding_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes("schön\n".encode("latin-1") * 100)
-    with pytest.raises(UserError, match="is not recognised"):
+    with user_error("data.format", tmp_path):
         recognise(tmp_path)
     path.write_text("schön\n" * 20_000)  # the first bytes looked at end within a character
     assert recognise(tmp_path) == Kind.text

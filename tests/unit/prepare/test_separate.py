@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbert.core.errors import UserError
 from mlbert.prepare.separate import drawn_articles, read_hashes
+from user_errors import user_error
 
 
 def plainly_drawn(counts: list[int], wanted: int) -> list[list[int]]:
@@ -39,7 +38,7 @@ def test_equals_the_published_rule(counts: list[int], data: st.DataObject) -> No
 
 
 def test_too_few_articles_name_the_file() -> None:
-    with pytest.raises(UserError, match="9 articles of 2 files means 5 of file 2, which has 3"):
+    with user_error("data.too-small", "--eval-articles"):
         drawn_articles([10, 3], 9)
 
 
@@ -48,10 +47,10 @@ def test_hashes(tmp_path: Path) -> None:
     path.write_text("d41d8cd98f00b204e9800998ecf8427e\n" * 2 + "0" * 32 + "\n")
     assert read_hashes(path) == {bytes.fromhex("d41d8cd98f00b204e9800998ecf8427e"), bytes(16)}
     path.write_text("d41d8cd98f00b204e9800998ecf8427e\nno sum\n")
-    with pytest.raises(UserError, match=r"eval.md5: line 2 is not an MD5 sum"):
+    with user_error("data.row", path):
         read_hashes(path)
     path.write_text("\n")
-    with pytest.raises(UserError, match="holds no MD5 sum"):
+    with user_error("data.row", path):
         read_hashes(path)
-    with pytest.raises(UserError, match="cannot be read"):
+    with user_error("file.unreadable", tmp_path / "none"):
         read_hashes(tmp_path / "none")

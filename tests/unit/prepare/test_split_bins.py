@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbert.core.errors import UserError
 from mlbert.prepare.shuffle import shuffle_set
 from mlbert.prepare.split_bins import make_bins
 from mlbert.store.open import describe, open_store
 from mlbert.store.prepared import ShardSet
 from mlbert.store.ragged import Ragged
 from stored_sets import flip, make_rows, random_lengths, same_sequences, tree, write_set
+from user_errors import user_error
 
 EDGES = (8, 16, 24, 32)
 
@@ -35,7 +35,7 @@ def test_every_sequence_once_and_in_its_bin(tmp_path_factory, count, shards, see
     ]
     parts = []
     for manifest, low, high in zip(manifests, (1, 9, 17, 25), EDGES, strict=True):
-        counts = [shard["num_sequences"] for shard in manifest.shards]
+        counts = [shard.num_sequences for shard in manifest.shards]
         assert len(counts) == shards
         assert max(counts) - min(counts) <= 1
         parts += list(ShardSet.open(manifest.path.parent, verify=True))
@@ -64,7 +64,7 @@ def test_a_finished_folder_is_left_alone(source, tmp_path):
     out = tmp_path / "out"
     first = make_bins(source, out, edges=EDGES, num_shards=2)
     assert make_bins(source, out, edges=EDGES, num_shards=2) == first
-    with pytest.raises(UserError, match="other input or options"):
+    with user_error("prepare.other-options", out):
         make_bins(source, out, edges=(16, 32), num_shards=2)
 
 
@@ -79,20 +79,20 @@ def test_an_unfinished_folder_is_finished(source, tmp_path):
 
 def test_more_shards_than_the_fullest_bin_has_sequences(tmp_path):
     source = write_set(tmp_path / "source", make_rows(np.asarray([6, 20, 20, 20])))
-    with pytest.raises(UserError, match=r"--shards: 4 shards cannot be filled with 3 sequences in the fullest bin"):
+    with user_error("config.range", "--shards"):
         make_bins(source, tmp_path / "out", edges=(16, 32), num_shards=4)
     first, _ = make_bins(source, tmp_path / "out", edges=(16, 32), num_shards=3)
-    assert [shard["num_sequences"] for shard in first.shards] == [0, 0, 1]
+    assert [shard.num_sequences for shard in first.shards] == [0, 0, 1]
 
 
 @pytest.mark.parametrize("edges", [(), (0, 5), (8, 8), (16, 8)])
 def test_edges_that_do_not_ascend(source, tmp_path, edges):
-    with pytest.raises(UserError, match="--edges"):
+    with user_error("config.value", "--edges"):
         make_bins(source, tmp_path / "out", edges=edges)
 
 
 def test_sequences_longer_than_the_last_edge(source, tmp_path):
-    with pytest.raises(UserError, match=r"sequences are longer than the last edge 24"):
+    with user_error("data.too-long", source):
         make_bins(source, tmp_path / "out", edges=(8, 24))
 
 
@@ -101,7 +101,7 @@ def test_a_bin_of_another_folder_is_named(source, tmp_path):
     make_bins(source, tmp_path / "other", edges=EDGES, num_shards=2, seed=1)
     name = "bin-009-016/manifest.json"
     (tmp_path / "out" / name).write_bytes((tmp_path / "other" / name).read_bytes())
-    with pytest.raises(UserError, match=r"bin-009-016/manifest.json: is not the manifest that"):
+    with user_error("data.checksum", tmp_path / "out/bin-009-016/manifest.json"):
         describe(tmp_path / "out")
 
 
@@ -109,13 +109,22 @@ def test_a_damaged_shard_of_a_bin_is_named(source, tmp_path):
     make_bins(source, tmp_path / "bins", edges=EDGES, num_shards=2)
     flip(tmp_path / "bins" / "bin-009-016" / "shard-00001-of-00002.h5", 0.9)
     for make in (shuffle_set, make_bins):
-        with pytest.raises(UserError, match=r"bin-009-016/shard-00001-of-00002\.h5: its checksum differs"):
+        with user_error("data.checksum", tmp_path / "bins/bin-009-016/shard-00001-of-00002.h5"):
             make(tmp_path / "bins", tmp_path / "out")
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", json.dumps({"format": "mlbert-bins", "version": 9}).encode()])
-def test_bad_index(source, tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", "file.json"),
+        (b"{}", "data.format"),
+        (b'{"format": "mlbert-bins", "version": 1}', "file.json"),
+        (b"[]", "file.json"),
+        (json.dumps({"format": "mlbert-bins", "version": 9}).encode(), "data.format"),
+    ],
+)
+def test_bad_index(source, tmp_path, content, code):
     make_bins(source, tmp_path / "out", edges=EDGES, num_shards=2)
     (tmp_path / "out" / "bins.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"bins\.json"):
+    with user_error(code, tmp_path / "out/bins.json"):
         describe(tmp_path / "out")

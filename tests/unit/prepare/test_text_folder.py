@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from mlbert.core.errors import UserError
 from mlbert.prepare import text_folder
+from user_errors import user_error
 
 
 def test_a_file_is_a_document(tmp_path):
@@ -35,26 +35,32 @@ def test_source_name_follows_the_content(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "words"),
+    ("files", "code"),
     [
-        ({}, r"holds no \*.txt file"),
-        ({"a.md": b"text"}, r"holds no \*.txt file"),
-        ({"a.txt": b"", "b.txt": b" \n\n"}, "are all empty"),
-        ({"a.txt": b"good\nline\n\xff bad"}, "a.txt: line 3 is not UTF-8"),
+        ({}, "data.missing"),
+        ({"a.md": b"text"}, "data.missing"),
+        ({"a.txt": b"", "b.txt": b" \n\n"}, "data.empty"),
     ],
 )
-def test_bad_folders(tmp_path, files, words):
+def test_bad_folders(tmp_path, files, code):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=words):
+    with user_error(code, tmp_path):
         list(text_folder.documents(tmp_path))
 
 
+def test_a_file_that_is_not_utf8_is_named_with_the_line(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"good\nline\n\xff bad")
+    with user_error("data.encoding", tmp_path / "a.txt") as caught:
+        list(text_folder.documents(tmp_path))
+    assert "line 3 " in str(caught.value)
+
+
 def test_no_folder(tmp_path):
-    with pytest.raises(UserError, match="there is no such folder"):
+    with user_error("file.missing", tmp_path / "absent"):
         list(text_folder.documents(tmp_path / "absent"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="is a file, not a folder"):
+    with user_error("file.missing", tmp_path / "file"):
         list(text_folder.documents(tmp_path / "file"))
 
 
@@ -62,5 +68,5 @@ def test_no_folder(tmp_path):
 def test_unreadable(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "a.txt").chmod(0)
-    with pytest.raises(UserError, match="cannot be read"):
+    with user_error("file.unreadable", tmp_path / "a.txt", wording=False):
         list(text_folder.documents(tmp_path))

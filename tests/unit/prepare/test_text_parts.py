@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.core.errors import UserError
 from mlbert.prepare.text_parts import expand_inputs, inspect_parts
+from user_errors import user_error
 
 
 def make(folder: Path, *names: str) -> Path:
@@ -35,14 +35,14 @@ def test_files_are_taken_as_named_and_in_that_order(tmp_path):
 
 
 def test_a_folder_without_parts(tmp_path):
-    with pytest.raises(UserError, match=r"text: holds no text part"):
+    with user_error("data.missing", tmp_path / "text"):
         expand_inputs([make(tmp_path / "text", "eval.txt")])
 
 
 @pytest.mark.parametrize("name", ["part-{}-of-00004", "train-{}-of-00004.txt"])
 def test_missing_parts_of_a_folder(tmp_path, name):
     folder = make(tmp_path / "text", name.format("00000"), name.format("00003"))
-    with pytest.raises(UserError, match=rf"2 files are missing, the first is {name.format('00001')}\."):
+    with user_error("data.incomplete", folder):
         expand_inputs([folder])
     expanded = expand_inputs([folder], skip_bad=True)
     assert names(expanded) == [name.format(f"{index:05d}") for index in range(4)]
@@ -64,15 +64,15 @@ def test_what_cannot_be_a_part(tmp_path):
     (folder / "empty").write_bytes(b"")
     (folder / "empty_too").write_bytes(b"")
     paths = [folder / name for name in ("b", "a", "empty", "copy", "empty_too", "absent", "a", ".")]
-    problems = ["", "", "holds no text", rf"has the same content as {folder}/a", "holds no text", "cannot be read"]
-    problems += [rf"has the same content as {folder}/a", "is a folder"]
-    for path, problem in zip(paths, problems, strict=True):
-        if problem:
-            with pytest.raises(UserError, match=problem):
+    codes = [None, None, "data.empty", "data.duplicate", "data.empty", "file.unreadable", "data.duplicate"]
+    codes.append("file.wrong-kind")
+    for path, code in zip(paths, codes, strict=True):
+        if code:
+            with user_error(code, path):
                 inspect_parts([folder / "a", path])
     found = inspect_parts(paths, skip_bad=True)
-    assert [bool(part.problem) for part in found] == [bool(problem) for problem in problems]
-    with pytest.raises(UserError, match=r"none of 2 parts can be used; .*holds no text"):
+    assert [part.problem and part.problem.code for part in found] == codes
+    with user_error("data.damaged", "--input"):
         inspect_parts([folder / "empty", folder / "empty_too"], skip_bad=True)
-    with pytest.raises(UserError, match="there is no text part"):
+    with user_error("data.missing", "--input"):
         inspect_parts([])

@@ -14,7 +14,6 @@ import pytest
 from typer.testing import CliRunner
 
 from mlbert.cli.prepare import app
-from mlbert.core.errors import UserError
 from mlbert.prepare.jobs import Progress
 from mlbert.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
 from mlbert.store.manifest import read_manifest
@@ -22,6 +21,7 @@ from mlbert.store.prepared import ShardSet
 from mlbert.store.ragged import DTYPES, Ragged
 from mlbert.store.tfrecord import ExampleReader, Widths, write_examples
 from mlbert.store.wordpiece import SPECIAL_TOKENS
+from user_errors import user_error
 
 SPECIAL = len(SPECIAL_TOKENS)
 CLS, SEP = (SPECIAL_TOKENS.index(token) for token in ("[CLS]", "[SEP]"))
@@ -81,7 +81,7 @@ def test_there_and_back(folder, vocab, tmp_path):
     made = hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", workers=2)
     assert made.num_sequences == 180
     for part, file in enumerate(made.files):
-        assert (tmp_path / "back" / file).read_bytes() == sorted(folder.iterdir())[part].read_bytes()
+        assert (tmp_path / "back" / file.file).read_bytes() == sorted(folder.iterdir())[part].read_bytes()
 
     class Lines(Progress):
         def __call__(self, line: str) -> None:
@@ -101,29 +101,29 @@ def test_there_and_back(folder, vocab, tmp_path):
 def test_other_input_is_refused(folder, vocab, tmp_path):
     tfrecords_to_hdf5([folder], vocab, tmp_path / "set")
     hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back")
-    with pytest.raises(UserError, match="was prepared with other input or options"):
+    with user_error("prepare.other-options", tmp_path / "set"):
         tfrecords_to_hdf5(sorted(folder.iterdir())[:2], vocab, tmp_path / "set")
     tfrecords_to_hdf5(sorted(folder.iterdir())[:2], vocab, tmp_path / "two")
-    with pytest.raises(UserError, match="was prepared with other input or options"):
+    with user_error("prepare.other-options", tmp_path / "back"):
         hdf5_to_tfrecords(tmp_path / "two", tmp_path / "back")
 
 
 def test_bad_input(folder, vocab, tmp_path):
     files, out = sorted(folder.iterdir()), tmp_path / "set"
-    with pytest.raises(UserError, match="is given twice"):
+    with user_error("config.duplicate", folder / "part-00000-of-00003"):
         tfrecords_to_hdf5([folder, files[0]], vocab, out)
-    with pytest.raises(UserError, match="there is no such file"):
+    with user_error("file.missing", tmp_path / "absent"):
         tfrecords_to_hdf5([tmp_path / "absent"], vocab, out)
-    with pytest.raises(UserError, match="has no TFRecord files"):
+    with user_error("data.missing", tmp_path):
         tfrecords_to_hdf5([tmp_path], vocab, out)
-    with pytest.raises(UserError, match="cannot be read"):
+    with user_error("file.unreadable", tmp_path / "no-vocab.txt"):
         tfrecords_to_hdf5([folder], tmp_path / "no-vocab.txt", out)
     write_examples(tmp_path / "wide.tfrecord", some_rows(3), 64, 5)
-    with pytest.raises(UserError, match=r"wide\.tfrecord: its records have 64 tokens and 5 predictions, those of"):
+    with user_error("data.mixed", tmp_path / "wide.tfrecord"):
         tfrecords_to_hdf5([folder, tmp_path / "wide.tfrecord"], vocab, out)
     small = tmp_path / "small.txt"
     small.write_text("\n".join([*SPECIAL_TOKENS, *(f"word{i}" for i in range(60 - SPECIAL))]) + "\n")
-    with pytest.raises(UserError, match=r"part-00000-of-00003: record \d+ .*outside the vocabulary of 60 entries"):
+    with user_error("data.damaged", folder / "part-00000-of-00003"):
         tfrecords_to_hdf5([folder], small, out)
     assert not (out / "manifest.json").exists()
 
@@ -132,7 +132,7 @@ def test_skip_bad(folder, vocab, tmp_path):
     files = sorted(folder.iterdir())
     flip(files[1], 200)
     flip(files[2], int(next(iter(ExampleReader(files[2]))).starts[30]) + 60)
-    with pytest.raises(UserError, match=r"part-00001-of-00003: record 0 \(byte 0\) .*--skip-bad"):
+    with user_error("data.damaged", folder / "part-00001-of-00003"):
         tfrecords_to_hdf5([folder], vocab, tmp_path / "set", workers=2)
     words = ["tfrecord-to-hdf5", "--input", folder, "--vocab", vocab, "--out", tmp_path / "set", "--skip-bad"]
     done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
@@ -201,7 +201,7 @@ def test_a_damaged_shard_is_not_exported(folder, vocab, tmp_path):
     tfrecords_to_hdf5([folder], vocab, tmp_path / "set")
     shard = tmp_path / "set" / "shard-00001-of-00003.h5"
     flip(shard, shard.stat().st_size - 9)
-    with pytest.raises(UserError, match=r"shard-00001-of-00003\.h5: its checksum differs"):
+    with user_error("data.checksum", shard):
         hdf5_to_tfrecords(tmp_path / "set", tmp_path / "records")
 
 

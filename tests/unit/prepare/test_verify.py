@@ -9,13 +9,13 @@ import h5py
 import numpy as np
 import pytest
 
-from mlbert.core.errors import UserError
 from mlbert.prepare.shuffle import Packing, shuffle_set
 from mlbert.prepare.split_bins import make_bins
 from mlbert.prepare.verify import Md5List, verify
 from mlbert.store.prepared import ShardWriter
 from mlbert.store.tfrecord import write_examples
 from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, random_lengths, write_set
+from user_errors import user_error
 
 COUNT = 300
 
@@ -182,17 +182,17 @@ def test_published_lists_of_files_and_of_rows(tmp_path, rows):
         (tmp_path / "list").write_text(text)
         assert "list" in only(folder, md5=Md5List.read(tmp_path / "list")).problems[0]
     (tmp_path / "list").write_text("hello\n")
-    with pytest.raises(UserError, match="line 1 is no md5 sum and name"):
+    with user_error("data.row", tmp_path / "list"):
         Md5List.read(tmp_path / "list")
 
 
 def test_no_folder_is_a_mistake_and_a_broken_manifest_is_a_finding(source, tmp_path):
-    with pytest.raises(UserError, match="there is no such folder"):
+    with user_error("file.missing", tmp_path / "absent"):
         verify([tmp_path / "absent"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"Accepted: a prepared set"):
+    with user_error("data.missing", tmp_path / "empty"):
         verify([tmp_path / "empty"])
     (source / "manifest.json").write_text("{")
     report = only(source)
     assert report.info is None
-    assert "is not a manifest" in report.problems[0]
+    assert "manifest.json: is not JSON" in report.problems[0]

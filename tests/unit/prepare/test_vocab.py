@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
-from mlbert.core.errors import UserError
 from mlbert.prepare.vocab import MAX_ALPHABET, count_words, train_vocabulary
 from mlbert.store.wordpiece import SPECIAL_TOKENS, UNKNOWN, WordPieceTokenizer
+from user_errors import user_error
 
 PROGRAM = """
 import sys, hashlib
@@ -62,5 +62,5 @@ def test_rare_characters_are_left_out():
 
 @pytest.mark.parametrize("size", [0, 100, 70_000])
 def test_size_out_of_range(size):
-    with pytest.raises(UserError, match="out of range"):
+    with user_error("config.range", "--vocab-size"):
         train_vocabulary(Counter("abc"), size)

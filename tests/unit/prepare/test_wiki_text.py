@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from mlbert.core.errors import UserError
 from mlbert.prepare.wiki_text import articles, paragraphs, remove_markup, sentence_lines, sentence_splitter
+from user_errors import user_error
 
 WIKI = """<doc id="1" url="https://example.org/1" title="Teapot">
 Teapot
@@ -75,26 +76,28 @@ def test_markup(line: str, cleaned: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "line"),
     [
-        ("Just text.\n", r"line 1 is outside any <doc> element: this is not WikiExtractor's output"),
-        ('{"id": "1", "text": "Just text."}\n', "run it without --json"),
-        (WIKI.replace("</doc>", "", 1), r"line 11 begins an article within another"),
-        (WIKI[:-8], r"line 18, its last, is within an article: the file is truncated"),
+        ("Just text.\n", 1),
+        ('{"id": "1", "text": "Just text."}\n', 1),
+        (WIKI.replace("</doc>", "", 1), 11),
+        (WIKI[:-8], 18),
     ],
+    ids=["text", "JSON", "nested", "truncated"],
 )
-def test_other_files_are_named_with_the_line(text: str, reason: str) -> None:
-    with pytest.raises(UserError, match=f"wiki_00: {reason}" if reason.startswith("line") else reason):
+def test_other_files_are_named_with_the_line(text: str, line: int) -> None:
+    with user_error("data.damaged", "wiki_00") as caught:
         read(text)
+    assert re.search(rf"line {line}\b", str(caught.value))
 
 
 def test_bytes_that_are_not_utf8_are_named() -> None:
     lines = WIKI.encode().replace(b"round", b"r\xffund").splitlines(keepends=True)
-    with pytest.raises(UserError, match=r"wiki_00: line 7 is not UTF-8 \(byte 19 of the line\)"):
+    with user_error("data.encoding", "wiki_00"):
         list(paragraphs(Path("wiki_00"), lines))
 
 
 def test_a_missing_splitter_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentencex", None)
-    with pytest.raises(UserError, match=r"sentencex: .* not installed. Install it: pip install 'mlbert\[wiki\]'"):
+    with user_error("package.missing", "sentencex"):
         sentence_splitter()

@@ -14,7 +14,7 @@ import transformers
 
 from mlbert.cli.main import main
 from mlbert.core.bert_config import BertConfig
-from mlbert.models import BertForMaskedLM
+from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.export import write_weights
 from mlbert.prepare.vocab import count_words, train_vocabulary
 

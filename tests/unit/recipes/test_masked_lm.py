@@ -85,7 +85,7 @@ def test_decay_of_biases_and_norms(tmp_path: Path, decay_all: bool) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"sharded_optimizer": "all"}, "SHARDED_OPTIMIZER=all: every rank of masked_lm updates everything"),
+        ({"sharded_optimizer": "all"}, "SHARDED_OPTIMIZER=all: every rank of masked_lm_stored updates everything"),
         ({"gradient_clipping": "buckets"}, "is the way of RECIPE=ddp_adam"),
         ({"lr_milestones": "none"}, "LR_MILESTONES: is not set, and SCHEDULE=multistep needs it"),
         ({"model_options": "dropout=0"}, "MODEL_OPTIONS: 'dropout' is unknown"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from mlbert.cli.main import main
+from mlbert.ops.config import ComputeConfig
+from mlbert.optim.config import OptimizerConfig
 from mlbert.optim.methods import implementation
-from training_settings import read_metrics, train_arguments
+from mlbert.recipes import packed_lamb
+from training_settings import configuration, read_metrics, train_arguments
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,8 @@ from training_settings import read_metrics, train_arguments
     ],
 )
 def test_the_form_of_the_optimizer(ops: str, asked: str, expected: str) -> None:
-    assert implementation(SimpleNamespace(ops=ops, optimizer_implementation=asked)) == expected
+    config = configuration(packed_lamb.RECIPE, ops=ops, optimizer_implementation=asked)
+    assert implementation(config[OptimizerConfig], config[ComputeConfig]) == expected
 
 
 @pytest.mark.parametrize(

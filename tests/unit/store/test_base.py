@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from host_batches import numbers
-from mlbert.core.errors import UserError
 from mlbert.feed.evaluation import EvalSet
 from mlbert.feed.packed import PackedSource
 from mlbert.store.deals import contiguous
@@ -18,6 +17,7 @@ from mlbert.store.prepared import ShardSet
 from mlbert.store.tfrecord import write_examples
 from random_set import VOCAB_SIZE, random_rows
 from stored_sets import names
+from user_errors import user_error
 
 SETTINGS = {"max_sequences_per_pack": 3, "seed": 0, "max_tokens": 512, "deal": contiguous}
 
@@ -55,23 +55,23 @@ def test_records_train_and_evaluate(records):
 def test_token_ids_beyond_the_models_vocabulary_are_refused(records):
     source = PackedSource(records, packs_per_step=5, **SETTINGS, vocab_size=100)
     source.open()
-    with pytest.raises(UserError, match=r"holds token id \d+, the model's vocabulary has 100 entries"):
+    with user_error("data.model-mismatch", records):
         source.batches_of(0)
-    with pytest.raises(UserError, match="vocabulary has 100 entries"):
+    with user_error("data.model-mismatch", records):
         EvalSet(records, 90, 4, max_sequences_per_pack=3, vocab_size=100).open()
 
 
 def test_an_evaluation_set_that_is_too_small_is_noticed_when_it_is_opened(records):
-    with pytest.raises(UserError, match="holds 90 examples, 91 are asked for"):
+    with user_error("config.range", records):
         EvalSet(records, 91, 4, max_sequences_per_pack=3).open()
 
 
 def test_a_folder_of_nothing_known(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     for look in (describe, open_store):
-        with pytest.raises(UserError, match=r"holds no data set. Accepted: a prepared set .*TFRecord.*NVIDIA"):
+        with user_error("data.missing", tmp_path):
             look(tmp_path)
-        with pytest.raises(UserError, match="there is no such folder"):
+        with user_error("file.missing", tmp_path / "absent"):
             look(tmp_path / "absent")
 
 
@@ -80,7 +80,7 @@ def test_the_folder_above_data_sets_names_them(make_set):
     make_set(5, name="packed")
     (above / "text").mkdir()
     for look in (describe, open_store):
-        with pytest.raises(UserError, match=r"is no data set, .* but holds instances, packed\. Give one"):
+        with user_error("data.format", above):
             look(above)
 
 
@@ -89,5 +89,5 @@ def test_unknown_vocabularies_agree_with_any(make_set):
     unknown = replace(known, vocabulary_sha256=None)
     check_same_vocabulary(known, unknown)
     check_same_vocabulary(unknown, known)
-    with pytest.raises(UserError, match="another vocabulary"):
+    with user_error("vocabulary.mismatch", "set"):
         check_same_vocabulary(known, replace(known, vocabulary_sha256="0" * 64))

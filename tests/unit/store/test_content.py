@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
 from mlbert.feed.evaluation import EvalSet
 from mlbert.feed.packed import PackedSource
 from mlbert.prepare.export_nvidia import export_nvidia
@@ -24,6 +23,7 @@ from mlbert.store.open import describe, widths_at_most
 from mlbert.store.tfrecord import write_examples
 from mlbert.store.tfrecord_plain import Widths
 from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, random_lengths, write_set
+from user_errors import user_error
 
 COUNT = 40
 
@@ -109,7 +109,7 @@ def test_no_record_is_read_before_a_set_is_opened(tmp_path: Path) -> None:
         EvalSet(path.parent, 10, 4, **common),
     ]
     for one in sets:
-        with pytest.raises(UserError, match="part-0"):
+        with user_error("data.damaged", path):
             one.open()
     path.write_bytes(content)
     for one in sets:
@@ -121,8 +121,9 @@ def test_records_wider_than_expected(most: tuple[int, int], setting: str, tmp_pa
     (tmp_path / "set").mkdir()
     write_examples(tmp_path / "set/part-0", make_rows(random_lengths(COUNT)), 32, MAX_PREDICTIONS)
     data = EvalSet(tmp_path / "set", 10, 4, max_sequences_per_pack=1, most=Widths(*most))
-    with pytest.raises(UserError, match=setting):
+    with user_error("config.conflict", tmp_path / "set") as caught:
         data.open()
+    assert setting in str(caught.value)
 
 
 @pytest.mark.parametrize(("positions", "widths"), [(512, (512, 76)), (128, (128, 20)), (32, (32, 5))])

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mlbert.core.errors import UserError
 from mlbert.store.mds_order import SHUFFLES, World, partition, sample_order
+from user_errors import user_error
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "assets/mds/sample_order.json").read_bytes())
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=10).map(np.array)
@@ -145,18 +145,17 @@ def test_more_nodes_than_canonical_ones():
 
 
 BAD = {
-    "unknown shuffle": ({"shuffle": "py3s"}, "shuffle 'py3s': is not known. Choose naive, py1s"),
-    "nodes": ({"world": World(nodes=3), "canonical_nodes": 4}, "neither divides nor is divided by the 3 nodes"),
-    "few samples": ({"canonical_nodes": 64}, "canonical_nodes 64: is more than the 30 samples"),
-    "many nodes": ({"world": World(nodes=32)}, "32 nodes: is too many for the 30 samples of the set"),
-    "end": ({"first": 30}, "first sample 30: is not in the set of 30. Begin the next epoch"),
-    "block": ({"block_size": 1}, "block_size 1: is too small"),
+    "unknown shuffle": ({"shuffle": "py3s"}, "config.choice", "shuffle 'py3s'"),
+    "nodes": ({"world": World(nodes=3), "canonical_nodes": 4}, "config.conflict", "canonical_nodes 4"),
+    "few samples": ({"canonical_nodes": 64}, "config.conflict", "canonical_nodes 64"),
+    "many nodes": ({"world": World(nodes=32)}, "config.conflict", "32 nodes"),
+    "end": ({"first": 30}, "config.range", "first sample 30"),
+    "block": ({"block_size": 1}, "config.range", "block_size 1"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_ordered(case):
-    options, message = BAD[case]
-    with pytest.raises(UserError) as caught:
+    options, code, subject = BAD[case]
+    with user_error(code, subject):
         sample_order(np.array([10, 20]), **{"world": World(), "shuffle": "py1e", **options})
-    assert message in str(caught.value)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mds_samples import padded, write_columns, write_mds
-from mlbert.core.errors import UserError
 from mlbert.store.mds import MdsReader
 from mlbert.store.mds_samples import MdsSamples
 from mlbert.store.mds_write import MdsWriter
 from mlbert.store.open import describe, open_store
 from mlbert.store.ragged import Ragged, offsets_of
 from stored_sets import flip, make_rows, names, random_lengths, tree
+from user_errors import user_error
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets/mds"
 
@@ -145,54 +146,51 @@ def change(columns: dict[str, np.ndarray], name: str, where: tuple[int, int], va
 
 
 @pytest.mark.parametrize(
-    ("name", "where", "value", "reason"),
+    ("name", "where", "value"),
     [
-        ("input_mask", (7, 0), 0, "sample 7 has an input_mask that is not ones and then zeros"),
-        ("input_mask", (7, 0), 2, "sample 7 has an input_mask that is not ones and then zeros"),
-        ("input_ids", (7, 1), -1, "sample 7 has a token id below 0 or above 65,535"),
-        ("input_ids", (7, 1), 65_536, "sample 7 has a token id below 0 or above 65,535"),
-        ("masked_lm_ids", (7, 0), 65_536, "sample 7 has a token id below 0 or above 65,535"),
-        ("segment_ids", (7, 0), 1, "sample 7 has segment_ids that are not zeros and then ones"),
-        ("segment_ids", (7, 0), -1, "sample 7 has segment_ids that are not zeros and then ones"),
-        ("masked_lm_positions", (7, 0), 40, "sample 7 has a masked position outside of the sequence"),
-        ("masked_lm_positions", (7, 0), -3, "sample 7 has a masked position outside of the sequence"),
-        ("masked_lm_weights", (7, 0), 0.5, "sample 7 has masked_lm_weights that are not ones and then zeros"),
-        ("next_sentence_labels", (7, 0), 2, "sample 7 has a next-sentence label other than 0 or 1"),
+        ("input_mask", (7, 0), 0),
+        ("input_mask", (7, 0), 2),
+        ("input_ids", (7, 1), -1),
+        ("input_ids", (7, 1), 65_536),
+        ("masked_lm_ids", (7, 0), 65_536),
+        ("segment_ids", (7, 0), 1),
+        ("segment_ids", (7, 0), -1),
+        ("masked_lm_positions", (7, 0), 40),
+        ("masked_lm_positions", (7, 0), -3),
+        ("masked_lm_weights", (7, 0), 0.5),
+        ("next_sentence_labels", (7, 0), 2),
     ],
 )
 def test_a_wrong_sample_is_named_when_it_is_read(
-    tmp_path: Path, cache: Path, rows: Ragged, name: str, where: tuple[int, int], value: float, reason: str
+    tmp_path: Path, cache: Path, rows: Ragged, name: str, where: tuple[int, int], value: float
 ) -> None:
     store = open_store(write_columns(tmp_path / "set", change(padded(rows, 32, 5), name, where, value)))
     assert names(store.gather(np.arange(8, 300))) == names(rows.slice(8, 300))
-    with pytest.raises(UserError) as failure:
+    with user_error("data.damaged", tmp_path / "set/shard.00000.mds") as failure:
         store.gather(np.arange(300))
-    assert reason in str(failure.value)
-    assert "shard.00000.mds" in str(failure.value)
+    assert "sample 7 " in str(failure.value)
 
 
 def test_damaged_sets_are_one_line(tmp_path: Path, cache: Path, rows: Ragged) -> None:
     folder = write_mds(tmp_path / "set", rows)
 
-    def refusal(name: str, spoil: object, act: object = open_store) -> str:
-        copy = Path(shutil.copytree(folder, tmp_path / name))
-        spoil(copy)
-        with pytest.raises(UserError) as failure:
+    def check_refused(code: str, name: str, spoil: Callable[[Path], object], act: object = open_store) -> None:
+        copy = Path(shutil.copytree(folder, tmp_path / code / name))
+        spoil(copy / name)
+        with user_error(code, copy / name):
             act(copy)
-        assert "\n" not in str(failure.value)
-        return str(failure.value)
 
-    assert "has another sha1 than the index says" in refusal("bit", lambda f: flip(f / "shard.00001.mds"))
-    assert "shard.00001.mds: cannot be read" in refusal("gone", lambda f: (f / "shard.00001.mds").unlink())
-    assert "shard.00000.mds: cannot be read" in refusal("first", lambda f: (f / "shard.00000.mds").unlink(), describe)
-    assert "is too short" in refusal("empty", lambda f: (f / "shard.00000.mds").write_bytes(b""), describe)
-    assert "is not the index of an MDS set" in refusal("index", lambda f: (f / "index.json").write_text("{"), describe)
+    check_refused("data.damaged", "shard.00001.mds", flip)
+    check_refused("file.unreadable", "shard.00001.mds", Path.unlink)
+    check_refused("file.unreadable", "shard.00000.mds", Path.unlink, describe)
+    check_refused("data.damaged", "shard.00000.mds", lambda path: path.write_bytes(b""), describe)
+    check_refused("file.json", "index.json", lambda path: path.write_text("{"), describe)
 
 
 def test_other_columns_and_other_widths_are_one_line(tmp_path: Path, cache: Path, rows: Ragged) -> None:
     with MdsWriter(tmp_path / "text", {"text": "str"}) as writer:
         writer.write({"text": "words"})
-    with pytest.raises(UserError, match=r"holds columns text \(str\), and no masked samples"):
+    with user_error("data.columns", tmp_path / "text/index.json"):
         describe(tmp_path / "text")
     columns = padded(rows, 32, 5)
     kinds = dict.fromkeys(columns, "bytes")
@@ -200,5 +198,5 @@ def test_other_columns_and_other_widths_are_one_line(tmp_path: Path, cache: Path
         for index in range(300):
             end = 32 if index < 299 else 31
             writer.write({n: c[index][: end if c.shape[1] == 32 else None].tobytes() for n, c in columns.items()})
-    with pytest.raises(UserError, match="has samples of another width than the first one"):
+    with user_error("data.mixed", tmp_path / "mixed/shard.00002.mds"):
         open_store(tmp_path / "mixed")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from host_batches import numbers
-from mlbert.core.errors import UserError
 from mlbert.feed.packed import PackedSource
 from mlbert.prepare.tfrecords import tfrecords_to_hdf5
 from mlbert.prepare.verify import verify
@@ -23,6 +22,7 @@ from mlbert.store.tfrecord_store import TFRecordStore, accepts, describe
 from mlbert.store.wordpiece import SPECIAL_TOKENS
 from random_set import random_rows
 from tfrecord_examples import records_of, write_list
+from user_errors import user_error
 
 COUNTS = (30, 1, 69)
 
@@ -105,7 +105,7 @@ def test_wrong_index_is_noticed(folder, cache, name):
     values[40] = 1 << 14
     (kept / f"{name}.npy").unlink()
     np.save(kept / f"{name}.npy", values)
-    with pytest.raises(UserError, match="part-00002-of-00003: record 9 "):
+    with user_error("data.damaged", folder / "part-00002-of-00003"):
         TFRecordStore(folder).gather(np.arange(100))
 
 
@@ -124,7 +124,7 @@ def test_record_that_changed_after_opening(folder):
         file.seek(start + 50)
         file.write(bytes([content[start + 50] ^ 1]))
     assert len(store.gather(np.array([34, 36]))) == 2
-    with pytest.raises(UserError, match=rf"part-00002-of-00003: record 4 \(byte {start}\) has damaged data"):
+    with user_error("data.damaged", path):
         store.gather(np.array([36, 35]))
 
 
@@ -132,10 +132,10 @@ def test_bad_files(folder):
     path = folder / "part-00001-of-00003"
     content = path.read_bytes()
     path.write_bytes(content[:-1])
-    with pytest.raises(UserError, match=r"part-00001-of-00003: record 0 \(byte 0\) is cut off"):
+    with user_error("data.damaged", path):
         TFRecordStore(folder)
     write_examples(path, random_rows(3), 40, 5)
-    with pytest.raises(UserError, match="part-00001-of-00003: its records have 40 tokens and 5 predictions, those of"):
+    with user_error("data.mixed", path):
         TFRecordStore(folder)
 
 
@@ -165,30 +165,30 @@ def test_describe_looks_at_the_first_record_alone(folder):
 
 def test_files_that_do_not_belong_to_the_set(folder):
     write_list(folder, ["part-00000-of-00003"])
-    with pytest.raises(UserError, match=r"part-00001-of-00003: is not one of the set's files"):
+    with user_error("data.mixed", folder / "part-00001-of-00003"):
         describe(folder)
     (folder / "instances.json").unlink()
     (folder / "part-00003-of-00003").touch()
-    with pytest.raises(UserError, match=r"part-00003-of-00003: is not one of the set's files"):
+    with user_error("data.mixed", folder / "part-00003-of-00003"):
         describe(folder)
 
 
 def test_missing_files(folder):
     (folder / "part-00001-of-00003").unlink()
-    with pytest.raises(UserError, match=r"set: there is no part-00001-of-00003\."):
+    with user_error("data.incomplete", folder):
         describe(folder)
     write_list(folder, [f"part-{number:05d}-of-00003" for number in (0, 2)])
     assert len(TFRecordStore(folder)) == 99
     (folder / "part-00002-of-00003").unlink()
-    with pytest.raises(UserError, match=r"there is no part-00002-of-00003\."):
+    with user_error("data.incomplete", folder):
         TFRecordStore(folder)
 
 
 def test_a_folder_of_text_is_not_taken_for_tfrecords(tmp_path):
     (tmp_path / "part-00000-of-00001").write_text("One sentence a line.\nTwo \u00e9.\n\nAnother document.\n")
-    with pytest.raises(UserError, match=r"part-00000-of-00001: is text, not TFRecords.*mlbert prepare instances"):
+    with user_error("data.format", tmp_path / "part-00000-of-00001"):
         open_store(tmp_path)
-    with pytest.raises(UserError, match="is text, not TFRecords"):
+    with user_error("data.format", tmp_path / "part-00000-of-00001"):
         describe(tmp_path)
 
 
@@ -220,18 +220,18 @@ def test_records_that_the_list_does_not_know(folder, tmp_path, damage):
     records = records_of(path)
     kept = {"cut": records[:-7], "dropped": records[:3] + records[4:], "doubled": [*records, records[5]]}
     path.write_bytes(b"".join(kept.get(damage, records_of(folder / names[2])[: len(records)])))
-    with pytest.raises(UserError, match=rf"{names[0]}: has .*instances.json says"):
+    with user_error("data.incomplete", path):
         TFRecordStore(folder)
-    with pytest.raises(UserError, match=rf"{names[0]}: has .* bytes, instances.json says"):
+    with user_error("data.incomplete", path):
         tfrecord_store.outline(folder, Widths(32, 5))  # what training looks at before it starts
     (report,) = verify([folder])
     assert report.problems
     assert damage == "exchanged" or "some are missing, or there twice" in report.problems[-1]
     vocab.write_text("\n".join([*SPECIAL_TOKENS, *map(str, range(495))]))
-    with pytest.raises(UserError, match=r"vocab.txt: is not the vocabulary that .*set was prepared with"):
+    with user_error("vocabulary.mismatch", vocab):
         tfrecords_to_hdf5([folder], vocab, tmp_path / "out")
     write_list_of_vocabulary(folder, vocab)
-    with pytest.raises(UserError, match=rf"{names[0]}: has .*instances.json says"):
+    with user_error("data.incomplete", path):
         tfrecords_to_hdf5([path], vocab, tmp_path / "out")
 
 
@@ -245,5 +245,5 @@ def write_list_of_vocabulary(folder, vocab) -> None:
 def test_a_broken_list(folder, content):
     (folder / "instances.json").write_bytes(content)
     for use in (describe, TFRecordStore, lambda folder: verify([folder])):
-        with pytest.raises(UserError, match=r"instances.json: is damaged"):
+        with user_error("file.json", folder / "instances.json"):
             use(folder)

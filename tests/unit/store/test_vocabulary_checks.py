@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mlbert.core.errors import UserError
 from mlbert.prepare.instances import InstanceOptions, create_instances
 from mlbert.store.ragged import Ragged
 from mlbert.store.vocabulary_checks import another_vocabulary, keeps_case, unknown_share
 from mlbert.store.wordpiece import SPECIAL_TOKENS, WordPieceTokenizer
+from user_errors import user_error
 
 WORDS = [f"{start}{end}" for start in "bcdfgklmnprst" for end in ("a", "e", "i")]
 
@@ -54,7 +54,7 @@ def test_a_few_tokens_prove_nothing(rows):
 def test_a_text_of_unknown_words():
     words = vocabulary(0)
     tokens = np.full(1000, words["[UNK]"], np.uint16)
-    with pytest.raises(UserError, match=r"part: 100% of its words are not in the vocabulary vocab.txt"):
+    with user_error("vocabulary.other-language", "part"):
         unknown_share(tokens, words, "part", "vocab.txt")
     tokens[:900] = 7
     assert unknown_share(tokens, words, "part", "vocab.txt") == 0.1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 import re
@@ -12,80 +11,44 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.core.config import resolve
+from mlbert.config.sections import Configuration
 from mlbert.core.identity import Event
 from mlbert.core.mllog import MLPerfLogger, constants
 from mlbert.core.rules import eval_interval
-from mlbert.core.settings import TrainConfig
+from mlbert.feed.config import DataConfig
+from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.recipes import packed_lamb
+from mlbert.submission.config import SubmissionConfig
 from mlbert.submission.describe import describe_system, write_description
+from mlbert.train.config import EvaluationConfig
+from training_settings import configuration
 
 ROOT = Path(__file__).resolve().parents[3]
 GLOBAL_BATCH_SIZE = 448
 WriteLog = Callable[..., Path]
 
 
-def make_config(division: str) -> TrainConfig:
+def make_config(division: str) -> Configuration:
     """The reference's settings at 448 sequences a step."""
-    values = {
-        "recipe": "packed_lamb",
-        "bert_config_file": "x.json",
-        "input_dir": "/data/train",
-        "eval_dir": "/data/eval",
-        "output_dir": "/runs/x",
-        "train_batch_size": "224",
-        "gradient_accumulation_steps": "1",
-        "average_packing_rate": "2",
-        "data_reader": "auto",
-        "max_sequences_per_pack": "3",
-        "exchange_padding": "off",
-        "exchange_by": "lengths",
-        "learning_rate": "4.25e-4",
-        "max_steps": "6700",
-        "max_samples_termination": "4500000",
-        "warmup_steps": "0",
-        "start_warmup_step": "0",
-        "schedule": "polynomial",
-        "poly_power": "1",
-        "lr_first_step": "0",
-        "optimizer": "lamb",
-        "opt_lamb_beta_1": "0.9",
-        "opt_lamb_beta_2": "0.999",
-        "opt_epsilon": "1e-6",
-        "weight_decay_rate": "0.01",
-        "max_grad_norm": "1",
-        "gradient_clipping": "after",
-        "bucket_mib": "25",
-        "optimizer_implementation": "ops",
-        "sharded_optimizer": "off",
-        "gradient_reduction": "fp32",
-        "weights_allgather": "fp32",
-        "target_mlm_accuracy": "0.72",
-        "num_eval_examples": "10000",
-        "eval_batch_size": "16",
-        "eval_iter_start_samples": "150000",
-        "eval_iter_samples": "150000",
-        "precision": "fp32",
-        "fp8_fast_accumulation": "forward",
-        "loss_scale": "131072",
-        "loss_scale_window": "2000",
-        "ops": "plain",
-        "cuda_graph_mode": "none",
-        "save_checkpoint_steps": "0",
-        "keep_checkpoints": "1",
-        "resume": "0",
-        "max_skipped_steps": "0",
-        "synthetic_data": "0",
-        "log_freq": "0",
-        "experiment": "0",
-        "caches_cleared": "0",
-        "submission_org": "SomeOrg",
-        "submission_platform": "some machine",
-        "submission_division": division,
-    }
-    return resolve({}, {}, values, [], []).config
+    return configuration(
+        packed_lamb.RECIPE,
+        train_batch_size=224,
+        gradient_accumulation_steps=1,
+        average_packing_rate=2,
+        learning_rate=4.25e-4,
+        max_steps=6700,
+        max_samples_termination=4_500_000,
+        opt_lamb_beta_1=0.9,
+        opt_lamb_beta_2=0.999,
+        weight_decay_rate=0.01,
+        num_eval_examples=10_000,
+        submission_org="SomeOrg",
+        submission_platform="some machine",
+        submission_division=division,
+    )
 
 
-def log_submission(event: Event, config: TrainConfig) -> None:
+def log_submission(event: Event, config: SubmissionConfig) -> None:
     """What is submitted, by another program than this code's."""
     event("submission_benchmark", "bert")
     event("submission_org", config.submission_org)
@@ -94,20 +57,20 @@ def log_submission(event: Event, config: TrainConfig) -> None:
     event("submission_platform", config.submission_platform)
 
 
-def log_method(event: Event, config: TrainConfig) -> None:
+def log_method(event: Event, data: DataConfig, optimizer: OptimizerConfig, schedule: ScheduleConfig) -> None:
     """The batch, and what LAMB and its schedule log."""
     event("global_batch_size", GLOBAL_BATCH_SIZE)
-    event("gradient_accumulation_steps", config.gradient_accumulation_steps)
-    event("opt_base_learning_rate", config.learning_rate)
-    event("opt_lamb_epsilon", config.opt_epsilon)
-    event("opt_epsilon", config.opt_epsilon)
-    event("opt_lamb_beta_1", config.opt_lamb_beta_1)
-    event("opt_lamb_beta_2", config.opt_lamb_beta_2)
-    event("opt_lamb_weight_decay_rate", config.weight_decay_rate)
-    event("opt_learning_rate_training_steps", config.max_steps)
-    event("opt_learning_rate_warmup_steps", config.num_warmup_steps)
-    event("num_warmup_steps", config.num_warmup_steps)
-    event("start_warmup_step", config.start_warmup_step)
+    event("gradient_accumulation_steps", data.gradient_accumulation_steps)
+    event("opt_base_learning_rate", schedule.learning_rate)
+    event("opt_lamb_epsilon", optimizer.epsilon)
+    event("opt_epsilon", optimizer.epsilon)
+    event("opt_lamb_beta_1", optimizer.beta1)
+    event("opt_lamb_beta_2", optimizer.beta2)
+    event("opt_lamb_weight_decay_rate", optimizer.weight_decay_rate)
+    event("opt_learning_rate_training_steps", schedule.max_steps)
+    event("opt_learning_rate_warmup_steps", schedule.num_warmup_steps)
+    event("num_warmup_steps", schedule.num_warmup_steps)
+    event("start_warmup_step", schedule.start_warmup_step)
 
 
 def write_log(
@@ -117,20 +80,19 @@ def write_log(
     division: str = "closed",
     status: str = "success",
     accuracies: Sequence[float] = (),
-    config: TrainConfig | None = None,
 ) -> Path:
     """One run's log in the order of the rules, with evaluations on the closed division's grid.
 
     Accuracies (unless given), samples and times vary with the seed, as those of packed runs do.
     """
-    config, chance = config or make_config(division), random.Random(seed)
+    config, chance = make_config(division), random.Random(seed)
     accuracies = accuracies or [*(0.5 + 0.01 * n + chance.uniform(0, 0.005) for n in range(15)), 0.721]
     log = MLPerfLogger(path, 0, ROOT)
     log.event(constants.CACHE_CLEAR, True)
     log.start(constants.INIT_START)
-    log_submission(log.event, config)
+    log_submission(log.event, config[SubmissionConfig])
     log.event(constants.SEED, seed)
-    log_method(log.event, config)
+    log_method(log.event, config[DataConfig], config[OptimizerConfig], config[ScheduleConfig])
     log.end(constants.INIT_STOP)
     log.start(constants.RUN_START)
     log.start(constants.EPOCH_START, metadata={"epoch_num": 0})
@@ -142,7 +104,7 @@ def write_log(
         log.event(constants.EVAL_ACCURACY, accuracy, {"epoch_num": samples})
     log.end(constants.EPOCH_STOP, metadata={"epoch_num": samples})
     log.event(constants.TRAIN_SAMPLES, samples)
-    log.event(constants.EVAL_SAMPLES, config.num_eval_examples)
+    log.event(constants.EVAL_SAMPLES, config[EvaluationConfig].num_eval_examples)
     log.run_stop(status)
     log.close()
     _set_times(path, seed, chance)
@@ -192,9 +154,3 @@ def new_log() -> WriteLog:
 def new_tree() -> Callable[..., Path]:
     """`write_tree`."""
     return write_tree
-
-
-@pytest.fixture
-def other_config() -> Callable[..., TrainConfig]:
-    """A closed configuration with some fields replaced."""
-    return lambda **changes: dataclasses.replace(make_config("closed"), **changes)

@@ -19,7 +19,7 @@ from mlbert.submission.result_set import ResultSet
 PROGRAM = """
 from pathlib import Path
 from mlbert.core.mllog import MLPerfLogger, constants
-from mlbert.core.provenance import git_state
+from mlbert.host.provenance import git_state
 tree = Path(__file__).resolve().parent
 commit, tree_modified = git_state(tree)
 log = MLPerfLogger(tree / "results/result_0.txt", 0, tree)

@@ -13,13 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
-from mlbert.core.errors import UserError
 from mlbert.submission import official, tools
 from mlbert.submission.check import check
 from mlbert.submission.findings import Finding, Outcome, failed
 from mlbert.submission.run_files import NAMES
 from mlbert.submission.seal import seal
 from mlbert.submission.workplace import Workplace
+from user_errors import assert_error_line, user_error
 
 NewTree = Callable[..., Path]
 
@@ -108,10 +108,10 @@ def test_a_folder_and_a_log(tmp_path: Path, new_log: Callable[..., Path]) -> Non
     assert failed(check(tmp_path / "result_1.txt", "closed"))
 
 
-@pytest.mark.parametrize("name", ["absent", "empty"])
-def test_bad_input(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "code"), [("absent", "file.missing"), ("empty", "log.missing")])
+def test_bad_input(name: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=name):
+    with user_error(code, tmp_path / name):
         check(tmp_path / name)
 
 
@@ -136,8 +136,7 @@ def test_bad_input_exits_with_2(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
-    assert "absent: does not exist" in done.stderr
+    assert_error_line(done.stderr, "file.missing", tmp_path / "absent")
 
 
 PUBLISHED = Path(__file__).parents[2] / "assets/published_logs/2xXE9712x4GB200.tar.xz"
@@ -233,10 +232,17 @@ def test_a_tree_without_its_parts_gets_a_table(tmp_path: Path) -> None:
     assert told["package_checker"].outcome is Outcome.ERROR
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.write_text(":::MLLOG " + "x" * 60_000)])
-def test_a_log_that_cannot_be_judged(make: Callable[[Path], object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (os.mkfifo, "file.wrong-kind"),
+        (lambda path: path.write_text(":::MLLOG " + "x" * 60_000), "file.too-large"),
+    ],
+    ids=["pipe", "long line"],
+)
+def test_a_log_that_cannot_be_judged(make: Callable[[Path], object], code: str, tmp_path: Path) -> None:
     make(tmp_path / "log.txt")
-    with pytest.raises(UserError, match=r"log\.txt"):
+    with user_error(code, tmp_path / "log.txt"):
         check(tmp_path / "log.txt")
 
 

@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
-from mlbert.core.errors import UserError
 from mlbert.submission.compare import Comparison, compare_sides, read_side
 from mlbert.submission.logs import read_log
 from mlbert.submission.run_numbers import minutes_to_train, samples_per_second, samples_to_target
+from user_errors import user_error
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "tests/assets/own_tree/results/cpu_demo"
@@ -142,11 +142,11 @@ def test_published_logs_and_the_printed_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [(".", "holds no result_"), ("none", "does not exist"), ("text.txt", "no run_start")]
+    ("name", "code"), [(".", "log.missing"), ("none", "file.missing"), ("text.txt", "log.incomplete")]
 )
-def test_bad_input_is_one_line(name: str, words: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_line(name: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("no log\n")
-    with pytest.raises(UserError, match=words):
+    with user_error(code, tmp_path / name):
         read_side(tmp_path / name)
 
 

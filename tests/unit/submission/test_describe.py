@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
-from mlbert.core.errors import UserError
 from mlbert.submission.describe import describe_system, write_description
 from mlbert.submission.templates import FIELDS
+from user_errors import user_error
 
 CPUINFO = """\
 processor\t: {n}
@@ -171,11 +171,11 @@ def test_the_command_writes_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x.txt", "a b.json", ".json"])
 def test_illegal_names(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no legal name"):
+    with user_error("config.value", tmp_path / name):
         write_description(tmp_path / name, {})
 
 
 def test_an_unwritable_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
+    with user_error("file.unwritable", tmp_path / "file/x.json"):
         write_description(tmp_path / "file" / "x.json", {})

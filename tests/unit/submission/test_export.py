@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
-from mlbert.core.errors import UserError
-from mlbert.core.provenance import SOURCE_STATEMENT, git_state
+from mlbert.host.provenance import SOURCE_STATEMENT, git_state
 from mlbert.submission import official
 from mlbert.submission.export import check_source, export_tree, is_export
 from mlbert.submission.findings import Outcome
+from user_errors import user_error
 
 LEFT_OUT = (
     "tests/unit/test_x.py",
@@ -70,24 +70,24 @@ def test_a_checkout(tree: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "code", "name"),
     [
-        (lambda tree: (tree / "a b.txt").write_text(""), "space in its name"),
-        (lambda tree: (tree / "link").symlink_to("absent"), "link to nothing"),
-        (lambda tree: (tree / "big").open("wb").truncate(51 * 1024 * 1024), "larger than 50 MB"),
+        (lambda tree: (tree / "a b.txt").write_text(""), "submission.file-name", "a b.txt"),
+        (lambda tree: (tree / "link").symlink_to("absent"), "submission.file-name", "link"),
+        (lambda tree: (tree / "big").open("wb").truncate(51 * 1024 * 1024), "file.too-large", "big"),
     ],
     ids=["space", "link", "size"],
 )
-def test_what_the_repository_checker_refuses_is_named(make, words: str, tree: Path, tmp_path: Path) -> None:
+def test_what_the_repository_checker_refuses_is_named(make, code: str, name: str, tree: Path, tmp_path: Path) -> None:
     make(tree)
-    with pytest.raises(UserError, match=words):
+    with user_error(code, name):
         export_tree(tree, tmp_path / "out")
 
 
 def test_a_target_with_files_is_left_alone(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="not an empty folder"):
+    with user_error("file.exists", tmp_path / "out"):
         export_tree(tree, tmp_path / "out")
     assert _names(tmp_path / "out") == {"mine.txt"}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from audit import ROOT, copy_of_ours, edit, set_value, told
-from mlbert.core.provenance import SOURCE_STATEMENT
+from mlbert.host.provenance import SOURCE_STATEMENT
 from mlbert.store.base import named_by_files
 from mlbert.submission.checks.identity import check_whose
 from mlbert.submission.findings import Outcome

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.core.errors import UserError
 from mlbert.submission.logs import read_log, unfit
+from user_errors import user_error
 
 
 def test_what_a_good_log_says(log: Path) -> None:
@@ -45,7 +45,7 @@ def test_an_empty_log_has_nothing(tmp_path: Path) -> None:
 
 
 def test_an_absent_log(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read"):
+    with user_error("file.unreadable", tmp_path / "x.txt"):
         read_log(tmp_path / "x.txt")
 
 

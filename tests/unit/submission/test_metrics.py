@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlbert.core.settings import train_settings
+from mlbert.config.sections import settings_by_key
 from mlbert.submission.findings import Outcome
 from mlbert.submission.logs import read_log
 from mlbert.submission.metrics import check_metrics
@@ -27,7 +27,7 @@ def _event(key: str, value: object, seconds: float = 0.0, **metadata: object) ->
 
 
 def _log() -> str:
-    envs = {train_settings()[name].env: value for name, value in SETTINGS.items()}
+    envs = {settings_by_key()[name].env: value for name, value in SETTINGS.items()}
     events = [
         _event("recipe", "packed_lamb", -2),
         _event("ranks", 1, -2),

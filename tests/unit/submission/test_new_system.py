@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
-from mlbert.core.config_files import check_exports, parse_config_name
-from mlbert.core.errors import UserError
+from mlbert.config.sources import check_exports, parse_config_name
 from mlbert.submission.new_system import IMPLEMENTATIONS, new_system
 from mlbert.submission.templates import FOLDER, unfilled
+from user_errors import user_error
 
 ROOT = Path(__file__).resolve().parents[3]
 SYSTEMS = sorted(path.parent.name for path in (ROOT / IMPLEMENTATIONS).glob("*/env.sh"))
@@ -80,42 +80,43 @@ def test_a_chain_of_new_systems(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "file"),
     [
-        ("cpu_demo", "exists"),
-        ("CPU_demo", "exists"),
-        ("pytorch", "exists"),
-        ("a-b", "no legal name"),
-        ("a b", "no legal name"),
-        ("", "no legal name"),
-        ("../up", "no legal name"),
-        ("1st", "no legal name"),
-        ("a__b", "no legal name"),
-        ("end_", "no legal name"),
-        ("x" * 65, "no legal name"),
-        ("a\nb", "no legal name"),
-        ("acme_1x8", "numbers of a config"),
+        ("cpu_demo", "systems/cpu_demo.json"),
+        ("CPU_demo", "systems/cpu_demo.json"),
+        ("pytorch", "benchmarks/bert/implementations/pytorch"),
     ],
 )
-def test_bad_and_taken_names(name: str, words: str, tree: Path) -> None:
+def test_taken_names(name: str, file: str, tree: Path) -> None:
     before = sorted(tree.rglob("*"))
-    with pytest.raises(UserError, match=words):
+    with user_error("file.exists", tree / file):
+        new_system(name, "h200_n1", tree)
+    assert sorted(tree.rglob("*")) == before
+
+
+BAD_NAMES = ["a-b", "a b", "", "../up", "1st", "a__b", "end_", "x" * 65, "a\nb"]
+
+
+@pytest.mark.parametrize(("name", "subject"), [*((name, repr(name)) for name in BAD_NAMES), ("acme_1x8", "acme_1x8")])
+def test_bad_names(name: str, subject: str, tree: Path) -> None:
+    before = sorted(tree.rglob("*"))
+    with user_error("config.value", subject):
         new_system(name, "h200_n1", tree)
     assert sorted(tree.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
-    ("other", "config", "words"),
+    ("other", "config", "code", "subject"),
     [
-        ("nothing", None, "no system of this tree"),
-        ("../implementations/h200_n1", None, "no system of this tree"),
-        ("pytorch", None, "no system of this tree"),
-        ("gb200", None, "has 4 configs"),
-        ("gb200", "config_GB200_9x9x9x9.sh", "is no config of gb200"),
+        ("nothing", None, "config.choice", "--from nothing"),
+        ("../implementations/h200_n1", None, "config.choice", "--from ../implementations/h200_n1"),
+        ("pytorch", None, "config.choice", "--from pytorch"),
+        ("gb200", None, "config.ambiguous", "gb200"),
+        ("gb200", "config_GB200_9x9x9x9.sh", "config.choice", "--config config_GB200_9x9x9x9.sh"),
     ],
 )
-def test_bad_origins(other: str, config: str | None, words: str, tree: Path) -> None:
-    with pytest.raises(UserError, match=words):
+def test_bad_origins(other: str, config: str | None, code: str, subject: str, tree: Path) -> None:
+    with user_error(code, subject):
         new_system("acme", other, tree, config)
     assert not (tree / IMPLEMENTATIONS / "acme").exists()
 
@@ -135,7 +136,7 @@ def test_what_an_interrupted_start_left_is_made_again(tree: Path) -> None:
 def test_a_template_of_somebody_else_stays(tree: Path) -> None:
     mine = tree / "systems" / FOLDER / "acme.json"
     mine.write_text("{}")
-    with pytest.raises(UserError, match="exists"):
+    with user_error("file.exists", mine):
         new_system("acme", "h200_n1", tree)
     assert mine.read_text() == "{}"
 

@@ -160,21 +160,24 @@ def test_a_crash_of_a_tool_is_a_failure(log: Path) -> None:
 ABORTED = """
 import os, signal, sys, time
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {paths!r}
 import conftest
 from mlbert.core.identity import log_batch_size, log_submission
 from mlbert.core.mllog import MLPerfLogger, constants
 from mlbert.dist.lifecycle import Lifecycle
 from mlbert.dist.world import World
+from mlbert.feed.config import DataConfig
+from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.submission.config import SubmissionConfig
 config = conftest.make_config("open")
 log = MLPerfLogger(Path(sys.argv[1]), 0, conftest.ROOT)
 with Lifecycle(World(), lambda status, reason: log.run_stop(status, {{"reason": reason}})).guard():
     log.event("cache_clear", False)
     log.start("init_start")
-    log_submission(log.event, config)
+    log_submission(log.event, config[SubmissionConfig])
     log.event("seed", 5)
-    log_batch_size(log.event, config, 448)
-    conftest.log_method(log.event, config)
+    log_batch_size(log.event, config[DataConfig], 448)
+    conftest.log_method(log.event, config[DataConfig], config[OptimizerConfig], config[ScheduleConfig])
     log.end("init_stop")
     log.start("run_start")
     log.start("epoch_start", metadata={{"epoch_num": 0}})
@@ -197,7 +200,7 @@ def test_an_aborted_run_leaves_a_log_that_the_official_checker_can_read(
     body: str, exit_code: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "result_0.txt"
-    code = ABORTED.format(tests=str(Path(__file__).parent), body=body)
+    code = ABORTED.format(paths=[str(Path(__file__).parent), str(Path(__file__).parents[2])], body=body)
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, timeout=60)
     assert done.returncode == exit_code
     assert official.run(official.compliance_checker(path, "x"))[0].outcome is Outcome.PASS

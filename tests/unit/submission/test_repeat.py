@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.core.errors import UserError
 from mlbert.submission.agreement import judge, remarks
 from mlbert.submission.compare import alike
 from mlbert.submission.logs import read_log
 from mlbert.submission.repeat import code_of, make_plan, other_settings, read_repeatable
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths, write_set
 from training_settings import train_arguments
+from user_errors import assert_error_line, user_error
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "tests/assets/own_tree/results/cpu_demo/bert"
@@ -93,8 +93,7 @@ def test_other_data_is_refused(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run.parents[1] / "data/eval", tmp_path / "data/eval")
     done = mlbert("submission", "repeat", run, "--data", tmp_path / "data", "--out", tmp_path / "again")
     assert done.returncode == 2
-    assert "is not the log's train set: sha256:" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert_error_line(done.stderr, "data.checksum", tmp_path / "data/train")
     assert not (tmp_path / "again").exists()
 
 
@@ -120,10 +119,10 @@ def test_an_interrupted_repetition_leaves_nothing(run: Path, tmp_path: Path) -> 
 
 def test_settings_of_a_committed_log(tmp_path: Path) -> None:
     log = read_repeatable(DEMO / "result_0.txt")
-    with pytest.raises(UserError, match=r"DATADIR_PHASE2: the log's train set is not at .*--data"):
+    with user_error("file.missing", "DATADIR_PHASE2"):
         make_plan(log, tmp_path, tmp_path, 5, ROOT)
     (tmp_path / "tree" / "shape.json").parent.mkdir()
-    with pytest.raises(UserError, match="model shape cannot be read"):
+    with user_error("file.unreadable", tmp_path / "tree/benchmarks/bert/implementations/pytorch/configs/demo.json"):
         make_plan(log, tmp_path, None, 5, tmp_path / "tree")
     assert len(alike(log)) == 10
     lines = (DEMO / "result_0.txt").read_text().replace('"BATCHSIZE": {"value": 32', '"BATCHSIZE": {"value": 16')
@@ -133,13 +132,13 @@ def test_settings_of_a_committed_log(tmp_path: Path) -> None:
 
 def test_logs_that_cannot_be_repeated(tmp_path: Path) -> None:
     text = (DEMO / "result_0.txt").read_text()
-    for name, changed, words in (
-        ("foreign", "\n".join(line for line in text.splitlines() if '"configuration"' not in line), "does not tell"),
-        ("recipe", text.replace('"value": "packed_lamb"', '"value": "classification"'), "is of recipe classification"),
-        ("open", "\n".join(text.splitlines()[:-1]), "no run_stop"),
+    for name, changed, code in (
+        ("foreign", "\n".join(line for line in text.splitlines() if '"configuration"' not in line), "log.incomplete"),
+        ("recipe", text.replace('"value": "packed_lamb"', '"value": "classification"'), "log.unsupported"),
+        ("open", "\n".join(text.splitlines()[:-1]), "log.incomplete"),
     ):
         (tmp_path / name).write_text(changed)
-        with pytest.raises(UserError, match=words):
+        with user_error(code, tmp_path / name):
             read_repeatable(tmp_path / name)
 
 
@@ -183,5 +182,5 @@ def test_the_code_of_the_commit(tmp_path: Path) -> None:
     with code_of(log, tmp_path, exact=False) as (tree, note):
         assert (tree, "1 commits after" in note) == (tmp_path, True)
     path.write_text(text.replace(used, hashlib.sha1(b"").hexdigest()))
-    with pytest.raises(UserError, match="is not in the history"), code_of(read_log(path), tmp_path, exact=True):
+    with user_error("submission.commit", "--exact"), code_of(read_log(path), tmp_path, exact=True):
         pass

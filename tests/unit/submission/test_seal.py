@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
-from mlbert.core.errors import UserError
 from mlbert.submission.findings import Outcome
 from mlbert.submission.seal import SUMS, check_seal, seal
+from user_errors import user_error
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_another_file_is_not_overwritten(tree: Path, logdir: Path) -> None:
     seal("machine", tree, logdir)
     (logdir / "run_1" / "aside.json").rename(logdir / "run_1" / "config.json")
     (logdir / "result_0.txt").write_text("another")
-    with pytest.raises(UserError, match=r"result_0\.txt: differs from"):
+    with user_error("file.exists", tree / "results/machine/bert/result_0.txt"):
         seal("machine", tree, logdir)
     results = tree / "results" / "machine"
     assert (results / "bert" / "result_0.txt").read_text() == "log 0"
@@ -129,13 +129,14 @@ def test_no_seal_is_a_note(tree: Path) -> None:
 def test_what_cannot_be_sealed_is_one_clear_error(tree: Path, logdir: Path, tmp_path: Path) -> None:
     (tmp_path / "bad_key").write_text("no key")
     (tmp_path / "bad_key").chmod(0o600)
-    for arguments, words in (
-        (("other", tree), "does not exist"),
-        (("machine", tree), "holds no result_"),
-        (("machine", tree, tmp_path / "absent"), "holds no result_<i>.txt"),
-        (("machine", tree, logdir, tmp_path / "absent"), "is no file"),
-        (("machine", tree, logdir, tmp_path / "bad_key"), "did not sign"),
+    absent, bad_key = tmp_path / "absent", tmp_path / "bad_key"
+    for arguments, code, subject in (
+        (("other", tree), "file.missing", tree / "systems/other.json"),
+        (("machine", tree), "log.missing", tree / "results/machine/bert"),
+        (("machine", tree, absent), "log.missing", absent),
+        (("machine", tree, logdir, absent), "file.missing", absent),
+        (("machine", tree, logdir, bad_key), "program.failed", bad_key),
     ):
-        with pytest.raises(UserError, match=words):
+        with user_error(code, subject, wording=subject != bad_key):  # ssh-keygen's own words
             seal(*arguments)
     assert not (tree / "results" / "machine" / SUMS).exists()

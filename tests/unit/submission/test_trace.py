@@ -12,15 +12,15 @@ import pytest
 from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
-from mlbert.core.errors import UserError
-from mlbert.core.provenance import PACKAGE_HOME
-from mlbert.core.settings import train_settings
+from mlbert.config.sections import settings_by_key
+from mlbert.host.provenance import PACKAGE_HOME
 from mlbert.submission import official
 from mlbert.submission.findings import Outcome
 from mlbert.submission.keys import SETTINGS_OF
 from mlbert.submission.logs import read_log
 from mlbert.submission.trace import Tracer
 from training_settings import SHAPE
+from user_errors import user_error
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = "benchmarks/bert/implementations/cpu_demo/config_cpu_1x1x32x1_demo.sh"
@@ -60,13 +60,12 @@ def test_where_values_come_from(run: Path) -> None:
     tracer = Tracer(read_log(run), ROOT)
     lines = (ROOT / CONFIG).read_text().splitlines()
     number = lines.index("export OPT_LAMB_BETA_1=0.9") + 1
-    recipe = f"{PACKAGE_HOME}/recipes/packed_lamb.py"
     assert places(tracer, "opt_lamb_beta_1", "setting") == [(f"{CONFIG}:{number}", "export OPT_LAMB_BETA_1=0.9")]
     readers = places(tracer, "opt_lamb_beta_1", "read by")
-    assert any("config.opt_lamb_beta_1" in text and "/optim/methods.py" in place for place, text in readers)
+    assert any("config.beta1" in text and "/optim/methods.py" in place for place, text in readers)
     ((place, text),) = places(tracer, "opt_lamb_epsilon", "setting")
-    assert place.startswith(f"{recipe}:")
-    assert text == '"opt_epsilon": 1e-6,'
+    assert place.startswith(f"{PACKAGE_HOME}/optim/config.py:")
+    assert text == "default=1e-06,"
     power = places(tracer, "opt_lamb_learning_rate_decay_poly_power", "setting")
     assert power == [(f"{run.parent}/more.yaml:2", "poly_power: 2")]
     assert places(tracer, "opt_learning_rate_training_steps", "setting")[0][0] == "flag --max_steps"
@@ -123,7 +122,7 @@ def test_the_command_prints_a_line_for_each_key(run: Path) -> None:
 
 
 def test_a_key_that_is_not_there(run: Path) -> None:
-    with pytest.raises(UserError, match="opt_lamb_beta_1"):
+    with user_error("config.unknown-name", "opt_lamb_beta1"):
         Tracer(read_log(run), ROOT).chain("opt_lamb_beta1")
 
 
@@ -134,4 +133,4 @@ def test_a_tree_without_the_code(run: Path, tmp_path: Path) -> None:
 
 
 def test_the_tables_name_settings_that_exist() -> None:
-    assert {field for fields in SETTINGS_OF.values() for field in fields} <= set(train_settings())
+    assert {field for fields in SETTINGS_OF.values() for field in fields} <= set(settings_by_key())

@@ -20,13 +20,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
+from mlbert.config.resolution import resolve
+from mlbert.config.sections import Configuration
+from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.config import resolve
-from mlbert.core.settings import TrainConfig
-from tf2_bert import recipe
+from mlbert.dist.config import DistributedConfig
+from mlbert.feed.config import DataConfig
+from mlbert.ops.config import ComputeConfig
+from mlbert.optim.config import OptimizerConfig
 from tf2_bert.loss_scale import LossScale
 from tf2_bert.model import BertPretrainer
 from tf2_bert.optimizers import make_optimizer
+from tf2_bert.recipe import RECIPE
 from tf2_bert.rows import Rows
 from tf2_bert.step import TrainStep
 from tf2_bert.strategies import make_strategy, prepare_devices
@@ -65,10 +70,15 @@ RATES = [0.01, 0.008, 0.006, 0.004]
 DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
 
 
-def settings(**changes: object) -> TrainConfig:
+def settings(**changes: object) -> Configuration:
     """The settings of a run."""
     values = {**SETTINGS, **{name: str(value) for name, value in changes.items()}}
-    return resolve(recipe.DEFAULTS, {}, values, (), ()).config
+    return resolve(RECIPE, {}, values, (), ()).config
+
+
+def tensorflow(**changes: object) -> TensorFlowConfig:
+    """Those of TensorFlow."""
+    return settings(**changes)[TensorFlowConfig]
 
 
 def small_shape(dropout: float = 0.0) -> BertConfig:
@@ -105,13 +115,24 @@ def made_up_rows(count: int, seed: int) -> Rows:
 class Trained:
     """A model with what trains it, under a strategy."""
 
-    def __init__(self, config: TrainConfig, strategy: tf.distribute.Strategy, shape: BertConfig) -> None:
-        self.config, self.strategy = config, strategy
+    def __init__(self, config: Configuration, strategy: tf.distribute.Strategy, shape: BertConfig) -> None:
+        self.strategy = strategy
+        compute, own = config[ComputeConfig], config[TensorFlowConfig]
         with strategy.scope():
-            self.model = BertPretrainer(shape, DTYPES[config.precision], seed=3)
-            self.optimizer = make_optimizer(config, self.model.parameters())
-            self.loss_scale = LossScale.of(config)
-        self.step = TrainStep(strategy, self.model, self.optimizer, self.loss_scale, config, seed=5)
+            self.model = BertPretrainer(shape, DTYPES[compute.precision], seed=3)
+            parameters = self.model.parameters()
+            self.optimizer = make_optimizer(config[OptimizerConfig], parameters, compiled=own.enable_xla)
+            self.loss_scale = LossScale.of(compute, own)
+        self.step = TrainStep(
+            strategy,
+            self.model,
+            self.optimizer,
+            self.loss_scale,
+            own,
+            accumulation=config[DataConfig].gradient_accumulation_steps,
+            gradient_clipping=config[DistributedConfig].gradient_clipping,
+            seed=5,
+        )
 
     def variables(self) -> list[np.ndarray]:
         """All that a step changes."""
@@ -135,9 +156,10 @@ class Trained:
 def train(case: dict[str, Any], strategies: dict[Any, tf.distribute.Strategy]) -> dict[str, Any]:
     """What a case gives: losses, norms, sums of an evaluation, weights."""
     config, devices = settings(**case.get("config", {})), case["devices"]
-    key = config.distribution_strategy, devices
+    own = config[TensorFlowConfig]
+    key = own.distribution_strategy, devices
     if key not in strategies:
-        strategies[key], _ = make_strategy(config, devices, case.get("hosts", ()), case.get("task", -1))
+        strategies[key], _ = make_strategy(own, devices, case.get("hosts", ()), case.get("task", -1))
     strategy = strategies[key]
     trained = Trained(config, strategy, small_shape(case.get("alike", 0.0)))
     steps = [made_up_rows(ROWS, seed) for seed in range(STEPS)]
@@ -161,7 +183,7 @@ def train(case: dict[str, Any], strategies: dict[Any, tf.distribute.Strategy]) -
 def main(arguments: dict[str, Any]) -> None:
     """See the module docstring."""
     cases = arguments["cases"]
-    prepare_devices(settings(**cases[0].get("config", {})), arguments["devices"])
+    prepare_devices(tensorflow(**cases[0].get("config", {})), None, arguments["devices"])
     strategies: dict[Any, tf.distribute.Strategy] = {}
     print(json.dumps([train(case, strategies) for case in cases]))
 

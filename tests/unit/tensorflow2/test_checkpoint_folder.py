@@ -16,10 +16,10 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
 from mlbert.core.progress import TrainState
 from tf2_bert.checkpoints import CheckpointFolder, initial_values
 from tf2_bert.model import BertPretrainer
+from user_errors import user_error
 
 SHAPE = BertConfig(
     vocab_size=197,
@@ -123,7 +123,7 @@ def test_a_damaged_one_is_passed_over(tmp_path, name, damage):
 def test_all_damaged_is_an_error(tmp_path):
     saved(tmp_path, steps=[1])
     (tmp_path / "step_00000001" / "variables.index").unlink()
-    with pytest.raises(UserError, match="every checkpoint is damaged"):
+    with user_error("checkpoint.damaged", tmp_path):
         run_of(tmp_path)[-1].restore_newest(TrainState(), str)
 
 
@@ -132,7 +132,7 @@ def test_all_damaged_is_an_error(tmp_path):
 )
 def test_another_run_is_refused(tmp_path, change):
     saved(tmp_path, steps=[1])
-    with pytest.raises(UserError, match=f"belongs to another run: {next(iter(change))} is ") as told:
+    with user_error("run.other-settings", tmp_path / "step_00000001") as told:
         run_of(tmp_path, **change)[-1].restore_newest(TrainState(), str)
     assert "\n" not in str(told.value)
 
@@ -141,7 +141,7 @@ def test_variables_that_the_checkpoint_lacks_are_an_error(tmp_path):
     saved(tmp_path, steps=[1])
     objects = {"model": BertPretrainer(SHAPE), "optimizer": tf.Variable(0.0)}
     folder = CheckpointFolder(tmp_path, objects, keep=1, identity=IDENTITY)
-    with pytest.raises(UserError, match="does not hold exactly what this run's model and optimizer keep"):
+    with user_error("run.other-settings", tmp_path / "step_00000001"):
         folder.restore_newest(TrainState(), str)
 
 
@@ -153,7 +153,7 @@ def test_only_the_chiefs_files_stay(tmp_path):
 def test_full_disk_leaves_the_older_one(tmp_path):
     states = saved(tmp_path, steps=[1])
     (tmp_path / ".partial_step_00000002").write_text("in the way")
-    with pytest.raises(UserError, match="step_00000002: could not be written"):
+    with user_error("file.unwritable", tmp_path / "step_00000002"):
         saved(tmp_path, steps=[2])
     assert_restored(tmp_path, 1, states)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -15,9 +14,10 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
 from host_batches import tokens_of
-from mlbert.core.config import resolve
-from mlbert.core.errors import UserError
-from mlbert.core.settings import TrainConfig
+from mlbert.config.resolution import resolve
+from mlbert.config.sections import Configuration
+from mlbert.config.tensorflow import TensorFlowConfig
+from mlbert.feed.config import DataConfig
 from mlbert.feed.evaluation import EvalSet
 from mlbert.feed.packed import PackedSource
 from mlbert.prepare.shuffle import Packing, shuffle_set
@@ -26,12 +26,14 @@ from mlbert.store.deals import contiguous
 from mlbert.store.open import open_store
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord import write_examples
+from mlbert.train.config import EvaluationConfig
 from sequences_of_rows import sequences_of
 from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences, write_set
-from tf2_bert.data import EVALUATED_ON_TRAINING, Data, evaluation_data, inspect, training_data
-from tf2_bert.recipe import DEFAULTS
+from tf2_bert.data import EVALUATED_ON_TRAINING, Data, evaluation_data, training_data
+from tf2_bert.recipe import RECIPE, inspect
 from tf2_bert.rows import Rows
 from training_settings import SETTINGS, SHAPE
+from user_errors import user_error
 
 COUNT, BATCH, SEED = 300, 8, 3
 PACKINGS = [1, 3]
@@ -43,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_set(tmp_path_factory.mktemp("set") / "set", make_rows(random_lengths(COUNT)))
 
 
-def settings(tmp_path: Path, folder: Path, **changes: Any) -> TrainConfig:
+def settings(tmp_path: Path, folder: Path, **changes: Any) -> Configuration:
     """The settings of a run on a set, in which a step of each replica has 8 rows."""
     shape = tmp_path / "bert_config.json"
     shape.write_text(json.dumps({**SHAPE, "vocab_size": VOCAB_SIZE}))
@@ -60,23 +62,32 @@ def settings(tmp_path: Path, folder: Path, **changes: Any) -> TrainConfig:
         "gradient_accumulation_steps": 1,
         **changes,
     }
-    return resolve(DEFAULTS, {}, {name: str(value) for name, value in values.items()}, [], []).config
+    return resolve(RECIPE, {}, {name: str(value) for name, value in values.items()}, [], []).config
 
 
 def context(replicas: int = 1, hosts: int = 1, host: int = 0) -> Any:
     return tf.distribute.InputContext(hosts, host, replicas)
 
 
-def opened_training(config: TrainConfig, seed: int = SEED) -> Any:
-    data = training_data(config, inspect(config), seed)
+def opened_training(config: Configuration, seed: int = SEED) -> Any:
+    data = training_data(config[DataConfig], config[TensorFlowConfig], inspect(config), seed)
     data.open()
     return data
 
 
-def opened_evaluation(config: TrainConfig) -> Any:
-    data = evaluation_data(config, inspect(config))
+def evaluation_of(config: Configuration) -> Any:
+    return evaluation_data(config[DataConfig], config[EvaluationConfig], inspect(config))
+
+
+def opened_evaluation(config: Configuration) -> Any:
+    data = evaluation_of(config)
     data.open()
     return data
+
+
+def data_of(config: Configuration) -> Data:
+    sections = config[DataConfig], config[EvaluationConfig], config[TensorFlowConfig]
+    return Data(*sections, inspect(config), tf.distribute.get_strategy(), SEED)
 
 
 def batches(dataset: Any, count: int | None = None) -> list[Rows]:
@@ -92,12 +103,13 @@ def tokens(ragged: Ragged) -> list[bytes]:
     return [ragged.slice(s, s + 1).tokens.astype(np.uint16).tobytes() for s in range(len(ragged))]
 
 
-def assert_steps_of_pytorch(config: TrainConfig, replicas: int) -> None:
+def assert_steps_of_pytorch(config: Configuration, replicas: int) -> None:
     """Each replica's rows, sequence by sequence, over the end of an epoch."""
     data = opened_training(config)
-    options = {"max_sequences_per_pack": config.max_sequences_per_pack, "bin_counts": config.counts_of_bins}
+    section = config[DataConfig]
+    options = {"max_sequences_per_pack": section.max_sequences_per_pack, "bin_counts": section.counts_of_bins}
     ranks = [{"rank": rank, "world_size": replicas, "seed": SEED, "deal": contiguous} for rank in range(replicas)]
-    sources = [PackedSource(config.input_dir, packs_per_step=BATCH, **rank, **options) for rank in ranks]
+    sources = [PackedSource(section.input_dir, packs_per_step=BATCH, **rank, **options) for rank in ranks]
     for source in sources:
         source.open()
     steps = sources[0].steps_per_epoch + 2
@@ -172,8 +184,8 @@ def test_evaluation_takes_every_sample_once(tmp_path: Path, folder: Path, most: 
 def test_evaluation_may_take_all_and_not_more(tmp_path: Path, folder: Path) -> None:
     assert opened_evaluation(settings(tmp_path, folder, num_eval_examples="none")).num_examples == COUNT
     config = settings(tmp_path, folder, num_eval_examples=COUNT + 1)
-    with pytest.raises(UserError, match=f"holds {COUNT} examples, {COUNT + 1} are asked for"):
-        evaluation_data(config, inspect(config))
+    with user_error("data.too-small", folder):
+        evaluation_of(config)
 
 
 def test_stored_packs_are_taken_as_they_are(tmp_path: Path, folder: Path) -> None:
@@ -188,7 +200,8 @@ def test_stored_packs_are_taken_as_they_are(tmp_path: Path, folder: Path) -> Non
     dataset = small.pipeline(context())
     with pytest.raises(tf.errors.OpError) as raised:
         batches(dataset, 30)
-    assert str(small.translated(raised.value)).startswith("MAX_SEQUENCES_PER_PACK: a row of the data has 3 sequences")
+    error = small.translated(raised.value)
+    assert (error.code, error.subject) == ("data.too-long", "MAX_SEQUENCES_PER_PACK")
 
 
 def test_synthetic_data(tmp_path: Path) -> None:
@@ -205,21 +218,19 @@ def test_synthetic_data(tmp_path: Path) -> None:
 
 
 def test_inspection_finds_what_does_not_fit(tmp_path: Path, folder: Path) -> None:
-    def refused(**changes: Any) -> str:
-        with pytest.raises(UserError) as raised:
+    def refuses(code: str, subject: str | Path, **changes: Any) -> None:
+        with user_error(code, subject):
             inspect(settings(tmp_path, changes.pop("folder", folder), **changes))
-        assert "\n" not in str(raised.value)
-        return str(raised.value)
 
-    assert "sequences of up to 32 tokens" in refused(max_seq_length=64)
-    assert f"up to {MAX_PREDICTIONS} in a sequence" in refused(max_predictions_per_seq=4)
-    assert "no such folder" in refused(folder=tmp_path / "nothing").lower()
+    refuses("config.conflict", "MAX_SEQ_LENGTH", max_seq_length=64)
+    refuses("config.conflict", "MAX_PREDICTIONS_PER_SEQ", max_predictions_per_seq=4)
+    refuses("file.missing", tmp_path / "nothing", folder=tmp_path / "nothing")
     other = write_set(tmp_path / "other", make_rows(random_lengths(50)), vocabulary="b" * 64)
-    assert "another vocabulary" in refused(eval_dir=other)
+    refuses("vocabulary.mismatch", other, eval_dir=other)
     long = write_set(tmp_path / "long", make_rows(random_lengths(50, 70)), longest=70)
-    assert "the model has 64 positions" in refused(folder=long)
+    refuses("data.model-mismatch", long, folder=long)
     (tmp_path / "small.json").write_text(json.dumps(SHAPE))
-    assert "has a vocabulary of 500" in refused(bert_config_file=tmp_path / "small.json")
+    refuses("data.model-mismatch", folder, bert_config_file=tmp_path / "small.json")
     assert inspect(settings(tmp_path, folder, max_seq_length=32)).train_data.startswith("sha256:")
 
 
@@ -230,7 +241,7 @@ def test_wider_predictions_make_wider_rows(tmp_path: Path, folder: Path) -> None
 
 def test_a_set_too_small_for_a_step_is_refused(tmp_path: Path, folder: Path) -> None:
     data = opened_training(settings(tmp_path, folder, train_batch_size=200))
-    with pytest.raises(UserError, match="its 300 packs are fewer than one step's 400"):
+    with user_error("data.too-small", folder):
         data.pipeline(context(2))
 
 
@@ -244,15 +255,16 @@ def test_a_reader_that_fails_tells_why(tmp_path: Path) -> None:
     data = opened_training(settings(tmp_path, records, bert_config_file=tmp_path / "small.json"))
     with pytest.raises(tf.errors.OpError) as raised:
         batches(data.pipeline(context()), 5)
-    assert isinstance(data.failure, UserError)
-    assert "the model's vocabulary has 300 entries" in str(data.translated(raised.value))
+    error = data.translated(raised.value)
+    assert (data.failure, error.code) == (error, "data.model-mismatch")
     assert data.translated(ValueError()) is None
 
     data = opened_training(settings(tmp_path, records))
     flip(records / "part-0")
     with pytest.raises(tf.errors.OpError) as raised:
         batches(data.pipeline(context()), 10)
-    assert "part-0: record" in str(data.translated(raised.value))
+    error = data.translated(raised.value)
+    assert (error.code, error.subject) == ("data.damaged", str(records / "part-0"))
 
 
 def test_a_store_of_tfrecords_can_be_packed(tmp_path: Path) -> None:
@@ -270,17 +282,18 @@ def test_training_files_serve_as_evaluation(tmp_path: Path, folder: Path) -> Non
     assert inputs.notes == (EVALUATED_ON_TRAINING,)
     assert inputs.train_data == inputs.eval_data
     write_examples(tmp_path / "eval", make_rows(random_lengths(50), 1), 32, MAX_PREDICTIONS)
-    inputs = inspect(dataclasses.replace(config, eval_files=str(tmp_path / "eval")))
+    files = {"input_files": tmp_path / "part-*"}
+    inputs = inspect(settings(tmp_path, folder, **files, eval_files=tmp_path / "eval"))
     assert not inputs.notes
     assert inputs.train_data != inputs.eval_data
-    with pytest.raises(UserError, match="Give DATADIR_PHASE2 instead of INPUT_FILES"):
-        inspect(dataclasses.replace(config, max_sequences_per_pack=3))
+    with user_error("config.conflict", "MAX_SEQUENCES_PER_PACK"):
+        inspect(settings(tmp_path, folder, **files, max_sequences_per_pack=3))
 
 
 def test_the_data_of_a_run(tmp_path: Path, folder: Path) -> None:
     """What the loop uses: nothing is touched before `open`, steps follow each other, evaluations repeat."""
     config = settings(tmp_path, folder, max_sequences_per_pack=3)
-    data = Data(config, inspect(config), tf.distribute.get_strategy(), SEED)
+    data = data_of(config)
     assert data.batches is None
     warm_up = data.warm_up_rows()
     data.open(5)
@@ -293,8 +306,7 @@ def test_the_data_of_a_run(tmp_path: Path, folder: Path) -> None:
     assert sum(map(len, first)) == data.num_eval_samples == 50
     assert data.translated(tf.errors.UnknownError(None, None, "another")) is None
     data.close()
-    without = settings(tmp_path, folder, do_eval="0")
-    assert Data(without, inspect(without), tf.distribute.get_strategy(), SEED).num_eval_samples == 0
+    assert data_of(settings(tmp_path, folder, do_eval="0")).num_eval_samples == 0
 
 
 def test_datasets_of_strategies_have_no_end_and_static_shapes(tmp_path: Path, folder: Path) -> None:

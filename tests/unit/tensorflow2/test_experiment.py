@@ -111,7 +111,7 @@ def test_a_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_
     assert "BROKEN" not in traced.stdout
     again = run(f"{words}")
     assert again.returncode == 2
-    assert "finished run" in again.stderr
+    assert "[run.exists]" in again.stderr
 
 
 @needs_tensorflow
@@ -218,24 +218,29 @@ def test_a_signal_closes_the_log(start: Start, prepared_data: Path, tmp_path: Pa
 
 @needs_tensorflow
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "code", "subject"),
     [
-        ("--input_files=/nowhere/part-*", "/nowhere/part-*"),
-        ("--input_dir=/nowhere --eval_dir=/nowhere", "/nowhere"),
-        ("--synthetic_data=1 --distribution_strategy=parameter_server", "DISTRIBUTION_STRATEGY"),
-        ("--synthetic_data=1 --distribution_strategy=tpu --tpu=local", "TPU"),
-        ("--synthetic_data=1 --init_checkpoint=/nowhere/model.ckpt", "/nowhere/model.ckpt"),
-        ("--synthetic_data=1 --dtype=fp8", "PRECISION"),
-        ("--synthetic_data=1 -ds=multi_worker_mirrored --worker_hosts=no,port --task_index=1", "worker_hosts"),
-        ("--synthetic_data=1 --model_export_path=/dev/null/x", "/dev/null/x"),
-        ("--no_such_flag=1", "no_such_flag"),
+        ("--input_files=/nowhere/part-*", "file.missing", "/nowhere/part-*"),
+        ("--input_dir=/nowhere --eval_dir=/nowhere", "file.missing", "/nowhere"),
+        ("--synthetic_data=1 --distribution_strategy=parameter_server", "config.conflict", "DISTRIBUTION_STRATEGY"),
+        ("--synthetic_data=1 --distribution_strategy=tpu --tpu=local", "device.unavailable", "TPU"),
+        ("--synthetic_data=1 --init_checkpoint=/nowhere/model.ckpt", "file.missing", "/nowhere/model.ckpt.index"),
+        ("--synthetic_data=1 --dtype=fp8", "config.choice", "PRECISION"),
+        (
+            "--synthetic_data=1 -ds=multi_worker_mirrored --worker_hosts=no,port --task_index=1",
+            "distributed.identity",
+            "worker_hosts",
+        ),
+        ("--synthetic_data=1 --model_export_path=/dev/null/x", "file.unwritable", "/dev/null/x"),
+        ("--no_such_flag=1", "config.syntax", "the command line"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_2(run: Run, tmp_path: Path, words: str, told: str) -> None:
+def test_a_mistake_is_one_line_and_status_2(run: Run, tmp_path: Path, words: str, code: str, subject: str) -> None:
     done = run(f"{STEPS} {words} --model_dir={tmp_path}/out")
     lines = [line for line in done.stderr.splitlines() if line.startswith("mlbert: error:")]
     assert (done.returncode, len(lines)) == (2, 1), done.stderr
-    assert told in lines[0]
+    assert lines[0].startswith(f"mlbert: error: {subject}: ")
+    assert lines[0].endswith(f" [{code}]")
     assert (
         not (tmp_path / "out/result_0.txt").exists() or "run_start" not in (tmp_path / "out/result_0.txt").read_text()
     )
@@ -245,4 +250,5 @@ def test_without_tensorflow_one_line_says_so(tree_root: Path) -> None:
     bare = [sys.executable, "-I", "-S", str(tree_root / PROGRAM)]  # a Python without any installed package
     done = subprocess.run(bare, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "mlbert: error: tensorflow: is not installed. Run: pip install 'mlbert[tf]'.\n"
+    line = "mlbert: error: tensorflow: is not installed. Run: pip install 'mlbert[tf]'. [package.missing]"
+    assert done.stderr == f"{line}\n"

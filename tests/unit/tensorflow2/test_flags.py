@@ -14,10 +14,11 @@ from absl import app as _  # noqa: F401 - defines --verbosity
 from absl import flags as absl_flags
 from absl.testing import flagsaver
 
-from mlbert.core.config import Resolved
-from mlbert.core.errors import UserError
+from mlbert.config.resolution import Resolved
+from mlbert.config.sections import settings_by_key
 from tf2_bert import flags
 from tf2_bert.main import told
+from user_errors import user_error
 
 GPU = """--all_reduce_alg=nccl --bert_config_file=/data/bert_config.json --beta_1=0.91063 --beta_2=0.96497
 --device_warmup --do_eval --dtype=fp16 --eval_batch_size=48 --init_checkpoint=/data/model.ckpt-28252
@@ -34,6 +35,11 @@ TPU = """--bert_config_file=/data/bert_config.json --beta_1=0.9 --beta_2=0.93721
 --tpu=perfzero-tpu --train_batch_size=768 --verbosity=0 --weight_decay_rate=0.0049573 --warmup_steps=108"""
 LEAST = "--bert_config_file=/data/bert_config.json --input_files=/data/part-* --model_dir=/output"
 Resolve = Callable[..., Resolved]
+
+
+def values(resolved: Resolved, *keys: str) -> tuple[object, ...]:
+    """Return the values of settings by their keys."""
+    return tuple(resolved.config.get(settings_by_key()[key]) for key in keys)
 
 
 @pytest.fixture
@@ -55,32 +61,31 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> Resolve:
 
 
 def test_the_published_line_for_gpus(resolved: Resolve) -> None:
-    config = resolved(GPU, replicas=8).config
-    assert (config.train_batch_size, config.gradient_accumulation_steps, config.eval_batch_size) == (95, 19, 6)
-    assert (config.max_steps, config.lr_decay_end, config.warmup_steps) == (8000, 8000, 420)
+    found = resolved(GPU, replicas=8)
+    assert values(found, "train_batch_size", "gradient_accumulation_steps", "eval_batch_size") == (95, 19, 6)
+    assert values(found, "max_steps", "lr_decay_end", "warmup_steps") == (8000, 8000, 420)
     # The first evaluation is at the first multiple of 658 that is not before 3948: step 3948 itself.
-    assert (config.eval_iter_start_samples, config.eval_iter_samples) == (3948 * 760, 658 * 760)
-    assert (config.optimizer, config.precision, config.loss_scale_fixed) == ("lamb", "fp16", False)
-    assert (config.opt_lamb_beta_1, config.opt_lamb_beta_2) == (0.91063, 0.96497)  # not mixed up
-    assert (config.input_files, str(config.input_dir)) == ("/data/parts/part-*", "/data/parts")
-    assert config.target_mlm_accuracy == 0.712
+    assert values(found, "eval_iter_start_samples", "eval_iter_samples") == (3948 * 760, 658 * 760)
+    assert values(found, "optimizer", "precision", "loss_scale_fixed") == ("lamb", "fp16", False)
+    assert values(found, "opt_lamb_beta_1", "opt_lamb_beta_2") == (0.91063, 0.96497)  # not mixed up
+    assert values(found, "input_files", "input_dir") == ("/data/parts/part-*", Path("/data/parts"))
+    assert values(found, "target_mlm_accuracy") == (0.712,)
 
 
 def test_the_published_line_for_tpus(resolved: Resolve) -> None:
-    config = resolved(TPU, replicas=32).config
-    assert (config.train_batch_size, config.eval_batch_size, config.tpu) == (24, 24, "perfzero-tpu")
+    found = resolved(TPU, replicas=32)
+    assert values(found, "train_batch_size", "eval_batch_size", "tpu") == (24, 24, "perfzero-tpu")
     # Step 3907 is no multiple of 652.
-    assert (config.eval_iter_start_samples, config.eval_iter_samples) == (6 * 652 * 768, 652 * 768)
-    assert (config.weight_decay_rate, config.precision, config.distribution_strategy) == (0.0049573, "bf16", "tpu")
+    assert values(found, "eval_iter_start_samples", "eval_iter_samples") == (6 * 652 * 768, 652 * 768)
+    assert values(found, "weight_decay_rate", "precision", "distribution_strategy") == (0.0049573, "bf16", "tpu")
 
 
 def test_published_defaults(resolved: Resolve) -> None:
     found = resolved(LEAST)
-    config = found.config
-    assert (config.train_batch_size, config.learning_rate, config.warmup_steps) == (32, 5e-5, 10_000)
-    assert (config.max_steps, config.optimizer, config.opt_epsilon, config.max_seq_length) == (3000, "adamw", 1e-6, 128)
-    assert config.do_eval is False
-    assert config.target_mlm_accuracy is None  # nothing is evaluated, so the limit is a success
+    assert values(found, "train_batch_size", "learning_rate", "warmup_steps") == (32, 5e-5, 10_000)
+    assert values(found, "max_steps", "optimizer", "opt_epsilon", "max_seq_length") == (3000, "adamw", 1e-6, 128)
+    # Nothing is evaluated, so the limit is a success.
+    assert values(found, "do_eval", "target_mlm_accuracy") == (False, None)
     assert found.origin["learning_rate"] == "default of --learning_rate"
 
 
@@ -96,79 +101,78 @@ def test_a_sourced_config_stands_in_place_of_the_defaults_and_flags_win(resolved
         EVAL_ITER_START_SAMPLES="100",
         EVAL_ITER_SAMPLES="50",
     )
-    assert (found.config.train_batch_size, found.config.learning_rate, found.config.max_steps) == (16, 0.5, 77)
+    assert values(found, "train_batch_size", "learning_rate", "max_steps") == (16, 0.5, 77)
     assert found.origin["train_batch_size"] == "flag --train_batch_size"
-    assert (found.config.optimizer, found.config.target_mlm_accuracy) == ("adamw", 0.712)
+    assert values(found, "optimizer", "target_mlm_accuracy") == ("adamw", 0.712)
 
 
 def test_steps_of_packs_are_counted_in_their_sequences(resolved: Resolve) -> None:
     line = f"{LEAST} --max_sequences_per_pack=3 --average_packing_rate=2 --train_batch_size=16 --stop_steps=20"
-    config = resolved(f"{line} --steps_between_eval=4", replicas=2).config
-    assert (config.eval_iter_start_samples, config.eval_iter_samples) == (4 * 32, 4 * 32)
-    assert config.max_samples_termination == 2 * 20 * 32  # packs fuller than their nominal rate do not end it
+    found = resolved(f"{line} --steps_between_eval=4", replicas=2)
+    assert values(found, "eval_iter_start_samples", "eval_iter_samples") == (4 * 32, 4 * 32)
+    # Packs fuller than their nominal rate do not end it.
+    assert values(found, "max_samples_termination") == (2 * 20 * 32,)
 
 
 def test_a_setting_of_our_table_wins_over_published_defaults(resolved: Resolve) -> None:
     found = resolved(f"{LEAST} --max_steps=7", EVAL_ITER_SAMPLES="50", MAX_SAMPLES_TERMINATION="99", BATCHSIZE="6")
-    config = found.config
-    assert (config.max_steps, config.eval_iter_samples, config.max_samples_termination) == (7, 50, 99)
-    assert (config.train_batch_size, config.lr_decay_end) == (6, 3000)
+    assert values(found, "max_steps", "eval_iter_samples", "max_samples_termination") == (7, 50, 99)
+    assert values(found, "train_batch_size", "lr_decay_end") == (6, 3000)
     found = resolved(f"{LEAST} --num_train_epochs=2", MAX_STEPS="7")
-    assert (found.config.max_steps, found.origin["max_steps"]) == (2000, "flag --num_train_epochs")
+    assert (*values(found, "max_steps"), found.origin["max_steps"]) == (2000, "flag --num_train_epochs")
 
 
-def test_an_export_that_is_no_number_is_one_line(resolved: Resolve) -> None:
-    for name in ("BATCHSIZE", "STEPS_PER_LOOP"):
-        with pytest.raises(UserError, match=name):
-            resolved(f"{LEAST} --enable_checkpoint_and_summary", CONFIG_FILE="/c.sh", **{name: "many"})
+@pytest.mark.parametrize("name", ["BATCHSIZE", "STEPS_PER_LOOP"])
+def test_an_export_that_is_no_number_is_one_line(resolved: Resolve, name: str) -> None:
+    with user_error("config.value", name):
+        resolved(f"{LEAST} --enable_checkpoint_and_summary", **{name: "many"})
 
 
 def test_the_grid_of_the_rules(resolved: Resolve) -> None:
-    config = resolved(f"{GPU} --eval_schedule=mlperf".replace("760", "440").replace("=19", "=11"), replicas=8).config
-    assert (config.eval_iter_start_samples, config.eval_iter_samples) == (150_000, 150_000)
+    found = resolved(f"{GPU} --eval_schedule=mlperf".replace("760", "440").replace("=19", "=11"), replicas=8)
+    assert values(found, "eval_iter_start_samples", "eval_iter_samples") == (150_000, 150_000)
 
 
 @pytest.mark.parametrize(("scale", "value", "fixed"), [("dynamic", 32768.0, False), ("128", 128.0, True)])
 def test_loss_scale_is_honoured(resolved: Resolve, scale: str, value: float, fixed: bool) -> None:
-    config = resolved(f"{LEAST} --dtype=fp16 --loss_scale={scale}").config
-    assert (config.loss_scale, config.loss_scale_fixed) == (value, fixed)
+    found = resolved(f"{LEAST} --dtype=fp16 --loss_scale={scale}")
+    assert values(found, "loss_scale", "loss_scale_fixed") == (value, fixed)
 
 
 def test_checkpoints_and_summaries_only_on_demand(resolved: Resolve) -> None:
-    config = resolved(LEAST).config
-    assert (config.save_checkpoint_steps, config.tensorboard_dir) == (0, None)
-    config = resolved(f"{LEAST} --enable_checkpoint_and_summary --steps_per_loop=50").config
-    assert (config.save_checkpoint_steps, config.tensorboard_dir) == (50, Path("/output/summaries"))
+    found = resolved(LEAST)
+    assert values(found, "save_checkpoint_steps", "tensorboard_dir") == (0, None)
+    found = resolved(f"{LEAST} --enable_checkpoint_and_summary --steps_per_loop=50")
+    assert values(found, "save_checkpoint_steps", "tensorboard_dir") == (50, Path("/output/summaries"))
 
 
 @pytest.mark.parametrize(
-    ("words", "subject"),
+    ("words", "code", "subject"),
     [
-        ("--train_batch_size=33", "--train_batch_size"),  # over 2 replicas
-        ("--train_batch_size=0", "--train_batch_size"),
-        ("--train_batch_size=1000000000000", "--train_batch_size"),
-        ("--num_accumulation_steps=3", "GRADIENT_STEPS"),
-        ("--use_keras_compile_fit", "--use_keras_compile_fit"),
-        ("--model_type=albert", "--model_type"),
-        ("--stop_steps=4000", "--stop_steps"),
-        ("--steps_between_eval=0", "--steps_between_eval"),
-        ("--learning_rate=-1", "LR"),
-        ("--beta_1=1.5", "OPT_LAMB_BETA_1"),
-        ("--dtype=fp64", "PRECISION"),
-        ("--distribution_strategy=collective", "DISTRIBUTION_STRATEGY"),
-        ("--loss_scale=big", "LOSS_SCALE"),
-        ("--warmup_steps=0.5", "WARMUP_STEPS"),
-        ("--warmup_steps=inf", "WARMUP_STEPS"),
-        ("--warmup_steps=nan", "WARMUP_STEPS"),
-        ("--num_steps_per_epoch=-1", "--num_steps_per_epoch"),
-        ("--steps_before_eval_start=-5", "--steps_before_eval_start"),
-        ("--max_seq_length=100000", "MAX_SEQ_LENGTH"),
+        ("--train_batch_size=33", "config.conflict", "--train_batch_size"),  # over 2 replicas
+        ("--train_batch_size=0", "config.conflict", "--train_batch_size"),
+        ("--train_batch_size=1000000000000", "config.range", "--train_batch_size"),
+        ("--num_accumulation_steps=3", "config.conflict", "GRADIENT_STEPS"),
+        ("--use_keras_compile_fit", "config.unsupported", "--use_keras_compile_fit=True"),
+        ("--model_type=albert", "config.unsupported", "--model_type=albert"),
+        ("--stop_steps=4000", "config.range", "--stop_steps"),
+        ("--steps_between_eval=0", "config.range", "--steps_between_eval"),
+        ("--learning_rate=-1", "config.range", "LR (flag --learning_rate)"),
+        ("--beta_1=1.5", "config.range", "OPT_LAMB_BETA_1 (flag --beta_1)"),
+        ("--dtype=fp64", "config.choice", "PRECISION (flag --dtype)"),
+        ("--distribution_strategy=x", "config.choice", "DISTRIBUTION_STRATEGY (flag --distribution_strategy)"),
+        ("--loss_scale=big", "config.value", "LOSS_SCALE (flag --loss_scale)"),
+        ("--warmup_steps=0.5", "config.value", "WARMUP_STEPS (flag --warmup_steps)"),
+        ("--warmup_steps=inf", "config.value", "WARMUP_STEPS (flag --warmup_steps)"),
+        ("--warmup_steps=nan", "config.value", "WARMUP_STEPS (flag --warmup_steps)"),
+        ("--num_steps_per_epoch=-1", "config.range", "--num_steps_per_epoch"),
+        ("--steps_before_eval_start=-5", "config.range", "--steps_before_eval_start"),
+        ("--max_seq_length=100000", "config.range", "MAX_SEQ_LENGTH (flag --max_seq_length)"),
     ],
 )
-def test_what_cannot_be_is_one_line(resolved: Resolve, words: str, subject: str) -> None:
-    with pytest.raises(UserError, match=subject) as caught:
+def test_what_cannot_be_is_one_line(resolved: Resolve, words: str, code: str, subject: str) -> None:
+    with user_error(code, subject):
         resolved(f"{LEAST} {words}", replicas=2)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture) -> None:
@@ -177,11 +181,23 @@ def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture) -> None:
 
     assert told(work) == 2
     line = (
-        "mlbert: error: /results/curve.png: cannot be written (No space left on device). Free space or change LOGDIR.\n"
+        "mlbert: error: /results/curve.png: cannot be written (No space left on device). Free space or change LOGDIR."
     )
-    assert capsys.readouterr().err == line
+    assert capsys.readouterr().err == f"{line} [file.unwritable]\n"
 
 
-def test_a_setting_of_the_other_framework_is_refused(resolved: Resolve) -> None:
-    with pytest.raises(UserError, match=r"SHARDED_OPTIMIZER.*TensorFlow"):
-        resolved(LEAST, SHARDED_OPTIMIZER="node")
+def test_a_setting_of_the_other_framework_is_refused(resolved: Resolve, tmp_path: Path) -> None:
+    config = tmp_path / "config_x.sh"
+    for name, value in {"SHARDED_OPTIMIZER": "node", "TASK": "mnli"}.items():
+        config.write_text(f"export {name}={value}\n")
+        with user_error("config.not-read", f"{name} ({config}:1)"):
+            resolved(LEAST, CONFIG_FILE=str(config), **{name: value})
+
+
+def test_a_setting_of_the_other_framework_in_the_bare_environment_is_a_warning(resolved: Resolve) -> None:
+    found = resolved(LEAST, SHARDED_OPTIMIZER="node", TASK="mnli", OPS="auto", OPTIMIZER_IMPLEMENTATION="ops")
+    told = [warning for warning in found.warnings if "is not read by RECIPE=tensorflow2" in warning]
+    assert [warning.split()[0] for warning in told] == ["SHARDED_OPTIMIZER", "TASK"]
+    assert values(found, "sharded_optimizer", "task", "optimizer_implementation") == ("off", None, "plain")
+    for flag in ("sharded_optimizer", "task", "ops"):
+        assert flag not in absl_flags.FLAGS

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from mlbert.config.tensorflow import TensorFlowConfig
+from mlbert.ops.config import ComputeConfig
 from mlbert.optim import loss_scale as pytorchs
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
@@ -67,9 +69,13 @@ def test_its_state_goes_on(tmp_path: Path) -> None:
 
 
 def test_settings_ask_for_it() -> None:
-    assert LossScale.of(settings(precision="fp32")) is None
-    assert LossScale.of(settings(precision="bf16")) is None
-    fixed = LossScale.of(settings(precision="fp16", loss_scale=64, loss_scale_fixed=1))
+    def made(**changes: object) -> LossScale | None:
+        config = settings(**changes)
+        return LossScale.of(config[ComputeConfig], config[TensorFlowConfig])
+
+    assert made(precision="fp32") is None
+    assert made(precision="bf16") is None
+    fixed = made(precision="fp16", loss_scale=64, loss_scale_fixed=1)
     assert after(fixed, [False]) == [64]
-    dynamic = LossScale.of(settings(precision="fp16", loss_scale=64, loss_scale_window=1, loss_scale_fixed=0))
+    dynamic = made(precision="fp16", loss_scale=64, loss_scale_window=1, loss_scale_fixed=0)
     assert after(dynamic, [False, True, True]) == [32, 64, 128]

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from mlbert.core.errors import UserError
 from mlbert.optim import adamw, lamb
+from mlbert.optim.config import OptimizerConfig
 from mlbert.optim.flat import FlatParameters
 from unsharded import unsharded
+from user_errors import user_error
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
@@ -160,9 +161,12 @@ def test_a_checkpoint_has_the_state_and_no_weights(tmp_path: Path) -> None:
 
 
 def test_settings_choose_it() -> None:
-    made = make_optimizer(settings(optimizer="lamb", max_grad_norm=0.5), variables(random_weights()))
+    def chosen(parameters: dict[str, tf.Variable], **changes: object) -> Optimizer:
+        return make_optimizer(settings(**changes)[OptimizerConfig], parameters, compiled=False)
+
+    made = chosen(variables(random_weights()), optimizer="lamb", max_grad_norm=0.5)
     assert type(made) is Lamb
     assert (tuple(made.betas), made.eps, made.weight_decay, made.max_grad_norm) == ((0.9, 0.999), 1e-6, 0.01, 0.5)
-    assert type(make_optimizer(settings(optimizer="adamw"), {})) is AdamWeightDecay
-    with pytest.raises(UserError, match=r"OPTIMIZER: madgrad is not there in TensorFlow 2\. Choose lamb or adamw"):
-        make_optimizer(settings(optimizer="madgrad"), {})
+    assert type(chosen({}, optimizer="adamw")) is AdamWeightDecay
+    with user_error("config.choice", "OPTIMIZER"):
+        chosen({}, optimizer="madgrad")

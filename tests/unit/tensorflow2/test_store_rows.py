@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbert.core.errors import UserError
 from mlbert.core.packing import pack_lengths
 from mlbert.store.ragged import Ragged
 from random_set import random_rows
@@ -15,6 +14,7 @@ from sequences_of_rows import sequences_of
 from stored_sets import make_rows, names
 from tf2_bert.rows import Rows
 from tf2_bert.store_rows import RowShape, row_shape, rows_of, zero_rows
+from user_errors import user_error
 
 LENGTH = 64
 
@@ -71,7 +71,7 @@ def test_a_packed_row_by_the_book() -> None:
 )
 def test_what_does_not_fit_is_refused(shape: RowShape, variable: str) -> None:
     ragged = Ragged.from_rows([([1, 2, 3, 4], 2, True, [1], [9]), ([5, 6, 7], 3, False, [1, 2], [8, 9])])
-    with pytest.raises(UserError, match=f"^{variable}: a row of the data has"):
+    with user_error("data.too-long", variable):
         rows_of(ragged, np.array([2]), 1, shape)
 
 

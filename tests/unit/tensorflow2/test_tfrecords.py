@@ -11,7 +11,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.prepare.tfrecord_folder import TfrecordFolder
 from mlbert.store.open import describe, open_store
 from mlbert.store.ragged import Ragged
@@ -22,6 +22,7 @@ from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, ran
 from tf2_bert.rows import Rows
 from tf2_bert.tfrecords import Files, TFRecordEvaluation, TFRecordTraining, match_files
 from tfrecord_examples import example, frame, odd_examples, simple_lists
+from user_errors import user_error
 
 COUNT, LONGEST = 230, 32
 
@@ -81,12 +82,12 @@ def test_a_list_beside_the_files_binds(tmp_path: Path) -> None:
     assert [info.vocabulary_sha256 for info in files.listed] == ["0" * 64]
     assert [one.problem() for one in files.sums] == [None, None]
     file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match=r"instances\.json says"):
+    with user_error("data.incomplete", file):
         matched(tmp_path / "part-*")
     file.write_bytes(whole[::-1])
     assert [one.path for one in matched(tmp_path / "part-00001*", *files.widths).sums if one.problem()] == [file]
     file.unlink()
-    with pytest.raises(UserError, match="there is no part-00001"):
+    with user_error("data.incomplete", tmp_path):
         matched(tmp_path / "part-*")
 
 
@@ -105,7 +106,7 @@ def test_evaluation_takes_the_first_samples_once(folder: Path, replicas: tuple[i
 
 
 def test_evaluation_of_too_few(folder: Path) -> None:
-    with pytest.raises(UserError, match="holds 230 examples, 231 are asked for"):
+    with user_error("data.too-small", folder / "part-*"):
         TFRecordEvaluation(matched(folder / "part-*"), 4, COUNT + 1, vocab_size=VOCAB_SIZE).open()
 
 
@@ -123,7 +124,7 @@ def test_hosts_share_the_files(folder: Path) -> None:
     parts = [set(names(joined(batches(data.pipeline(context(2, 2, host)), 150)))) for host in range(2)]
     assert not parts[0] & parts[1]
     assert parts[0] | parts[1] == set(names(open_store(folder).gather(np.arange(COUNT))))
-    with pytest.raises(UserError, match="5 files cannot be shared out over 6 hosts"):
+    with user_error("data.too-small", folder / "part-*"):
         data.pipeline(context(6, 6, 0))
 
 
@@ -161,15 +162,15 @@ def test_padding_is_no_matter(tmp_path: Path) -> None:
     assert same_sequences(joined(batches(data.pipeline(context()))), open_store(one).gather(np.arange(4)))
 
 
-def refused(files: Files, vocab_size: int = VOCAB_SIZE) -> str:
-    """What training on damaged files says."""
+def refused(files: Files, vocab_size: int = VOCAB_SIZE) -> UserError:
+    """Return what training on damaged files ends with."""
     data = training(files, vocab_size=vocab_size)
     with pytest.raises(tf.errors.OpError) as raised:
         batches(data.pipeline(context()), 50)
     problem = data.translated(raised.value)
     assert isinstance(problem, UserError)
     assert "\n" not in str(problem)
-    return str(problem)
+    return problem
 
 
 def copied(folder: Path, target: Path) -> Path:
@@ -180,67 +181,68 @@ def copied(folder: Path, target: Path) -> Path:
 
 
 def test_damage_is_told_with_file_and_record(folder: Path, tmp_path: Path) -> None:
-    for name, damage in {
-        "a flipped bit": lambda path: flip(path, 0.51),
-        "cut off": lambda path: path.write_bytes(path.read_bytes()[:-9]),
-        "no records": lambda path: path.write_text("plain text, no records"),
-        "gone": lambda path: path.unlink(),
-    }.items():
+    for name, code, damage in (
+        ("a flipped bit", "data.damaged", lambda path: flip(path, 0.51)),
+        ("cut off", "data.damaged", lambda path: path.write_bytes(path.read_bytes()[:-9])),
+        ("no records", "data.format", lambda path: path.write_text("plain text, no records")),
+        ("gone", "file.unreadable", lambda path: path.unlink()),
+    ):
         files = matched(copied(folder, tmp_path / name) / "part-*")
-        damage(tmp_path / name / "part-00002-of-00005")
-        assert f"{tmp_path / name}/part-00002-of-00005: " in refused(files)
-        with pytest.raises(UserError, match="/part-00002-of-00005: "):
+        bad = tmp_path / name / "part-00002-of-00005"
+        damage(bad)
+        error = refused(files)
+        assert (error.code, error.subject) == (code, str(bad))
+        with user_error(code, bad, wording=name != "gone"):  # that has TensorFlow's words in it
             TFRecordEvaluation(files, 4, None, vocab_size=VOCAB_SIZE).open()
 
 
 def test_records_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
     lists = simple_lists()
-    cases = {
-        "other widths": (lists, VOCAB_SIZE, "has 8 values in input_ids, 32 expected"),
-        "no feature": ({k: v for k, v in lists.items() if k != "masked_lm_ids"}, 99, "has no feature masked_lm_ids"),
-    }
-    for name, (content, vocab_size, reason) in cases.items():
+    cases = {"other widths": lists, "no feature": {k: v for k, v in lists.items() if k != "masked_lm_ids"}}
+    for name, content in cases.items():
         files = matched(copied(folder, tmp_path / name) / "part-*")
-        (tmp_path / name / "part-00002-of-00005").write_bytes(frame(example(content)))
-        message = refused(files, max(vocab_size, VOCAB_SIZE))
-        assert f"part-00002-of-00005: record 0 (byte 0) {reason}" in message
-    assert "outside the vocabulary of 100 entries" in refused(matched(folder / "part-*"), 100)
+        (bad := tmp_path / name / "part-00002-of-00005").write_bytes(frame(example(content)))
+        error = refused(files)
+        assert (error.code, error.subject) == ("data.damaged", str(bad))
+        assert "record 0 (byte 0)" in error.problem
+    assert refused(matched(folder / "part-*"), 100).code == "data.damaged"
 
 
 def test_bad_values_are_refused(tmp_path: Path) -> None:
-    for name, values, reason in (
-        ("masked_lm_positions", [1, 8, 0], "has 8 in masked_lm_positions"),
-        ("masked_lm_weights", [1.0, 0.5, 0.0], "has 0.5 in masked_lm_weights"),
-        ("next_sentence_labels", [2], "has 2 in next_sentence_labels"),
+    for name, values, found in (
+        ("masked_lm_positions", [1, 8, 0], "8"),
+        ("masked_lm_weights", [1.0, 0.5, 0.0], "0.5"),
+        ("next_sentence_labels", [2], "2"),
     ):
         good, bad = example(simple_lists()), example({**simple_lists(), name: values})
         (tmp_path / name).write_bytes(frame(good, bad))
-        assert f"{name}: record 1 (byte {len(frame(good))}) {reason}" in refused(matched(tmp_path / name), 65_536)
+        error = refused(matched(tmp_path / name), 65_536)
+        assert (error.code, error.subject) == ("data.damaged", str(tmp_path / name))
+        assert f"record 1 (byte {len(frame(good))}) has {found} in {name}" in error.problem
 
 
 def test_what_cannot_be_files_is_refused(folder: Path, tmp_path: Path) -> None:
-    def message(*arguments: Any) -> str:
-        with pytest.raises(UserError) as raised:
-            matched(*arguments)
-        return str(raised.value)
-
-    assert "no file matches" in message(f"{folder}/part-*, {tmp_path}/none-*")
-    assert "is a folder" in message(folder)
-    assert "names no files" in message(" , ")
     (tmp_path / "empty").write_bytes(b"short")
-    assert "empty: holds no record" in message(tmp_path / "empty")
-    assert "nowhere://bucket/x: cannot be read" in message("nowhere://bucket/x")
+    for code, subject, patterns in (
+        ("file.missing", "none-*", f"{folder}/part-*, {tmp_path}/none-*"),
+        ("file.wrong-kind", folder, folder),
+        ("config.missing", "INPUT_FILES", " , "),
+        ("data.empty", tmp_path / "empty", tmp_path / "empty"),
+        ("file.unreadable", "nowhere://bucket/x", "nowhere://bucket/x"),
+    ):
+        with user_error(code, subject, wording=code != "file.unreadable"):  # that has TensorFlow's words in it
+            matched(patterns)
 
 
 def test_nothing_is_read_before_a_set_is_opened(folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("plain text, no records")
-    for files, reason in (
-        (matched(text, LONGEST, MAX_PREDICTIONS), "is text, not TFRecords"),
-        (matched(folder / "part-*", 512, 5), "have 32 tokens and 5 predictions, 512 and 5 are asked for"),
+    for files, code, name in (
+        (matched(text, LONGEST, MAX_PREDICTIONS), "data.format", "text"),
+        (matched(folder / "part-*", 512, 5), "config.conflict", "part-00000-of-00005"),
     ):
         for data in (training(files), TFRecordEvaluation(files, 4, None, vocab_size=VOCAB_SIZE)):
-            with pytest.raises(UserError, match=reason):
+            with user_error(code, name):
                 data.open()
 
 

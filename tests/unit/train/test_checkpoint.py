@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 
-from mlbert.core.errors import UserError
 from mlbert.train.checkpoint import CheckpointFolder
+from user_errors import user_error
 
 
 def folder(tmp_path, **identity):
@@ -107,13 +107,13 @@ def test_all_damaged_is_an_error_that_names_the_folder(tmp_path):
     target = saved(tmp_path)
     for entry in target.path.iterdir():
         damage_flip(entry)
-    with pytest.raises(UserError, match=r"checkpoints: every checkpoint is damaged"):
+    with user_error("checkpoint.damaged", tmp_path / "checkpoints"):
         target.load_newest()
 
 
 def test_checkpoint_of_another_model_is_refused(tmp_path):
     saved(tmp_path)
-    with pytest.raises(UserError, match=r"belongs to another run: model is 'a', this run has 'b'"):
+    with user_error("run.other-settings", tmp_path / "checkpoints/step_00000003"):
         folder(tmp_path, model="b").load_newest()
 
 
@@ -128,6 +128,6 @@ def test_full_disk_leaves_nothing_half_written(tmp_path):
     # A file in the way makes the write fail as a full disk does: with an OSError in the middle.
     (target.path / ".partial_step_00000004").write_text("in the way")
     (target.path / ".partial_step_00000004").chmod(0o400)
-    with pytest.raises(UserError, match=r"step_00000004: could not be written"):
+    with user_error("file.unwritable", tmp_path / "checkpoints/step_00000004"):
         target.save(4, tensors(4), {"step": 4})
     assert target.load_newest()[0].state == {"step": 3}

@@ -7,20 +7,20 @@ import torch
 
 from capturable import SHAPE, select_capturable
 from host_batches import made_up_batches
-from mlbert import ops
 from mlbert.cli.main import main
-from mlbert.core.errors import UserError
 from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
+from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
 from mlbert.train.evaluate import Evaluation, Evaluator, evaluate
 from mlbert.train.reader import Reader
 from mlbert.train.snapshots import Snapshots
 from recorded_graph import RecordedGraph
 from training_settings import train_arguments
+from user_errors import user_error
 
 OBJECTIVE = PreTraining(scope="step")
 
@@ -125,7 +125,7 @@ def test_kept_batches_are_read_once(batches):
 
 def test_a_rank_without_batches_adds_nothing():
     evaluator = Evaluator(model_of(1), OBJECTIVE, [], World(), resident=True)
-    with pytest.raises(UserError, match="no token that could be masked"):
+    with user_error("data.empty", "the evaluation set"):
         evaluator.begin().result()
 
 

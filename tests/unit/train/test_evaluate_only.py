@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mlbert.cli.main import main
+from mlbert.core.bert_config import BertConfig
 from mlbert.dist.world import World
 from mlbert.feed.evaluation import EvalSet
-from mlbert.models import BertConfig, BertForPreTraining
+from mlbert.models.bert import BertForPreTraining
 from mlbert.models.huggingface import to_huggingface
 from mlbert.models.load import load_weights
 from mlbert.models.objectives import PreTraining

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from mlbert.cli.main import main
-from mlbert.core.settings import train_settings
+from mlbert.config.sections import settings_by_key
 from mlbert.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.store.manifest import read_manifest
 from mlbert.train import experiment, loop
@@ -79,7 +79,7 @@ def test_the_log_tells_the_run_in_order(tmp_path):
     assert {key: values[key] for key in ("steps", "skipped_steps", "tokens")}.items() <= summary.items()
     assert summary["sequences_per_pack"] == pytest.approx(values["train_samples"] / (12 * 4), abs=1e-4)
     record = json.loads((tmp_path / "out/run_0/config.json").read_text())
-    logged = {name: values["configuration"][row.env] for name, row in train_settings().items()}
+    logged = {name: values["configuration"][row.env] for name, row in settings_by_key().items()}
     assert record["config"] == {name: setting["value"] for name, setting in logged.items()}
     assert record["origin"] == {name: setting["origin"] for name, setting in logged.items()}
     assert record["provenance"].items() <= values.items()

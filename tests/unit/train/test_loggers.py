@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from mlbert.cli.main import main
-from mlbert.core.errors import UserError
 from mlbert.core.progress import Outcome, TrainState
 from mlbert.train.loggers import make_loggers
 from training_settings import train_arguments
+from user_errors import user_error
 
 STATE = TrainState(step=3, samples=30, tokens=900, flops=10**9, train_seconds=2.0)
 
@@ -62,7 +62,7 @@ def test_a_run_tells_both_by_one_setting_each(tmp_path: Path, monkeypatch: pytes
 
 def test_an_unusable_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="TENSORBOARD_DIR"):
+    with user_error("file.unwritable", "TENSORBOARD_DIR"):
         told(tmp_path, tensorboard_dir=tmp_path / "file")
 
 

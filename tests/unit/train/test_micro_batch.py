@@ -8,36 +8,36 @@ import textwrap
 
 PROGRAM = """
 import resource, sys
-from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
 import torch
-from torch import nn
-from mlbert.core.errors import UserError
+from mlbert.config.sections import Configuration
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.world import World
+from mlbert.core.bert_config import BertConfig
 from mlbert.feed.budget import Budget
+from mlbert.feed.config import DataConfig
+from mlbert.host.errors import UserError
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.objectives import MaskedLM
-from mlbert.core.bert_config import BertConfig
+from mlbert.ops.config import ComputeConfig
 from mlbert.optim.flat import FlatParameters
 from mlbert.train.micro_batch import build_fitting
-from types import SimpleNamespace
 
 torch.set_num_threads(1)
 SHAPE = BertConfig(vocab_size=30_000, hidden_size=64, num_hidden_layers=1, num_attention_heads=2,
                    intermediate_size=128, max_position_embeddings=128)
 
-@dataclass(frozen=True)
-class Config:
-    auto_micro_batch: bool = True
-    gradient_accumulation_steps: int = 1
-    train_batch_size: int = int(sys.argv[1])
+FOLDERS = {"input_dir": Path("unused"), "eval_dir": Path("unused")}
+DATA = DataConfig(**FOLDERS, train_batch_size=int(sys.argv[1]), average_packing_rate=1.0)
+CONFIG = Configuration([DATA, ComputeConfig(auto_micro_batch=True)])
 
 def build(config):
     model = BertForMaskedLM(SHAPE)
     model.initialize(1)
     flat = FlatParameters(model.ordered_parameters())
     buckets = cut_buckets(flat.offsets, 1, 1)
-    packs = config.train_batch_size // config.gradient_accumulation_steps
+    packs = config[DataConfig].train_batch_size // config[DataConfig].gradient_accumulation_steps
     return SimpleNamespace(model=model, objective=MaskedLM("step"), flat=flat, optimizer=None, loss_scale=None,
                            sync=GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), buckets, None),
                            budget=Budget(packs * 128, packs, packs * 20, 128))
@@ -46,11 +46,11 @@ used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 limit = used + 700 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 try:
-    config, method = build_fitting(Config(), build, World(), print)
+    config, method = build_fitting(CONFIG, build, World(), print)
     assert not method.flat.grad.any(), "gradients are left"
-    print("parts", config.gradient_accumulation_steps)
+    print("parts", config[DataConfig].gradient_accumulation_steps)
 except UserError as error:
-    print("error:", error)
+    print(f"{error.code} {error.subject}")
 """
 
 
@@ -68,4 +68,4 @@ def test_parts_are_doubled_until_one_fits() -> None:
 
 
 def test_a_batch_that_cannot_be_halved_is_named() -> None:
-    assert "BATCHSIZE 511: does not fit the memory in 1 parts, nor is it divided by 2" in output(511)
+    assert output(511) == "device.memory BATCHSIZE 511\n"

@@ -12,7 +12,6 @@ from torch import Tensor
 from capturable import SHAPE, TensorLamb, select_capturable, static_attention
 from host_batches import made_up_batches
 from live_memory import LiveMemory, MeasuredPool
-from mlbert import ops
 from mlbert.dist.capture import Capture, NoCapture
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.world import World
@@ -20,6 +19,7 @@ from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
+from mlbert.ops import api as ops
 from mlbert.ops import registry
 from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters

@@ -12,7 +12,6 @@ from torch import Tensor
 from capturable import SETTINGS
 from capturable import SHAPE as SMALL
 from host_batches import made_up_batches
-from mlbert import ops
 from mlbert.dist.capture import Capture, NoCapture
 from mlbert.dist.reduce import GradientReducer, cut_buckets
 from mlbert.dist.sharding import ShardLayout
@@ -20,6 +19,7 @@ from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
+from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb

@@ -18,7 +18,7 @@ from mlbert.bench.counted.gpus import GPUS
 from mlbert.bench.counted.model import seconds_of_parts
 from mlbert.bench.counted.steps import Counted, count
 from mlbert.cli.bench import CONFIGS
-from mlbert.models import BertConfig
+from mlbert.core.bert_config import BertConfig
 from mlbert.plan import memory
 from mlbert.plan.shapes import BENCHMARK
 

@@ -15,7 +15,7 @@ from mlbert.bench.counted.access import access
 from mlbert.bench.counted.gpus import GPUS
 from mlbert.bench.counted.pretend import DEVICE, HostAccess
 from mlbert.bench.counted.recorder import Memory, RecordedCapture, recording
-from mlbert.models import BertConfig
+from mlbert.core.bert_config import BertConfig
 from mlbert.models.objectives import PreTraining
 from mlbert.ops import registry
 from mlbert.ops.triton.norm import layer_norm_dropout

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from user_errors import assert_error_line
+
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from mlbert.cli.main import main
@@ -33,4 +35,4 @@ def test_the_table_says_that_it_is_modelled_and_adds_up(tmp_path: Path, capsys: 
 
 def test_a_gpu_without_rates_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--model", "b200") == 2
-    assert "Give one of h100, h200" in capsys.readouterr().err
+    assert_error_line(capsys.readouterr().err, "config.choice", "--model")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlbert import ops
+from mlbert.ops import api as ops
 from mlbert.ops import dropout, reference
 from mlbert.ops.comparison import pytorchs_own
 from mlbert.ops.error_rule import ErrorRule, draws_for

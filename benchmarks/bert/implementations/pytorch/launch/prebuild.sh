@@ -10,7 +10,7 @@ export PYTHONPATH="${pytorch_dir}${PYTHONPATH:+:${PYTHONPATH}}"
 python3 - <<'PYTHON'
 import torch  # the OpenMP runtime that the kernels share
 
-from mlbert.core import native
+from mlbert.host import native
 from mlbert.store import tfrecord_native
 from mlbert.ops import native_library
 

@@ -27,10 +27,10 @@ from types import TracebackType
 from typing import Any
 
 from mlbert.core import rules
-from mlbert.core.config import environment
-from mlbert.core.errors import UserError
 from mlbert.core.mllog import MLPerfLogger, constants
-from mlbert.core.provenance import tree_root
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from mlbert.host.provenance import tree_root
 
 __all__ = ["MLPerfCallback"]
 
@@ -115,11 +115,13 @@ class MLPerfCallback:
         self.rank = _number("RANK", 0) if rank is None else rank
         org = submitter or environment().get("MLPERF_SUBMISSION_ORG")
         if not org:
-            raise UserError("submitter", "is not given", "Give it, or export MLPERF_SUBMISSION_ORG")
+            raise UserError("config.missing", "submitter", "is not given", "Give it, or export MLPERF_SUBMISSION_ORG")
         facts = self._describe(org, status, host_processors_per_node) if self.rank == 0 else {}
         system = system_name or environment().get("MLPERF_SUBMISSION_PLATFORM") or _default_name(facts)
         if not _NAME.fullmatch(system):
-            raise UserError(f"system_name {system!r}", "is no name of a folder", "Use letters, digits, - _ . and +")
+            raise UserError(
+                "config.value", f"system_name {system!r}", "is no name of a folder", "Use letters, digits, - _ . and +"
+            )
         root = Path(root_folder)
         self.path = root / "results" / system / benchmark / f"result_{int(index)}.txt"
         if self.rank == 0:
@@ -157,7 +159,7 @@ class MLPerfCallback:
             UserError: some are missing, or the clock runs.
         """
         if self._log.run_started:
-            raise UserError("fit_start", "was called before", "Make one MLPerfCallback a run")
+            raise UserError("callback.order", "fit_start", "was called before", "Make one MLPerfCallback a run")
         self._known |= hyperparameters or {}
         self._check_complete(REQUIRED)
         self._start()
@@ -168,12 +170,15 @@ class MLPerfCallback:
         if self._log.status is not None:
             return
         if not self._log.run_started:
-            raise UserError("eval_start", "was called before training", "Call fit_start first")
+            raise UserError("callback.order", "eval_start", "was called before training", "Call fit_start first")
         if self._evaluates:
-            raise UserError("eval_start", "was called before", "Call eval_end after each")
+            raise UserError("callback.order", "eval_start", "was called before", "Call eval_end after each")
         if samples < self._samples:
             raise UserError(
-                f"eval_start({samples})", f"comes after {self._samples} samples", "Count all samples so far"
+                "callback.order",
+                f"eval_start({samples})",
+                f"comes after {self._samples} samples",
+                "Count all samples so far",
             )
         self._evaluates, self._samples = True, int(samples)
         self._log.start(constants.EVAL_START, metadata={"epoch_num": self._samples})
@@ -193,11 +198,13 @@ class MLPerfCallback:
         """
         value = float(accuracy)
         if not 0.0 <= value <= 1.0:
-            raise UserError(f"accuracy {value:g}", "is not from 0 to 1", "Give a share, no percentage")
+            raise UserError("config.range", f"accuracy {value:g}", "is not from 0 to 1", "Give a share, no percentage")
         if self._log.status is not None:
             return self._reached
         if not self._evaluates or samples != self._samples:
-            raise UserError(f"eval_end({samples})", "follows no eval_start of as many samples", "Call that first")
+            raise UserError(
+                "callback.order", f"eval_end({samples})", "follows no eval_start of as many samples", "Call that first"
+            )
         self._evaluates = False
         self._log.end(constants.EVAL_STOP, metadata={"epoch_num": self._samples})
         self._log.event(constants.EVAL_ACCURACY, value, metadata={"epoch_num": self._samples})
@@ -229,7 +236,7 @@ class MLPerfCallback:
             "start_warmup_step": 0,
         }
         if self._log.run_started:
-            raise UserError("MLPerfCallback", "has logged a run before", "Make one a run")
+            raise UserError("callback.order", "MLPerfCallback", "has logged a run before", "Make one a run")
         self._known = own | self._known
         self._check_complete([key for key in REQUIRED if key not in _AT_THE_END])
         self._start()
@@ -246,7 +253,9 @@ class MLPerfCallback:
         if not self._log.run_started or not any(name.startswith(self._label) for name in metrics):
             return
         if self.metric not in metrics:
-            raise UserError(self.metric, f"is not among the metrics {', '.join(metrics)}", "Set metric_name")
+            raise UserError(
+                "config.choice", self.metric, f"is not among the metrics {', '.join(metrics)}", "Set metric_name"
+            )
         samples = self._samples_of(state)
         if not self._evaluates:
             self.eval_start(samples)
@@ -297,7 +306,9 @@ class MLPerfCallback:
     def _check_complete(self, required: Sequence[str]) -> None:
         required = (*required, *(REQUIRED_IN_CLOSED if self._division == "closed" else ()))
         if missing := [key for key in required if key not in self._known]:
-            raise UserError("hyperparameters", f"lack {', '.join(missing)}", "Give them by these names")
+            raise UserError(
+                "config.missing", "hyperparameters", f"lack {', '.join(missing)}", "Give them by these names"
+            )
 
     def _samples_of(self, state: Any) -> int:
         return int(state.global_step) * int(self._known["global_batch_size"])
@@ -309,13 +320,13 @@ def _ignore(*_: Any, **__: Any) -> None:
 
 def _checked_target(target: float) -> float:
     if not 0.0 < target <= 1.0:
-        raise UserError(f"target {target}", "is not from 0 to 1", "Give a share, no percentage")
+        raise UserError("config.range", f"target {target}", "is not from 0 to 1", "Give a share, no percentage")
     return float(target)
 
 
 def _one_of(name: str, value: str, known: Sequence[str]) -> str:
     if value not in known:
-        raise UserError(f"{name} {value!r}", "is not known", f"Use {' or '.join(known)}")
+        raise UserError("config.choice", f"{name} {value!r}", "is not known", f"Use {' or '.join(known)}")
     return value
 
 
@@ -334,7 +345,9 @@ def _default_name(facts: Mapping[str, str]) -> str:
 def _refuse_result(path: Path) -> None:
     """A log that has begun to count is never written over."""
     if path.exists() and f'"{constants.RUN_START}"' in path.read_text(encoding="utf-8", errors="replace"):
-        raise UserError(path, "exists, and no result is overwritten", "Choose another index, or move it away")
+        raise UserError(
+            "file.exists", path, "exists, and no result is overwritten", "Choose another index, or move it away"
+        )
 
 
 def _keep_description(path: Path, facts: dict[str, str]) -> None:
@@ -348,10 +361,12 @@ def _keep_description(path: Path, facts: dict[str, str]) -> None:
         there = json.loads(path.read_text(encoding="utf-8"))
         differing = [name for name in ("submitter", "division") if there.get(name) != facts[name]]
     except (OSError, ValueError, AttributeError):
-        raise UserError(path, "is no description of a system", "Remove it, and it is written anew") from None
+        raise UserError(
+            "file.json", path, "is no description of a system", "Remove it, and it is written anew"
+        ) from None
     if differing:
         words = ", ".join(f"{name} {there.get(name)!r} and not {facts[name]!r}" for name in differing)
-        raise UserError(path, f"says {words}", "Give what it says, or another system_name")
+        raise UserError("config.conflict", path, f"says {words}", "Give what it says, or another system_name")
 
 
 def _clear_caches(command: str | Sequence[str] | None, local_rank: int) -> bool:
@@ -362,10 +377,12 @@ def _clear_caches(command: str | Sequence[str] | None, local_rank: int) -> bool:
     try:
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     except (OSError, IndexError) as error:
-        raise UserError("cache_clear_cmd", f"cannot be started ({error})", "Name a program, or None") from None
+        raise UserError(
+            "program.failed", "cache_clear_cmd", f"cannot be started ({error})", "Name a program, or None"
+        ) from None
     except subprocess.CalledProcessError as error:
         said = f": {error.stderr.strip()}" if error.stderr.strip() else ""
         raise UserError(
-            "cache_clear_cmd", f"ended with status {error.returncode}{said}", "Mend it, or give None"
+            "program.failed", "cache_clear_cmd", f"ended with status {error.returncode}{said}", "Mend it, or give None"
         ) from None
     return True

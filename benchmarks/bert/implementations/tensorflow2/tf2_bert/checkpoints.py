@@ -25,11 +25,11 @@ from safetensors import numpy as safetensors
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_state import Report, check_unseen, numpy_float32, own_state
-from mlbert.core.errors import UserError
-from mlbert.core.files import write_weights_file
 from mlbert.core.model_card import model_card
 from mlbert.core.progress import TrainState
 from mlbert.core.step_folders import StepFolders
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_weights_file
 from mlbert.store.tensorflow_variables import REMEDY, read_variables, without_suffix
 from tf2_bert.messages import plain
 from tf2_bert.model import BertPretrainer
@@ -65,10 +65,12 @@ def _read(address: str, shape: BertConfig) -> tuple[dict[str, np.ndarray], Repor
         return _read_safetensors(address, shape)
     if address.endswith(_TORCH):
         commands = "nvidia-to-torch, composer-to-torch or hf-to-torch"
-        raise UserError(address, "is a file of PyTorch", f"Convert it first: mlbert convert {commands}")
+        raise UserError(
+            "checkpoint.format", address, "is a file of PyTorch", f"Convert it first: mlbert convert {commands}"
+        )
     prefix = without_suffix(address)
     if not tf.io.gfile.exists(f"{prefix}.index"):
-        raise UserError(f"{prefix}.index", "does not exist", REMEDY)
+        raise UserError("file.missing", f"{prefix}.index", "does not exist", REMEDY)
     return read_variables(tf.train.load_checkpoint, prefix, shape)
 
 
@@ -80,7 +82,9 @@ def _in_folder(folder: str) -> str:
     if newest is not None:
         # Alone its last part: the rest is where the folder lay when it was written.
         return f"{folder}/{PurePosixPath(newest.model_checkpoint_path).name}"
-    raise UserError(folder, f"holds no {_WEIGHTS}, and no checkpoint file that names a checkpoint", _START)
+    raise UserError(
+        "checkpoint.missing", folder, f"holds no {_WEIGHTS}, and no checkpoint file that names a checkpoint", _START
+    )
 
 
 def _read_safetensors(address: str, shape: BertConfig) -> tuple[dict[str, np.ndarray], Report]:
@@ -88,11 +92,11 @@ def _read_safetensors(address: str, shape: BertConfig) -> tuple[dict[str, np.nda
         with tf.io.gfile.GFile(address, "rb") as file:
             arrays = safetensors.load(file.read())
     except tf.errors.OpError as error:
-        raise UserError(address, f"cannot be read ({error.message})", _START) from None
+        raise UserError("file.unreadable", address, f"cannot be read ({error.message})", _START) from None
     except SafetensorError as error:
-        raise UserError(address, f"is damaged ({error})", _START) from None
+        raise UserError("checkpoint.damaged", address, f"is damaged ({error})", _START) from None
     except KeyError as error:
-        raise UserError(address, f"holds numbers of type {error}", "Save it in float32") from None
+        raise UserError("checkpoint.format", address, f"holds numbers of type {error}", "Save it in float32") from None
     config = Path(address).parent / _CONFIG
     if config.is_file():
         check_unseen(BertConfig.from_json(config), shape, address)
@@ -129,7 +133,9 @@ class CheckpointFolder:
             with tempfile.TemporaryDirectory() as folder:
                 self._write(Path(folder))
         except OSError as error:
-            raise UserError("TMPDIR", f"cannot be written ({error})", "Set it to a folder with space") from None
+            raise UserError(
+                "file.unwritable", "TMPDIR", f"cannot be written ({error})", "Set it to a folder with space"
+            ) from None
 
     def restore_newest(self, state: TrainState, say: Callable[[str], None]) -> bool:
         """Continues from the newest good checkpoint, if there is one; tells of damaged ones that it passed over.
@@ -146,7 +152,9 @@ class CheckpointFolder:
             try:
                 state.restore(numbers)
             except ValueError as error:
-                raise UserError(self._path, f"is damaged ({error})", "Remove its newest folder") from None
+                raise UserError(
+                    "checkpoint.damaged", self._path, f"is damaged ({error})", "Remove its newest folder"
+                ) from None
         return numbers is not None
 
     def _write(self, folder: Path) -> None:
@@ -160,7 +168,7 @@ class CheckpointFolder:
             self._checkpoint.read(str(folder / _VARIABLES)).assert_consumed()
         except (AssertionError, ValueError, tf.errors.OpError):
             reason = "does not hold exactly what this run's model and optimizer keep"
-            raise UserError(folder, reason, "Remove the folder or set another LOGDIR") from None
+            raise UserError("run.other-settings", folder, reason, "Remove the folder or set another LOGDIR") from None
         return state
 
 
@@ -184,7 +192,9 @@ def write_weights(folder: Path, model: BertPretrainer, facts: Mapping[str, objec
         tf.train.Checkpoint(model=model).write(str(tf2 / "model.ckpt"))
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or plain(error)
-        raise UserError(folder, f"cannot be written ({reason})", "Free space or change LOGDIR") from None
+        raise UserError(
+            "file.unwritable", folder, f"cannot be written ({reason})", "Free space or change LOGDIR"
+        ) from None
 
 
 def make_folder(target: Path | str) -> None:
@@ -208,4 +218,6 @@ def _writable(address: str) -> Iterator[str]:
         yield address
     except (OSError, tf.errors.OpError) as error:
         reason = plain(error)
-        raise UserError(address, f"cannot be written ({reason})", "Name another --model_export_path") from None
+        raise UserError(
+            "file.unwritable", address, f"cannot be written ({reason})", "Name another --model_export_path"
+        ) from None

@@ -1,7 +1,7 @@
 """What a run reads: looked at before it starts, opened after it has, cut into rows for every replica.
 
-    inputs = inspect(config)
-    data = Data(config, inputs, strategy, seed)
+    inputs = inspect(config[ModelConfig], config[DataConfig], config[TensorFlowConfig])
+    data = Data(config[DataConfig], config[EvaluationConfig], config[TensorFlowConfig], inputs, strategy, seed)
     data.open(first_step)
     rows = next(data.batches)
 
@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
-from mlbert.core.settings import TrainConfig
+from mlbert.feed.config import DataConfig
+from mlbert.host.errors import UserError
+from mlbert.models.config import ModelConfig
 from mlbert.store.base import Store, StoreInfo, named_by_files
 from mlbert.store.checksums import FileChecks, FileSum
 from mlbert.store.open import (
@@ -33,6 +35,7 @@ from mlbert.store.open import (
     open_store,
     widths_at_most,
 )
+from mlbert.train.config import EvaluationConfig
 from tf2_bert.rows import Rows
 from tf2_bert.store_data import StoreEvaluation, StoreTraining
 from tf2_bert.store_rows import RowShape, row_shape, zero_rows
@@ -84,10 +87,18 @@ class Data:
     Raises UserError: the sets are smaller than asked for, or have not the bins that BIN_COUNTS asks for.
     """
 
-    def __init__(self, config: TrainConfig, inputs: Inputs, strategy: Any, seed: int) -> None:
-        self._strategy, self._rows = strategy, config.train_batch_size
-        self._training = training_data(config, inputs, seed)
-        self._evaluation = evaluation_data(config, inputs) if config.do_eval else None
+    def __init__(
+        self,
+        data: DataConfig,
+        evaluation: EvaluationConfig,
+        tensorflow: TensorFlowConfig,
+        inputs: Inputs,
+        strategy: Any,
+        seed: int,
+    ) -> None:
+        self._strategy, self._rows = strategy, data.train_batch_size
+        self._training = training_data(data, tensorflow, inputs, seed)
+        self._evaluation = evaluation_data(data, evaluation, inputs) if tensorflow.do_eval else None
         self._checks, self._sums = FileChecks(), [*_sums(inputs.train), *_sums(inputs.evaluation)]
         self.batches: Any = None
         self.resume_note = self._training.resume_note
@@ -171,31 +182,33 @@ class EvaluationData(Protocol):
         """As `TrainingData.translated`."""
 
 
-def inspect(config: TrainConfig) -> Inputs:
-    """Looks at the model's shape and at the data that the settings name; reads no sample. Raises UserError: something
-    is missing, or model, data and vocabulary do not fit each other."""
-    shape = BertConfig.from_json(config.bert_config_file).with_options(config.model_options)
-    if config.synthetic_data:
-        made_up = _synthetic(config, shape).info
+def inspect(model: ModelConfig, data: DataConfig, tensorflow: TensorFlowConfig) -> Inputs:
+    """Look at the model's shape and at the data that the settings name; read no sample. Raises UserError: something is
+    missing, or model, data and vocabulary do not fit each other."""
+    shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
+    if data.synthetic_data:
+        made_up = _synthetic(data, shape).info
         return Inputs(shape, made_up, made_up, None, ())
-    if config.input_files and config.max_sequences_per_pack > 1:
-        reason = f"packs of {config.max_sequences_per_pack} sequences are not made of what tf.data reads"
-        raise UserError("MAX_SEQUENCES_PER_PACK", reason, "Give DATADIR_PHASE2 instead of INPUT_FILES")
-    widths = (config.max_seq_length, config.max_predictions_per_seq)
+    if tensorflow.input_files and data.max_sequences_per_pack > 1:
+        reason = f"packs of {data.max_sequences_per_pack} sequences are not made of what tf.data reads"
+        raise UserError(
+            "config.conflict", "MAX_SEQUENCES_PER_PACK", reason, "Give DATADIR_PHASE2 instead of INPUT_FILES"
+        )
+    widths = (data.max_seq_length, data.max_predictions_per_seq)
     most = widths_at_most(*widths, shape)
     notes: tuple[str, ...] = ()
     train: Source
-    if config.input_files:
-        train = match_files(config.input_files, "INPUT_FILES", most)
+    if tensorflow.input_files:
+        train = match_files(tensorflow.input_files, "INPUT_FILES", most)
     else:
-        train = describe(config.input_dir, most)
+        train = describe(data.input_dir, most)
     evaluation: Source
-    if config.eval_files:
-        evaluation = match_files(config.eval_files, "EVAL_FILES", most)
-    elif config.input_files:
+    if tensorflow.eval_files:
+        evaluation = match_files(tensorflow.eval_files, "EVAL_FILES", most)
+    elif tensorflow.input_files:
         evaluation, notes = train, (EVALUATED_ON_TRAINING,)
     else:
-        evaluation = describe(config.eval_dir, most)
+        evaluation = describe(data.eval_dir, most)
     vocabulary = None
     if isinstance(train, StoreInfo):
         beside = train.folder.parent / "vocab.txt"
@@ -205,7 +218,7 @@ def inspect(config: TrainConfig) -> Inputs:
     known = [info for source in (train, evaluation) for info in _infos(source)]
     for info in known:
         check_same_vocabulary(known[0], info)
-        check_shape(info, shape, config.bert_config_file)
+        check_shape(info, shape, model.bert_config_file)
     for source in (train, evaluation):
         _check_positions(source, shape)
     return Inputs(shape, train, evaluation, vocabulary, notes)
@@ -214,10 +227,12 @@ def inspect(config: TrainConfig) -> Inputs:
 def _check_widths(info: StoreInfo, max_seq_length: int | None, max_predictions: int | None) -> None:
     if max_seq_length not in (None, info.max_seq_length):
         reason = f"is {max_seq_length}, {info.folder} has sequences of up to {info.max_seq_length} tokens"
-        raise UserError("MAX_SEQ_LENGTH", reason, f"Set it to {info.max_seq_length} or leave it out")
+        raise UserError("config.conflict", "MAX_SEQ_LENGTH", reason, f"Set it to {info.max_seq_length} or leave it out")
     if max_predictions is not None and max_predictions < info.max_predictions:
         reason = f"is {max_predictions}, {info.folder} has up to {info.max_predictions} in a sequence"
-        raise UserError("MAX_PREDICTIONS_PER_SEQ", reason, f"Set it to {info.max_predictions} or leave it out")
+        raise UserError(
+            "config.conflict", "MAX_PREDICTIONS_PER_SEQ", reason, f"Set it to {info.max_predictions} or leave it out"
+        )
 
 
 def _infos(source: Source) -> tuple[StoreInfo, ...]:
@@ -229,7 +244,12 @@ def _check_positions(source: Source, model: BertConfig) -> None:
         reason = (
             f"has sequences of {source.shape.tokens} tokens, the model has {model.max_position_embeddings} positions"
         )
-        raise UserError(source.patterns, reason, "Raise max_position_embeddings or take data with shorter sequences")
+        raise UserError(
+            "data.too-long",
+            source.patterns,
+            reason,
+            "Raise max_position_embeddings or take data with shorter sequences",
+        )
 
 
 def _sums(source: Source) -> tuple[FileSum, ...]:
@@ -242,63 +262,64 @@ def _identity(source: Source) -> str:
     return "synthetic" if source.kind == "synthetic" else source.known_as
 
 
-def training_data(config: TrainConfig, inputs: Inputs, seed: int) -> TrainingData:
-    """The training set of a run; nothing of it is read before `open`. Raises UserError: it has not the bins that
-    BIN_COUNTS asks for."""
+def training_data(data: DataConfig, tensorflow: TensorFlowConfig, inputs: Inputs, seed: int) -> TrainingData:
+    """Return the training set of a run; nothing of it is read before `open`. Raises UserError: it does not have the
+    bins that BIN_COUNTS asks for."""
     if isinstance(inputs.train, Files):
         return TFRecordTraining(
             inputs.train,
-            config.train_batch_size,
+            data.train_batch_size,
             vocab_size=inputs.shape.vocab_size,
-            deterministic=bool(config.deterministic),
+            deterministic=tensorflow.deterministic,
             seed=seed,
         )
     return StoreTraining(
         inputs.train,
-        config.train_batch_size,
-        shape_of(config, inputs.train),
+        data.train_batch_size,
+        shape_of(data, inputs.train),
         seed=seed,
         vocab_size=inputs.shape.vocab_size,
-        bin_counts=config.counts_of_bins,
-        opened=_opener(config, inputs, inputs.train),
+        bin_counts=data.counts_of_bins,
+        opened=_opener(data, inputs, inputs.train),
     )
 
 
-def evaluation_data(config: TrainConfig, inputs: Inputs) -> EvaluationData:
-    """The evaluation set of a run; nothing of it is read before `open`. Raises UserError: it is too small."""
+def evaluation_data(data: DataConfig, evaluation: EvaluationConfig, inputs: Inputs) -> EvaluationData:
+    """Return the evaluation set of a run; nothing of it is read before `open`. Raises UserError: it is too small."""
     source, vocab_size = inputs.evaluation, inputs.shape.vocab_size
+    rows, num_examples = evaluation.eval_batch_size, evaluation.num_eval_examples
     if isinstance(source, Files):
-        return TFRecordEvaluation(source, config.eval_batch_size, config.num_eval_examples, vocab_size=vocab_size)
+        return TFRecordEvaluation(source, rows, num_examples, vocab_size=vocab_size)
     return StoreEvaluation(
         source,
-        config.eval_batch_size,
-        shape_of(config, source),
-        config.num_eval_examples,
+        rows,
+        shape_of(data, source),
+        num_examples,
         vocab_size=vocab_size,
-        opened=_opener(config, inputs, source),
+        opened=_opener(data, inputs, source),
     )
 
 
-def shape_of(config: TrainConfig, info: StoreInfo) -> RowShape:
-    """The rows of a stored set: as long as its packs where these are taken, else as its longest sequence."""
-    sequences = config.max_sequences_per_pack
+def shape_of(data: DataConfig, info: StoreInfo) -> RowShape:
+    """Return the shape of a stored set's rows: as long as its packs if these are used, else as its longest sequence."""
+    sequences = data.max_sequences_per_pack
     tokens = (info.max_pack_tokens if sequences > 1 else None) or info.max_seq_length
-    predictions = max(config.max_predictions_per_seq or 0, info.max_predictions)
+    predictions = max(data.max_predictions_per_seq or 0, info.max_predictions)
     return row_shape(tokens, sequences, info.max_seq_length, predictions)
 
 
-def _synthetic(config: TrainConfig, model: BertConfig) -> SyntheticStore:
+def _synthetic(data: DataConfig, shape: BertConfig) -> SyntheticStore:
     return SyntheticStore(
-        tokens=config.max_seq_length or model.max_position_embeddings,
-        sequences=config.max_sequences_per_pack,
-        max_predictions=config.max_predictions_per_seq,
-        vocab_size=model.vocab_size,
+        tokens=data.max_seq_length or shape.max_position_embeddings,
+        sequences=data.max_sequences_per_pack,
+        max_predictions=data.max_predictions_per_seq,
+        vocab_size=shape.vocab_size,
     )
 
 
-def _opener(config: TrainConfig, inputs: Inputs, info: StoreInfo) -> Callable[[], Store]:
-    if config.synthetic_data:
-        return lambda: _synthetic(config, inputs.shape)
+def _opener(data: DataConfig, inputs: Inputs, info: StoreInfo) -> Callable[[], Store]:
+    if data.synthetic_data:
+        return lambda: _synthetic(data, inputs.shape)
 
     def opened() -> Store:
         store = open_store(info.folder)

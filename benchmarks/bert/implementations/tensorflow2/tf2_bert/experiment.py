@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import NamedTuple
@@ -24,11 +24,11 @@ from typing import NamedTuple
 import tensorflow as tf
 from rich.console import Console
 
+from mlbert.config.resolution import Resolved
+from mlbert.config.sections import Configuration
+from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.core import rules, schedules
-from mlbert.core.config import Resolved
-from mlbert.core.continuing import fixed_settings
-from mlbert.core.errors import UserError
-from mlbert.core.events import Events, MLPerfEvents, Several
+from mlbert.core.events import MLPerfEvents, Several
 from mlbert.core.identity import (
     Identity,
     Told,
@@ -38,15 +38,22 @@ from mlbert.core.identity import (
     log_identity,
     log_submission,
 )
-from mlbert.core.machine import NONE
 from mlbert.core.mllog import MLPerfLogger
 from mlbert.core.monitor import Monitor
 from mlbert.core.progress import Limits, Outcome, TrainState
-from mlbert.core.provenance import tree_root
 from mlbert.core.run_folder import RunFolder, choose_seed, summarize, write_curve
-from mlbert.core.settings import TrainConfig
+from mlbert.dist.config import DistributedConfig
+from mlbert.feed.config import DataConfig
+from mlbert.host.errors import UserError
+from mlbert.host.machine import NONE
+from mlbert.host.provenance import tree_root
+from mlbert.models.config import ModelConfig
+from mlbert.ops.config import ComputeConfig
+from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.submission.config import SubmissionConfig
+from mlbert.train.config import EvaluationConfig, RunConfig
 from tf2_bert import checkpoints, optimizers
-from tf2_bert.data import Data, Inputs, inspect
+from tf2_bert.data import Data, Inputs
 from tf2_bert.endings import guard
 from tf2_bert.loop import Callback, Run, train
 from tf2_bert.loss_scale import LossScale
@@ -71,118 +78,160 @@ def run_experiment(
     resolved: Resolved, strategy: tf.distribute.Strategy, console: Console, callbacks: Sequence[Callback] = ()
 ) -> Outcome:
     """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
-    config, paths, workers = resolved.config, RunFolder.of(resolved.config), Workers(strategy)
-    inputs = inspect(config)
+    config = resolved.config
+    settings, data_settings = config[RunConfig], config[DataConfig]
+    evaluation, tensorflow = config[EvaluationConfig], config[TensorFlowConfig]
+    paths, workers = RunFolder.of(settings), Workers(strategy)
+    inputs = resolved.recipe.inspect(config)
     if workers.is_chief:
-        paths.prepare(config.resume)
-        if config.resume:
+        paths.prepare(settings.resume)
+        if settings.resume:
             paths.set_log_aside()
-    seed = workers.of_chief(choose_seed(config, paths))
+    seed = workers.of_chief(choose_seed(settings, paths))
     log = MLPerfLogger(paths.log if workers.is_chief else None, rank=workers.task, root=tree_root())
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     with guard(log) as warned:
-        log.event("cache_clear", config.caches_cleared)
+        log.event("cache_clear", settings.caches_cleared)
         log.start("init_start")
-        log_submission(log.event, config)
+        log_submission(log.event, config[SubmissionConfig])
         log.event("seed", seed)
-        trained, schedule = make_trained(config, inputs, strategy, seed, say), schedules.make(config)
-        told = tell(config, inputs, strategy, workers)
+        trained, schedule = make_trained(config, inputs, strategy, seed, say), schedules.make(config[ScheduleConfig])
+        told = tell(data_settings, config[ComputeConfig], tensorflow, inputs, strategy, workers)
         if workers.is_chief:
             identity = log_run(log, resolved, told, trained.optimizer, schedule)
             paths.write_record(resolved, seed, identity)
-        data = Data(config, inputs, strategy, seed)
-        state = TrainState(next_eval_samples=config.eval_iter_start_samples)
+        data = Data(data_settings, evaluation, tensorflow, inputs, strategy, seed)
+        state = TrainState(next_eval_samples=evaluation.eval_iter_start_samples)
         folder = checkpoint_folder(paths, trained, config, inputs, workers)
-        if config.resume and folder.restore_newest(state, say):
-            log.event("resumed_from_step", state.step)
-            note = f"; {data.resume_note}" if data.resume_note else ""
-            say(f"resumed at step {state.step}, {state.samples} samples{note}")
-        if config.device_warmup:
-            trained.step.warm_up(data.warm_up_rows())
+        _make_ready(config, trained, folder, state, data, log, say)
         metrics = paths.folder / "metrics.jsonl" if workers.is_chief else None
-        monitor = Monitor(metrics, Limits.of(config), config.log_freq, console, append=config.resume)
-        listeners: list[Events] = [MLPerfEvents(log, lambda: data.num_eval_samples), monitor]
-        if config.tensorboard_dir is not None and workers.is_chief:
-            listeners.append(Summaries(config.tensorboard_dir))
+        limits = Limits.of(evaluation, config[ScheduleConfig], settings)
+        monitor = Monitor(metrics, limits, settings.log_freq, console, append=settings.resume)
+        boards = [Summaries(settings.tensorboard_dir)] if settings.tensorboard_dir and workers.is_chief else []
         monitor.open(state)
         log.end("init_stop")
         run = Run(
-            config=config,
             step=trained.step,
             data=data,
             workers=workers,
             schedule=schedule,
             checkpoints=folder,
-            events=Several(listeners),
+            events=Several([MLPerfEvents(log, lambda: data.num_eval_samples), monitor, *boards]),
             log=log,
-            limits=Limits.of(config),
+            limits=limits,
             warned=warned,
             state=state,
-            global_batch_size=sequences_of_step(config, strategy),
+            global_batch_size=sequences_of_step(data_settings, workers.replicas),
+            steps_per_loop=tensorflow.steps_per_loop,
+            eval_every_samples=evaluation.eval_iter_samples if tensorflow.do_eval else None,
+            save_every_steps=settings.save_checkpoint_steps,
             callbacks=callbacks,
         )
         with closing(data), closing(monitor):
             outcome = train(run)
     if workers.is_chief:
-        leave_behind(paths, trained.model, outcome, config, seed, strategy)
+        summary = summarize(outcome, data_settings, evaluation, seed, workers.replicas)
+        leave_behind(paths, trained.model, outcome, summary, evaluated=tensorflow.do_eval)
     workers.sum([0])  # whoever leaves first would end the others
     return outcome
 
 
+def _make_ready(
+    config: Configuration,
+    trained: Trained,
+    folder: checkpoints.CheckpointFolder,
+    state: TrainState,
+    data: Data,
+    log: MLPerfLogger,
+    say: Callable[[str], None],
+) -> None:
+    """Load the newest checkpoint of a resumed run, and compile the step if DEVICE_WARMUP is set."""
+    if config[RunConfig].resume and folder.restore_newest(state, say):
+        log.event("resumed_from_step", state.step)
+        note = f"; {data.resume_note}" if data.resume_note else ""
+        say(f"resumed at step {state.step}, {state.samples} samples{note}")
+    if config[TensorFlowConfig].device_warmup:
+        trained.step.warm_up(data.warm_up_rows())
+
+
 def make_trained(
-    config: TrainConfig, inputs: Inputs, strategy: tf.distribute.Strategy, seed: int, say: Callable[[str], None]
+    config: Configuration, inputs: Inputs, strategy: tf.distribute.Strategy, seed: int, say: Callable[[str], None]
 ) -> Trained:
     """Model, with the weights that the run starts from, optimizer, loss scale and step; ``say`` gets what is worth
     telling. Raises UserError: a precision or an optimizer that is not here, or weights that do not fit."""
-    if config.gradient_clipping == "buckets":
-        raise UserError("GRADIENT_CLIPPING", "buckets is not there in TensorFlow 2", "Use before or after")
-    if config.precision not in COMPUTE_DTYPES:
+    compute, tensorflow = config[ComputeConfig], config[TensorFlowConfig]
+    clipping = config[DistributedConfig].gradient_clipping
+    if clipping == "buckets":
+        raise UserError(
+            "config.conflict", "GRADIENT_CLIPPING", "buckets is not there in TensorFlow 2", "Use before or after"
+        )
+    if compute.precision not in COMPUTE_DTYPES:
         known = ", ".join(COMPUTE_DTYPES)
-        raise UserError("PRECISION", f"{config.precision} is nothing that TensorFlow 2 has here", f"Use {known}")
+        raise UserError(
+            "config.choice", "PRECISION", f"{compute.precision} is nothing that TensorFlow 2 has here", f"Use {known}"
+        )
     for note in inputs.notes:
         say(note)
     with strategy.scope():
-        model = BertPretrainer(inputs.shape, COMPUTE_DTYPES[config.precision], seed)
-        optimizer = optimizers.make_optimizer(config, model.parameters())
-        loss_scale = LossScale.of(config)
-    if config.init_checkpoint is not None:
-        values, notes = checkpoints.initial_values(config.init_checkpoint, model)
+        model = BertPretrainer(inputs.shape, COMPUTE_DTYPES[compute.precision], seed)
+        parameters, compiled = model.parameters(), tensorflow.enable_xla
+        optimizer = optimizers.make_optimizer(config[OptimizerConfig], parameters, compiled=compiled)
+        loss_scale = LossScale.of(compute, tensorflow)
+    start = config[ModelConfig].init_checkpoint
+    if start is not None:
+        values, notes = checkpoints.initial_values(start, model)
         for note in notes:
             say(note)
         model.assign(values)
-    return Trained(model, optimizer, loss_scale, TrainStep(strategy, model, optimizer, loss_scale, config, seed))
+    step = TrainStep(
+        strategy,
+        model,
+        optimizer,
+        loss_scale,
+        tensorflow,
+        accumulation=config[DataConfig].gradient_accumulation_steps,
+        gradient_clipping=clipping,
+        seed=seed,
+    )
+    return Trained(model, optimizer, loss_scale, step)
 
 
 def checkpoint_folder(
-    paths: RunFolder, trained: Trained, config: TrainConfig, inputs: Inputs, workers: Workers
+    paths: RunFolder, trained: Trained, config: Configuration, inputs: Inputs, workers: Workers
 ) -> checkpoints.CheckpointFolder:
     """Where the run is saved, and what a checkpoint must agree on to be continued here."""
     objects = {"model": trained.model, "optimizer": trained.optimizer, "loss_scale": trained.loss_scale}
     identity = {
         "model": inputs.shape.to_json(),
-        "optimizer": config.optimizer,
-        "train_batch_size": config.train_batch_size,
+        "optimizer": config[OptimizerConfig].optimizer,
+        "train_batch_size": config[DataConfig].train_batch_size,
         "replicas": workers.replicas,
         "train_data": inputs.train_data,
         "eval_data": inputs.eval_data,
-        **fixed_settings(config),
+        **config.fixed_on_resume(),
     }
     return checkpoints.CheckpointFolder(
         paths.folder / "checkpoints",
         {name: item for name, item in objects.items() if item is not None},
-        keep=config.keep_checkpoints,
+        keep=config[RunConfig].keep_checkpoints,
         identity=identity,
         is_chief=workers.is_chief,
     )
 
 
-def sequences_of_step(config: TrainConfig, strategy: tf.distribute.Strategy) -> int:
-    """Nominal sequences of an optimizer step over all replicas."""
-    replicas = strategy.num_replicas_in_sync
-    return rules.global_batch_size(config.train_batch_size, replicas, config.average_packing_rate)
+def sequences_of_step(data: DataConfig, replicas: int) -> int:
+    """Return the nominal sequences of an optimizer step over all replicas."""
+    return rules.global_batch_size(data.train_batch_size, replicas, data.average_packing_rate)
 
 
-def tell(config: TrainConfig, inputs: Inputs, strategy: tf.distribute.Strategy, workers: Workers) -> Told:
+def tell(
+    data: DataConfig,
+    compute: ComputeConfig,
+    tensorflow: TensorFlowConfig,
+    inputs: Inputs,
+    strategy: tf.distribute.Strategy,
+    workers: Workers,
+) -> Told:
     """What data and TensorFlow tell of a run; all workers call it together."""
     visible = tf.config.get_visible_devices("GPU")  # those that `strategies.prepare_devices` took
     gpus = [tf.config.experimental.get_device_details(gpu) for gpu in visible]
@@ -191,9 +240,9 @@ def tell(config: TrainConfig, inputs: Inputs, strategy: tf.distribute.Strategy, 
         train_data=inputs.train_data,
         eval_data=inputs.eval_data,
         max_sequence_length=inputs.max_sequence_length,
-        sequences_per_pack=inputs.sequences_per_pack(config.max_sequences_per_pack),
-        precision=config.precision,
-        ops=f"TensorFlow {tf.__version__}{' with XLA' if config.enable_xla else ''}, {type(strategy).__name__}",
+        sequences_per_pack=inputs.sequences_per_pack(data.max_sequences_per_pack),
+        precision=compute.precision,
+        ops=f"TensorFlow {tf.__version__}{' with XLA' if tensorflow.enable_xla else ''}, {type(strategy).__name__}",
         ranks=strategy.num_replicas_in_sync,
         threads_per_rank=tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0)),
         hosts=workers.hosts,
@@ -212,12 +261,11 @@ def log_run(
     schedule: schedules.Schedule,
 ) -> Identity:
     """Logs where the run comes from, its whole configuration, and every hyper-parameter."""
-    config = resolved.config
+    config, data = resolved.config, resolved.config[DataConfig]
     identity = identify(resolved, told)
     log_identity(log.event, identity, resolved)
-    sequences = rules.global_batch_size(config.train_batch_size, told.ranks, config.average_packing_rate)
-    log_batch_size(log.event, config, sequences)
-    log_ends(log.event, config)
+    log_batch_size(log.event, data, sequences_of_step(data, told.ranks))
+    log_ends(log.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
     log.event("opt_implementation", "tensorflow")
     optimizer.hyperparameters(log.event)
     schedule.hyperparameters(log.event)
@@ -225,16 +273,10 @@ def log_run(
 
 
 def leave_behind(
-    paths: RunFolder,
-    model: BertPretrainer,
-    outcome: Outcome,
-    config: TrainConfig,
-    seed: int,
-    strategy: tf.distribute.Strategy,
+    paths: RunFolder, model: BertPretrainer, outcome: Outcome, summary: Mapping[str, object], *, evaluated: bool
 ) -> None:
-    """Writes weights, curve and, last of all, the summary: a run folder with one is finished."""
+    """Write weights, curve and, last of all, ``summary``: a run folder that has one is finished."""
     state = outcome.state
-    summary = summarize(outcome, config, seed, strategy.num_replicas_in_sync)
     checkpoints.write_weights(paths.folder, model, summary)
     write_curve(paths.folder, summary)
     lines = (paths.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -242,7 +284,7 @@ def leave_behind(
     told = {
         "total_training_steps": state.step,
         "train_loss": losses[-1] if losses else None,
-        "last_train_metrics": state.accuracy if config.do_eval else None,
+        "last_train_metrics": state.accuracy if evaluated else None,
     }
-    (config.output_dir / "training_summary.txt").write_text(json.dumps(told) + "\n", encoding="utf-8")
+    (paths.log.parent / "training_summary.txt").write_text(json.dumps(told) + "\n", encoding="utf-8")
     (paths.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

@@ -12,15 +12,18 @@ from typing import Any
 
 from absl import flags
 
+from mlbert.config.resolution import Resolved, peek, resolve
+from mlbert.config.sections import settings_by_key
+from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.core import rules
-from mlbert.core.config import Resolved, environment, peek, resolve
-from mlbert.core.errors import UserError
-from mlbert.core.settings import train_settings
-from tf2_bert.recipe import DEFAULTS, UNREAD
+from mlbert.feed.config import DataConfig
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from tf2_bert.recipe import RECIPE
 
 FLAGS = flags.FLAGS
 
-# Published flag -> (field of the table, type, default, short name).
+# Published flag -> (key of the setting, type, default, short name).
 _SAME: Mapping[str, tuple[str, Any, Any, str | None]] = {
     "bert_config_file": ("bert_config_file", str, None, None),
     "init_checkpoint": ("init_checkpoint", str, None, None),
@@ -90,21 +93,21 @@ _DEFINE: Mapping[Any, Callable[..., Any]] = {
     bool: flags.DEFINE_boolean,
     str: flags.DEFINE_string,
 }
-_PUBLISHED_FIELDS = {field for field, *_ in _SAME.values()}
+_PUBLISHED_KEYS = {key for key, *_ in _SAME.values()}
 
 
 def define_flags() -> None:
     """Defines every flag; once in a process, a second call does nothing."""
     if "train_batch_size" in FLAGS:
         return
-    rows = train_settings()
-    for name, (field, kind, default, short) in _SAME.items():
-        _DEFINE[kind](name, default, rows[field].meaning, short_name=short)
+    settings = settings_by_key()
+    for name, (key, kind, default, short) in _SAME.items():
+        _DEFINE[kind](name, default, settings[key].meaning, short_name=short)
     for name, (kind, default, meaning) in {**_COUNTED, **_PROCESS, **_ABSENT}.items():
         _DEFINE[kind](name, default, meaning, short_name={"num_gpus": "ng", **_SHORT}.get(name))
-    for field, row in rows.items():
-        if field not in _PUBLISHED_FIELDS and field not in UNREAD and field not in FLAGS:
-            flags.DEFINE_string(field, None, f"{row.meaning} ({row.type_name}; export {row.env})")
+    for key, setting in settings.items():
+        if RECIPE.reads(setting) and key not in _PUBLISHED_KEYS and key not in FLAGS:
+            flags.DEFINE_string(key, None, f"{setting.meaning} ({setting.type_name}; export {setting.env})")
 
 
 def given(name: str) -> bool:
@@ -126,25 +129,21 @@ def resolve_flags(replicas: int) -> Resolved:
     """
     for name, (_, default, reason) in _ABSENT.items():
         if given(name) and FLAGS[name].value != default:
-            raise UserError(f"--{name}={FLAGS[name].value}", reason, "Leave it out")
+            raise UserError("config.unsupported", f"--{name}={FLAGS[name].value}", reason, "Leave it out")
     values = {**_same(), **_counted(replicas), **_further()}
-    resolved = resolve(DEFAULTS, None, {}, [], [], given=values)
-    config = resolved.config
-    if config.average_packing_rate != 1:
-        values |= {**_counted(replicas, config.average_packing_rate), **_further()}
-        resolved = resolve(DEFAULTS, None, {}, [], [], given=values)
-    if config.eval_schedule == "mlperf":
-        batch = rules.global_batch_size(config.train_batch_size, replicas, config.average_packing_rate)
+    resolved = resolve(RECIPE, None, {}, [], [], given=values)
+    data, tensorflow = resolved.config[DataConfig], resolved.config[TensorFlowConfig]
+    if data.average_packing_rate != 1:
+        values |= {**_counted(replicas, data.average_packing_rate), **_further()}
+        resolved = resolve(RECIPE, None, {}, [], [], given=values)
+    if tensorflow.eval_schedule == "mlperf":
+        batch = rules.global_batch_size(data.train_batch_size, replicas, data.average_packing_rate)
         grid = (rules.eval_interval(batch), "EVAL_SCHEDULE=mlperf")
         values |= {"eval_iter_start_samples": grid, "eval_iter_samples": grid}
-        resolved = resolve(DEFAULTS, None, {}, [], [], given=values)
-    if not resolved.config.do_eval:
+        resolved = resolve(RECIPE, None, {}, [], [], given=values)
+    if not tensorflow.do_eval:
         values["target_mlm_accuracy"] = (None, "DO_EVAL=0")
-        resolved = resolve(DEFAULTS, None, {}, [], [], given=values)
-    for field in UNREAD:
-        if not resolved.origin[field].startswith(("recipe ", "not set")):
-            row = train_settings()[field]
-            raise UserError(row.env, "is nothing that the TensorFlow 2 implementation reads", "Unset it")
+        resolved = resolve(RECIPE, None, {}, [], [], given=values)
     return resolved
 
 
@@ -158,41 +157,42 @@ def _origin(name: str) -> str:
 
 
 def _same() -> dict[str, tuple[object, str]]:
-    """Published flags that are a field of the table."""
+    """Published flags that stand for one setting each."""
     values: dict[str, tuple[object, str]] = {}
-    for name, (field, *_) in _SAME.items():
+    for name, (key, *_) in _SAME.items():
         if name in _WIDTHS and not (given(name) or given("input_files")):
             continue  # a prepared set knows its own
         value = FLAGS[name].value
-        if given(name) or not (exported() or train_settings()[field].env in environment() or value is None):
-            whole = isinstance(value, float) and train_settings()[field].kind is int and value.is_integer()
-            values[field] = (round(float(str(value))) if whole else value, _origin(name))
+        setting = settings_by_key()[key]
+        if given(name) or not (exported() or setting.env in environment() or value is None):
+            whole = isinstance(value, float) and setting.kind is int and value.is_integer()
+            values[key] = (round(float(str(value))) if whole else value, _origin(name))
     if "input_files" in values:
         folder = str(values["input_files"][0]).split(",", maxsplit=1)[0].rpartition("/")[0] or "."
-        values |= {field: (folder, _origin("input_files")) for field in ("input_dir", "eval_dir")}
+        values |= {key: (folder, _origin("input_files")) for key in ("input_dir", "eval_dir")}
     if given("synthetic_data"):
-        values |= {field: ("synthetic", _origin("synthetic_data")) for field in ("input_dir", "eval_dir")}
+        values |= {key: ("synthetic", _origin("synthetic_data")) for key in ("input_dir", "eval_dir")}
     return values
 
 
 def _further() -> dict[str, tuple[object, str]]:
     """Our flags."""
-    fields = [field for field in train_settings() if field in FLAGS and field not in UNREAD and field not in _SAME]
-    ours = [field for field in fields if field not in _COUNTED]
-    return {field: (FLAGS[field].value, _origin(field)) for field in ours if given(field)}
+    read = [key for key, setting in settings_by_key().items() if RECIPE.reads(setting)]
+    ours = [key for key in read if key in FLAGS and key not in _SAME and key not in _COUNTED]
+    return {key: (FLAGS[key].value, _origin(key)) for key in ours if given(key)}
 
 
 def _counted(replicas: int, packing_rate: float = 1.0) -> dict[str, tuple[object, str]]:
     """Settings that published flags count otherwise. ``packing_rate``: nominal sequences of a row."""
     values: dict[str, tuple[object, str]] = {}
 
-    def wanted(field: str, *names: str) -> bool:
-        known = exported() or train_settings()[field].env in environment()
+    def wanted(key: str, *names: str) -> bool:
+        known = exported() or settings_by_key()[key].env in environment()
         return not known or any(given(name) for name in names)
 
-    def put(field: str, value: int, *names: str) -> None:
-        if wanted(field, *names):
-            values[field] = (value, _origin(next(filter(given, names), names[0])))
+    def put(key: str, value: int, *names: str) -> None:
+        if wanted(key, *names):
+            values[key] = (value, _origin(next(filter(given, names), names[0])))
 
     for name in ("train_batch_size", "eval_batch_size"):
         if wanted(name, name):
@@ -204,17 +204,23 @@ def _counted(replicas: int, packing_rate: float = 1.0) -> dict[str, tuple[object
     steps = schedule if FLAGS.stop_steps is None else FLAGS.stop_steps
     for name in length:
         if int(FLAGS[name].value or 0) < 1:
-            raise UserError(f"--{name}", f"{FLAGS[name].value} is not at least 1", "Give a number of them")
+            raise UserError(
+                "config.range", f"--{name}", f"{FLAGS[name].value} is not at least 1", "Give a number of them"
+            )
     if not 1 <= steps <= schedule:
-        raise UserError("--stop_steps", f"{steps} is not from 1 to the schedule's {schedule} steps", "Set fewer")
+        raise UserError(
+            "config.range", "--stop_steps", f"{steps} is not from 1 to the schedule's {schedule} steps", "Set fewer"
+        )
     put("max_steps", steps, "stop_steps", *length)
     put("lr_decay_end", schedule, *length, "stop_steps")
     put("max_samples_termination", 2 * steps * batch, *length, "stop_steps")
     between, before = FLAGS.steps_between_eval, FLAGS.steps_before_eval_start
     if between < 1:
-        raise UserError("--steps_between_eval", f"{between} is not at least 1", "Give a number of steps")
+        raise UserError(
+            "config.range", "--steps_between_eval", f"{between} is not at least 1", "Give a number of steps"
+        )
     if before < 0:
-        raise UserError("--steps_before_eval_start", f"{before} is negative", "Give a number of steps")
+        raise UserError("config.range", "--steps_before_eval_start", f"{before} is negative", "Give a number of steps")
     put("eval_iter_start_samples", max(-(-before // between), 1) * between * batch, *_BETWEEN)
     put("eval_iter_samples", between * batch, *_BETWEEN)
     if given("loss_scale") and FLAGS.loss_scale != "dynamic":
@@ -238,8 +244,11 @@ def _per_replica(name: str, replicas: int) -> int:
     total = FLAGS[name].value or 0
     if total < 1 or total % replicas:
         raise UserError(
-            f"--{name}", f"{total} does not split over {replicas} replicas", f"Give a multiple of {replicas}"
+            "config.conflict",
+            f"--{name}",
+            f"{total} does not split over {replicas} replicas",
+            f"Give a multiple of {replicas}",
         )
     if total // replicas > MOST_ROWS:
-        raise UserError(f"--{name}", f"{total} is over {MOST_ROWS} rows for a replica", "Set fewer")
+        raise UserError("config.range", f"--{name}", f"{total} is over {MOST_ROWS} rows for a replica", "Set fewer")
     return total // replicas

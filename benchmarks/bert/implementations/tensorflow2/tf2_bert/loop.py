@@ -28,7 +28,6 @@ from mlbert.core.events import Events
 from mlbert.core.mllog import MLPerfLogger, constants
 from mlbert.core.progress import Clock, Counts, Limits, Outcome, TrainState
 from mlbert.core.schedules import Schedule
-from mlbert.core.settings import TrainConfig
 from tf2_bert import objective
 from tf2_bert.checkpoints import CheckpointFolder
 from tf2_bert.data import Data
@@ -49,9 +48,8 @@ class Callback(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """The objects of one run; `global_batch_size` is nominal, sequences of a step over all replicas."""
+    """The objects of one run, and when to evaluate and save."""
 
-    config: TrainConfig
     step: TrainStep
     data: Data
     workers: Workers
@@ -62,14 +60,17 @@ class Run:
     limits: Limits
     warned: Warned
     state: TrainState
-    global_batch_size: int
+    global_batch_size: int  # nominal sequences of a step over all replicas
+    steps_per_loop: int
+    eval_every_samples: int | None  # None: nothing is evaluated
+    save_every_steps: int  # 0: nothing is saved
     callbacks: Sequence[Callback] = ()
 
 
 def train(run: Run) -> Outcome:
     """Trains until the target or a limit, or until the job is about to end. A limit is a success where there is no
     target."""
-    config, state = run.config, run.state
+    state = run.state
     run.events.start(state)
     clock = Clock(state.elapsed_seconds)
     run.data.open(state.step)
@@ -89,13 +90,13 @@ def train(run: Run) -> Outcome:
         warnings, seconds = run.workers.sum([run.warned.is_set, clock.seconds() if run.workers.is_chief else 0])
         reason = run.limits.reached(state, seconds)
         due = state.samples >= state.next_eval_samples or (reason is not None and evaluated_at != state.samples)
-        if config.do_eval and due:
+        if run.eval_every_samples is not None and due:
             evaluated_at = state.samples
-            evaluate(run, clock)
+            evaluate(run, run.eval_every_samples, clock)
             if run.limits.met(state):
                 status, reason = constants.SUCCESS, met(run)
         leaving = warnings > 0 and reason is None
-        if leaving or (config.save_checkpoint_steps and state.step % config.save_checkpoint_steps == 0):
+        if leaving or (run.save_every_steps and state.step % run.save_every_steps == 0):
             state.elapsed_seconds = clock.seconds()
             run.checkpoints.save(state)
         if leaving:
@@ -119,12 +120,13 @@ def met(run: Run) -> str:
 def steps_of_loop(run: Run) -> int:
     """Steps until the host has to look: STEPS_PER_LOOP, or fewer where an evaluation, a checkpoint or the end is
     nearer. Packed steps hold about `global_batch_size` sequences, so an evaluation can come a step late."""
-    config, state = run.config, run.state
-    end = config.max_samples_termination
-    samples = (min(state.next_eval_samples, end) if config.do_eval else end) - state.samples
-    steps = [config.steps_per_loop or 1, config.max_steps - state.step, math.ceil(samples / run.global_batch_size)]
-    if config.save_checkpoint_steps:
-        steps.append(config.save_checkpoint_steps - state.step % config.save_checkpoint_steps)
+    state, limits = run.state, run.limits
+    evaluates = run.eval_every_samples is not None
+    end = min(state.next_eval_samples, limits.max_samples) if evaluates else limits.max_samples
+    left = math.ceil((end - state.samples) / run.global_batch_size)
+    steps = [run.steps_per_loop, limits.max_steps - state.step, left]
+    if run.save_every_steps:
+        steps.append(run.save_every_steps - state.step % run.save_every_steps)
     return max(min(steps), 1)
 
 
@@ -145,8 +147,8 @@ def run_steps(run: Run, steps: int) -> None:
             run.events.step(state, float(told.losses[i]), rate, float(told.grad_norms[i]))
 
 
-def evaluate(run: Run, clock: Clock) -> None:
-    """Every sample of the evaluation once, summed over all replicas."""
+def evaluate(run: Run, every_samples: int, clock: Clock) -> None:
+    """Evaluate every sample once, summed over all replicas; the next evaluation is due ``every_samples`` later."""
     state = run.state
     run.events.evaluation_start(state)
     totals = np.zeros(len(objective.Sums._fields))
@@ -156,7 +158,7 @@ def evaluate(run: Run, clock: Clock) -> None:
     metrics = objective.metrics(objective.Sums(*totals))
     state.accuracy = metrics["mlm_accuracy"]
     while state.next_eval_samples <= state.samples:
-        state.next_eval_samples += run.config.eval_iter_samples
+        state.next_eval_samples += every_samples
     run.events.evaluation(state, metrics, clock.seconds())
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from mlbert.core.settings import TrainConfig
+from mlbert.config.tensorflow import TensorFlowConfig
+from mlbert.ops.config import ComputeConfig
 
 SMALLEST = 1.0
 LARGEST = 2.0**24  # as in mlbert.optim.loss_scale
@@ -38,11 +39,11 @@ class LossScale(tf.Module):
         self._window, self._fixed = window, fixed
 
     @classmethod
-    def of(cls, config: TrainConfig) -> LossScale | None:
-        """As the settings ask for; None but for PRECISION=fp16. Made in the strategy's scope."""
-        if config.precision != "fp16":
+    def of(cls, compute: ComputeConfig, tensorflow: TensorFlowConfig) -> LossScale | None:
+        """Return the loss scale of the settings; None unless PRECISION=fp16. Call it in the strategy's scope."""
+        if compute.precision != "fp16":
             return None
-        return cls(config.loss_scale, config.loss_scale_window, bool(config.loss_scale_fixed))
+        return cls(compute.loss_scale, compute.loss_scale_window, tensorflow.loss_scale_fixed)
 
     def scale(self, loss: tf.Tensor) -> tf.Tensor:
         """The loss times the scale, float32."""

@@ -11,10 +11,13 @@ from absl import app
 from absl import flags as absl_flags
 from rich.console import Console
 
-from mlbert.core.config import environment
-from mlbert.core.errors import UserError
+from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.core.mllog import constants
 from mlbert.core.run_folder import RunFolder
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from mlbert.ops.config import ComputeConfig
+from mlbert.train.config import RunConfig
 from tf2_bert import flags
 
 FLAGS = flags.FLAGS
@@ -44,8 +47,9 @@ def run_bert_pretrain(callbacks: Sequence[object] = ()) -> int:
     gpus = flags.number_of_gpus()
     first = flags.resolve_flags(replicas=1).config
     hosts = [host for host in (FLAGS.worker_hosts or "").split(",") if host]
-    strategies.prepare_devices(first, gpus)
-    strategy, notes = strategies.make_strategy(first, gpus, hosts, FLAGS.task_index)
+    tensorflow = first[TensorFlowConfig]
+    strategies.prepare_devices(tensorflow, first[ComputeConfig].cpu_threads, gpus)
+    strategy, notes = strategies.make_strategy(tensorflow, gpus, hosts, FLAGS.task_index)
     resolved = flags.resolve_flags(strategy.num_replicas_in_sync)
     is_chief = Workers(strategy).is_chief
     console = Console(quiet=not is_chief)
@@ -56,9 +60,9 @@ def run_bert_pretrain(callbacks: Sequence[object] = ()) -> int:
         checkpoints.make_folder(FLAGS.model_export_path)  # hours before it is needed
     outcome = run_experiment(resolved, strategy, console, callbacks)  # type: ignore[arg-type]
     if FLAGS.model_export_path and is_chief:
-        checkpoints.copy_weights(RunFolder.of(resolved.config).folder, FLAGS.model_export_path)
+        checkpoints.copy_weights(RunFolder.of(resolved.config[RunConfig]).folder, FLAGS.model_export_path)
     state = outcome.state
-    accuracy = f"accuracy {state.accuracy:.4f} after " if resolved.config.do_eval else ""
+    accuracy = f"accuracy {state.accuracy:.4f} after " if resolved.config[TensorFlowConfig].do_eval else ""
     words = f"{accuracy}{state.samples} samples, {outcome.seconds:.1f} s"
     console.print(f"{outcome.status}: {outcome.reason}; {words}", markup=False, highlight=False, soft_wrap=True)
     return 0 if outcome.status == constants.SUCCESS or not is_chief else 1
@@ -74,19 +78,21 @@ def told(work: Callable[[], int]) -> int:
         if error.errno not in NO_ROOM:
             raise
         reason = f"cannot be written ({error.strerror})"
-        return told_of(UserError(error.filename or "a file", reason, "Free space or change LOGDIR"))
+        return told_of(UserError("file.unwritable", error.filename or "a file", reason, "Free space or change LOGDIR"))
 
 
 def told_of(mistake: UserError) -> int:
-    """Status 2, behind the line."""
-    print(f"mlbert: error: {mistake}", file=sys.stderr)
-    return 2
+    """Print the mistake in one line; return its exit status."""
+    print(f"mlbert: error: {mistake.as_line()}", file=sys.stderr)
+    return mistake.exit_status
 
 
 def _main(arguments: Sequence[str]) -> None:
     def work() -> int:
         if len(arguments) > 1:
-            raise UserError(arguments[1], "is neither a flag nor its value", "See run_pretraining.py --helpfull")
+            raise UserError(
+                "config.syntax", arguments[1], "is neither a flag nor its value", "See run_pretraining.py --helpfull"
+            )
         return run_bert_pretrain()
 
     sys.exit(told(work))
@@ -98,7 +104,7 @@ def _parsed(words: Sequence[str]) -> list[str]:
         return FLAGS(words)
     except absl_flags.Error as error:
         reason = str(error).splitlines()[0]
-        sys.exit(told_of(UserError("the command line", reason, "See run_pretraining.py --helpfull")))
+        sys.exit(told_of(UserError("config.syntax", "the command line", reason, "See run_pretraining.py --helpfull")))
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import VOCABULARY, parameter_names
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from tf2_bert.rows import Rows
 
 Parameters = Iterator[tuple[str, tf.Variable]]
@@ -250,7 +250,12 @@ class BertPretrainer(tf.Module):
         super().__init__()
         for name, wanted in _HAS.items():
             if (value := getattr(config, name)) != wanted:
-                raise UserError("bert_config", f"{name} {value!r} is not there in TensorFlow 2", f"Use {wanted!r}")
+                raise UserError(
+                    "model.unsupported",
+                    "bert_config",
+                    f"{name} {value!r} is not there in TensorFlow 2",
+                    f"Use {wanted!r}",
+                )
         self.config, self.compute_dtype = config, compute_dtype
         draw = _Draw(config.initializer_range, seed)
         self.encoder = _Encoder(config, draw)
@@ -291,12 +296,14 @@ class BertPretrainer(tf.Module):
             UserError: a name that is missing or unknown, or a wrong shape.
         """
         variables = self.parameters()
-        for reason, names in (
-            ("is missing", variables.keys() - values.keys()),
-            ("is no parameter of this model", values.keys() - variables.keys()),
+        for code, problem, names in (
+            ("checkpoint.incomplete", "is missing", variables.keys() - values.keys()),
+            ("checkpoint.shape", "is no parameter of this model", values.keys() - variables.keys()),
         ):
             if names:
-                raise UserError("weights", f"{min(names)} {reason}", "Use weights of this model's bert_config.json")
+                raise UserError(
+                    code, "weights", f"{min(names)} {problem}", "Use weights of this model's bert_config.json"
+                )
         new = {name: self._own_shape(name, values[name], variable) for name, variable in variables.items()}
         for name, variable in variables.items():
             variable.assign(new[name])
@@ -312,6 +319,7 @@ class BertPretrainer(tf.Module):
         if own.shape != tuple(variable.shape):
             wanted = list(variable.shape)[:: -1 if _is_kernel(name) else 1]
             raise UserError(
+                "checkpoint.shape",
                 "weights",
                 f"{name} is {list(value.shape)}, not {wanted}",
                 "Use weights of this model's bert_config.json",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from tf2_bert.model import Logits
 from tf2_bert.rows import Rows
 
@@ -65,7 +65,9 @@ def metrics(sums: Sums) -> dict[str, float]:
     same of the next-sentence head. Raises UserError: nothing was masked."""
     correct, masked, loss, nsp_correct, sequences, nsp_loss = (float(value) for value in sums)
     if not masked:
-        raise UserError("the evaluation set", "holds no masked token", "Give one that was prepared with masks")
+        raise UserError(
+            "data.empty", "the evaluation set", "holds no masked token", "Give one that was prepared with masks"
+        )
     assert sequences, "the evaluation set holds no sequence"
     return {
         "mlm_accuracy": correct / masked,

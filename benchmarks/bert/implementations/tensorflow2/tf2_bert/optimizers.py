@@ -22,8 +22,8 @@ from types import MappingProxyType
 
 import tensorflow as tf
 
-from mlbert.core.errors import UserError
-from mlbert.core.settings import TrainConfig
+from mlbert.host.errors import UserError
+from mlbert.optim.config import OptimizerConfig
 
 Event = Callable[[str, int | float | str], None]
 Updated = tuple[tf.Tensor, tf.Tensor, tf.Tensor]  # weight, m, v
@@ -37,7 +37,7 @@ class Optimizer(tf.Module):
     Args:
         parameters: float32, by the names of `mlbert.core.checkpoint_names.parameter_names`.
         beta_1, beta_2, epsilon, weight_decay_rate: see the module docstring.
-        max_grad_norm: what `tf2_bert.step` clips to, for the log.
+        max_grad_norm: what `tf2_bert.step` clips to; None: nothing is clipped.
         compiled: XLA compiles the update of each parameter.
 
     Attributes:
@@ -193,21 +193,21 @@ class AdamWeightDecay(Optimizer):
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {"lamb": Lamb, "adamw": AdamWeightDecay}
 
 
-def make_optimizer(config: TrainConfig, parameters: Mapping[str, tf.Variable]) -> Optimizer:
-    """The optimizer of the settings, for all of a model's parameters.
+def make_optimizer(config: OptimizerConfig, parameters: Mapping[str, tf.Variable], *, compiled: bool) -> Optimizer:
+    """Return the optimizer of the settings for all of a model's parameters; ``compiled`` as in `Optimizer`.
 
     Raises:
         UserError: one that only the PyTorch implementation has.
     """
     if config.optimizer not in OPTIMIZERS:
         reason = f"{config.optimizer} is not there in TensorFlow 2"
-        raise UserError("OPTIMIZER", reason, f"Choose {' or '.join(OPTIMIZERS)}")
+        raise UserError("config.choice", "OPTIMIZER", reason, f"Choose {' or '.join(OPTIMIZERS)}")
     return OPTIMIZERS[config.optimizer](
         parameters,
-        beta_1=config.opt_lamb_beta_1,
-        beta_2=config.opt_lamb_beta_2,
-        epsilon=config.opt_epsilon,
+        beta_1=config.beta1,
+        beta_2=config.beta2,
+        epsilon=config.epsilon,
         weight_decay_rate=config.weight_decay_rate,
         max_grad_norm=config.max_grad_norm,
-        compiled=bool(config.enable_xla),
+        compiled=compiled,
     )

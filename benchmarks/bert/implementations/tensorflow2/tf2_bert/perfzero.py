@@ -14,8 +14,8 @@ import tensorflow as tf
 from absl import flags
 from absl.testing import flagsaver
 
-from mlbert.core.config import environment
-from mlbert.core.errors import UserError
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
 
 FLAGS = flags.FLAGS
 MEMORY_LIMIT = 14_700  # MB of a GPU, as published: what a V100 of 16 GB has to give
@@ -87,7 +87,9 @@ class PerfZeroBenchmark(tf.test.Benchmark):
         """Where the method of this name leaves its results. Raises UserError for a bucket."""
         if "://" in self.output_dir:
             remedy = "Leave out --scratch_gcs_url; --output_gcs_url copies the results at the end"
-            raise UserError("output_dir", f"{self.output_dir} is no folder of this machine", remedy)
+            raise UserError(
+                "config.unsupported", "output_dir", f"{self.output_dir} is not a folder of this machine", remedy
+            )
         return f"{self.output_dir}/{name}"
 
     @contextmanager
@@ -104,7 +106,9 @@ class PerfZeroBenchmark(tf.test.Benchmark):
             for word in FLAGS.benchmark_method_flags or ():
                 name, separator, text = word.partition("=")
                 if not separator or name not in FLAGS:
-                    raise UserError("--benchmark_method_flags", f"{word!r} is no flag=value", "See --helpfull")
+                    raise UserError(
+                        "config.syntax", "--benchmark_method_flags", f"{word!r} is no flag=value", "See --helpfull"
+                    )
                 setattr(FLAGS, name, FLAGS[name].parser.parse(text))
             yield
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
+from mlbert.host.errors import UserError
+
 
 def main() -> None:
     """Runs `tf2_bert.main`; never returns."""
     for package in ("tensorflow", "absl", "mlperf_logging"):
         if find_spec(package) is None:
-            print(f"mlbert: error: {package}: is not installed. Run: pip install 'mlbert[tf]'.", file=sys.stderr)
-            sys.exit(2)
+            error = UserError("package.missing", package, "is not installed", "Run: pip install 'mlbert[tf]'")
+            print(f"mlbert: error: {error.as_line()}", file=sys.stderr)
+            sys.exit(error.exit_status)
     from tf2_bert.main import main as run
 
     run()

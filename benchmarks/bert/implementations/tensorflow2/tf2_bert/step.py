@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from mlbert.core.settings import TrainConfig
+from mlbert.config.tensorflow import TensorFlowConfig
 from tf2_bert import objective
 from tf2_bert.distributed import distributed
 from tf2_bert.loss_scale import LossScale
@@ -61,7 +61,9 @@ class TrainStep:
     Args:
         strategy: in whose scope model, optimizer and loss scale were made.
         model, optimizer, loss_scale: what a step changes; without a loss scale the loss is differentiated as it is.
-        config: the settings.
+        config: the settings of TensorFlow.
+        accumulation: A.
+        gradient_clipping: GRADIENT_CLIPPING; the norm is the optimizer's.
         seed: of dropout.
     """
 
@@ -71,18 +73,21 @@ class TrainStep:
         model: BertPretrainer,
         optimizer: Optimizer,
         loss_scale: LossScale | None,
-        config: TrainConfig,
+        config: TensorFlowConfig,
+        *,
+        accumulation: int,
+        gradient_clipping: str,
         seed: int,
     ) -> None:
         self._strategy, self._model = strategy, model
         self._optimizer, self._loss_scale = optimizer, loss_scale
         self._config, self._seed = config, seed
         self._parameters = list(model.parameters().values())
-        self._accumulation, self._replicas = config.gradient_accumulation_steps, strategy.num_replicas_in_sync
-        self._sum_scaled = bool(config.explicit_allreduce)
-        self._clip_before = not self._sum_scaled and config.gradient_clipping == "before"
+        self._accumulation, self._replicas = accumulation, strategy.num_replicas_in_sync
+        self._sum_scaled = config.explicit_allreduce
+        self._clip_before = not self._sum_scaled and gradient_clipping == "before"
         packs = config.allreduce_bytes_per_pack if self._sum_scaled else 0
-        self._communication = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=packs or 0)
+        self._communication = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=packs)
         compiled = config.enable_xla and not config.run_eagerly
         self._forward_backward, self._forward = self._loss_and_gradients, self._sums
         if compiled:
@@ -211,9 +216,8 @@ class TrainStep:
 
     def _clipped(self, gradients: Gradients, norm: tf.Tensor) -> Gradients:
         """Brought down to MAX_GRAD_NORM where the norm is larger; all NaN where it is not finite."""
-        if self._config.max_grad_norm is None:
-            return gradients
-        return tf.clip_by_global_norm(gradients, self._config.max_grad_norm, use_norm=norm)[0]
+        most = self._optimizer.max_grad_norm
+        return gradients if most is None else tf.clip_by_global_norm(gradients, most, use_norm=norm)[0]
 
     def _dropout_seed(self, step: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
         """int64 [2]: the seed and a number that no other micro-batch of any step and replica has."""

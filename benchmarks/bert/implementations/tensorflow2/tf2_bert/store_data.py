@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import check_counts
 from mlbert.store.checks import check_rows
@@ -134,7 +134,7 @@ class StoreTraining(_StoreData):
         )
         if reader.steps_per_epoch == 0:
             reason = f"its {reader.units.count} packs are fewer than one step's {self._rows * replicas}"
-            raise UserError(self.info.folder, reason, "Lower BATCHSIZE or prepare more data")
+            raise UserError("data.too-small", self.info.folder, reason, "Lower BATCHSIZE or prepare more data")
         return self._dataset(self._batches(reader, first_step), PREFETCHED_STEPS * local)
 
     def _batches(self, reader: StepReader, step: int) -> Iterator[Rows]:
@@ -175,7 +175,7 @@ class StoreEvaluation(_StoreData):
         wanted = available if self._wanted is None else self._wanted
         if not 1 <= wanted <= available:
             reason = f"it holds {available} examples, {wanted} are asked for"
-            raise UserError(self.info.folder, reason, f"Set NUM_EVAL_EXAMPLES from 1 to {available}")
+            raise UserError("data.too-small", self.info.folder, reason, f"Set NUM_EVAL_EXAMPLES from 1 to {available}")
         self.num_examples = wanted
 
     def steps(self, num_replicas: int) -> int:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlbert.core.errors import UserError
 from mlbert.core.rules import MASKED_SHARE
+from mlbert.host.errors import UserError
 from mlbert.store.ragged import Ragged, offsets_of
 from tf2_bert.rows import Rows
 
@@ -117,4 +117,4 @@ def zero_rows(num_rows: int, shape: RowShape) -> Rows:
 def _check(found: np.ndarray, most: int, what: str, variable: str, remedy: str) -> None:
     """Refuse rows that hold more than ``most``; ``found``: int64 [R]."""
     if found.max(initial=0) > most:
-        raise UserError(variable, f"a row of the data has {found.max()} {what}, {most} fit", remedy)
+        raise UserError("data.too-long", variable, f"a row of the data has {found.max()} {what}, {most} fit", remedy)

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from mlbert.core.config import environment
-from mlbert.core.errors import UserError
-from mlbert.core.settings import TrainConfig
+from mlbert.config.tensorflow import TensorFlowConfig
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
 from tf2_bert.messages import plain
 
 Strategy: TypeAlias = tf.distribute.Strategy
@@ -21,20 +21,25 @@ _ALL_REDUCE = {"mirrored": ("nccl", "hierarchical_copy"), "multi_worker_mirrored
 MOST_VIRTUAL_CPUS = 64  # each has threads and a copy of the weights
 
 
-def prepare_devices(config: TrainConfig, num_gpus: int) -> None:
+def prepare_devices(config: TensorFlowConfig, cpu_threads: int | None, num_gpus: int) -> None:
     """Threads and devices of this process: the first `num_gpus` GPUs, or as many virtual CPUs where there is no GPU.
 
     Before anything else is asked of TensorFlow.
+
+    Args:
+        config: the settings of TensorFlow.
+        cpu_threads: of this process; None: TensorFlow's own choice.
+        num_gpus: GPUs or virtual CPUs; 0: the CPU.
 
     Raises:
         UserError: not so many GPUs, or more devices than a CPU is worth cutting into.
         RuntimeError: TensorFlow's devices have been started with others.
     """
     if num_gpus < 0:
-        raise UserError("num_gpus", f"is {num_gpus}", "Set the number of GPUs, or 0 for the CPU")
-    if config.cpu_threads is not None:
-        tf.config.threading.set_intra_op_parallelism_threads(config.cpu_threads)
-        tf.config.threading.set_inter_op_parallelism_threads(config.cpu_threads)
+        raise UserError("config.range", "num_gpus", f"is {num_gpus}", "Set the number of GPUs, or 0 for the CPU")
+    if cpu_threads is not None:
+        tf.config.threading.set_intra_op_parallelism_threads(cpu_threads)
+        tf.config.threading.set_inter_op_parallelism_threads(cpu_threads)
     if config.distribution_strategy == "tpu":
         return
     gpus = tf.config.list_physical_devices("GPU")
@@ -46,7 +51,7 @@ def prepare_devices(config: TrainConfig, num_gpus: int) -> None:
             reason = (
                 f"is {num_gpus}, and this machine has no GPU and cuts its CPU into {MOST_VIRTUAL_CPUS} devices at most"
             )
-            raise UserError("num_gpus", reason, f"Set at most {MOST_VIRTUAL_CPUS}")
+            raise UserError("config.range", "num_gpus", reason, f"Set at most {MOST_VIRTUAL_CPUS}")
         set_virtual_cpus(num_gpus)
 
 
@@ -61,12 +66,12 @@ def set_virtual_cpus(count: int) -> None:
 
 
 def make_strategy(
-    config: TrainConfig, num_gpus: int, worker_hosts: Sequence[str] = (), task_index: int = -1
+    config: TensorFlowConfig, num_gpus: int, worker_hosts: Sequence[str] = (), task_index: int = -1
 ) -> tuple[Strategy, list[str]]:
     """The strategy that DISTRIBUTION_STRATEGY names.
 
     Args:
-        config: the settings.
+        config: the settings of TensorFlow.
         num_gpus: devices of this process; 0: the CPU.
         worker_hosts: host:port of all processes of multi_worker_mirrored; none: from TF_CONFIG or Slurm.
         task_index: which of them this one is.
@@ -78,14 +83,18 @@ def make_strategy(
         UserError: devices, workers or a TPU that are not there, or settings that do not go together.
     """
     name, algorithm = config.distribution_strategy, config.all_reduce_alg
-    if algorithm is not None and algorithm not in (known := _ALL_REDUCE.get(str(name), ())):
+    if algorithm is not None and algorithm not in (known := _ALL_REDUCE.get(name, ())):
         reason = f"{algorithm} does not go with DISTRIBUTION_STRATEGY={name}"
-        raise UserError("ALL_REDUCE_ALG", reason, f"Choose {' or '.join(known)}" if known else "Leave it out")
+        raise UserError(
+            "config.choice", "ALL_REDUCE_ALG", reason, f"Choose {' or '.join(known)}" if known else "Leave it out"
+        )
     if name in ("off", "one_device") and num_gpus > 1:
-        raise UserError("num_gpus", f"is {num_gpus} while DISTRIBUTION_STRATEGY={name}", "Set 1, or use mirrored")
+        raise UserError(
+            "config.conflict", "num_gpus", f"is {num_gpus} while DISTRIBUTION_STRATEGY={name}", "Set 1, or use mirrored"
+        )
     if name == "parameter_server":
         reason = "parameter_server updates weights asynchronously, so no step has the batch that the benchmark counts"
-        raise UserError("DISTRIBUTION_STRATEGY", reason, "Use mirrored or multi_worker_mirrored")
+        raise UserError("config.conflict", "DISTRIBUTION_STRATEGY", reason, "Use mirrored or multi_worker_mirrored")
     if name == "tpu":
         return _tpu(config.tpu), []
     notes = []
@@ -106,7 +115,12 @@ def make_strategy(
 
 def _check_number(wanted: int, there: int, what: str) -> None:
     if wanted > there:
-        raise UserError("num_gpus", f"is {wanted}, and this machine has {there} {what}", f"Set at most {there}")
+        raise UserError(
+            "device.unavailable",
+            "num_gpus",
+            f"is {wanted}, and this machine has {there} {what}",
+            f"Set at most {there}",
+        )
 
 
 def _gpus_in_use(num_gpus: int) -> bool:
@@ -138,7 +152,9 @@ def _multi_worker(algorithm: str | None, num_gpus: int, cluster: Resolver) -> St
     except tf.errors.OpError as error:
         spec = cluster.cluster_spec().as_dict().get("worker", [])
         reason = f"cannot start task {cluster.task_id} of {', '.join(spec)} ({plain(error)})"
-        raise UserError("worker_hosts", reason, "Give host:port of each, the port of this one free") from None
+        raise UserError(
+            "distributed.identity", "worker_hosts", reason, "Give host:port of each, the port of this one free"
+        ) from None
 
 
 def _cluster(worker_hosts: Sequence[str], task_index: int, num_gpus: int) -> Resolver:
@@ -147,7 +163,7 @@ def _cluster(worker_hosts: Sequence[str], task_index: int, num_gpus: int) -> Res
     if worker_hosts:
         if not 0 <= task_index < len(worker_hosts):
             reason = f"is {task_index}, and there are {len(worker_hosts)} worker_hosts"
-            raise UserError("task_index", reason, "Give each process its own, from 0")
+            raise UserError("distributed.identity", "task_index", reason, "Give each process its own, from 0")
         spec = tf.train.ClusterSpec({"worker": list(worker_hosts)})
         return _simple(spec, task_index, gpus)
     known = environment()
@@ -155,13 +171,17 @@ def _cluster(worker_hosts: Sequence[str], task_index: int, num_gpus: int) -> Res
         try:
             json.loads(known["TF_CONFIG"])["cluster"]["worker"]
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError("TF_CONFIG", "names no workers", 'Give {"cluster": {"worker": [...]}, ...}') from error
+            raise UserError(
+                "distributed.identity", "TF_CONFIG", "names no workers", 'Give {"cluster": {"worker": [...]}, ...}'
+            ) from error
         return tf.distribute.cluster_resolver.TFConfigClusterResolver()
     tasks = int(known.get("SLURM_NTASKS", "1"))
     if tasks > 1:
         return _slurm(tasks, gpus)
     remedy = "Give --worker_hosts and --task_index, or TF_CONFIG, or start it by srun with several tasks"
-    raise UserError("DISTRIBUTION_STRATEGY", "multi_worker_mirrored knows of no workers", remedy)
+    raise UserError(
+        "distributed.identity", "DISTRIBUTION_STRATEGY", "multi_worker_mirrored knows of no workers", remedy
+    )
 
 
 def _slurm(tasks: int, gpus: int) -> Resolver:
@@ -173,12 +193,14 @@ def _slurm(tasks: int, gpus: int) -> Resolver:
         spec = resolver.cluster_spec()
     except (RuntimeError, ValueError) as error:
         reason = f"is {tasks}, but TensorFlow cannot read the step's nodes ({error})"
-        raise UserError("SLURM_NTASKS", reason, "Start it by srun, or give --worker_hosts and --task_index") from error
+        raise UserError(
+            "distributed.identity", "SLURM_NTASKS", reason, "Start it by srun, or give --worker_hosts and --task_index"
+        ) from error
     _, index = resolver.get_task_info()
     here, there = environment().get("SLURMD_NODENAME"), spec.task_address("worker", index).rpartition(":")[0]
     if here not in (None, there):  # it sorts nodes by name, and Slurm has node10 after node9
         reason = f"TensorFlow expects task {index} on {there}, and it runs on {here}"
-        raise UserError("SLURM_STEP_NODELIST", reason, "Give --worker_hosts and --task_index")
+        raise UserError("distributed.identity", "SLURM_STEP_NODELIST", reason, "Give --worker_hosts and --task_index")
     return _simple(spec, index, gpus)
 
 
@@ -197,4 +219,6 @@ def _tpu(address: str | None) -> Strategy:
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         remedy = "Give the name or address of one that this machine reaches"
-        raise UserError("TPU", f"{address or 'the local one'} cannot be used ({lines[0]})", remedy) from error
+        raise UserError(
+            "device.unavailable", "TPU", f"{address or 'the local one'} cannot be used ({lines[0]})", remedy
+        ) from error

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.core.errors import UserError
 from mlbert.core.rules import MASKED_SHARE, MAX_PREDICTIONS
+from mlbert.host.errors import UserError
 from mlbert.store.base import StoreInfo
 from mlbert.store.ragged import Ragged
 
@@ -31,7 +31,11 @@ class SyntheticStore:
     def __init__(self, tokens: int, sequences: int, max_predictions: int | None, vocab_size: int) -> None:
         length = tokens // sequences
         if vocab_size <= FIRST_WORD or length < FIRST_WORD:
-            raise UserError("SYNTH_DATA", f"a vocabulary of {vocab_size} or sequences of {length} tokens are too small")
+            raise UserError(
+                "config.range",
+                "SYNTH_DATA",
+                f"a vocabulary of {vocab_size} or sequences of {length} tokens are too small",
+            )
         most = max_predictions or min(MAX_PREDICTIONS, max(1, round(MASKED_SHARE * tokens)))
         masked = max(1, min(round(MASKED_SHARE * length), most))
         self.num_packs = NUM_SEQUENCES if sequences > 1 else 0

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.store.base import StoreInfo
 from mlbert.store.checksums import FileSum, listed_sums
 from mlbert.store.content import content_of
@@ -72,17 +72,23 @@ def match_files(patterns: str, variable: str, widths: Widths) -> Files:
     for pattern in filter(None, map(str.strip, patterns.split(","))):
         matched = _asked(pattern, tf.io.gfile.glob)
         if not matched:
-            raise UserError(pattern, "no file matches", f"Give {variable} globs such as /data/part-*, with commas")
+            raise UserError(
+                "file.missing", pattern, "no file matches", f"Give {variable} globs such as /data/part-*, with commas"
+            )
         found.update(matched)
     names = sorted(found)
     if not names:
-        raise UserError(variable, "names no files", "Give globs such as /data/part-*, with commas between")
+        raise UserError(
+            "config.missing", variable, "names no files", "Give globs such as /data/part-*, with commas between"
+        )
     sized = []
     for name in names:
         if _asked(name, tf.io.gfile.isdir):
-            raise UserError(name, "is a folder", f"Give {variable} globs of files, such as {name}/part-*")
+            raise UserError(
+                "file.wrong-kind", name, "is a folder", f"Give {variable} globs of files, such as {name}/part-*"
+            )
         if (size := _asked(name, tf.io.gfile.stat).length) < HEADER_BYTES + FOOTER_BYTES:
-            raise UserError(name, "holds no record", RESTORE)
+            raise UserError("data.empty", name, "holds no record", RESTORE)
         sized.append((os.path.basename(name), size))
     folders = sorted({Path(name).parent for name in names})
     content = content_of(folders[0], [Path(name) for name in names]) if len(folders) == 1 else None
@@ -98,7 +104,9 @@ def check_widths(files: Files) -> None:
     if own != wanted:
         reason = f"its records have {own.max_seq_length} tokens and {own.max_predictions} predictions, "
         reason += f"{wanted.max_seq_length} and {wanted.max_predictions} are asked for"
-        raise UserError(files.names[0], reason, "Set MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ to the files'")
+        raise UserError(
+            "config.conflict", files.names[0], reason, "Set MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ to the files'"
+        )
 
 
 def _asked(name: str, question: Any) -> Any:
@@ -106,7 +114,9 @@ def _asked(name: str, question: Any) -> Any:
     try:
         return question(name)
     except tf.errors.OpError as error:
-        raise UserError(name, f"cannot be read ({plain(error)})", "Check the path and the access to it") from error
+        raise UserError(
+            "file.unreadable", name, f"cannot be read ({plain(error)})", "Check the path and the access to it"
+        ) from error
 
 
 def _first_widths(name: str) -> Widths:
@@ -116,8 +126,8 @@ def _first_widths(name: str) -> Widths:
         for record in tf.data.TFRecordDataset(name).take(1).as_numpy_iterator():
             return parse_example(record, None)[1]
     except (tf.errors.OpError, BadExample) as error:
-        raise UserError(name, f"its first record is damaged ({plain(error)})", RESTORE) from error
-    raise UserError(name, "holds no records", RESTORE)
+        raise UserError("data.damaged", name, f"its first record is damaged ({plain(error)})", RESTORE) from error
+    raise UserError("data.empty", name, "holds no records", RESTORE)
 
 
 class _TFRecordData:
@@ -172,7 +182,7 @@ class TFRecordTraining(_TFRecordData):
         hosts, host = context.num_input_pipelines, context.input_pipeline_id
         if len(self.files.names) < hosts:
             reason = f"{len(self.files.names)} files cannot be shared out over {hosts} hosts"
-            raise UserError(self.files.patterns, reason, "Cut the data into more files")
+            raise UserError("data.too-small", self.files.patterns, reason, "Cut the data into more files")
         # The order of all files must be the same on every host: what each takes of it is its own.
         draws = np.random.default_rng([self._seed, first_step])
         order = draws.permutation(len(self.files.names))[host::hosts]
@@ -209,7 +219,9 @@ class TFRecordEvaluation(_TFRecordData):
             raise self.translated(error) or error from error
         if available < (self._wanted or 1):
             reason = f"it holds {available} examples, {self._wanted or 1} are asked for"
-            raise UserError(self.files.patterns, reason, f"Set NUM_EVAL_EXAMPLES from 1 to {available}")
+            raise UserError(
+                "data.too-small", self.files.patterns, reason, f"Set NUM_EVAL_EXAMPLES from 1 to {available}"
+            )
         self.num_examples = available
 
     def steps(self, num_replicas: int) -> int:
@@ -301,7 +313,9 @@ def translated(error: BaseException, files: Files, vocab_size: int) -> UserError
     for name in named or files.names:
         if (problem := _problem_of(name, files.widths, vocab_size)) is not None:
             return problem
-    return UserError(named[0] if named else files.patterns, f"cannot be read ({plain(error)})", RESTORE)
+    return UserError(
+        "file.unreadable", named[0] if named else files.patterns, f"cannot be read ({plain(error)})", RESTORE
+    )
 
 
 def _problem_of(name: str, widths: Widths, vocab_size: int) -> UserError | None:
@@ -318,5 +332,5 @@ def _problem_of(name: str, widths: Widths, vocab_size: int) -> UserError | None:
         for _ in tf.data.TFRecordDataset(name):
             pass
     except tf.errors.OpError as problem:
-        return UserError(name, f"cannot be read ({plain(problem)})", RESTORE)
+        return UserError("file.unreadable", name, f"cannot be read ({plain(problem)})", RESTORE)
     return None

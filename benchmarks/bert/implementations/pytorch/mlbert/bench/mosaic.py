@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from mlbert import ops
 from mlbert.bench.padded import PaddedMosaicBert
 from mlbert.bench.step import LEARNING_RATE, Side, alternate, check_pairs, trained_side
 from mlbert.core.bert_config import BertConfig
@@ -19,6 +18,7 @@ from mlbert.feed.text import TRUNCATE, TextSet, TextSource
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.huggingface import padded_inputs
 from mlbert.models.objectives import MaskedLM
+from mlbert.ops import api as ops
 from mlbert.optim.adamw import DecoupledAdamW
 from mlbert.optim.flat import FlatParameters
 from mlbert.store.tokenizer import load_tokenizer

@@ -20,8 +20,8 @@ import torch
 
 from mlbert.bench import race_sides
 from mlbert.bench.race_text import read_race
-from mlbert.core.errors import UserError
 from mlbert.core.pretrain_rules import SEQUENCE_LENGTH, SIZES, Choice, choose
+from mlbert.host.errors import UserError
 from mlbert.ops.precision import compute_dtype, small_model_precision
 from mlbert.prepare.installed_text import write_text
 
@@ -108,7 +108,9 @@ def run(
 def choice_of(text: Path, folder: Path, size: str, minutes: float) -> Choice:
     """What the rules say for our side. Raises UserError: the text cannot be read."""
     if not text.is_file():
-        raise UserError(text, "is no file", "Name a text, a sentence a line and a blank line between documents")
+        raise UserError(
+            "file.missing", text, "is no file", "Name a text, a sentence a line and a blank line between documents"
+        )
     return choose(text.stat().st_size // 4, 60.0 * minutes, NAMES[size])
 
 
@@ -128,7 +130,12 @@ def _side_by_side(runners: Sequence[Runner], text: Path, folder: Path, keep: Cal
     for process in processes:
         process.join()
         if process.exitcode:
-            raise UserError("bench pretrain", f"a run ended with exit code {process.exitcode}", "See its message above")
+            raise UserError(
+                "program.failed",
+                "bench pretrain",
+                f"a run ended with exit code {process.exitcode}",
+                "See its message above",
+            )
 
 
 def _run(runner: Runner, text: Path, folder: Path, queue: Queue[Any]) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.core.errors import UserError
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.masking import Masking
+from mlbert.host.errors import UserError
 from mlbert.prepare.baselines import baselines
 from mlbert.prepare.generator import FlatDocuments
 from mlbert.prepare.vocab import count_words, train_vocabulary
@@ -90,7 +90,9 @@ def read_race(text: Path, folder: Path, vocab_size: int, length: int) -> RaceTex
         _rows(tokens, offsets, chosen, length, tokenizer.cls_id, tokenizer.sep_id) for chosen in (~is_held, is_held)
     )
     if len(held_out) < LEAST_ROWS:
-        raise UserError(text, f"gives {len(held_out)} held-out rows, fewer than {LEAST_ROWS}", "Give more text")
+        raise UserError(
+            "data.too-small", text, f"gives {len(held_out)} held-out rows, fewer than {LEAST_ROWS}", "Give more text"
+        )
     count = min(EVAL_ROWS, len(held_out))
     held_out = held_out[np.linspace(0, len(held_out) - 1, count).astype(int)]
     masking = Masking(tokenizer.special_ids, tokenizer.mask_id, len(tokenizer.vocabulary), EVAL_SEED)
@@ -103,7 +105,7 @@ def _tokenise(text: Path, vocabulary: Path, store: Path, vocab_size: int) -> Non
     try:
         documents = [" ".join(part.split("\n")) for part in text.read_text(encoding="utf-8").split("\n\n") if part]
     except OSError as error:
-        raise UserError(text, f"cannot be read ({error.strerror})", "Name a text file") from None
+        raise UserError("file.unreadable", text, f"cannot be read ({error.strerror})", "Name a text file") from None
     vocabulary.parent.mkdir(parents=True, exist_ok=True)
     train = (part for number, part in enumerate(documents) if number % HELD_OUT != HELD_OUT - 1)
     entries = train_vocabulary(count_words(train), vocab_size)

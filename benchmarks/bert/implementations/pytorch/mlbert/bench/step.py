@@ -19,19 +19,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from mlbert import ops
-from mlbert.core.errors import UserError
+from mlbert.core.bert_config import BertConfig
 from mlbert.dist.reduce import GradientReducer
 from mlbert.dist.sharding import ShardLayout
 from mlbert.dist.world import World
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.synthetic import lengths_at, sequences
-from mlbert.models import BertConfig, BertForPreTraining
-from mlbert.models.bert import BertBase
+from mlbert.host.errors import UserError
+from mlbert.models.bert import BertBase, BertForPreTraining
 from mlbert.models.flops import Work, training_flops
 from mlbert.models.huggingface import huggingface_config, padded_inputs, to_huggingface
 from mlbert.models.objectives import MaskedLM, PreTraining
+from mlbert.ops import api as ops
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
@@ -72,7 +72,12 @@ def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> 
         vocab_size=config.vocab_size,
     )
     if packed.vocab_size != config.vocab_size or packed.max_tokens > config.max_position_embeddings:
-        raise UserError(data, "does not fit the model's vocabulary or length", "Choose another --config or --data")
+        raise UserError(
+            "data.model-mismatch",
+            data,
+            "does not fit the model's vocabulary or length",
+            "Choose another --config or --data",
+        )
     packed.open()
     batch = packed.next_step()[0]
     packed.close()
@@ -114,7 +119,10 @@ def their_side(
         import transformers
     except ImportError:
         raise UserError(
-            "transformers", "is not installed", "Install it: pip install -c constraints.txt -e .[huggingface]"
+            "package.missing",
+            "transformers",
+            "is not installed",
+            "Install it: pip install -c constraints.txt -e .[huggingface]",
         ) from None
     values: dict[str, Any] = {**huggingface_config(config)}
     del values["architectures"], values["model_type"]
@@ -142,7 +150,7 @@ def their_side(
 def check_pairs(pairs: int) -> None:
     """Raises UserError: too few for a median."""
     if pairs < MIN_PAIRS:
-        raise UserError("--pairs", f"{pairs} is too few for a median", f"Give at least {MIN_PAIRS}")
+        raise UserError("config.range", "--pairs", f"{pairs} is too few for a median", f"Give at least {MIN_PAIRS}")
 
 
 def alternate(sides: list[Side], pairs: int) -> dict[str, list[float]]:
@@ -158,7 +166,7 @@ def alternate(sides: list[Side], pairs: int) -> dict[str, list[float]]:
             if turn:
                 seconds[side.name].append(time.perf_counter() - started)
             if not torch.isfinite(torch.tensor(loss)):
-                raise UserError(side.name, f"has loss {loss}", "Try another --seed")
+                raise UserError("run.diverged", side.name, f"has loss {loss}", "Try another --seed")
     return seconds
 
 

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from mlbert.cli.output import standard_output
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
-from mlbert.core.files import write_atomically
-from mlbert.core.provenance import shipped
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_atomically
+from mlbert.host.provenance import shipped
 
 if TYPE_CHECKING:
     from mlbert.bench.counted.table import Modelled
@@ -62,12 +62,12 @@ def step(
     from mlbert.ops.precision import compute_dtype
 
     if precision not in ("auto", "fp32", "bf16"):
-        raise UserError("--precision", f"{precision!r} is unknown", "Give auto, fp32 or bf16")
+        raise UserError("config.choice", "--precision", f"{precision!r} is unknown", "Give auto, fp32 or bf16")
     if device not in ("auto", "cpu", "cuda"):
-        raise UserError("--device", f"{device!r} is unknown", "Give auto, cpu or cuda")
+        raise UserError("config.choice", "--device", f"{device!r} is unknown", "Give auto, cpu or cuda")
     has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
-        raise UserError("--device cuda", "finds no CUDA device", "Give --device cpu")
+        raise UserError("device.unavailable", "--device cuda", "finds no CUDA device", "Give --device cpu")
     if threads:
         torch.set_num_threads(threads)
     shape = BertConfig.from_json(CONFIGS / f"{config}.json" if config in DEFAULT_PACKS else Path(config))
@@ -107,10 +107,12 @@ def mosaic(
     from mlbert.ops.precision import compute_dtype
 
     if precision not in ("fp32", "bf16"):
-        raise UserError("--precision", f"{precision!r} is unknown", "Give fp32 or bf16")
+        raise UserError("config.choice", "--precision", f"{precision!r} is unknown", "Give fp32 or bf16")
     shape = BertConfig.from_json(CONFIGS / f"{config}.json" if config == "mosaic_base" else Path(config))
     if not shape.alibi_slopes or not shape.gated_mlp:
-        raise UserError("--config", f"{config} is no MosaicBERT's shape", "Give one with ALiBi and gated units")
+        raise UserError(
+            "model.unsupported", "--config", f"{config} is no MosaicBERT's shape", "Give one with ALiBi and gated units"
+        )
     place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch = first_texts(data, tokenizer, sequences, length, rate, seed)
     record = run(shape, batch, length, pairs, compute_dtype(precision, place), place, seed)
@@ -135,7 +137,7 @@ def pretrain(
     from mlbert.bench import pretrain as race
 
     if size not in race.NAMES:
-        raise UserError("--size", f"{size!r} is unknown", f"Give {' or '.join(race.NAMES)}")
+        raise UserError("config.choice", "--size", f"{size!r} is unknown", f"Give {' or '.join(race.NAMES)}")
     lines: list[str] = []
 
     def tell(record: dict[str, object]) -> None:
@@ -154,11 +156,13 @@ def _model(config: BertConfig, name: str, packs: int | None, json_file: str | No
         from mlbert.bench.counted import table
         from mlbert.bench.counted.gpus import GPUS
     except ImportError as error:
-        raise UserError("--model", f"needs Triton, which counts kernels: {error}", "Install triton") from None
+        raise UserError(
+            "package.missing", "--model", f"needs Triton, which counts kernels: {error}", "Install triton"
+        ) from None
     gpu = GPUS.get(name)
     if gpu is None or gpu.rates is None:
         known = ", ".join(key for key, value in GPUS.items() if value.rates)
-        raise UserError("--model", f"{name!r} is no GPU whose rates are known", f"Give one of {known}")
+        raise UserError("config.choice", "--model", f"{name!r} is no GPU whose rates are known", f"Give one of {known}")
     batches = [packs * table.SEQUENCES_A_PACK] if packs else MODELLED_SEQUENCES
     rows = table.model(config, gpu, ("bf16", "fp8"), batches)
     if json_file:

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from mlbert.cli.output import new_table, safe, standard_output
 from mlbert.cli.repeat import repeat_command
-from mlbert.core.provenance import tree_root
 from mlbert.core.rules import UNVERIFIED
+from mlbert.host.provenance import tree_root
 from mlbert.submission.compare import Comparison, Difference, Measure, Side, compare_sides, read_side
 from mlbert.submission.significance import LEVEL, Ratio
 

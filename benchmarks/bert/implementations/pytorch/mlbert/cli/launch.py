@@ -12,12 +12,12 @@ from typing import Annotated
 import typer
 
 from mlbert.cli.output import standard_output
-from mlbert.core.config import environment
-from mlbert.core.errors import UserError
-from mlbert.core.json_files import shown
 from mlbert.core.mllog import close_interrupted
-from mlbert.core.provenance import tree_root
 from mlbert.dist.lifecycle import BY_SIGNAL, LOST_RANK
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from mlbert.host.json_files import shown
+from mlbert.host.provenance import tree_root
 
 _MOST_MIB = 4096  # of a message
 
@@ -49,18 +49,26 @@ def chain(
     """
     exports = environment()
     if not exports.get("CONFIG_FILE"):
-        raise UserError("CONFIG_FILE", "is not set", "Source a config first: source config_<system>.sh")
+        raise UserError(
+            "config.missing", "CONFIG_FILE", "is not set", "Source a config first: source config_<system>.sh"
+        )
     if exports.get("TIMED", "0").lower() in ("1", "yes", "true", "on"):
-        raise UserError("TIMED", "is set, and a timed run is never continued", "Unset it for a chain")
+        raise UserError(
+            "config.conflict", "TIMED", "is set, and a timed run is never continued", "Unset it for a chain"
+        )
     number = ""
     for command in chain_commands(num_jobs, sbatch_words):
         words = [word.format(number) if word.startswith("--dependency") else word for word in command]
         try:
             done = subprocess.run(words, capture_output=True, text=True, check=False, env={**exports, "RESUME": "1"})
         except FileNotFoundError:
-            raise UserError("sbatch", "is not installed here", "Submit from a login node of the cluster") from None
+            raise UserError(
+                "program.missing", "sbatch", "is not installed here", "Submit from a login node of the cluster"
+            ) from None
         if done.returncode:
-            raise UserError("sbatch", " ".join(done.stderr.split()) or "failed", "See its words above")
+            raise UserError(
+                "program.failed", "sbatch", " ".join(done.stderr.split()) or "failed", "See its words above"
+            )
         number = done.stdout.strip().split(";")[0]
         print(number, flush=True)
 
@@ -103,12 +111,22 @@ def local_command(
     nodes, rest = divmod(world_size, nproc)
     if rest or not 0 <= node_rank < nodes:
         reason = f"of {nproc} ranks on each node leaves no place for node {node_rank}"
-        raise UserError(f"--world_size {world_size}", reason, "Give a multiple of -n, and a node_rank below its number")
+        raise UserError(
+            "config.conflict",
+            f"--world_size {world_size}",
+            reason,
+            "Give a multiple of -n, and a node_rank below its number",
+        )
     command = [sys.executable, "-m", "mlbert", "launch", "ranks", "--nproc-per-node", str(nproc)]
     if nodes == 1:
         return [*command, *(("--master-port", str(master_port)) if master_port else ("--standalone",))]
     if master_port is None:
-        raise UserError("--master_port", "is not set, and there are several nodes", "Give all of them the same one")
+        raise UserError(
+            "config.missing",
+            "--master_port",
+            "is not set, and there are several nodes",
+            "Give all of them the same one",
+        )
     place = ("--master-addr", master_addr, "--master-port", str(master_port))
     return [*command, "--nnodes", str(nodes), "--node-rank", str(node_rank), *place]
 
@@ -132,7 +150,7 @@ def ranks(words: Annotated[list[str], typer.Argument(help="As for torchrun.")]) 
     except (RendezvousError, RuntimeError, OSError) as error:
         reason = f"the nodes did not come together: {' '.join(str(error).split())}"
         remedy = "See that MASTER_ADDR and MASTER_PORT name a free port of the first node, which all can reach"
-        raise UserError("torchrun", reason, remedy) from error
+        raise UserError("program.failed", "torchrun", reason, remedy) from error
     return 0
 
 
@@ -155,7 +173,7 @@ def network_command(sizes: Annotated[str, typer.Option(help="Message sizes, MiB.
     sizes_mib = [int(size) if size.strip().isdecimal() else 0 for size in sizes[:_MOST_MIB].split(",")]
     if not all(1 <= size <= _MOST_MIB for size in sizes_mib):
         reason = f"{shown(sizes)} are not whole numbers from 1 to {_MOST_MIB}"
-        raise UserError("--sizes", reason, "Give for example 1,16,64")
+        raise UserError("config.value", "--sizes", reason, "Give for example 1,16,64")
     world = World.identify()
     world.start()
     report = measure(world, sizes_mib)

@@ -17,8 +17,8 @@ from typer import completion
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from mlbert.core.errors import UserError
 from mlbert.dist.lifecycle import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
+from mlbert.host.errors import UserError
 
 # name -> (module with a Typer `app`, line for the help)
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -100,12 +100,14 @@ def _calling_shell() -> str:
     try:
         return str(shellingham.detect_shell()[0])
     except shellingham.ShellDetectionFailure:
-        raise UserError("completion", "is for an unknown shell", f"Name it: {', '.join(SHELLS)}") from None
+        raise UserError(
+            "config.missing", "completion", "is for an unknown shell", f"Name it: {', '.join(SHELLS)}"
+        ) from None
 
 
 def _known_shell(shell: str | None) -> str | None:
     if shell is not None and shell not in SHELLS:
-        raise UserError("completion", f"is not made for {shell}", f"Name one of {', '.join(SHELLS)}")
+        raise UserError("config.choice", "completion", f"is not made for {shell}", f"Name one of {', '.join(SHELLS)}")
     return shell
 
 
@@ -136,7 +138,7 @@ def _options(
 ) -> None:
     """BERT pre-training as an MLPerf-style benchmark."""
     if version:
-        from mlbert.core.provenance import version as version_text
+        from mlbert.host.provenance import version as version_text
 
         typer.echo(version_text())
     elif install or show:
@@ -178,7 +180,8 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
     try:
         return work()
     except UserError as error:
-        return _tell(str(error), debug)
+        _tell(error.as_line(), debug)
+        return error.exit_status
     except KeyboardInterrupt:
         print("mlbert: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 
 _MOST_CHARACTERS = 2000  # of one text from a file
 
@@ -47,4 +47,6 @@ def write_page(path: Path, page: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UserError(path, f"cannot be written ({error.strerror})", "Name a file in a writable folder") from None
+        raise UserError(
+            "file.unwritable", path, f"cannot be written ({error.strerror})", "Name a file in a writable folder"
+        ) from None

@@ -13,11 +13,16 @@ from typing import Annotated
 import typer
 
 from mlbert.cli.output import standard_output
+from mlbert.config.resolution import split_arguments
 from mlbert.core import rules
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.config import environment, split_arguments
-from mlbert.core.errors import UserError
 from mlbert.core.plan import planned_world_size
+from mlbert.dist.config import DistributedConfig
+from mlbert.feed.config import DataConfig
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from mlbert.models.config import ModelConfig
+from mlbert.ops.config import ComputeConfig
 from mlbert.plan import calibrate as calibration
 from mlbert.plan import model as times
 from mlbert.plan import report, shapes, simulate, sweep
@@ -59,16 +64,17 @@ def plan(
 ) -> int:
     """Predict a run from MLPerf's published results: time, samples, memory, cost, and what limits it."""
     if batch is not None and batch_per_gpu is not None:
-        raise UserError("--batch-per-gpu", "is given beside --batch", "Give one of the two")
+        raise UserError("config.conflict", "--batch-per-gpu", "is given beside --batch", "Give one of the two")
     if to_4096 and (gpus or nodes or batch or batch_per_gpu):
-        raise UserError("--sweep", "chooses GPUs and batch itself", "Leave --gpus, --nodes and --batch out")
+        remedy = "Leave --gpus, --nodes and --batch out"
+        raise UserError("config.conflict", "--sweep", "chooses GPUs and batch itself", remedy)
     logs = [read_measured(path) for path in calibrate or ()]
     if shared_cores:
         return _shared_cores(logs, gpus or 1, batch, as_json)
     configured = _configured(config) if config is not None or environment().get("CONFIG_FILE") else _Configured()
     name = ALIASES.get(gpu, gpu)
     if name not in GPUS:
-        raise UserError("--gpu", f"{gpu} is unknown", f"Known: {', '.join([*GPUS, *ALIASES])}")
+        raise UserError("config.choice", "--gpu", f"{gpu} is unknown", f"Known: {', '.join([*GPUS, *ALIASES])}")
     shape = configured.shape or shapes.named("large") if model is None else shapes.named(model)
     if gpus is None and nodes is None:
         gpus, nodes = configured.gpus, configured.nodes
@@ -84,7 +90,8 @@ def plan(
     if to_4096:
         return _swept(replace(given, batch=None, batch_per_gpu=None), ask, budget, picture, as_json)
     if budget is not None or picture is not None:
-        raise UserError("--budget" if picture is None else "--svg", "is for --sweep", "Give --sweep too")
+        option = "--budget" if picture is None else "--svg"
+        raise UserError("config.conflict", option, "is for --sweep", "Give --sweep too")
     found = ask(job_of(given, ask))
     if as_json:
         _print(json.dumps(found.as_dict(), indent=2))
@@ -110,17 +117,18 @@ def _configured(file: Path | None) -> _Configured:
     from mlbert.cli.train import resolve_run
 
     if file is not None and file.suffix not in (".yaml", ".yml"):
-        raise UserError(file, "is no YAML", f"Write: source {file} && mlbert plan")
-    settings = resolve_run(split_arguments([] if file is None else ["--config", str(file)])).config
+        raise UserError("config.file", file, "is no YAML", f"Write: source {file} && mlbert plan")
+    config = resolve_run(split_arguments([] if file is None else ["--config", str(file)])).config
+    model, data, precision = config[ModelConfig], config[DataConfig], config[ComputeConfig].precision
     exports = environment()
     ranks = planned_world_size(exports)
     return _Configured(
-        shapes.of(BertConfig.from_json(settings.bert_config_file).with_options(settings.model_options)),
+        shapes.of(BertConfig.from_json(model.bert_config_file).with_options(model.model_options)),
         ranks,
         None if ranks is None else int(exports["DGXNNODES"]),
-        rules.global_batch_size(settings.train_batch_size, 1, settings.average_packing_rate),
-        None if settings.precision == "auto" else settings.precision,
-        settings.sharded_optimizer,
+        rules.global_batch_size(data.train_batch_size, 1, data.average_packing_rate),
+        None if precision == "auto" else precision,
+        config[DistributedConfig].sharded_optimizer,
     )
 
 
@@ -142,7 +150,7 @@ class _Asker:
         """With the speed of logs, or a stated one, and the samples that the logs needed."""
         parameters, samples = self.parameters, self.samples
         if logs and efficiency is not None:
-            raise UserError("--efficiency", "is given beside --calibrate", "Give one of the two")
+            raise UserError("config.conflict", "--efficiency", "is given beside --calibrate", "Give one of the two")
         if logs:
             like = replace(given, batch=logs[0].batch, batch_per_gpu=None, gpus=logs[0].ranks, nodes=None)
             job = job_of(like, self)
@@ -164,7 +172,7 @@ class _Asker:
 
 def _swept(given: Given, ask: _Asker, budget: float | None, picture: Path | None, as_json: bool) -> int:
     if budget is not None and ask.prices.dollars_per_gpu_hour is None:
-        raise UserError("--budget", "needs a price", "Give --price-per-gpu-hour too")
+        raise UserError("config.missing", "--budget", "needs a price", "Give --price-per-gpu-hour too")
     if picture is not None:
         sweep.check_picture(picture)
     found = sweep.sweep(lambda gpus, size: ask(job_of(replace(given, gpus=gpus, nodes=None, batch=size), ask)))
@@ -186,7 +194,9 @@ def _gbps(text: str | None) -> float | None:
         return None
     match = _NETWORK.fullmatch(text.strip())
     if match is None or not 0 < float(match[1]) <= MOST_GBPS:
-        raise UserError("--network", f"{text!r} is no speed up to {MOST_GBPS:g} Gb/s", "Give for example 400Gb")
+        raise UserError(
+            "config.value", "--network", f"{text!r} is no speed up to {MOST_GBPS:g} Gb/s", "Give for example 400Gb"
+        )
     return float(match[1])
 
 
@@ -195,21 +205,30 @@ def read_measured(path: Path) -> calibration.Measured:
     log = read_log(path)
     ranks, batch, start = log.value("ranks"), log.value("global_batch_size"), log.first("run_start")
     if not isinstance(ranks, int) or not isinstance(batch, int) or start is None or ranks < 1 or batch < 1:
-        raise UserError(path, "names no ranks, batch and start of a run", "Give a log that mlbert train wrote")
+        raise UserError(
+            "log.incomplete", path, "names no ranks, batch and start of a run", "Give a log that mlbert train wrote"
+        )
     triples = zip(log.all("eval_start"), log.all("eval_stop"), log.evaluations, strict=False)
     evaluations = [(a.time_ms / 1e3, b.time_ms / 1e3, float(done)) for a, b, (done, _) in triples if done is not None]
     reached = evaluations[-1][2] if evaluations and log.status == "success" else None
     try:
         return calibration.measured(ranks, batch, start.time_ms / 1e3, evaluations, reached)
     except ValueError as error:
-        raise UserError(path, f"tells no speed: {error}", "Give a log of a run with evaluations") from None
+        raise UserError(
+            "log.incomplete", path, f"tells no speed: {error}", "Give a log of a run with evaluations"
+        ) from None
 
 
 def _shared_cores(logs: Sequence[calibration.Measured], ranks: int, batch: int | None, as_json: bool) -> int:
     if not logs:
-        raise UserError("--shared-cores", "needs a measured run", "Give --calibrate LOG of one rank with all cores")
+        raise UserError(
+            "config.missing",
+            "--shared-cores",
+            "needs a measured run",
+            "Give --calibrate LOG of one rank with all cores",
+        )
     if batch is not None and batch > MOST_GPUS:
-        raise UserError("--batch", f"{batch} is more than a CPU's step", f"Give at most {MOST_GPUS}")
+        raise UserError("config.range", "--batch", f"{batch} is more than a CPU's step", f"Give at most {MOST_GPUS}")
     batch = batch or logs[0].batch
     rate = calibration.shared_cores_rate(logs, ranks, batch)
     found = {"ranks": ranks, "batch": batch, "sequences_per_second": rate}
@@ -221,10 +240,12 @@ def _shared_cores(logs: Sequence[calibration.Measured], ranks: int, batch: int |
 def _simulated(ranks: int, given: Given, as_json: bool) -> int:
     each = given.batch_per_gpu or (8 if given.batch is None else given.batch // ranks)
     if not 1 <= each <= 1024:
-        raise UserError("--batch-per-gpu", f"{each} sequences a rank are not simulated", "Give 1 to 1024")
+        raise UserError(
+            "config.range", "--batch-per-gpu", f"{each} sequences a rank are not simulated", "Give 1 to 1024"
+        )
     if ranks % given.per_node:
         reason = f"{ranks} is no multiple of the {given.per_node} GPUs of a node"
-        raise UserError("--simulate-ranks", reason, "Give a multiple")
+        raise UserError("config.conflict", "--simulate-ranks", reason, "Give a multiple")
     found = simulate.balances(ranks, each, given.per_node)
     sent = simulate.traffic(given.shape.config.num_parameters, ranks, given.per_node)
     if as_json:

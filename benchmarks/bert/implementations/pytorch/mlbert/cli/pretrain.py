@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 
 LEAST_MINUTES, MOST_MINUTES, USUAL_MINUTES = 0.05, 525_600.0, 30.0
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -60,13 +60,15 @@ def pretrain(
 
         return mosaic(texts[0], [str(word) for word in texts[1:]])
     if out is None:
-        raise UserError("--out", "is not given", "Name a folder for the model: --out DIR")
+        raise UserError("config.missing", "--out", "is not given", "Name a folder for the model: --out DIR")
     seconds = _seconds(minutes, hours)
     if start is not None and (vocab is not None or cased or size is not Size.auto):
-        raise UserError("--from", "brings its vocabulary and size", "Leave --vocab, --cased and --size out")
+        raise UserError(
+            "config.conflict", "--from", "brings its vocabulary and size", "Leave --vocab, --cased and --size out"
+        )
     if vocab is not None and cased:
         remedy = 'Leave --cased out, and put a tokenizer_config.json with "do_lower_case": false beside the vocabulary'
-        raise UserError("--cased", "is for a new vocabulary", remedy)
+        raise UserError("config.conflict", "--cased", "is for a new vocabulary", remedy)
     from mlbert.cli.own_text.run import Asked  # torch takes a second
     from mlbert.cli.own_text.run import pretrain as run
 
@@ -75,10 +77,10 @@ def pretrain(
 
 def _seconds(minutes: float | None, hours: float | None) -> float:
     if minutes is not None and hours is not None:
-        raise UserError("--minutes and --hours", "are both given", "Give one of them")
+        raise UserError("config.conflict", "--minutes and --hours", "are both given", "Give one of them")
     name, told = ("--hours", hours) if hours is not None else ("--minutes", minutes)
     wanted = USUAL_MINUTES if told is None else told * (60.0 if hours is not None else 1.0)
     if not LEAST_MINUTES <= wanted <= MOST_MINUTES:
         remedy = f"Give {LEAST_MINUTES:g} minutes to a year ({MOST_MINUTES:,.0f} minutes)"
-        raise UserError(f"{name} {told:g}", "is no time to train", remedy)
+        raise UserError("config.range", f"{name} {told:g}", "is no time to train", remedy)
     return 60.0 * wanted

@@ -17,11 +17,11 @@ from rich.console import Console
 
 from mlbert.cli.launch import local_command
 from mlbert.cli.output import new_table, safe, standard_output
-from mlbert.core.config import environment
-from mlbert.core.errors import UserError
-from mlbert.core.provenance import TENSORFLOW2, tree_root
+from mlbert.config.sections import settings_by_env
 from mlbert.core.rules import UNVERIFIED
-from mlbert.core.settings import settings_by_env
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from mlbert.host.provenance import TENSORFLOW2, tree_root
 from mlbert.submission.agreement import Row, judge, remarks
 from mlbert.submission.compare import alike
 from mlbert.submission.logs import Log, read_log
@@ -48,7 +48,7 @@ def repeat_command(
     number = _seed(seed, old)
     if number != old.value("seed") and len(siblings) < FEWEST_RUNS:
         reason = f"with {len(siblings)} runs of these settings beside the log nothing tells how far runs are apart"
-        raise UserError("--seed", reason, "Leave it out")
+        raise UserError("config.conflict", "--seed", reason, "Leave it out")
     console = standard_output()
     with code_of(old, tree_root(), exact) as (code, note), _folder(out) as folder:
         plan = make_plan(old, folder, data, number, code)
@@ -69,7 +69,9 @@ def _seed(word: str, log: Log) -> int:
     if word == _SAME:
         return int(log.value("seed"))
     if not word.isdecimal() or int(word) > _LARGEST_SEED:
-        raise UserError("--seed", f"{word!r} is neither {_SAME} nor a number from 0 to {_LARGEST_SEED}", "Give one")
+        raise UserError(
+            "config.value", "--seed", f"{word!r} is neither {_SAME} nor a number from 0 to {_LARGEST_SEED}", "Give one"
+        )
     return int(word)
 
 
@@ -81,11 +83,13 @@ def _folder(out: Path | None) -> Iterator[Path]:
             yield Path(temporary)
         return
     if out.exists():
-        raise UserError(out, "is there already", "Name a new folder with --out")
+        raise UserError("file.exists", out, "is there already", "Name a new folder with --out")
     try:
         out.mkdir(parents=True)
     except OSError as error:
-        raise UserError(out, f"cannot be made ({error.strerror})", "Name another folder with --out") from None
+        raise UserError(
+            "file.unwritable", out, f"cannot be made ({error.strerror})", "Name another folder with --out"
+        ) from None
     try:
         yield out.resolve()
     except (KeyboardInterrupt, UserError):
@@ -110,14 +114,18 @@ def _train(plan: Plan, code: Path, folder: Path) -> Log:
             process.wait()
         raise
     if status < 0 or status >= 128:
-        raise UserError("the repeated run", f"was ended by a signal (status {status})", "Start it again")
+        raise UserError(
+            "program.failed", "the repeated run", f"was ended by a signal (status {status})", "Start it again"
+        )
     log = folder / "result_0.txt"
     new = read_log(log) if log.is_file() else None
     if new is None or new.status is None:
-        raise UserError("the repeated run", f"did not end (status {status})", "Its words above tell why")
+        raise UserError(
+            "program.failed", "the repeated run", f"did not end (status {status})", "Its words above tell why"
+        )
     stop = new.first("run_stop")
     if stop is not None and (reason := (stop.metadata or {}).get("reason")):  # not a limit, which gives none
-        raise UserError("the repeated run", f"broke off ({reason})", "Its words above tell why")
+        raise UserError("program.failed", "the repeated run", f"broke off ({reason})", "Its words above tell why")
     return new
 
 

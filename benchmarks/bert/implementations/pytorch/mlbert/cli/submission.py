@@ -12,8 +12,8 @@ from rich.table import Table
 
 from mlbert.cli import compare
 from mlbert.cli.output import new_table, printable, safe, standard_output, write_page
-from mlbert.core.errors import UserError
-from mlbert.core.provenance import tree_root
+from mlbert.host.errors import UserError
+from mlbert.host.provenance import tree_root
 from mlbert.submission import official
 from mlbert.submission.check import check
 from mlbert.submission.describe import describe_system, write_description
@@ -103,7 +103,7 @@ def trace_command(
 
 def _tree(given: Path | None) -> Path:
     if given is not None and not given.is_dir():
-        raise UserError("--tree", f"{given} is no folder", "Name the root of a tree")
+        raise UserError("file.missing", "--tree", f"{given} is no folder", "Name the root of a tree")
     return (given or tree_root()).resolve()
 
 

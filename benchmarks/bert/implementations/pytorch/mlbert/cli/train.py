@@ -5,33 +5,41 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
-from mlbert import recipes
-from mlbert.cli.checks import check_run
-from mlbert.core.config import CommandLine, Resolved, check_exports, environment, peek, resolve, split_arguments
-from mlbert.core.errors import UserError
+from mlbert.config.resolution import CommandLine, Resolved, peek, resolve, split_arguments
+from mlbert.config.sections import settings_by_key
+from mlbert.config.sources import check_exports
+from mlbert.config.words import REQUIRED, default_words, missing
 from mlbert.core.plan import make_plan, planned_world_size
-from mlbert.core.setting import Setting
-from mlbert.core.setting_words import REQUIRED, default_words, missing
-from mlbert.core.settings import train_settings
+from mlbert.core.rules import INITIAL_MLM_ACCURACY
+from mlbert.dist.config import DistributedConfig
 from mlbert.dist.lifecycle import exit_status
-from mlbert.dist.world import World
-from mlbert.train.evaluate_only import BENCHMARK_INITIAL_ACCURACY, evaluate_only
-from mlbert.train.experiment import run_experiment
+from mlbert.dist.place import Place
+from mlbert.feed.config import DataConfig
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from mlbert.models.config import ModelConfig
+from mlbert.optim.config import ScheduleConfig
+from mlbert.recipes.registry import RECIPES, find
+from mlbert.submission.config import SubmissionConfig
+from mlbert.train.config import EvaluationConfig, RunConfig
+
+if TYPE_CHECKING:
+    from mlbert.dist.world import World
 
 EVALUATE_ONLY_HELP = (
     "Print the masked-LM accuracy of INIT_CHECKPOINT on EVALDIR and stop: no training set, no MLPerf log. The "
-    f"benchmark's checkpoint on the benchmark's evaluation samples must read {BENCHMARK_INITIAL_ACCURACY}."
+    f"benchmark's checkpoint on the benchmark's evaluation samples must read {INITIAL_MLM_ACCURACY}."
 )
 
 
 class _Train(TyperCommand):
-    """Help and completion are Typer's; the words of a call are read by `mlbert.core.config.split_arguments`."""
+    """Help and completion are Typer's; the words of a call are read by `mlbert.config.resolution.split_arguments`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keeps the words as they are."""
@@ -52,36 +60,65 @@ def _run(args: Sequence[str]) -> int:
     speed = _take_speed(words)
     print_config = "--print-config" in words
     if speed is not None and not print_config:
-        raise UserError("--samples-per-second", "is for the estimate of --print-config", "Give both, or neither")
-    settings = [word for word in words if word not in ("--print-config", "--evaluate-only")]
+        raise UserError(
+            "config.conflict", "--samples-per-second", "is for the estimate of --print-config", "Give both, or neither"
+        )
+    line = [word for word in words if word not in ("--print-config", "--evaluate-only")]
+    place = Place.identify(environment())
+    if print_config and place.world_size == 1:
+        return _print_plan(resolve_run(split_arguments(line)), place, speed)
+    from mlbert.dist.world import World
+    from mlbert.train.evaluate_only import evaluate_only
+
     world = World.identify(environment())
 
     def resolve_settings() -> Resolved:
-        resolved = resolve_run(split_arguments(settings))
-        world.meeting.set_join_timeout(resolved.config.join_timeout)  # this first roll call waits as long, too
+        resolved = resolve_run(split_arguments(line))
+        # This first roll call waits as long, too.
+        world.meeting.set_join_timeout(resolved.config[DistributedConfig].join_timeout)
         return resolved
 
     resolved = world.meeting.agree("settings", resolve_settings)
     console = Console(quiet=world.rank != 0)
-    _print_config(console, resolved)
     if print_config:
-        # Outside a launcher the question is about the job that the sourced config describes.
-        ranks = world.world_size if world.world_size > 1 else planned_world_size(environment()) or 1
-        plan = make_plan(resolved.config, ranks, environment(), speed)
-        _print_lines(console, ["plan:", *plan.lines, *(f"warning: {warning}" for warning in plan.warnings)])
-        recipe = recipes.load(resolved.config.recipe)
-        check_run(resolved.config, recipe, lambda text: _print_lines(console, [text]))
-        return 0
+        return _print_plan(resolved, world, speed)
+    _print_config(console, resolved)
     if "--evaluate-only" in words:
-        evaluate_only(resolved.config, recipes.load(resolved.config.recipe), world, console)
+        evaluate_only(resolved.config, resolved.recipe, world, console)
         return 0
     return _train(resolved, world, console)
 
 
+def _print_plan(resolved: Resolved, place: Place, speed: float | None) -> int:
+    """Print settings, plan and checks, and return the exit status."""
+    from mlbert.cli.checks import check_run
+
+    console = Console(quiet=place.rank != 0)
+    _print_config(console, resolved)
+    # Outside a launcher the question is about the job that the sourced config describes.
+    ranks = place.world_size if place.world_size > 1 else planned_world_size(environment()) or 1
+    config = resolved.config
+    plan = make_plan(
+        config[DataConfig],
+        config[ModelConfig],
+        config[ScheduleConfig],
+        config[DistributedConfig],
+        config[EvaluationConfig],
+        config[RunConfig],
+        config[SubmissionConfig],
+        ranks,
+        environment(),
+        speed,
+    )
+    _print_lines(console, ["plan:", *plan.lines, *(f"warning: {warning}" for warning in plan.warnings)])
+    check_run(config, resolved.recipe, place.local_world_size, lambda text: _print_lines(console, [text]))
+    return 0
+
+
 def run_resolved(resolved: Resolved, world: World, notes: Sequence[str] = ()) -> int:
-    """Prints a configuration and notes about it, trains, and returns the exit status: for programs with YAML of their
+    """Print a configuration and notes about it, train, and return the exit status: for programs with YAML of their
     own."""
-    world.meeting.set_join_timeout(resolved.config.join_timeout)
+    world.meeting.set_join_timeout(resolved.config[DistributedConfig].join_timeout)
     console = Console(quiet=world.rank != 0)
     _print_config(console, resolved)
     _print_lines(console, list(notes))
@@ -89,7 +126,9 @@ def run_resolved(resolved: Resolved, world: World, notes: Sequence[str] = ()) ->
 
 
 def _train(resolved: Resolved, world: World, console: Console) -> int:
-    outcome = run_experiment(resolved, recipes.load(resolved.config.recipe), world, console)
+    from mlbert.train.experiment import run_experiment
+
+    outcome = run_experiment(resolved, world, console)
     state = outcome.state
     console.print(
         f"{outcome.status}: {outcome.reason}; accuracy {state.accuracy:.4f} after {state.samples} samples, "
@@ -102,22 +141,21 @@ def _train(resolved: Resolved, world: World, console: Console) -> int:
 
 
 def resolve_run(line: CommandLine) -> Resolved:
-    """Resolves in two steps: first the recipe's name, then everything on top of that recipe's defaults."""
-    name = peek("recipe", None, line.flags, line.yaml_files, line.overrides)
+    """Resolve in two steps: first the recipe's name, then everything on top of that recipe's defaults."""
+
+    def look(key: str) -> str | None:
+        return peek(key, None, line.flags, line.yaml_files, line.overrides)
+
+    name = look("recipe")
     if name is None:
-        raise missing(_absent(line), environment().get("CONFIG_FILE", ""))
+        needed = [one for one in settings_by_key().values() if all(recipe.requires(one) for recipe in RECIPES.values())]
+        absent = [one for one in needed if not look(one.key)]
+        raise missing([settings_by_key()["recipe"], *absent], environment().get("CONFIG_FILE", ""))
     config_file = environment().get("CONFIG_FILE")
     if config_file:
         check_exports(Path(config_file))
-    return resolve(recipes.load(name).DEFAULTS, None, line.flags, line.yaml_files, line.overrides)
-
-
-def _absent(line: CommandLine) -> list[Setting]:
-    """RECIPE, and what no recipe has a default for and nobody gives."""
-    known = [recipes.load(name).DEFAULTS for name in recipes.names()]
-    rows = [row for row in train_settings().values() if not row.optional and not any(row.name in one for one in known)]
-    absent = [row for row in rows if not peek(row.name, None, line.flags, line.yaml_files, line.overrides)]
-    return [train_settings()["recipe"], *absent]
+    readers = list(RECIPES.values())
+    return resolve(find(name, look), None, line.flags, line.yaml_files, line.overrides, readers=readers)
 
 
 def _print_config(console: Console, resolved: Resolved) -> None:
@@ -145,7 +183,9 @@ def _take_speed(words: list[str]) -> float | None:
         except ValueError:
             speed = 0.0
         if not 0 < speed < float("inf"):
-            raise UserError(name, f"{value!r} is not a number above 0", "Give the speed that a run reported")
+            raise UserError(
+                "config.value", name, f"{value!r} is not a number above 0", "Give the speed that a run reported"
+            )
         return speed
     return None
 
@@ -172,10 +212,11 @@ def _described() -> Callable[..., None]:
             typer.Option("--samples-per-second", help="Measured speed, for --print-config.", metavar="VALUE"),
         ),
     ]
-    defaults = {name: recipes.load(name).DEFAULTS for name in recipes.names()}
-    for name, row in train_settings().items():
+    for name, row in settings_by_key().items():
+        if not any(recipe.reads(row) for recipe in RECIPES.values()):
+            continue  # TensorFlow's
         unit = f" [{row.unit}]" if row.unit else ""
-        default = default_words(row, defaults)
+        default = default_words(row, RECIPES.values())
         told = default if default.startswith(REQUIRED) else f"default: {default}"
         text = f"{row.meaning}{unit} ({row.type_name}; export {row.env}; {told})"
         options.append((name, str | None, typer.Option(row.flag, help=text, metavar="VALUE", show_default=False)))

@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import VOCABULARY
 from mlbert.core.checkpoint_state import Report, Shape, parameter_shapes
-from mlbert.core.errors import UserError
-from mlbert.core.files import fsync_path, read_plain
-from mlbert.core.json_files import read_json
-from mlbert.models import BertConfig
+from mlbert.host.errors import UserError
+from mlbert.host.files import fsync_path, read_plain
+from mlbert.host.json_files import read_json
 from mlbert.models.bert import initialize_parameter
 from mlbert.models.files import check_target, new_path, read_safetensors, save_safetensors
 from mlbert.models.renaming import own_state
@@ -46,7 +46,7 @@ def find_shape(config: Path | None, folder: Path) -> BertConfig:
     """The shape from ``--config``, or from the ``bert_config.json`` beside the checkpoint; UserError without either."""
     path = config or folder / CONFIG
     if config is None and not path.exists():
-        raise UserError(path, "does not exist", "Name the checkpoint's bert_config.json with --config")
+        raise UserError("file.missing", path, "does not exist", "Name the checkpoint's bert_config.json with --config")
     return BertConfig.from_json(path)
 
 
@@ -88,7 +88,12 @@ def _refuse_cut_vocabulary(checkpoint: Checkpoint) -> None:
     path, most = checkpoint.folder / TOKENIZER_FILES[0], checkpoint.shape.vocab_size
     if path.is_file() and (entries := len(read_plain(path, "Restore it").splitlines())) > most:
         reason = f"has {entries} entries, the model only {most}"
-        raise UserError(path, reason, "Set vocab_size of its bert_config.json right, or put the right vocabulary there")
+        raise UserError(
+            "vocabulary.mismatch",
+            path,
+            reason,
+            "Set vocab_size of its bert_config.json right, or put the right vocabulary there",
+        )
 
 
 def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:

@@ -12,7 +12,7 @@ from mlbert.convert.common import Checkpoint, find_shape, read_own, with_heads, 
 from mlbert.convert.tensorflow_checkpoint import read_tf1
 from mlbert.core.checkpoint_names import WORD_EMBEDDINGS, parameter_names
 from mlbert.core.checkpoint_state import Report
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.models.files import check_target, write_pt
 from mlbert.models.foreign import read_nvidia_pt
 from mlbert.models.huggingface import obstacle
@@ -43,7 +43,7 @@ def _write(checkpoint: Checkpoint, target: Path) -> Report:
     shape = checkpoint.shape
     why_not = obstacle(shape) or (None if shape.tie_word_embeddings else "its BERT has no decoder of its own")
     if why_not:
-        raise UserError("NVIDIA", why_not, "Keep the weights in our own form")
+        raise UserError("model.unsupported", "NVIDIA", why_not, "Keep the weights in our own form")
     state = padded(checkpoint.state, shape)
     content = {name: state[name] for name in parameter_names(shape.num_hidden_layers)}
     content["cls.predictions.decoder.weight"] = content[WORD_EMBEDDINGS]

@@ -13,8 +13,8 @@ import torch
 
 from mlbert.convert.common import Checkpoint, find_shape, write_own
 from mlbert.core.checkpoint_state import Report
-from mlbert.core.config import environment
-from mlbert.core.errors import UserError
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
 from mlbert.models.files import check_target
 from mlbert.store.tensorflow_variables import REMEDY, read_variables, without_suffix
 
@@ -43,7 +43,7 @@ def _read(prefix: Path, config: Path | None, object_based: bool) -> Checkpoint:
     shape = find_shape(config, prefix.parent)
     index = prefix.with_name(f"{prefix.name}.index")
     if not index.is_file():
-        raise UserError(index, "does not exist", REMEDY)
+        raise UserError("file.missing", index, "does not exist", REMEDY)
     tf = _tensorflow(prefix)
     arrays, report = read_variables(tf.train.load_checkpoint, str(prefix), shape, object_based)
     state = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -58,7 +58,9 @@ def _tensorflow(prefix: Path) -> Any:
         with _no_notices():
             return importlib.import_module("tensorflow")
     except ImportError:
-        raise UserError(prefix, "needs TensorFlow to be read", "Run: pip install mlbert[tf]") from None
+        raise UserError(
+            "package.missing", prefix, "needs TensorFlow to be read", "Run: pip install mlbert[tf]"
+        ) from None
 
 
 @contextmanager

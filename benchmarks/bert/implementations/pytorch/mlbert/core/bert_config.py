@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_type_hints
 
-from mlbert.core.config_files import nearest
-from mlbert.core.errors import UserError
-from mlbert.core.json_files import read_json, reason_against
-from mlbert.core.setting import Limits
+from pydantic import Field, create_model
+
+from mlbert.host.errors import UserError
+from mlbert.host.json_files import read_json
+from mlbert.host.names import nearest
+from mlbert.host.schema import Document, parse_model
 
 VOCAB_MULTIPLE = 8
 
 
 # Above the largest published models, below what a slip of the keyboard makes.
-_Size = Annotated[int, Limits(at_least=1, at_most=2**18)]
-_Count = Annotated[int, Limits(at_least=1, at_most=1024)]
-_Share = Annotated[float, Limits(at_least=0, below=1)]
-_Small = Annotated[float, Limits(above=0, below=1)]
+_Size = Annotated[int, Field(ge=1, le=2**18)]
+_Count = Annotated[int, Field(ge=1, le=1024)]
+_Share = Annotated[float, Field(ge=0, lt=1)]
+_Small = Annotated[float, Field(gt=0, lt=1)]
 _BOOLEANS = {"true": True, "false": False}
 # What the benchmark's file does not know; written only where it differs from a plain BERT.
 _OPTIONS = ("position_embedding_type", "rope_theta", "norm_position", "gated_mlp", "tie_word_embeddings")
@@ -50,27 +54,26 @@ class BertConfig:
     intermediate_size: _Size
     max_position_embeddings: _Size = 512
     type_vocab_size: _Count = 2
-    hidden_act: Annotated[str, Limits(choices=("gelu", "gelu_erf"))] = "gelu"
+    hidden_act: Literal["gelu", "gelu_erf"] = "gelu"
     hidden_dropout_prob: _Share = 0.1
     attention_probs_dropout_prob: _Share = 0.1
     initializer_range: _Small = 0.02
     layer_norm_eps: _Small = 1e-12
-    position_embedding_type: Annotated[str, Limits(choices=("absolute", "alibi", "rotary"))] = "absolute"
-    rope_theta: Annotated[float, Limits(above=1, at_most=1e9)] = 10_000.0
-    norm_position: Annotated[str, Limits(choices=("post", "pre"))] = "post"
+    position_embedding_type: Literal["absolute", "alibi", "rotary"] = "absolute"
+    rope_theta: Annotated[float, Field(gt=1, le=1e9)] = 10_000.0
+    norm_position: Literal["post", "pre"] = "post"
     gated_mlp: bool = False
     tie_word_embeddings: bool = True
 
     def __post_init__(self) -> None:
-        if why_not := reason_against(type(self), vars(self)):
-            raise UserError("bert_config", why_not, "Compare with configs/base.json")
+        _check(vars(self), "bert_config")
         if self.hidden_size % self.num_attention_heads:
             heads = f"num_attention_heads {self.num_attention_heads}"
             reason = f"hidden_size {self.hidden_size} is not a multiple of {heads}"
-            raise UserError("bert_config", reason, "Change one of the two")
+            raise UserError("model.shape", "bert_config", reason, "Change one of the two")
         if self.is_rotary and not (self.norm_position == "pre" and self.gated_mlp and self.head_size % 2 == 0):
             reason = "rotary positions come with norm_position pre, gated_mlp true and heads of an even size"
-            raise UserError("bert_config", reason, "Change the one or the other")
+            raise UserError("model.shape", "bert_config", reason, "Change the one or the other")
 
     @property
     def is_rotary(self) -> bool:
@@ -132,12 +135,11 @@ class BertConfig:
     def from_json(cls, path: Path) -> BertConfig:
         """Reads ``bert_config.json``. Raises UserError: it cannot be read, or names the key at fault."""
         values = read_json(Path(path), "Give the bert_config.json of a BERT")
-        if why_not := reason_against(cls, values):
-            raise UserError(path, why_not, "Compare with configs/base.json")
+        _check(values, path)
         try:
             return cls(**values)
         except UserError as error:
-            raise UserError(path, error.reason, error.remedy) from None
+            raise UserError(error.code, path, error.problem, error.remedy) from None
 
     def with_options(self, text: str | None) -> BertConfig:
         """The shape with other values, ``"gated_mlp=true num_hidden_layers=6"``; None: none.
@@ -150,25 +152,41 @@ class BertConfig:
         for word in (text or "").split():
             name, equals, value = word.partition("=")
             if not equals:
-                raise UserError(subject, f"{word!r} is not name=value", "Write name=value with blanks between")
+                raise UserError(
+                    "config.value", subject, f"{word!r} is not name=value", "Write name=value with blanks between"
+                )
             if name not in kinds:
                 near = nearest(name, kinds)
                 hint = f"The nearest known one is {near}" if near else f"Known ones: {', '.join(kinds)}"
-                raise UserError(subject, f"{name!r} is unknown", hint)
+                raise UserError("config.unknown-name", subject, f"{name!r} is unknown", hint)
             if name in changes:
-                raise UserError(subject, f"{name!r} is there twice", "Leave one of them out")
+                raise UserError("config.duplicate", subject, f"{name!r} is there twice", "Leave one of them out")
             try:
                 changes[name] = _BOOLEANS[value.lower()] if kinds[name] is bool else kinds[name](value)
             except (KeyError, ValueError):
                 kind = {bool: "true or false", int: "an integer", float: "a number"}[kinds[name]]
-                raise UserError(subject, f"{name} is {value!r}", f"Give {kind}") from None
+                raise UserError("config.value", subject, f"{name} is {value!r}", f"Give {kind}") from None
         try:
             return replace(self, **changes)  # type: ignore[arg-type]
         except UserError as error:
-            raise UserError(subject, error.reason, error.remedy) from None
+            raise UserError(error.code, subject, error.problem, error.remedy) from None
 
     def to_json(self) -> str:
         """The configuration as JSON text with a trailing newline; options that leave a plain BERT are left out."""
         defaults = {f.name: f.default for f in fields(self)}
         values = {k: v for k, v in asdict(self).items() if k not in _OPTIONS or v != defaults[k]}
         return json.dumps(values, indent=2, sort_keys=True) + "\n"
+
+
+def _check(values: Mapping[str, Any], subject: Path | str) -> None:
+    """Raise UserError: a value is missing, wrong or unknown."""
+    parse_model(_schema(), values, subject, "Compare with configs/base.json", "model.shape")
+
+
+@cache
+def _schema() -> type[Document]:
+    """Return `BertConfig` as a model that only checks: a 0 must not become 0.0, which old runs did not record."""
+    hints = get_type_hints(BertConfig, include_extras=True)
+    defaults = {f.name: ... if f.default is MISSING else f.default for f in fields(BertConfig)}
+    known: dict[str, Any] = {name: (hints[name], default) for name, default in defaults.items()}
+    return create_model("Shape", __base__=Document, __cls_kwargs__={"extra": "forbid"}, **known)

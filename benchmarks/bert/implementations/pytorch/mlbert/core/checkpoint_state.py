@@ -16,7 +16,7 @@ import numpy as np
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import PREDICTION_BIAS, TIED, VOCABULARY, own_torch_names, parameter_names
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 
 Shape = tuple[int, ...]
 
@@ -159,7 +159,8 @@ def own_state(
         own = tuple(part if part in known else TIED.get(part, part) for part in names)
         if not all(part in known for part in own):
             if own[0].startswith(ENCODER) and not name.endswith(("_extra_state", "_ids")):  # the latter are buffers
-                raise UserError(source, f"{name} has no place in a BERT of this shape", OTHER_CONFIG)
+                problem = f"{name} has no place in a BERT of this shape"
+                raise UserError("checkpoint.shape", source, problem, OTHER_CONFIG)
             report.dropped[name] = "no such parameter"
             continue
         tensor = tensors[name]
@@ -176,13 +177,19 @@ def own_state(
             elif bool((state[part] == piece).all()):
                 report.dropped[name] = f"tied to {part}" if names[0] in TIED else f"the same as {came_from[part]}"
             else:
-                raise UserError(source, f"{name} and {came_from[part]} differ", "The model has one tensor for both")
-    for own_name in (name for name in known if name not in state):
-        name = (spelling or {}).get(own_name, own_name)
-        if own_name.startswith(ENCODER):
-            raise UserError(source, f"tensor {name} is missing", ANOTHER)
-        report.missing[name] = "initialised"
+                problem = f"{name} and {came_from[part]} differ"
+                raise UserError("checkpoint.damaged", source, problem, "The model has one tensor for both")
+    report.missing.update(_missing([name for name in known if name not in state], spelling or {}, source))
     return state, report
+
+
+def _missing(own_names: Sequence[str], spelling: Mapping[str, str], source: str) -> dict[str, str]:
+    """Return what becomes of these parameters, by the checkpoint's names. Raises UserError: the encoder needs one."""
+    for own_name in own_names:
+        if own_name.startswith(ENCODER):
+            problem = f"tensor {spelling.get(own_name, own_name)} is missing"
+            raise UserError("checkpoint.incomplete", source, problem, ANOTHER)
+    return {spelling.get(name, name): "initialised" for name in own_names}
 
 
 def _refuse_other_feed_forward(own: set[str], shape: BertConfig, source: str) -> None:
@@ -190,7 +197,9 @@ def _refuse_other_feed_forward(own: set[str], shape: BertConfig, source: str) ->
     inner = {name.rsplit(".", 1)[1] for name in own if ".intermediate.dense." in name}
     kinds = {True: "a MosaicBERT (gated feed-forward layers)", False: "a plain BERT"}
     if inner and (is_gated := "bias" not in inner) != shape.gated_mlp:
-        raise UserError(source, f"is {kinds[is_gated]}, the model is {kinds[shape.gated_mlp]}", OTHER_CONFIG)
+        raise UserError(
+            "checkpoint.shape", source, f"is {kinds[is_gated]}, the model is {kinds[shape.gated_mlp]}", OTHER_CONFIG
+        )
 
 
 def _pieces(tensor: Any, count: int) -> list[Any]:
@@ -218,16 +227,21 @@ def _fitted(
     _check_shape(name, tensor, wanted, source)
     tensor = float32(tensor)
     if tensor is None:
-        raise UserError(source, f"{name} holds no floating-point numbers", ANOTHER)
+        raise UserError("checkpoint.damaged", source, f"{name} holds no floating-point numbers", ANOTHER)
     if not bool((abs(tensor) < math.inf).all()):
-        raise UserError(source, f"{name} holds numbers that are not finite", "Take a checkpoint from before that")
+        raise UserError(
+            "checkpoint.damaged",
+            source,
+            f"{name} holds numbers that are not finite",
+            "Take a checkpoint from before that",
+        )
     return tensor[: shape.vocab_size] if vocabulary else tensor
 
 
 def _check_shape(name: str, tensor: Any, wanted: list[int], source: str) -> None:
     if list(tensor.shape) != wanted:
         reason = f"{name} has shape {list(tensor.shape)}, the model wants {wanted}"
-        raise UserError(source, reason, OTHER_CONFIG)
+        raise UserError("checkpoint.shape", source, reason, OTHER_CONFIG)
 
 
 def check_unseen(found: BertConfig, shape: BertConfig, source: str) -> None:
@@ -236,4 +250,6 @@ def check_unseen(found: BertConfig, shape: BertConfig, source: str) -> None:
         theirs, ours = getattr(found, name), getattr(shape, name)
         if theirs != ours:
             remedy = f"Set MODEL_OPTIONS={name}={theirs}, or BERT_CONFIG to the checkpoint's"
-            raise UserError(source, f"is of a model with {name} {theirs}, BERT_CONFIG says {ours}", remedy)
+            raise UserError(
+                "checkpoint.shape", source, f"is of a model with {name} {theirs}, BERT_CONFIG says {ours}", remedy
+            )

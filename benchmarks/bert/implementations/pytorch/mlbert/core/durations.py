@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 
 UNITS = {
     "ba": "batches of all ranks, that is steps",
@@ -46,7 +46,7 @@ class Durations:
         units = [unit for unit in UNITS if unit != "dur" or self.max_steps is not None]
         remedy = f"Write a number and one of {', '.join(units)}, such as 1000ba"
         if match is None or match[2] not in units:
-            raise UserError(f"{name}={text}", "is no duration", remedy)
+            raise UserError("config.value", f"{name}={text}", "is no duration", remedy)
         number, unit = float(match[1].replace("_", "")), match[2]
         if unit == "dur":
             assert self.max_steps is not None
@@ -54,7 +54,7 @@ class Durations:
         else:
             steps = math.ceil(min(number / self._size(unit), 2 * _MOST_STEPS))  # 1e999 is infinite
         if not least <= steps <= _MOST_STEPS:
-            raise UserError(f"{name}={text}", f"is {steps} steps, not {least} to {_MOST_STEPS}", remedy)
+            raise UserError("config.range", f"{name}={text}", f"is {steps} steps, not {least} to {_MOST_STEPS}", remedy)
         return steps
 
     def _size(self, unit: str) -> float:

@@ -13,14 +13,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mlbert.core import native
-from mlbert.core.config import Resolved, environment
-from mlbert.core.errors import UserError
-from mlbert.core.machine import NONE, gpu_driver, processor_name
-from mlbert.core.provenance import command_line, git_state, package_versions, tree_relative, tree_root
+from mlbert.config.resolution import Resolved
 from mlbert.core.rules import BENCHMARK
-from mlbert.core.settings import TrainConfig
 from mlbert.core.starting_weights import name_weights
+from mlbert.feed.config import DataConfig
+from mlbert.host import native
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from mlbert.host.machine import NONE, gpu_driver, processor_name
+from mlbert.host.provenance import command_line, git_state, package_versions, tree_relative, tree_root
+from mlbert.models.config import ModelConfig
+from mlbert.optim.config import ScheduleConfig
+from mlbert.submission.config import SubmissionConfig
+from mlbert.train.config import EvaluationConfig, RunConfig
 
 Event = Callable[[str, Any], object]
 
@@ -80,11 +85,11 @@ def identify(resolved: Resolved, told: Told) -> Identity:
     Raises:
         UserError: a configuration file or the model shape cannot be read.
     """
-    config = resolved.config
-    shape = config.bert_config_file
+    model, run = resolved.config[ModelConfig], resolved.config[RunConfig]
+    shape = model.bert_config_file
     digests = {tree_relative(path): _sha256(path) for path in resolved.files}
     config_file, config_file_sha256 = next(iter(digests.items()), (NONE, NONE))
-    starting_weights, starting_weights_sha256 = name_weights(config.init_checkpoint)
+    starting_weights, starting_weights_sha256 = name_weights(model.init_checkpoint)
     commit, tree_modified = git_state(tree_root())
     environ = environment()
     runs = environ.get("NEXP", "")
@@ -93,9 +98,9 @@ def identify(resolved: Resolved, told: Told) -> Identity:
     return Identity(
         **{**given, "hosts": hosts},
         command=command_line(),
-        experiment=config.experiment,
+        experiment=run.experiment,
         experiments=int(runs) if runs.isdecimal() else None,
-        recipe=config.recipe,
+        recipe=resolved.recipe.name,
         config_file=config_file,
         config_file_sha256=config_file_sha256,
         config_parents={name: digest for name, digest in digests.items() if name != config_file},
@@ -161,37 +166,37 @@ def log_identity(event: Event, identity: Identity, resolved: Resolved) -> None:
     event("configuration", resolved.as_configuration())
 
 
-def log_ends(event: Event, config: TrainConfig) -> None:
+def log_ends(event: Event, evaluation: EvaluationConfig, schedule: ScheduleConfig, run: RunConfig) -> None:
     """Logs what a run is to reach, when it looks, and where it ends otherwise."""
-    event("target_accuracy", config.target_mlm_accuracy)
-    event("first_evaluation_samples", config.eval_iter_start_samples)
-    event("evaluation_interval_samples", config.eval_iter_samples)
-    event("evaluation_size", config.num_eval_examples)
-    event("max_steps", config.max_steps)
-    event("max_samples", config.max_samples_termination)
-    event("max_seconds", config.max_seconds)
+    event("target_accuracy", evaluation.target_metric)
+    event("first_evaluation_samples", evaluation.eval_iter_start_samples)
+    event("evaluation_interval_samples", evaluation.eval_iter_samples)
+    event("evaluation_size", evaluation.num_eval_examples)
+    event("max_steps", schedule.max_steps)
+    event("max_samples", run.max_samples_termination)
+    event("max_seconds", run.max_seconds)
 
 
-def log_submission(event: Event, config: TrainConfig) -> None:
+def log_submission(event: Event, submission: SubmissionConfig) -> None:
     """Logs what is submitted, by whom and where it belongs. Must precede init_stop."""
     event("submission_benchmark", BENCHMARK)
-    event("submission_org", config.submission_org)
-    event("submission_division", config.submission_division)
+    event("submission_org", submission.submission_org)
+    event("submission_division", submission.submission_division)
     event("submission_status", "research")
-    event("submission_platform", config.submission_platform)
+    event("submission_platform", submission.submission_platform)
 
 
-def log_batch_size(event: Event, config: TrainConfig, global_batch_size: int) -> None:
+def log_batch_size(event: Event, data: DataConfig, global_batch_size: int) -> None:
     """Logs the hyper-parameters that neither the optimizer nor the schedule has.
 
     ``global_batch_size``: sequences of one optimizer step over all ranks.
     """
     event("global_batch_size", global_batch_size)
-    event("gradient_accumulation_steps", config.gradient_accumulation_steps)
+    event("gradient_accumulation_steps", data.gradient_accumulation_steps)
 
 
 def _sha256(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Name a readable file") from None
+        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror})", "Name a readable file") from None

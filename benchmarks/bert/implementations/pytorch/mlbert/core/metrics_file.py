@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import open_plain
-from mlbert.core.json_files import parse_json
+from mlbert.host.errors import UserError
+from mlbert.host.files import open_plain
+from mlbert.host.json_files import parse_json
 
 _MOST_BYTES = 1 << 16  # of a line
 _KINDS = {
@@ -29,7 +29,7 @@ def read_points(path: Path) -> tuple[list[dict[str, Any]], int]:
                 points += [point] if point else []
                 foreign += not point and line.endswith(b"\n")
     except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Move it away") from None
+        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror})", "Move it away") from None
     return points, foreign
 
 

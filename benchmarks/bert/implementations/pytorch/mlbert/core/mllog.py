@@ -29,9 +29,9 @@ from typing import Any
 from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import open_plain
-from mlbert.core.provenance import tree_relative
+from mlbert.host.errors import UserError
+from mlbert.host.files import open_plain
+from mlbert.host.provenance import tree_relative
 
 __all__ = ["MLPerfLogger", "close_interrupted", "constants"]
 
@@ -195,7 +195,9 @@ class MLPerfLogger:
         try:
             yield
         except OSError as error:
-            raise UserError(str(self.path), f"cannot be written ({error.strerror})", "Free space on its disk") from None
+            raise UserError(
+                "file.unwritable", str(self.path), f"cannot be written ({error.strerror})", "Free space on its disk"
+            ) from None
 
 
 def close_interrupted(path: Path, root: Path, reason: str) -> bool:
@@ -205,7 +207,9 @@ def close_interrupted(path: Path, root: Path, reason: str) -> bool:
         with open_plain(path) as file:
             text = file.read().decode(errors="replace")
     except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Name the log of a run") from None
+        raise UserError(
+            "file.unreadable", path, f"cannot be read ({error.strerror})", "Name the log of a run"
+        ) from None
     if f'"{constants.RUN_START}"' not in text or f'"{constants.RUN_STOP}"' in text:
         return False
     if not text.endswith("\n"):
@@ -231,7 +235,9 @@ def _open_handler(path: Path, append: bool) -> _Handler:
         path.parent.mkdir(parents=True, exist_ok=True)
         return _Handler(path, mode="a" if append else "w", encoding="utf-8")
     except OSError as error:
-        raise UserError(path, f"cannot be written ({error.strerror})", "Choose a LOGDIR that is writable") from error
+        raise UserError(
+            "file.unwritable", path, f"cannot be written ({error.strerror})", "Choose a LOGDIR that is writable"
+        ) from error
 
 
 def _caller() -> CallSite:

@@ -14,10 +14,10 @@ from typing import IO, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mlbert.core.errors import UserError
 from mlbert.core.events import Events
 from mlbert.core.metrics_file import read_points
 from mlbert.core.progress import Limits, TrainState
+from mlbert.host.errors import UserError
 
 PLAIN_LINE_SECONDS = 5.0
 
@@ -133,7 +133,9 @@ class Monitor(Events):
             file.writelines(json.dumps(point) + "\n" for point in kept)
             file.flush()
         except OSError as error:
-            raise UserError(path, f"cannot be written ({error.strerror})", "Set LOGDIR to a writable folder") from None
+            raise UserError(
+                "file.unwritable", path, f"cannot be written ({error.strerror})", "Set LOGDIR to a writable folder"
+            ) from None
         return file
 
     def _fraction(self, state: TrainState, seconds: float) -> float:
@@ -174,4 +176,6 @@ class Monitor(Events):
             self._file.write(json.dumps(values) + "\n")
             self._file.flush()
         except OSError as error:
-            raise UserError(str(self.path), f"cannot be written ({error.strerror})", "Free space on its disk") from None
+            raise UserError(
+                "file.unwritable", str(self.path), f"cannot be written ({error.strerror})", "Free space on its disk"
+            ) from None

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.config_files import load_yaml, nearest
-from mlbert.core.errors import UserError
-from mlbert.core.provenance import tree_relative
+from mlbert.config.sources import load_yaml
+from mlbert.host.errors import UserError
+from mlbert.host.names import nearest
+from mlbert.host.provenance import tree_relative
 
 _WORD = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 
@@ -42,14 +43,16 @@ def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dic
     for word in words:
         match = _WORD.fullmatch(word)
         if match is None:
-            raise UserError(word, "is not of the form name=value", "Write for example model.name=mosaic_bert")
+            raise UserError(
+                "config.syntax", word, "is not of the form name=value", "Write for example model.name=mosaic_bert"
+            )
         _check(match[1], known, word)
     try:
         merged = OmegaConf.merge(tree, OmegaConf.from_dotlist(list(words)))
         content = OmegaConf.to_container(merged, resolve=True)
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         reason = f"cannot be resolved ({' '.join(str(error).split())})"
-        raise UserError(path, reason, "Give what ${...} names, or write the value") from None
+        raise UserError("config.file", path, reason, "Give what ${...} names, or write the value") from None
     given = {name.split("=", 1)[0] for name in words}
     found = {}
     for name, value in _leaves(content, "", known):
@@ -74,7 +77,7 @@ def _check(name: str, known: Collection[str], place: str) -> None:
         return
     near = nearest(name, [pattern for pattern in known if "*" not in pattern])
     hint = f"The nearest known one is {near}" if near else "Remove it"
-    raise UserError(place, f"{name} is an unknown name", hint)
+    raise UserError("config.unknown-name", place, f"{name} is an unknown name", hint)
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -13,12 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlbert.config.sources import parse_config_name
 from mlbert.core import rules
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.config_files import parse_config_name
-from mlbert.core.errors import UserError
-from mlbert.core.schedules import SCHEDULES
-from mlbert.core.settings import TrainConfig
+from mlbert.dist.config import DistributedConfig
+from mlbert.feed.config import DataConfig
+from mlbert.host.errors import UserError
+from mlbert.models.config import ModelConfig
+from mlbert.optim.config import SCHEDULE_SETTINGS, ScheduleConfig
+from mlbert.submission.config import SubmissionConfig
+from mlbert.train.config import EvaluationConfig, RunConfig
 
 _WALLTIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}
@@ -34,40 +38,50 @@ class Plan:
 
 
 def make_plan(
-    config: TrainConfig, world_size: int, environ: Mapping[str, str], samples_per_second: float | None = None
+    data: DataConfig,
+    model: ModelConfig,
+    schedule: ScheduleConfig,
+    distributed: DistributedConfig,
+    evaluation: EvaluationConfig,
+    run: RunConfig,
+    submission: SubmissionConfig,
+    world_size: int,
+    environ: Mapping[str, str],
+    samples_per_second: float | None = None,
 ) -> Plan:
     """The plan of one run, and of a job's NEXP runs.
 
     Args:
-        config: the resolved configuration.
+        data, model, schedule, distributed, evaluation, run, submission: the run's settings.
         world_size: ranks.
         environ: exports of launchers: DGXNNODES, DGXNGPU, NEXP, WALLTIME, CONFIG_FILE.
         samples_per_second: training speed of all ranks together, as measured; ``None`` when unknown.
     """
-    batch = rules.global_batch_size(config.train_batch_size, world_size, config.average_packing_rate)
-    limit = min(config.max_steps * batch, config.max_samples_termination)
+    batch = rules.global_batch_size(data.train_batch_size, world_size, data.average_packing_rate)
+    limit = min(schedule.max_steps * batch, run.max_samples_termination)
     point = rules.reference_point(batch)
-    end = _decay_samples(config, batch)
-    expected, why = _expected_samples(config, point, end, limit)
-    warmup = f"warm-up of {config.num_warmup_steps} from step {config.start_warmup_step}"
+    end = _decay_samples(schedule, batch)
+    expected, why = _expected_samples(evaluation, point, end, limit)
+    warmup = f"warm-up of {schedule.num_warmup_steps} from step {schedule.start_warmup_step}"
     lines = [
-        f"global_batch_size {batch} = BATCHSIZE {config.train_batch_size} x {world_size} ranks "
-        f"x PACKING_FACTOR {config.average_packing_rate:g}",
-        f"schedule: {config.max_steps} steps of about {batch} samples, "
-        f"{warmup if config.num_warmup_steps else 'no warm-up'}; training ends after {limit:,} samples at the latest",
-        f"evaluation: first after {config.eval_iter_start_samples:,} samples, then every {config.eval_iter_samples:,}, "
-        f"on {_number_or_all(config.num_eval_examples)}; closed division: every {rules.eval_interval(batch):,}, "
-        f"on {rules.NUM_EVAL_SAMPLES:,}",
+        f"global_batch_size {batch} = BATCHSIZE {data.train_batch_size} x {world_size} ranks "
+        f"x PACKING_FACTOR {data.average_packing_rate:g}",
+        f"schedule: {schedule.max_steps} steps of about {batch} samples, "
+        f"{warmup if schedule.num_warmup_steps else 'no warm-up'}; training ends after {limit:,} samples at the latest",
+        f"evaluation: first after {evaluation.eval_iter_start_samples:,} samples, "
+        f"then every {evaluation.eval_iter_samples:,}, on {_number_or_all(evaluation.num_eval_examples)}; "
+        f"closed division: every {rules.eval_interval(batch):,}, on {rules.NUM_EVAL_SAMPLES:,}",
         f"reference convergence point: {_point_words(batch, point)}",
-        f"expected samples: {_expected_words(config, expected, why)}",
-        *_decay_lines(config, end),
-        f"communication: {_communication_words(config, world_size, environ)}",
+        f"expected samples: {_expected_words(evaluation, expected, why)}",
+        *_decay_lines(schedule, evaluation, end),
+        f"communication: {_communication_words(model, distributed, world_size, environ)}",
     ]
-    time_lines, time_warnings = _time(config, environ, expected, limit, samples_per_second)
+    time_lines, time_warnings = _time(run, environ, expected, limit, samples_per_second)
+    closed = _closed_warnings(data, model, evaluation, batch, limit, point)
     warnings = [
-        *_shape_warnings(config, world_size, environ),
-        *_schedule_warnings(config, batch, limit),
-        *(_closed_warnings(config, batch, limit, point) if config.submission_division == "closed" else []),
+        *_shape_warnings(data, world_size, environ),
+        *_schedule_warnings(schedule, evaluation, batch, limit),
+        *(closed if submission.submission_division == "closed" else []),
         *time_warnings,
     ]
     return Plan((*lines, *time_lines), tuple(warnings))
@@ -89,7 +103,9 @@ def walltime_minutes(text: str) -> float:
     """
     match = _WALLTIME.fullmatch(text.strip())
     if match is None:
-        raise UserError("WALLTIME", f"'{text}' is no time limit of sbatch", "Give minutes, or H:M:S, or D-H:M:S")
+        raise UserError(
+            "config.value", "WALLTIME", f"'{text}' is no time limit of sbatch", "Give minutes, or H:M:S, or D-H:M:S"
+        )
     days, *parts = (None if part is None else int(part) for part in match.groups())
     given = [part for part in parts if part is not None]
     if days is not None:
@@ -100,36 +116,36 @@ def walltime_minutes(text: str) -> float:
 
 
 def _expected_samples(
-    config: TrainConfig, point: rules.ReferencePoint | None, end: int | None, limit: int
+    evaluation: EvaluationConfig, point: rules.ReferencePoint | None, end: int | None, limit: int
 ) -> tuple[int | None, str]:
     """The evaluation at which the target is to be expected, and why there.
 
     The first at or after the reference's mean; where there is none, or training ends before it, the last one before the
     schedule's end; None where neither is known.
     """
-    if config.target_mlm_accuracy != rules.TARGET_MLM_ACCURACY:
+    if evaluation.target_metric != rules.TARGET_MLM_ACCURACY:
         return None, ""
     if point is not None and (end is None or point.mean_samples <= limit):
-        beyond = max(0.0, point.mean_samples - config.eval_iter_start_samples)
-        evaluations = math.ceil(beyond / config.eval_iter_samples)
+        beyond = max(0.0, point.mean_samples - evaluation.eval_iter_start_samples)
+        evaluations = math.ceil(beyond / evaluation.eval_iter_samples)
         why = "that follows the reference's average"
-    elif end is not None and end >= config.eval_iter_start_samples:
-        evaluations = _evaluations(config, end) - 1
+    elif end is not None and end >= evaluation.eval_iter_start_samples:
+        evaluations = _evaluations(evaluation, end) - 1
         why = "that is the last before the schedule's end"
     else:
         return None, ""
-    return config.eval_iter_start_samples + evaluations * config.eval_iter_samples, why
+    return evaluation.eval_iter_start_samples + evaluations * evaluation.eval_iter_samples, why
 
 
-def _evaluations(config: TrainConfig, samples: int) -> int:
+def _evaluations(evaluation: EvaluationConfig, samples: int) -> int:
     """How many there are up to so many samples."""
-    return max(0, (samples - config.eval_iter_start_samples) // config.eval_iter_samples + 1)
+    return max(0, (samples - evaluation.eval_iter_start_samples) // evaluation.eval_iter_samples + 1)
 
 
-def _decay_samples(config: TrainConfig, batch: int) -> int | None:
+def _decay_samples(config: ScheduleConfig, batch: int) -> int | None:
     """Samples until the decay ends, where LR_DECAY_END says that it ends before the training does."""
     end = config.lr_decay_end
-    if end is None or "lr_decay_end" not in SCHEDULES[config.schedule].SETTINGS or end >= config.max_steps:
+    if end is None or "lr_decay_end" not in SCHEDULE_SETTINGS[config.schedule] or end >= config.max_steps:
         return None
     return end * batch
 
@@ -152,33 +168,37 @@ def _number_or_all(number: int | None) -> str:
     return "all" if number is None else f"{number:,}"
 
 
-def _expected_words(config: TrainConfig, expected: int | None, why: str) -> str:
-    if expected is None and config.target_mlm_accuracy != rules.TARGET_MLM_ACCURACY:
-        wanted, target = rules.TARGET_MLM_ACCURACY, config.target_mlm_accuracy
+def _expected_words(evaluation: EvaluationConfig, expected: int | None, why: str) -> str:
+    if expected is None and evaluation.target_metric != rules.TARGET_MLM_ACCURACY:
+        wanted, target = rules.TARGET_MLM_ACCURACY, evaluation.target_metric
         return f"unknown; the reference tells them for accuracy {wanted:g}, TARGET_MLM_ACCURACY is {target or 'none'}"
     if expected is None:
         return "unknown; there is no reference point"
-    return f"{expected:,}, the evaluation (number {_evaluations(config, expected)}) {why}"
+    return f"{expected:,}, the evaluation (number {_evaluations(evaluation, expected)}) {why}"
 
 
-def _decay_lines(config: TrainConfig, end: int | None) -> list[str]:
+def _decay_lines(schedule: ScheduleConfig, evaluation: EvaluationConfig, end: int | None) -> list[str]:
     if end is None:
         return []
-    counts = f"{config.lr_decay_end} steps / {_evaluations(config, end)} evaluations / about {end / 1e6:.2f} M samples"
+    counts = (
+        f"{schedule.lr_decay_end} steps / {_evaluations(evaluation, end)} evaluations / about {end / 1e6:.2f} M samples"
+    )
     return [f"schedule's end: {counts} ({end:,})"]
 
 
-def _communication_words(config: TrainConfig, world_size: int, environ: Mapping[str, str]) -> str:
+def _communication_words(
+    model: ModelConfig, distributed: DistributedConfig, world_size: int, environ: Mapping[str, str]
+) -> str:
     """What the gradient and a sharded optimizer's weights cost the network, as `bytes_a_step` counts it."""
     if world_size == 1:
         return "none, one rank"
     try:
-        parameters = BertConfig.from_json(config.bert_config_file).with_options(config.model_options).num_parameters
+        parameters = BertConfig.from_json(model.bert_config_file).with_options(model.model_options).num_parameters
     except UserError:
-        return f"unknown; {config.bert_config_file} cannot be read"
+        return f"unknown; {model.bert_config_file} cannot be read"
     node = environ.get("DGXNGPU", "")
-    sharers = {"off": 1, "node": int(node) if node.isdecimal() else 1, "all": world_size}[config.sharded_optimizer]
-    sizes = _BYTES[config.weights_allgather], _BYTES[config.gradient_reduction]
+    sharers = {"off": 1, "node": int(node) if node.isdecimal() else 1, "all": world_size}[distributed.sharded_optimizer]
+    sizes = _BYTES[distributed.weights_allgather], _BYTES[distributed.gradient_reduction]
     sent = bytes_a_step(parameters, world_size, sharers, *sizes)
     return f"each rank sends and receives {sent / 1e9:.3f} GB a step for {parameters:,} parameters"
 
@@ -206,7 +226,7 @@ def bytes_a_step(parameters: int, world_size: int, sharers: int, weight_bytes: i
 
 
 def _time(
-    config: TrainConfig, environ: Mapping[str, str], expected: int | None, limit: int, samples_per_second: float | None
+    config: RunConfig, environ: Mapping[str, str], expected: int | None, limit: int, samples_per_second: float | None
 ) -> tuple[list[str], list[str]]:
     runs = int(environ["NEXP"]) if environ.get("NEXP", "").isdecimal() else 1
     given = environ.get("WALLTIME", "")
@@ -231,7 +251,7 @@ def _time(
     return lines, [f"WALLTIME {given} ({walltime:g} minutes) is too short: {what} are {minutes:.1f} minutes"]
 
 
-def _shape_warnings(config: TrainConfig, world_size: int, environ: Mapping[str, str]) -> list[str]:
+def _shape_warnings(config: DataConfig, world_size: int, environ: Mapping[str, str]) -> list[str]:
     warnings = []
     planned = planned_world_size(environ)
     if planned is not None and planned != world_size:
@@ -245,18 +265,25 @@ def _shape_warnings(config: TrainConfig, world_size: int, environ: Mapping[str, 
     return warnings
 
 
-def _schedule_warnings(config: TrainConfig, batch: int, limit: int) -> list[str]:
+def _schedule_warnings(schedule: ScheduleConfig, evaluation: EvaluationConfig, batch: int, limit: int) -> list[str]:
     warnings = []
-    if config.start_warmup_step and not config.num_warmup_steps:
-        warnings.append(f"START_WARMUP_STEP {config.start_warmup_step} does nothing without a warm-up")
-    if config.eval_iter_start_samples > limit:
+    if schedule.start_warmup_step and not schedule.num_warmup_steps:
+        warnings.append(f"START_WARMUP_STEP {schedule.start_warmup_step} does nothing without a warm-up")
+    if evaluation.eval_iter_start_samples > limit:
         warnings.append(f"training ends after {limit:,} samples, before the first evaluation")
-    if batch > config.eval_iter_samples:
+    if batch > evaluation.eval_iter_samples:
         warnings.append(f"one step is {batch:,} samples, more than lie between two evaluations")
     return warnings
 
 
-def _closed_warnings(config: TrainConfig, batch: int, limit: int, point: rules.ReferencePoint | None) -> list[str]:
+def _closed_warnings(
+    data: DataConfig,
+    model: ModelConfig,
+    evaluation: EvaluationConfig,
+    batch: int,
+    limit: int,
+    point: rules.ReferencePoint | None,
+) -> list[str]:
     """What the closed division would not accept, or what makes a run hopeless in it."""
     warnings = []
     if point is None:
@@ -266,12 +293,12 @@ def _closed_warnings(config: TrainConfig, batch: int, limit: int, point: rules.R
         needed = f"{point.mean_samples:,.0f} on average"
         warnings.append(f"training ends after {limit:,} samples, the reference needs {needed}")
     interval = rules.eval_interval(batch)
-    if (config.eval_iter_start_samples, config.eval_iter_samples) != (interval, interval):
+    if (evaluation.eval_iter_start_samples, evaluation.eval_iter_samples) != (interval, interval):
         warnings.append(f"the closed division wants EVAL_ITER_START_SAMPLES and EVAL_ITER_SAMPLES to be {interval}")
-    if config.num_eval_examples != rules.NUM_EVAL_SAMPLES:
+    if evaluation.num_eval_examples != rules.NUM_EVAL_SAMPLES:
         warnings.append(f"the closed division wants NUM_EVAL_EXAMPLES={rules.NUM_EVAL_SAMPLES}")
-    if config.init_checkpoint is None:
+    if model.init_checkpoint is None:
         warnings.append("the closed division starts from the reference checkpoint, INIT_CHECKPOINT is none")
-    if config.synthetic_data:
+    if data.synthetic_data:
         warnings.append("the closed division trains on its data set, SYNTH_DATA is yes")
     return warnings

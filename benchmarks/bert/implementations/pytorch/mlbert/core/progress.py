@@ -6,7 +6,8 @@ import math
 import time
 from dataclasses import asdict, dataclass, fields
 
-from mlbert.core.settings import TrainConfig
+from mlbert.optim.config import ScheduleConfig
+from mlbert.train.config import EvaluationConfig, RunConfig
 
 _LEAST_FACTOR = 1e-6  # an update's rate is not 0
 _MOST_EVALUATION = 0.1  # of the time, beside the first evaluation and the last
@@ -132,14 +133,14 @@ class Limits:
     max_skipped_steps: int
 
     @classmethod
-    def of(cls, config: TrainConfig) -> Limits:
-        """Where the settings say that training ends."""
+    def of(cls, evaluation: EvaluationConfig, schedule: ScheduleConfig, run: RunConfig) -> Limits:
+        """Return the limits that the settings give."""
         return cls(
-            config.target_mlm_accuracy,
-            config.max_steps,
-            config.max_samples_termination,
-            config.max_seconds,
-            config.max_skipped_steps,
+            evaluation.target_metric,
+            schedule.max_steps,
+            run.max_samples_termination,
+            run.max_seconds,
+            run.max_skipped_steps,
         )
 
     def met(self, state: TrainState) -> bool:

@@ -11,14 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlbert.core.config import Resolved
-from mlbert.core.errors import UserError
-from mlbert.core.files import write_atomically
+from mlbert.config.resolution import Resolved
 from mlbert.core.identity import Identity
-from mlbert.core.json_files import read_json
 from mlbert.core.metrics_file import read_points
 from mlbert.core.progress import Outcome
-from mlbert.core.settings import TrainConfig
+from mlbert.feed.config import DataConfig
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_atomically
+from mlbert.host.json_files import read_json
+from mlbert.train.config import EvaluationConfig, RunConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,10 +36,10 @@ class RunFolder:
     folder: Path
 
     @classmethod
-    def of(cls, config: TrainConfig) -> RunFolder:
-        """The paths that LOGDIR and EXPERIMENT name."""
-        base = config.output_dir
-        return cls(base / f"result_{config.experiment}.txt", base / f"run_{config.experiment}")
+    def of(cls, run: RunConfig) -> RunFolder:
+        """Return the paths that LOGDIR and EXPERIMENT name."""
+        base = run.output_dir
+        return cls(base / f"result_{run.experiment}.txt", base / f"run_{run.experiment}")
 
     def prepare(self, resume: bool) -> None:
         """Makes the folder; refuses to overwrite a finished run."""
@@ -49,7 +50,10 @@ class RunFolder:
             probe.unlink()
         except OSError as error:
             raise UserError(
-                self.folder, f"cannot be written ({error.strerror})", "Set LOGDIR to a writable folder"
+                "file.unwritable",
+                self.folder,
+                f"cannot be written ({error.strerror})",
+                "Set LOGDIR to a writable folder",
             ) from None
         self._refuse_what_is_in_the_way()
         self.refuse_finished()
@@ -57,14 +61,16 @@ class RunFolder:
             return
         if self._has_trained():
             remedy = "Set RESUME=1 to continue it, or remove it with its run folder"
-            raise UserError(self.log, "is the log of an unfinished run", remedy)
+            raise UserError("run.unfinished", self.log, "is the log of an unfinished run", remedy)
         if "run_start" in self.log.read_text(encoding="utf-8", errors="replace"):
             self.set_log_aside()
 
     def refuse_finished(self) -> None:
         """Raises UserError where a run has come to its end."""
         if (self.folder / "summary.json").exists():
-            raise UserError(self.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it")
+            raise UserError(
+                "run.exists", self.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it"
+            )
 
     def _refuse_what_is_in_the_way(self) -> None:
         """A pipe or device in place of a file that a run writes would keep it waiting, or take all that it is given."""
@@ -73,7 +79,9 @@ class RunFolder:
         for path, is_right in wanted.items():
             if os.path.lexists(path) and not is_right(path):
                 kind = "file" if is_right is Path.is_file else "folder"
-                raise UserError(path, f"is in the way: it is no plain {kind}", "Remove it, or set another LOGDIR")
+                raise UserError(
+                    "file.in-the-way", path, f"is in the way: it is no plain {kind}", "Remove it, or set another LOGDIR"
+                )
 
     def _has_trained(self) -> bool:
         """Whether anything tells of a step: a metric, or a checkpoint."""
@@ -93,17 +101,19 @@ class RunFolder:
         return record
 
 
-def summarize(outcome: Outcome, config: TrainConfig, seed: int, ranks: int) -> dict[str, object]:
-    """The numbers of ``summary.json`` that every framework has; rates per second, of training without evaluation."""
+def summarize(
+    outcome: Outcome, data: DataConfig, evaluation: EvaluationConfig, seed: int, ranks: int
+) -> dict[str, object]:
+    """Return the numbers of ``summary.json`` that every framework has; rates are per second of training."""
     state = outcome.state
     seconds = max(state.train_seconds, 1e-9)
-    packs = state.updates * config.train_batch_size * ranks
+    packs = state.updates * data.train_batch_size * ranks
     return {
         "status": outcome.status,
         "reason": outcome.reason,
         "seconds_to_train": round(outcome.seconds, 3),
         "accuracy": state.accuracy,
-        "target_accuracy": config.target_mlm_accuracy,
+        "target_accuracy": evaluation.target_metric,
         "samples": state.samples,
         "steps": state.step,
         "skipped_steps": state.skipped_steps,
@@ -116,16 +126,16 @@ def summarize(outcome: Outcome, config: TrainConfig, seed: int, ranks: int) -> d
     }
 
 
-def choose_seed(config: TrainConfig, paths: RunFolder) -> int:
+def choose_seed(run: RunConfig, paths: RunFolder) -> int:
     """SEED; for a continued run the seed that it began with; otherwise one from the system's randomness."""
-    if config.seed is not None:
-        return config.seed
+    if run.seed is not None:
+        return run.seed
     record, remedy = paths.folder / "config.json", "Set SEED, or start anew"
-    if config.resume and record.exists():
+    if run.resume and record.exists():
         try:
             return int(read_json(record, remedy)["seed"])
         except (KeyError, TypeError):
-            raise UserError(record, "does not tell the seed of the interrupted run", remedy) from None
+            raise UserError("run.damaged", record, "does not tell the seed of the interrupted run", remedy) from None
     return secrets.randbelow(2**31)
 
 

@@ -15,10 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-if TYPE_CHECKING:
-    from mlbert.core.settings import TrainConfig
+from mlbert.optim.config import ScheduleConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +25,6 @@ class Schedule:
     """A ramp, then a constant rate; the others replace what comes after the ramp."""
 
     name: ClassVar[str] = "constant"
-    SETTINGS: ClassVar[tuple[str, ...]] = ()  # fields of `TrainConfig` that only some schedules read
 
     base_lr: float  # at the end of the ramp
     warmup_steps: int = 0  # length of the ramp; 0 for none
@@ -66,7 +64,6 @@ class Polynomial(Schedule):
     """
 
     name = "polynomial"
-    SETTINGS = ("poly_power", "end_lr", "lr_decay_end")
 
     power: float
     end_lr: float = 0.0  # rate at the decay's end; the reference has 0
@@ -92,7 +89,6 @@ class Linear(Schedule):
     """
 
     name = "linear"
-    SETTINGS = ("end_lr", "lr_decay_end")
 
     end_lr: float = 0.0  # rate at the decay's end
 
@@ -129,7 +125,6 @@ class WarmupStableDecay(Schedule):
     """A plateau, and a straight line to `end_lr` over the last `decay_steps` before `decay_end`."""
 
     name = "wsd"
-    SETTINGS = ("lr_decay_steps", "end_lr", "lr_decay_end")
 
     decay_steps: int
     end_lr: float = 0.0
@@ -151,7 +146,6 @@ class MultiStep(Schedule):
     """`base_lr` times `gamma` for each milestone reached, a step; those inside the ramp act when it ends."""
 
     name = "multistep"
-    SETTINGS = ("lr_milestones", "lr_gamma")
 
     milestones: Sequence[int]
     gamma: float
@@ -172,27 +166,15 @@ SCHEDULES: Mapping[str, type[Schedule]] = {
 }
 
 
-def parse_milestones(text: str) -> tuple[int, ...]:
-    """Steps from text such as ``800,1200``.
-
-    Raises:
-        ValueError: they are not whole numbers above 0 that ascend.
-    """
-    steps = tuple(int(word) for word in text.split(","))
-    if list(steps) != sorted(set(steps)) or steps[0] <= 0:
-        raise ValueError(text)
-    return steps
-
-
-def make(config: TrainConfig) -> Schedule:
-    """The schedule that SCHEDULE names, with the numbers of the settings, which `core.config.validate` has seen."""
+def make(config: ScheduleConfig) -> Schedule:
+    """Return the schedule that SCHEDULE names, with the numbers of the settings."""
     cls = SCHEDULES[config.schedule]
     given: dict[str, Any] = {
         "power": config.poly_power,
         "end_lr": config.end_lr,
         "decay_end": config.lr_decay_end,
         "decay_steps": config.lr_decay_steps,
-        "milestones": parse_milestones(config.lr_milestones) if config.lr_milestones else None,
+        "milestones": config.milestones,
         "gamma": config.lr_gamma,
     }
     names = {field.name for field in fields(cls)}

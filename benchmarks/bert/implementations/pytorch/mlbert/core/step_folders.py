@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import fsync_path, open_plain
-from mlbert.core.json_files import read_json
-from mlbert.core.sealed import digest
+from mlbert.host.checksummed_json import json_sha256
+from mlbert.host.errors import UserError
+from mlbert.host.files import fsync_path, open_plain
+from mlbert.host.json_files import read_json
 
 FORMAT = "mlbert-checkpoint-2"
 _NAME = re.compile(r"step_(\d{8})")
@@ -58,7 +58,7 @@ class StepFolders:
                 "tensors_sha256": _sha256(partial),
                 "state": state,
             }
-            record[_DIGEST] = digest(record)
+            record[_DIGEST] = json_sha256(record)
             (partial / _STATE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
             for written in (*partial.iterdir(), partial):
                 fsync_path(written)
@@ -68,7 +68,9 @@ class StepFolders:
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             reason = error.strerror or error
-            raise UserError(final, f"could not be written ({reason})", "Free space, or name another folder") from None
+            raise UserError(
+                "file.unwritable", final, f"could not be written ({reason})", "Free space, or name another folder"
+            ) from None
         for old in self._complete()[: -max(self.keep, 1)]:
             shutil.rmtree(old, ignore_errors=True)
         return final
@@ -88,7 +90,9 @@ class StepFolders:
             else:
                 return load(folder, state), warnings
         if warnings:
-            raise UserError(self.path, "every checkpoint is damaged", "Remove the folder to start anew")
+            raise UserError(
+                "checkpoint.damaged", self.path, "every checkpoint is damaged", "Remove the folder to start anew"
+            )
         return None, warnings
 
     def _complete(self) -> list[Path]:
@@ -98,8 +102,10 @@ class StepFolders:
 
     def _checked(self, folder: Path) -> dict:
         record = _undamaged(folder)
-        if record["identity"] != self.identity:
-            raise UserError(folder, self._difference(record["identity"]), "Set it so, or set another LOGDIR")
+        if _given(record["identity"]) != _given(self.identity):
+            raise UserError(
+                "run.other-settings", folder, self._difference(record["identity"]), "Set it so, or set another LOGDIR"
+            )
         return record["state"]
 
     def _difference(self, found: dict) -> str:
@@ -112,8 +118,15 @@ def read_step(folder: Path) -> tuple[dict, dict]:
     try:
         record = _undamaged(folder)
     except _DamagedError as damage:
-        raise UserError(folder, str(damage), "Name another one, such as the checkpoint before it") from None
+        raise UserError(
+            "checkpoint.damaged", folder, str(damage), "Name another one, such as the checkpoint before it"
+        ) from None
     return record["identity"], record["state"]
+
+
+def _given(identity: dict) -> dict:
+    """Return what is not none: a setting that did not exist when the checkpoint was written counts as none."""
+    return {name: value for name, value in identity.items() if value is not None}
 
 
 class _DamagedError(Exception):
@@ -126,14 +139,14 @@ def _undamaged(folder: Path) -> dict:
         record = read_json(folder / _STATE, "Remove it")
         tensors = _sha256(folder)
     except UserError as error:
-        raise _DamagedError(f"{_STATE} {error.reason}") from None
+        raise _DamagedError(f"{_STATE} {error.problem}") from None
     except OSError as error:
         raise _DamagedError(f"cannot be read ({error})") from None
     if record.get("format") != FORMAT:
         raise _DamagedError(f"{_STATE} is not of format {FORMAT}")
     if not all(isinstance(record.get(name), dict) for name in ("identity", "state")):
         raise _DamagedError(f"{_STATE} has no identity or no state")
-    if record.pop(_DIGEST, None) != digest(record):
+    if record.pop(_DIGEST, None) != json_sha256(record):
         raise _DamagedError(f"{_STATE} differs from its checksum")
     if tensors != record.get("tensors_sha256"):
         raise _DamagedError("its tensors differ from their checksum")

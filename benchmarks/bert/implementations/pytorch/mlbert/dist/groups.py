@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mlbert.core.errors import UserError
-from mlbert.core.settings import TrainConfig
 from mlbert.dist.world import World, nccl_options
+from mlbert.feed.config import DataConfig
+from mlbert.host.errors import UserError
 
 POLL_SECONDS = 1e-4
 
@@ -142,7 +142,7 @@ class ShardGroups:
         )
 
 
-def exchange_group(config: TrainConfig, world: World) -> RankGroup:
+def exchange_group(data: DataConfig, world: World) -> RankGroup:
     """The ranks that EXCHANGE_PADDING names: this one alone, those of its node, or all.
 
     For EXCHANGE_BY=gather they are connected, over host memory and apart from every other group, so that a thread may
@@ -151,10 +151,10 @@ def exchange_group(config: TrainConfig, world: World) -> RankGroup:
     Raises:
         UserError: the nodes have unequally many ranks, or a node's ranks do not follow each other.
     """
-    size = {"off": 1, "all": world.world_size}.get(config.exchange_padding)
+    size = {"off": 1, "all": world.world_size}.get(data.exchange_padding)
     size = size or _ranks_of_a_node(world, "EXCHANGE_PADDING", "group")
     place = world.rank % size
-    if config.exchange_by == "lengths" or size == 1:
+    if data.exchange_by == "lengths" or size == 1:
         return RankGroup(place, size)
     members = list(range(world.rank - place, world.rank - place + size))
     handle = dist.new_group(members, timeout=world.collective_timeout, backend="gloo", use_local_synchronization=True)
@@ -172,7 +172,7 @@ def _ranks_of_a_node(world: World, setting: str, value: str) -> int:
     found = world.all_reduce_sum(table).tolist()
     if world.world_size % size or found != [[rank % size, size] for rank in range(world.world_size)]:
         reason = f"{value} needs equally many ranks on each node, numbered node after node"
-        raise UserError(setting, reason, f"Start them so, or set {setting}=all")
+        raise UserError("distributed.layout", setting, reason, f"Start them so, or set {setting}=all")
     return size
 
 

@@ -35,8 +35,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mlbert.core.errors import UserError
 from mlbert.dist.watch import HANG_SECONDS, Watch
+from mlbert.host.errors import UserError
 
 if TYPE_CHECKING:  # the command line needs the constants, and no torch
     from mlbert.dist.world import World

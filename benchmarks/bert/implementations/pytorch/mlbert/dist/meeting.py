@@ -2,8 +2,8 @@
 
 A collective that fails does not say for whom it waited, and torch's own rendezvous only counts who has come. So the
 ranks call the roll over a store: at the deadline the first that has waited long enough names those that are missing.
-Rank 0's process holds the store (or torchrun's agent does): where it is stopped, no call to it returns, and a timer ends
-the others.
+Rank 0's process (or torchrun's agent) holds the store: if it is stopped, no call to it returns, and a timer ends the
+others.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import torch.distributed as dist
 
-from mlbert.core.errors import UserError
 from mlbert.dist.lifecycle import WRONG_INPUT
 from mlbert.dist.open_files import raise_open_files_limit
+from mlbert.host.errors import UserError
 
 if TYPE_CHECKING:
     from mlbert.dist.world import World
@@ -187,13 +187,14 @@ class Meeting:
         for rank in range(self._world.world_size):
             packed = calls.get(str(rank)).decode()
             if packed and packed not in found:
-                subject, reason, remedy = json.loads(packed)
+                code, subject, problem, remedy = json.loads(packed)
                 place = f"rank {rank} on {self._host(rank)}: " if rank else ""
-                found[packed] = UserError(place + subject, reason, remedy)
+                found[packed] = UserError(code, place + subject, problem, remedy)
         return list(found.values())
 
     def _wrong(self, reason: str) -> UserError:
         return UserError(
+            "distributed.join",
             self._place,
             reason,
             "See that every rank runs, and that MASTER_ADDR and MASTER_PORT name a free port of rank 0's machine; if "
@@ -226,4 +227,4 @@ def _host_key(rank: int) -> str:
 
 
 def _packed(mistake: UserError | None) -> str:
-    return json.dumps([mistake.subject, mistake.reason, mistake.remedy]) if mistake else ""
+    return json.dumps([mistake.code, mistake.subject, mistake.problem, mistake.remedy]) if mistake else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 
 # Rank 0 has three connections to each rank: gloo's, the store's and the watch's. The other ranks have only gloo's, but
 # get the same limit, so that all ranks report the same mistake, which is printed once.
@@ -28,6 +28,7 @@ def raise_open_files_limit(world_size: int) -> None:
     if needed > most:
         reason = f"the hard limit on open files is {hard}, and {world_size} ranks need {needed}"
         raise UserError(
+            "machine.open-files",
             "ulimit -n",
             reason,
             "Raise it on every node (LimitNOFILE of slurmd, --ulimit nofile of docker)",

@@ -26,8 +26,8 @@ from dataclasses import astuple, dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from mlbert.core.errors import UserError
 from mlbert.dist.channel import Channel, connect
+from mlbert.host.errors import UserError
 
 if TYPE_CHECKING:
     from mlbert.dist.world import World
@@ -230,7 +230,7 @@ class Watch:
         except OSError as error:
             reason = f"cannot join the watch over the ranks ({error})"
             remedy = "Let the nodes open any port to each other, as gloo and NCCL need it too"
-            raise UserError(self._name(self.world.rank), reason, remedy) from error
+            raise UserError("distributed.join", self._name(self.world.rank), reason, remedy) from error
         target = self._watch_ranks if self.world.rank == 0 else self._watch_head
         self._thread = threading.Thread(target=target, name="rank-watch", daemon=True)
         self._thread.start()

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core.errors import UserError
 from mlbert.feed.packed import PackedSource
+from mlbert.host.errors import UserError
 from mlbert.store.ragged import DTYPES, Ragged, offsets_of
 from mlbert.store.tfrecord_plain import MAX_ID, NAMES
 from mlbert.store.tfrecord_store import TFRecordStore
@@ -35,7 +35,7 @@ def _import_dali() -> Any:
         return import_module("nvidia.dali")
     except ImportError as error:
         remedy = "Install it (pip install nvidia-dali-cuda120), or read the files without it"
-        raise UserError("nvidia-dali", f"cannot be imported ({error})", remedy) from None
+        raise UserError("package.missing", "nvidia-dali", f"cannot be imported ({error})", remedy) from None
 
 
 class DaliStore(TFRecordStore):
@@ -53,7 +53,7 @@ class DaliStore(TFRecordStore):
         rows = _without_padding(self._decode(wanted))
         if rows is None or (rows.lengths != self._index.lengths[wanted]).any():
             reason = "a record is not what it was when the index was made"
-            raise UserError(self.info.folder, reason, "Restore the files, and open them again")
+            raise UserError("data.changed", self.info.folder, reason, "Restore the files, and open them again")
         return rows.take(place)
 
     def _decode(self, wanted: np.ndarray) -> dict[str, np.ndarray]:
@@ -80,7 +80,9 @@ class DaliStore(TFRecordStore):
             runs = [pipeline.run() for _ in range(-(-count // batch))]
         except RuntimeError as error:
             reason = f"DALI cannot read it: {next(line for line in str(error).splitlines() if line.strip())}"
-            raise UserError(self.info.folder, reason, "Open the files again, or read them without DALI") from None
+            raise UserError(
+                "data.damaged", self.info.folder, reason, "Open the files again, or read them without DALI"
+            ) from None
         columns = zip(NAMES, zip(*runs, strict=True), strict=True)
         return {name: np.concatenate([part.as_array() for part in parts])[:count] for name, parts in columns}
 

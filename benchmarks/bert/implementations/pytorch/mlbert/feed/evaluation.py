@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlbert.core.errors import UserError
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.packed import pack_slots
+from mlbert.host.errors import UserError
 from mlbert.store.checks import check_rows
 from mlbert.store.open import check_opened, describe, open_store
 from mlbert.store.order import even_parts, make_units
@@ -52,7 +52,9 @@ class EvalSet:
         if self.info.num_sequences is not None or num_examples < 1:
             self._check_size(num_examples, self.info.num_sequences or 0)
         if packs_per_batch < 1:
-            raise UserError("EVAL_BATCH_SIZE", f"{packs_per_batch} is not a number of packs", "Set it to 1 or more")
+            raise UserError(
+                "config.range", "EVAL_BATCH_SIZE", f"{packs_per_batch} is not a number of packs", "Set it to 1 or more"
+            )
         self.num_examples = num_examples
         self.max_tokens = pack_slots(self.info, max_sequences_per_pack, max_tokens)
         self._packs_per_batch, self._max_sequences = packs_per_batch, max_sequences_per_pack
@@ -81,13 +83,18 @@ class EvalSet:
             rows, counts = units.gather(packs)
             check_rows(rows, self.info, self._vocab_size)
             if words and (problem := another_vocabulary(rows, words)):
-                raise UserError(self.info.folder, problem, f"Prepare it with {self._vocabulary}, or another EVALDIR")
+                raise UserError(
+                    "vocabulary.mismatch",
+                    self.info.folder,
+                    problem,
+                    f"Prepare it with {self._vocabulary}, or another EVALDIR",
+                )
             self._batches.append(HostBatch.of(rows, counts, packs, self.max_tokens))
 
     def _check_size(self, wanted: int, available: int) -> None:
         if not 1 <= wanted <= available:
             reason = f"it holds {available} examples, {wanted} are asked for"
-            raise UserError(self.info.folder, reason, f"Set NUM_EVAL_EXAMPLES from 1 to {available}")
+            raise UserError("config.range", self.info.folder, reason, f"Set NUM_EVAL_EXAMPLES from 1 to {available}")
 
     def __iter__(self) -> Iterator[HostBatch]:
         """This rank's batches, always in the same order."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
-from mlbert.core.settings import TrainConfig
 from mlbert.core.starting_weights import weights_file
+from mlbert.feed.config import DataConfig
+from mlbert.host.errors import UserError
+from mlbert.models.config import ModelConfig
 from mlbert.store.open import check_same_vocabulary, check_shape, check_vocabulary, describe, widths_at_most
 from mlbert.store.wordpiece import load_vocabulary
 
@@ -33,23 +34,23 @@ def vocabulary_of(folder: Path) -> Path | None:
     return vocabulary if vocabulary.exists() else None
 
 
-def inspect(config: TrainConfig) -> PreTrainingInputs:
+def inspect(model: ModelConfig, data: DataConfig) -> PreTrainingInputs:
     """Looks at what BERT_CONFIG, DATADIR_PHASE2 and EVALDIR name; reads no sample. Raises UserError: something is
     missing, or model, data sets and vocabulary do not fit each other."""
-    shape = BertConfig.from_json(config.bert_config_file).with_options(config.model_options)
-    packed = config.max_sequences_per_pack
-    if config.synthetic_data:
+    shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
+    packed = data.max_sequences_per_pack
+    if data.synthetic_data:
         rate = 1.0 if packed == 1 else None
         return PreTrainingInputs(shape, SYNTHETIC, SYNTHETIC, shape.max_position_embeddings, rate, None)
-    most = widths_at_most(config.max_seq_length, config.max_predictions_per_seq, shape)
-    train_set, eval_set = describe(config.input_dir, most), describe(config.eval_dir, most)
+    most = widths_at_most(data.max_seq_length, data.max_predictions_per_seq, shape)
+    train_set, eval_set = describe(data.input_dir, most), describe(data.eval_dir, most)
     check_same_vocabulary(train_set, eval_set)
-    found = vocabulary_of(config.input_dir)
+    found = vocabulary_of(data.input_dir)
     if found:
         check_vocabulary(train_set, found)
-        check_start(config.init_checkpoint, found)
-    for data in (train_set, eval_set):
-        check_shape(data, shape, config.bert_config_file)
+        check_start(model.init_checkpoint, found)
+    for one in (train_set, eval_set):
+        check_shape(one, shape, model.bert_config_file)
     return PreTrainingInputs(
         shape,
         train_set.known_as,
@@ -67,4 +68,6 @@ def check_start(init_checkpoint: Path | None, vocabulary: Path) -> None:
     theirs = weights_file(init_checkpoint).with_name(vocabulary.name)
     if theirs.is_file() and load_vocabulary(theirs) != load_vocabulary(vocabulary):
         reason = f"is another vocabulary than {vocabulary}, which the training set is made of"
-        raise UserError(theirs, reason, "Prepare the text with this one, or set another INIT_CHECKPOINT")
+        raise UserError(
+            "vocabulary.mismatch", theirs, reason, "Prepare the text with this one, or set another INIT_CHECKPOINT"
+        )

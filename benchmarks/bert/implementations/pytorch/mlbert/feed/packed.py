@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from mlbert.core.errors import UserError
 from mlbert.feed.exchange import ExchangeGroup, Read
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.source import StepSource
+from mlbert.host.errors import UserError
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import check_counts
 from mlbert.store.checks import check_rows
@@ -26,7 +26,7 @@ def pack_slots(info: StoreInfo, max_sequences: int, wanted: int | None) -> int:
     least = (info.max_pack_tokens if max_sequences > 1 else None) or info.max_seq_length
     if wanted is not None and wanted < least:
         reason = f"packs of {wanted} tokens are shorter than the data's {least}"
-        raise UserError(info.folder, reason, "Use longer packs or data with shorter sequences")
+        raise UserError("data.too-long", info.folder, reason, "Use longer packs or data with shorter sequences")
     return wanted or least
 
 
@@ -116,7 +116,7 @@ class PackedSource(StepSource):
 
     def _refuse_size(self, packs: int) -> NoReturn:
         reason = f"its {packs} packs are fewer than one step's {self.share.global_units}"
-        raise UserError(self.info.folder, reason, "Lower BATCHSIZE or prepare more data")
+        raise UserError("data.too-small", self.info.folder, reason, "Lower BATCHSIZE or prepare more data")
 
     def _check_counts(self, info: StoreInfo) -> None:
         if self._bin_counts is not None:

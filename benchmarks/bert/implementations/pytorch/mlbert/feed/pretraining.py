@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
 from mlbert.core.rules import MASKED_SHARE
-from mlbert.core.settings import TrainConfig
 from mlbert.feed.budget import Budget
+from mlbert.feed.config import DataConfig
 from mlbert.feed.dali import DaliSource
 from mlbert.feed.evaluation import EvalSet
 from mlbert.feed.exchange import ExchangeGroup
 from mlbert.feed.inputs import vocabulary_of
 from mlbert.feed.packed import PackedSource
 from mlbert.feed.synthetic import SyntheticEvalSet, SyntheticSource
+from mlbert.host.errors import UserError
 from mlbert.store.checksums import FileChecks, sharers
 from mlbert.store.deals import by_length, contiguous
 from mlbert.store.open import describe, widths_at_most
 from mlbert.store.order import Deal
+from mlbert.train.config import EvaluationConfig
 
 
 def make_source(
-    config: TrainConfig,
+    config: DataConfig,
     shape: BertConfig,
     *,
     seed: int,
@@ -58,20 +59,22 @@ def make_source(
 
 
 def make_evaluation_set(
-    config: TrainConfig, shape: BertConfig, *, seed: int, rank: int, world_size: int
+    config: DataConfig, evaluation: EvaluationConfig, shape: BertConfig, *, seed: int, rank: int, world_size: int
 ) -> EvalSet | SyntheticEvalSet:
     """This rank's share of the evaluation samples. Raises UserError: all are asked for, and their number takes reading
     to know."""
     if config.synthetic_data:
         return SyntheticEvalSet(_synthetic(config, shape, seed, rank, world_size))
     most = widths_at_most(config.max_seq_length, config.max_predictions_per_seq, shape)
-    num_examples = config.num_eval_examples or describe(config.eval_dir, most).num_sequences
+    num_examples = evaluation.num_eval_examples or describe(config.eval_dir, most).num_sequences
     if num_examples is None:
-        raise UserError("NUM_EVAL_EXAMPLES", f"is none, and {config.eval_dir} does not tell its size", "Set it")
+        raise UserError(
+            "config.missing", "NUM_EVAL_EXAMPLES", f"is none, and {config.eval_dir} does not tell its size", "Set it"
+        )
     return EvalSet(
         config.eval_dir,
         num_examples,
-        config.eval_batch_size,
+        evaluation.eval_batch_size,
         max_sequences_per_pack=config.max_sequences_per_pack,
         rank=rank,
         world_size=world_size,
@@ -81,7 +84,7 @@ def make_evaluation_set(
     )
 
 
-def budget_of(config: TrainConfig, source: PackedSource | SyntheticSource) -> Budget:
+def budget_of(config: DataConfig, source: PackedSource | SyntheticSource) -> Budget:
     """What a micro-batch holds at most."""
     if isinstance(source, SyntheticSource):
         longest, predictions = source.max_tokens, math.ceil(MASKED_SHARE * source.max_tokens)
@@ -92,7 +95,7 @@ def budget_of(config: TrainConfig, source: PackedSource | SyntheticSource) -> Bu
 
 
 def _synthetic(
-    config: TrainConfig,
+    config: DataConfig,
     shape: BertConfig,
     seed: int,
     rank: int,

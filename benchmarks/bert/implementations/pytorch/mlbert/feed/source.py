@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from mlbert.core.errors import UserError
 from mlbert.feed.exchange import ExchangeGroup, GatheredReading, Read
 from mlbert.feed.host_batch import HostBatch
+from mlbert.host.errors import UserError
 from mlbert.store.order import StepShare
 
 PREFETCHED_STEPS = 4
@@ -60,7 +60,12 @@ class StepSource:
         for key, value in self._identity.items():
             if state.get(key) != value:
                 reason = f"the saved position has {key} {state.get(key)}, this run has {value}"
-                raise UserError(self._name, reason, "Resume with the settings and data that the run started with")
+                raise UserError(
+                    "run.other-settings",
+                    self._name,
+                    reason,
+                    "Resume with the settings and data that the run started with",
+                )
         self.close()
         self._step = int(state["step"])
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mlbert.core.errors import UserError
 from mlbert.core.rules import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.feed.budget import Budget
 from mlbert.feed.exchange import ExchangeGroup
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.source import StepSource
+from mlbert.host.errors import UserError
 from mlbert.store.deals import contiguous
 from mlbert.store.order import Deal, Portion, StepShare
 from mlbert.store.ragged import Ragged, offsets_of
@@ -79,7 +79,9 @@ class SyntheticSource(StepSource):
         max_tokens: int,
     ) -> None:
         if vocab_size <= FIRST_WORD or max_tokens < 5:
-            raise UserError("SYNTH_DATA", f"vocabulary {vocab_size} or pack length {max_tokens} is too small")
+            raise UserError(
+                "config.range", "SYNTH_DATA", f"vocabulary {vocab_size} or pack length {max_tokens} is too small"
+            )
         self.share = StepShare(packs_per_step, accumulation, rank, world_size)
         self.max_tokens = max_tokens
         self._vocab_size, self._max_sequences, self._seed = vocab_size, max_sequences_per_pack, seed

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlbert.core.errors import UserError
 from mlbert.core.permutation import Permutation
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.source import StepSource
+from mlbert.host.errors import UserError
 from mlbert.store.order import StepShare, even_parts
 from mlbert.store.ragged import Ragged
 from mlbert.store.tasks import TaskRows
@@ -86,7 +86,7 @@ class TaskSource(StepSource):
         self.steps_per_epoch = steps_per_epoch(len(rows), share, drop_last)
         if self.steps_per_epoch == 0:
             reason = f"its {len(rows)} rows are fewer than one step's {share.global_units}"
-            raise UserError(rows.path, reason, "Lower BATCHSIZE or give more rows")
+            raise UserError("data.too-small", rows.path, reason, "Lower BATCHSIZE or give more rows")
         identity = {"seed": seed, "global_batch": share.global_units, "data": rows.identity, "drop_last": drop_last}
         super().__init__(rows.path, identity)
 

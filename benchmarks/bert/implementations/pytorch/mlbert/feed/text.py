@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core.errors import UserError
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.masking import Masking
 from mlbert.feed.source import StepSource
 from mlbert.feed.text_lanes import EpochOrders, Lanes, PieceLanes, WholeLanes
 from mlbert.feed.text_pieces import Ahead, Pieces
+from mlbert.host.errors import UserError
 from mlbert.store.order import StepShare, even_parts
 from mlbert.store.ragged import offsets_of
 from mlbert.store.token_shards import TokenShards, open_texts
@@ -113,7 +113,7 @@ class TextSource(StepSource):
         lanes = self.share.global_units
         if self.info.num_texts < lanes:
             reason = f"its {self.info.num_texts} texts are fewer than one step's {lanes} sequences"
-            raise UserError(texts.remote or texts.local, reason, "Lower BATCHSIZE or give more text")
+            raise UserError("data.too-small", texts.remote or texts.local, reason, "Lower BATCHSIZE or give more text")
         self._texts, self._rate = texts, rate
         self._masking = _masking(texts.tokenizer, seed)
         self._order: dict[str, Any] = {"shuffle": shuffle, "seed": shuffle_seed, "canonical_nodes": canonical_nodes}
@@ -200,7 +200,9 @@ class TextSource(StepSource):
         try:
             self._opened.lanes.go_to(step, position)
         except (ValueError, TypeError):
-            raise UserError(self._name, "the saved position is damaged", "Resume from another checkpoint") from None
+            raise UserError(
+                "checkpoint.damaged", self._name, "the saved position is damaged", "Resume from another checkpoint"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,9 @@ class TextEvalSet:
     ) -> None:
         assert 0 <= rank < world_size
         if batch_size < 1:
-            raise UserError("EVAL_BATCH_SIZE", f"{batch_size} is not a number of sequences", "Set it to 1 or more")
+            raise UserError(
+                "config.range", "EVAL_BATCH_SIZE", f"{batch_size} is not a number of sequences", "Set it to 1 or more"
+            )
         self.info = describe_text(texts.local, texts.remote, texts.tokenizer)
         self._texts, self._batch_size, self._rate = texts, batch_size, rate
         self._masking = _masking(texts.tokenizer, seed)
@@ -280,7 +284,9 @@ class TextEvalSet:
 
     def _settle(self, available: int) -> None:
         if available < 1:
-            raise UserError(self._texts.remote or self._texts.local, "holds no text", "Give texts to evaluate on")
+            raise UserError(
+                "data.empty", self._texts.remote or self._texts.local, "holds no text", "Give texts to evaluate on"
+            )
         self._num_examples = min(available, self._num_examples or available)
 
     def __iter__(self) -> Iterator[HostBatch]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.store.mds_order import World, sample_order
 
 _KEPT_EPOCHS, _KEPT_BYTES = 3, 64 << 20  # of orders: so many, and of small sets more, as lanes drift apart
@@ -183,7 +183,7 @@ class PieceLanes:
             if len(lanes) and (epoch[lanes] - position[0, lanes]).max() > _MOST_EPOCHS:
                 lane = int(lanes[np.argmax(epoch[lanes] - position[0, lanes])])
                 reason = f"sequence {lane} of a global batch of {len(self._numbers)} finds empty texts only"
-                raise UserError("texts", reason, "Lower BATCHSIZE or give more text")
+                raise UserError("data.too-small", "texts", reason, "Lower BATCHSIZE or give more text")
         given = piece.copy()
         piece += 1
         return texts, given, np.stack([epoch, index, piece])

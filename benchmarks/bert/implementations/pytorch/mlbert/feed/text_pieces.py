@@ -9,8 +9,8 @@ import threading
 
 import numpy as np
 
-from mlbert.core.errors import UserError
 from mlbert.feed.text_lanes import EpochOrders
+from mlbert.host.errors import UserError
 from mlbert.store.ragged import offsets_of
 from mlbert.store.token_shards import TokenShards
 from mlbert.store.tokenizer import Tokenizer

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mlbert import ops
 from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import Batch
 from mlbert.models import flops
 from mlbert.models.encoder import NUM_SITES, SITE_CLASSIFIER, BertModel, Dense, Keys
 from mlbert.models.neighbours import neighbour_biases
+from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
 
 

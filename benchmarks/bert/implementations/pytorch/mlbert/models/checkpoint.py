@@ -10,11 +10,11 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
-from mlbert.core.json_files import read_json
 from mlbert.core.starting_weights import CHECKPOINT_TENSORS
 from mlbert.core.step_folders import read_step
 from mlbert.feed import inputs
+from mlbert.host.errors import UserError
+from mlbert.host.json_files import read_json
 from mlbert.models.foreign import Weights
 from mlbert.store.tokenizer import load_tokenizer
 
@@ -36,7 +36,9 @@ def read_checkpoint(folder: Path) -> Weights:
         }
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = f"does not tell whose weights lie in {CHECKPOINT_TENSORS} ({error!r})"
-        raise UserError(folder, reason, "Give a checkpoint that this version of mlbert train wrote") from None
+        raise UserError(
+            "checkpoint.format", folder, reason, "Give a checkpoint that this version of mlbert train wrote"
+        ) from None
     return Weights(tensors, shape)
 
 

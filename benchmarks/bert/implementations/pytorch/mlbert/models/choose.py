@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.settings import TrainConfig
 from mlbert.models.bert import BertForMaskedLM, BertForSequenceClassification
+from mlbert.models.config import ModelConfig
 from mlbert.models.huggingface_model import HuggingFaceForMaskedLM, HuggingFaceForSequenceClassification
 from mlbert.models.start import HUGGING_FACE, Compute
 
 
 def make_masked_lm(
-    config: TrainConfig, shape: BertConfig, compute: Compute
+    config: ModelConfig, max_seq_length: int | None, shape: BertConfig, compute: Compute
 ) -> BertForMaskedLM | HuggingFaceForMaskedLM:
     """A masked-LM model without weights; Hugging Face's pads all sequences to MAX_SEQ_LENGTH, or where there is none
     to the batch's longest. Raises UserError as `mlbert.models.huggingface_model.HuggingFaceModel`."""
     if config.model_implementation == HUGGING_FACE:
-        return HuggingFaceForMaskedLM(shape, compute.dtype, config.max_seq_length)
+        return HuggingFaceForMaskedLM(shape, compute.dtype, max_seq_length)
     return BertForMaskedLM(shape, compute.dtype, fp8_products=compute.products)
 
 
 def make_classifier(
-    config: TrainConfig, shape: BertConfig, num_labels: int, compute: Compute
+    config: ModelConfig, max_seq_length: int | None, shape: BertConfig, num_labels: int, compute: Compute
 ) -> BertForSequenceClassification | HuggingFaceForSequenceClassification:
     """A model of ``num_labels`` outputs a sequence, 1 for regression; otherwise as `make_masked_lm`."""
     if config.model_implementation == HUGGING_FACE:
-        return HuggingFaceForSequenceClassification(shape, num_labels, compute.dtype, config.max_seq_length)
+        return HuggingFaceForSequenceClassification(shape, num_labels, compute.dtype, max_seq_length)
     return BertForSequenceClassification(shape, num_labels, compute.dtype, fp8_products=compute.products)

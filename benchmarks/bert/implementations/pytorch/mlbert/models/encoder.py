@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mlbert import ops
 from mlbert.core.bert_config import BertConfig
 from mlbert.feed.batch import Batch
 from mlbert.models.linears import ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT, Hidden, LayerLinears, linears
+from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
 
 # Places of one layer (or of the embeddings and heads, as layer 0) at which dropout draws a mask of its own.
@@ -39,7 +39,7 @@ class Positions(NamedTuple):
 
     Attributes:
         slopes: float32 [N], ALiBi's.
-        rotations: `mlbert.ops.rotations` of the batch.
+        rotations: `mlbert.ops.api.rotations` of the batch.
     """
 
     slopes: Tensor | None
@@ -268,7 +268,7 @@ def _mask(probability: float, keys: Keys | None, layer: int, site: int, rows: Te
 
 
 def _norm_arguments(part: Dense, mask: Mask) -> tuple[Any, ...]:
-    """Arguments of `mlbert.ops.dropout_add_layer_norm` from ``weight`` on, behind this linear layer."""
+    """Arguments of `mlbert.ops.api.dropout_add_layer_norm` from ``weight`` on, behind this linear layer."""
     return part.LayerNorm.weight, part.LayerNorm.bias, part.LayerNorm.eps, *mask, part.dense.bias
 
 

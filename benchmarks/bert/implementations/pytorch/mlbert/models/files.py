@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import CHECKSUM, Tensors, fsync_path, open_plain, tensors_sha256, write_weights_file
+from mlbert.host.errors import UserError
+from mlbert.host.files import CHECKSUM, Tensors, fsync_path, open_plain, tensors_sha256, write_weights_file
 
 
 def read_safetensors(path: Path, remedy: str) -> tuple[dict[str, Tensor], bool]:
@@ -34,11 +34,11 @@ def read_safetensors(path: Path, remedy: str) -> tuple[dict[str, Tensor], bool]:
             wanted = (file.metadata() or {}).get(CHECKSUM)
         is_right = wanted is None or wanted == tensors_sha256(_parts(tensors))
     except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror or error})", remedy) from None
+        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror or error})", remedy) from None
     except Exception as error:  # a damaged header can fail in any way
-        raise UserError(path, f"is damaged ({str(error).splitlines()[0]})", remedy) from None
+        raise UserError("checkpoint.damaged", path, f"is damaged ({str(error).splitlines()[0]})", remedy) from None
     if not is_right:
-        raise UserError(path, "is damaged: its tensors differ from their checksum", remedy)
+        raise UserError("checkpoint.checksum", path, "is damaged: its tensors differ from their checksum", remedy)
     return tensors, wanted is not None
 
 
@@ -69,7 +69,7 @@ def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) ->
         with open_plain(path) as file:
             is_zip = zipfile.is_zipfile(file)
     except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror or error})", remedy) from None
+        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror or error})", remedy) from None
     try:
         if is_zip:
             _check_records(path)
@@ -79,9 +79,11 @@ def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) ->
         raise
     except Exception as error:  # a damaged file can fail in any way
         if found := re.search(r"GLOBAL (\S+)", str(error)):
-            raise UserError(path, f"names {found[1]}, which is not loaded from a checkpoint", remedy) from None
+            raise UserError(
+                "checkpoint.unsafe", path, f"names {found[1]}, which is not loaded from a checkpoint", remedy
+            ) from None
         reason = f" ({str(error).splitlines()[0]})" if str(error) and not isinstance(error, UnpicklingError) else ""
-        raise UserError(path, f"is damaged or no PyTorch file{reason}", remedy) from None
+        raise UserError("checkpoint.damaged", path, f"is damaged or no PyTorch file{reason}", remedy) from None
 
 
 def _check_records(path: Path) -> None:
@@ -89,9 +91,9 @@ def _check_records(path: Path) -> None:
     again = "Fetch or convert it again"
     with zipfile.ZipFile(path) as archive:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-            raise UserError(path, "is compressed, which PyTorch never does", again)
+            raise UserError("checkpoint.damaged", path, "is compressed, which PyTorch never does", again)
         if damaged := archive.testzip():
-            raise UserError(path, f"is damaged at record {damaged}", again)
+            raise UserError("checkpoint.damaged", path, f"is damaged at record {damaged}", again)
 
 
 def write_pt(target: Path, content: dict[str, Any]) -> None:
@@ -118,10 +120,12 @@ def new_path(target: Path) -> Iterator[Path]:
         if not partial.is_dir():
             partial.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise UserError(target, f"cannot be written ({reason})", "Free space or name another place") from None
+        raise UserError(
+            "file.unwritable", target, f"cannot be written ({reason})", "Free space or name another place"
+        ) from None
 
 
 def check_target(target: Path) -> None:
     """Raises UserError for a target that is there already; asked before a long conversion begins."""
     if target.exists() or target.is_symlink():
-        raise UserError(target, "exists already", "Name a new one")
+        raise UserError("file.exists", target, "exists already", "Name a new one")

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mlbert.core.errors import UserError
 from mlbert.core.starting_weights import weights_file
 from mlbert.feed.host_batch import HostBatch
+from mlbert.host.errors import UserError
 from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining, MaskedLogits
 from mlbert.models.saved import open_saved
 from mlbert.store.ragged import Ragged
@@ -25,17 +25,23 @@ def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, 
     """Model and tokenizer of what `mlbert.models.saved.open_saved` takes. Raises UserError: it holds no masked-LM model
     or no vocabulary."""
     if not weights_file(source).is_file():
-        reason = "holds no model" if source.is_dir() else "there is no such folder"
-        raise UserError(source, reason, "Give the folder of a model: config.json, model.safetensors, vocab.txt")
+        remedy = "Give the folder of a model: config.json, model.safetensors, vocab.txt"
+        if not source.is_dir():
+            raise UserError("file.missing", source, "there is no such folder", remedy)
+        raise UserError("checkpoint.missing", source, "holds no model", remedy)
     model, report, vocabulary = open_saved(source)
     fast = vocabulary.with_name(TOKENIZER_JSON)
     tokenizer = load_tokenizer_json(fast) if fast.is_file() and not vocabulary.exists() else load_tokenizer(vocabulary)
     if len(tokenizer.vocabulary) != model.config.vocab_size:
         reason = f"has {len(tokenizer.vocabulary)} entries, the model has vocab_size {model.config.vocab_size}"
-        raise UserError(tokenizer.file, reason, "Give the vocabulary that the model was trained with")
+        raise UserError(
+            "vocabulary.mismatch", tokenizer.file, reason, "Give the vocabulary that the model was trained with"
+        )
     is_whole = not any(name.startswith(_HEAD) for name in report.missing)
     if not is_whole or not isinstance(model, BertForMaskedLM | BertForPreTraining):
-        raise UserError(source, "has no masked-LM head", "Give a model that was pre-trained, not fine-tuned")
+        raise UserError(
+            "checkpoint.shape", source, "has no masked-LM head", "Give a model that was pre-trained, not fine-tuned"
+        )
     model.train(False)
     return model, tokenizer
 
@@ -52,7 +58,7 @@ def check_text(text: str) -> list[str]:
     parts = text.split(MASK)
     if len(parts) != 2:
         reason = f"has {len(parts) - 1} times {MASK}" if len(parts) > 2 else f"has no {MASK}"
-        raise UserError(f"text {_shortened(text)!r}", reason, f"Write {MASK} once, in place of a word")
+        raise UserError("config.value", f"text {_shortened(text)!r}", reason, f"Write {MASK} once, in place of a word")
     return parts
 
 
@@ -63,11 +69,13 @@ def fill_tokens(
     """As `fill`, of tokens without [CLS] and [SEP], of which that at ``place`` is [MASK]."""
     config, size = model.config, len(tokenizer.vocabulary)
     if not 1 <= top <= size:
-        raise UserError(f"top {top}", "is no number of guesses", f"Use 1 to {size}, the size of the vocabulary")
+        raise UserError(
+            "config.range", f"top {top}", "is no number of guesses", f"Use 1 to {size}, the size of the vocabulary"
+        )
     row = [tokenizer.cls_id, *tokens, tokenizer.sep_id]
     if len(row) > config.max_position_embeddings:
         reason = f"is {len(row)} tokens long, the model takes {config.max_position_embeddings}"
-        raise UserError("text", reason, "Give less text around the [MASK]")
+        raise UserError("data.too-long", "text", reason, "Give less text around the [MASK]")
     rows = Ragged.from_rows([(row, len(row), False, [place + 1], [0])])
     batch = HostBatch.of_sequences(rows, np.zeros(1, np.int64), len(row))
     device = next(parameter for _, parameter in model.named_parameters()).device

@@ -22,7 +22,7 @@ from torch import Tensor
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import PREDICTION_BIAS, WORD_EMBEDDINGS, composer_name, own_torch_names
 from mlbert.core.checkpoint_state import ANOTHER
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.models.files import read_pt, write_pt
 from mlbert.models.huggingface import config_from_huggingface, huggingface_config, obstacle
 from mlbert.models.renaming import padded
@@ -77,7 +77,7 @@ def read_weights(path: Path) -> Weights:
     if isinstance(content, dict) and any(isinstance(value, Tensor) for value in content.values()):
         return Weights(_tensors(content, path))
     if not isinstance(content, dict) or not content.keys() & {"model", "state"}:
-        raise UserError(path, "has no 'model' and no 'state'", remedy)
+        raise UserError("checkpoint.format", path, "has no 'model' and no 'state'", remedy)
     return Weights(_nvidia_tensors(content, path)) if "model" in content else _composer_weights(content, path)
 
 
@@ -109,7 +109,7 @@ def write_composer(state: Mapping[str, Tensor], shape: BertConfig, path: Path) -
     mosaic_bert = shape == _of_kind(shape, mosaic_bert=True)
     plain = _of_kind(shape, mosaic_bert=False) if mosaic_bert else shape
     if why_not := _composer_obstacle(plain, mosaic_bert):
-        raise UserError("Composer", why_not, "Keep the weights in our own form")
+        raise UserError("model.unsupported", "Composer", why_not, "Keep the weights in our own form")
     parts: dict[str, list[Tensor]] = {}
     tensors = padded(state, shape) if mosaic_bert else state
     # Rows of the query, then of the key, then of the value.
@@ -130,8 +130,9 @@ def write_composer(state: Mapping[str, Tensor], shape: BertConfig, path: Path) -
 
 
 def _of_kind(shape: BertConfig, mosaic_bert: bool) -> BertConfig:
-    positions = "alibi" if mosaic_bert else "absolute"
-    return dataclasses.replace(shape, position_embedding_type=positions, gated_mlp=mosaic_bert)
+    return dataclasses.replace(
+        shape, position_embedding_type="alibi" if mosaic_bert else "absolute", gated_mlp=mosaic_bert
+    )
 
 
 def _composer_obstacle(plain: BertConfig, mosaic_bert: bool) -> str | None:
@@ -146,7 +147,7 @@ def _composer_obstacle(plain: BertConfig, mosaic_bert: bool) -> str | None:
 def _nvidia_tensors(content: Any, path: Path) -> dict[str, Tensor]:
     state = content.get("model") if isinstance(content, dict) else None
     if not isinstance(state, dict):
-        raise UserError(path, "has no 'model'", _NVIDIA_REMEDY)
+        raise UserError("checkpoint.format", path, "has no 'model'", _NVIDIA_REMEDY)
     return _tensors(state, path)
 
 
@@ -154,7 +155,7 @@ def _composer_weights(content: Any, path: Path) -> Weights:
     state = content.get("state") if isinstance(content, dict) else None
     model = state.get("model") if isinstance(state, dict) else None
     if not isinstance(state, dict) or not isinstance(model, dict) or not model:
-        raise UserError(path, "has no state.model", "Give a checkpoint that Composer wrote")
+        raise UserError("checkpoint.format", path, "has no state.model", "Give a checkpoint that Composer wrote")
     tensors, values = _tensors(model, path), state
     for key in ("integrations", "huggingface", "model", "config", "content"):
         values = values.get(key, {}) if isinstance(values, dict) else {}
@@ -168,7 +169,7 @@ def _tensors(state: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
     tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
     for name, value in tensors.items():
         if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
-            raise UserError(path, f"{name} is no plain tensor", ANOTHER)
+            raise UserError("checkpoint.format", path, f"{name} is no plain tensor", ANOTHER)
     if not any(WORD_EMBEDDINGS in own_torch_names(name) for name in tensors):
-        raise UserError(path, f"holds no {WORD_EMBEDDINGS}", ANOTHER)
+        raise UserError("checkpoint.incomplete", path, f"holds no {WORD_EMBEDDINGS}", ANOTHER)
     return tensors

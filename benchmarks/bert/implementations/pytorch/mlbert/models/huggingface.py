@@ -13,9 +13,9 @@ from torch import Tensor
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_names import TIED, VOCABULARY
-from mlbert.core.errors import UserError
-from mlbert.core.json_files import read_json, shown
 from mlbert.feed.batch import IGNORED_LABEL, Batch
+from mlbert.host.errors import UserError
+from mlbert.host.json_files import read_json, shown
 from mlbert.models.bert import AnyBert
 from mlbert.models.modernbert import MODEL_TYPE, modernbert_config, modernbert_state, shape_of_modernbert
 
@@ -40,7 +40,7 @@ def obstacle(config: BertConfig) -> str | None:
 def huggingface_config(config: BertConfig, architecture: str = "BertForPreTraining") -> dict[str, object]:
     """The content of a Hugging Face ``config.json`` for this shape. Raises UserError for one that it can't hold."""
     if why_not := obstacle(config):
-        raise UserError("Hugging Face", why_not, "Keep the weights in our own form")
+        raise UserError("model.unsupported", "Hugging Face", why_not, "Keep the weights in our own form")
     return {
         "architectures": [architecture],
         "model_type": "bert",
@@ -90,23 +90,34 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
     if values.get("model_type") == MODEL_TYPE:
         name = values.get("hidden_activation")
         if name not in _ACTIVATIONS_BACK:
-            raise UserError(path, f"hidden_activation {shown(name)} is not a GELU", "Choose a checkpoint with GELU")
+            raise UserError(
+                "model.unsupported",
+                path,
+                f"hidden_activation {shown(name)} is not a GELU",
+                "Choose a checkpoint with GELU",
+            )
         return shape_of_modernbert(values, _ACTIVATIONS_BACK[str(name)], path)
     if (model_type := values.get("model_type", "bert")) != "bert":  # older ones have none
-        raise UserError(path, f"model_type is {shown(model_type)}, not 'bert'", "Choose a BERT checkpoint")
+        raise UserError(
+            "model.unsupported", path, f"model_type is {shown(model_type)}, not 'bert'", "Choose a BERT checkpoint"
+        )
     if values.get("position_embedding_type", "absolute") != "absolute":
-        raise UserError(path, "uses relative positions", "Choose a checkpoint with absolute positions")
+        raise UserError(
+            "model.unsupported", path, "uses relative positions", "Choose a checkpoint with absolute positions"
+        )
     activation = str(values.get("hidden_act", "gelu"))
     if activation not in _ACTIVATIONS_BACK:
-        raise UserError(path, f"hidden_act {shown(activation)} is not a GELU", "Choose a checkpoint with GELU")
+        raise UserError(
+            "model.unsupported", path, f"hidden_act {shown(activation)} is not a GELU", "Choose a checkpoint with GELU"
+        )
     names = BertConfig.__dataclass_fields__.keys() - {"hidden_act", "gated_mlp", "norm_position", "rope_theta"}
     known = {name: values[name] for name in names if name in values}
     try:
         return BertConfig(hidden_act=_ACTIVATIONS_BACK[activation], **known)  # type: ignore[arg-type]
     except TypeError:
-        raise UserError(path, "lacks the shape of a BERT", "Choose a complete config.json") from None
+        raise UserError("model.shape", path, "lacks the shape of a BERT", "Choose a complete config.json") from None
     except UserError as error:
-        raise UserError(path, error.reason, "Choose a BERT's config.json") from None
+        raise UserError("model.shape", path, error.problem, "Choose a BERT's config.json") from None
 
 
 def read_config(path: Path) -> BertConfig:

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlbert import ops
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
 from mlbert.feed.batch import Batch
+from mlbert.host.errors import UserError
 from mlbert.models import flops
 from mlbert.models.bert import MaskedLogits, SequenceLogits
 from mlbert.models.encoder import Keys
 from mlbert.models.huggingface import huggingface_config, obstacle, padded_tokens
+from mlbert.ops import api as ops
 
 SETTING = "MODEL_IMPLEMENTATION=huggingface"
 
@@ -51,7 +51,7 @@ class HuggingFaceModel(nn.Module):
     ) -> None:
         super().__init__()
         if why_not := obstacle(shape):
-            raise UserError(SETTING, why_not, "Set MODEL_IMPLEMENTATION=mlbert")
+            raise UserError("model.unsupported", SETTING, why_not, "Set MODEL_IMPLEMENTATION=mlbert")
         self.config, self.dtype, self.architecture, self._pad_to = shape, dtype, architecture, pad_to
         self._values = {**huggingface_config(shape, architecture), **values}
         self._drops_out = max(shape.hidden_dropout_prob, shape.attention_probs_dropout_prob) > 0.0
@@ -65,7 +65,9 @@ class HuggingFaceModel(nn.Module):
         try:
             import transformers
         except ImportError:
-            raise UserError(SETTING, "transformers is not installed", "pip install 'mlbert[huggingface]'") from None
+            raise UserError(
+                "package.missing", SETTING, "transformers is not installed", "pip install 'mlbert[huggingface]'"
+            ) from None
         values: dict[str, Any] = {k: v for k, v in self._values.items() if k not in ("architectures", "model_type")}
         peer = getattr(transformers, self.architecture)(transformers.BertConfig(**values))
         if hasattr(peer, "cls") and not self.config.tie_word_embeddings:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mlbert import ops
+from mlbert.ops import api as ops
 from mlbert.ops import fp8
 from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, Products, Quantised, Scaling
 
@@ -44,7 +44,7 @@ class LayerLinears:
     """The four linear layers of one encoder layer, products in the activations' type."""
 
     def qkv(self, hidden: Hidden, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
-        """Query, key and value [T, 3 D]; see `mlbert.ops.linear_qkv`."""
+        """Query, key and value [T, 3 D]; see `mlbert.ops.api.linear_qkv`."""
         return ops.linear_qkv(hidden.product, *weights, *biases)
 
     def product(self, which: int, x: Tensor, weight: Tensor) -> Tensor:
@@ -52,14 +52,14 @@ class LayerLinears:
         return ops.linear(x, weight)
 
     def feed_forward(self, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
-        """Both feed-forward products with GELU between them; see `mlbert.ops.feed_forward`."""
+        """Both feed-forward products with GELU between them; see `mlbert.ops.api.feed_forward`."""
         return ops.feed_forward(x, w1, b1, w2, exact)
 
     def attention_output_norm(self, context: Tensor, residual: Tensor, weight: Tensor, norm: Sequence[Any]) -> Hidden:
         """LayerNorm(residual + dropout(context W^T + b)).
 
         Args:
-            norm: arguments of `mlbert.ops.dropout_add_layer_norm` from ``weight`` on, b being the last one.
+            norm: arguments of `mlbert.ops.api.dropout_add_layer_norm` from ``weight`` on, b being the last one.
         """
         x = self.product(ATTENTION_OUTPUT, context, weight)
         return Hidden(*ops.dropout_add_layer_norm_twice(x, residual, *norm))

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_state import Report, check_unseen
-from mlbert.core.errors import UserError
 from mlbert.core.starting_weights import CHECKPOINT_TENSORS, weights_file
+from mlbert.host.errors import UserError
 from mlbert.models.bert import AnyBert
 from mlbert.models.checkpoint import read_checkpoint
 from mlbert.models.files import read_safetensors
@@ -55,7 +55,12 @@ def read_file(file: Path) -> Weights:
     elif file.suffix == ".pt" or file.name == PYTORCH_WEIGHTS:
         weights = replace(read_weights(file), is_checked=zipfile.is_zipfile(file))  # whose records have checksums
     else:
-        raise UserError(file, "is neither a safetensors nor a .pt file", "Convert it first: mlbert convert --help")
+        raise UserError(
+            "checkpoint.format",
+            file,
+            "is neither a safetensors nor a .pt file",
+            "Convert it first: mlbert convert --help",
+        )
     if file.name in (WEIGHTS, PYTORCH_WEIGHTS):
         weights = replace(weights, shape=_shape_beside(file.parent))
     if weights.shape is not None and is_modernbert(weights.tensors):

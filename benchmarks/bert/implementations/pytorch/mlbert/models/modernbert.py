@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mlbert.core.bert_config import BertConfig
 from mlbert.core.checkpoint_state import parameter_shapes
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 
 MODEL_TYPE = "modernbert"
 ARCHITECTURE = "ModernBertForMaskedLM"
@@ -94,11 +94,13 @@ def shape_of_modernbert(values: Mapping[str, object], activation: str, path: str
     wanted = {"global_attn_every_n_layers": 1, **dict.fromkeys(("attention_bias", "norm_bias", "decoder_bias"), True)}
     for name, value in wanted.items():
         if values.get(name) != value:
-            raise UserError(path, f"{name} is {values.get(name)}, only {value} is supported", remedy)
+            raise UserError(
+                "model.unsupported", path, f"{name} is {values.get(name)}, only {value} is supported", remedy
+            )
     same = BertConfig.__dataclass_fields__.keys() & values.keys()
     try:
         return BertConfig(
-            hidden_act=activation,
+            hidden_act=activation,  # type: ignore[arg-type]
             hidden_dropout_prob=values["mlp_dropout"],  # type: ignore[arg-type]
             attention_probs_dropout_prob=values["attention_dropout"],  # type: ignore[arg-type]
             layer_norm_eps=values["norm_eps"],  # type: ignore[arg-type]
@@ -109,9 +111,9 @@ def shape_of_modernbert(values: Mapping[str, object], activation: str, path: str
             **{name: values[name] for name in same},  # type: ignore[arg-type]
         )
     except (KeyError, TypeError):
-        raise UserError(path, "lacks the shape of a ModernBERT", remedy) from None
+        raise UserError("model.shape", path, "lacks the shape of a ModernBERT", remedy) from None
     except UserError as error:
-        raise UserError(path, error.reason, remedy) from None
+        raise UserError("model.shape", path, error.problem, remedy) from None
 
 
 def is_modernbert(tensors: Mapping[str, Tensor]) -> bool:
@@ -124,7 +126,9 @@ def own_tensors(tensors: Mapping[str, Tensor], shape: BertConfig, source: str) -
     not zero."""
     bias = next((name for name in tensors if name.endswith("mlp.Wi.bias") and tensors[name].count_nonzero()), None)
     if bias is not None:
-        raise UserError(source, f"{bias} is not zero", "Choose a model that mlbert pretrain has written")
+        raise UserError(
+            "checkpoint.shape", source, f"{bias} is not zero", "Choose a model that mlbert pretrain has written"
+        )
     state: dict[str, Tensor] = {}
     for own in parameter_shapes(shape):
         theirs = _their_name(own)

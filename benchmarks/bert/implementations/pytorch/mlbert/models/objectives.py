@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mlbert import ops
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
 from mlbert.feed.batch import IGNORED_LABEL, Batch
+from mlbert.host.errors import UserError
 from mlbert.models.bert import MaskedLogits, PreTrainingLogits
 from mlbert.models.encoder import Keys
 from mlbert.models.flops import Counted
+from mlbert.ops import api as ops
 
 # The reference divides the summed masked-LM loss by (sum of weights + 1e-5).
 MLM_DIVISOR_EPS = 1e-5
@@ -93,7 +93,7 @@ class MaskedLM(_Objective):
         correct, loss, masked = sums
         if not masked:
             reason = "holds no token that could be masked: its words are [UNK] to the vocabulary, or there are none"
-            raise UserError("the evaluation set", reason, "Give text, and the vocabulary of its language")
+            raise UserError("data.empty", "the evaluation set", reason, "Give text, and the vocabulary of its language")
         return {"mlm_accuracy": correct / masked, "loss": loss / masked}
 
     @staticmethod
@@ -268,7 +268,7 @@ class Regression(_SequenceObjective):
 def _known(subject: str, choice: str, known: Sequence[str]) -> str:
     """The choice; raises UserError for one that is not known."""
     if choice not in known:
-        raise UserError(subject, f"{choice!r} is unknown", f"Use one of {', '.join(known)}")
+        raise UserError("config.choice", subject, f"{choice!r} is unknown", f"Use one of {', '.join(known)}")
     return choice
 
 
@@ -288,4 +288,6 @@ def _library(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UserError(package, "is not installed, and metrics need it", "pip install 'mlbert[finetune]'") from None
+        raise UserError(
+            "package.missing", package, "is not installed, and metrics need it", "pip install 'mlbert[finetune]'"
+        ) from None

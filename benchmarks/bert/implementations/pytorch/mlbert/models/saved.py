@@ -7,8 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mlbert.core.checkpoint_state import Report
-from mlbert.core.errors import UserError
 from mlbert.core.starting_weights import CHECKPOINT_TENSORS, weights_file
+from mlbert.host.errors import UserError
 from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.checkpoint import vocabulary_of
 from mlbert.models.export import write_weights
@@ -43,7 +43,9 @@ def open_saved(source: Path) -> tuple[AnyBert, Report, Path]:
 def _model_of(weights: Weights, file: Path) -> AnyBert:
     """A model with the heads that the weights have."""
     if weights.shape is None:
-        raise UserError(file, "nothing beside it tells the model's shape", "Put its config.json there")
+        raise UserError(
+            "checkpoint.incomplete", file, "nothing beside it tells the model's shape", "Put its config.json there"
+        )
     if (classifier := weights.tensors.get("classifier.weight")) is not None:
         return BertForSequenceClassification(weights.shape, len(classifier))
     if any("seq_relationship" in name for name in weights.tensors):
@@ -66,5 +68,10 @@ def export_to_huggingface(source: Path, target: Path) -> None:
         write_weights(model, Path(made), {"weights": source}, vocabulary if vocabulary.is_file() else None)
         folder = Path(made) / HUGGINGFACE
         if not folder.is_dir():
-            raise UserError(source, f"Hugging Face: {obstacle(model.config)}", "Keep the weights in our own form")
+            raise UserError(
+                "model.unsupported",
+                source,
+                f"Hugging Face: {obstacle(model.config)}",
+                "Keep the weights in our own form",
+            )
         folder.rename(target)

@@ -9,12 +9,13 @@ from typing import TypeVar
 
 import torch
 
-from mlbert import ops
-from mlbert.core import native
-from mlbert.core.errors import UserError
-from mlbert.core.settings import TrainConfig
+from mlbert.host import native
+from mlbert.host.errors import UserError
 from mlbert.models.bert import AnyBert
+from mlbert.models.config import ModelConfig
 from mlbert.models.load import load_weights
+from mlbert.ops import api as ops
+from mlbert.ops.config import ComputeConfig
 from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import compute_dtype, fp8_products
 
@@ -39,18 +40,23 @@ class Compute:
     ops: str
 
 
-def choose_compute(config: TrainConfig, device: torch.device, warn: Callable[[str], None]) -> Compute:
+def choose_compute(
+    config: ComputeConfig, model: ModelConfig, device: torch.device, warn: Callable[[str], None]
+) -> Compute:
     """Selects the ops for this process. Raises UserError for what the device or the model does not have."""
     dtype = compute_dtype(config.precision, device)
     products = fp8_products(config.precision, device, config.fp8_fast_accumulation)
     chosen = ops.select(config.ops, device)
     if config.ops == "auto" and device.type == "cpu" and (problem := native.problem()):
         warn(f"warning: {problem}")
-    if config.model_implementation == HUGGING_FACE:
+    if model.model_implementation == HUGGING_FACE:
         if products:
             reason = "Hugging Face's model has no FP8 products"
             raise UserError(
-                f"PRECISION={config.precision}", reason, "Set PRECISION=bf16 or MODEL_IMPLEMENTATION=mlbert"
+                "config.conflict",
+                f"PRECISION={config.precision}",
+                reason,
+                "Set PRECISION=bf16 or MODEL_IMPLEMENTATION=mlbert",
             )
         chosen = {"model": "transformers", "masked_cross_entropy": chosen["masked_cross_entropy"]}
     if products and device.type == "cpu":
@@ -59,7 +65,7 @@ def choose_compute(config: TrainConfig, device: torch.device, warn: Callable[[st
 
 
 def start_weights(
-    model: AnyModel, config: TrainConfig, seed: int, device: torch.device, warn: Callable[[str], None]
+    model: AnyModel, config: ModelConfig, seed: int, device: torch.device, warn: Callable[[str], None]
 ) -> AnyModel:
     """Draws the weights, loads those of INIT_CHECKPOINT over them, and moves the model to the device.
 

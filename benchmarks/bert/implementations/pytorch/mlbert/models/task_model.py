@@ -12,19 +12,18 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field, Strict
 
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
-from mlbert.core.files import write_atomically
-from mlbert.core.json_files import read_record
-from mlbert.core.setting import Limits
 from mlbert.feed.tasks import TaskEvalSet
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_atomically
+from mlbert.host.schema import Document, read_model
 from mlbert.models.bert import AnyBert, BertForSequenceClassification
 from mlbert.models.export import write_weights
 from mlbert.models.load import load_weights
@@ -34,18 +33,18 @@ from mlbert.store.tokenizer import Tokenizer
 TASK = "task.json"
 PREDICTIONS, CONFUSION = "predictions.csv", "confusion_matrix.png"
 _MOST_NAMES = 40  # classes whose names fit the axes of a figure
+Names = Annotated[tuple[str, ...], Strict(False)]  # a list in JSON
 
 
-@dataclass(frozen=True)
-class TaskCard:
+class TaskCard(Document, extra="forbid"):
     """What a fine-tuned model is for: ``task.json``. ``classes`` is () for a number, ``header`` names the columns of
     files without a header."""
 
-    text_columns: tuple[str, ...]
+    text_columns: Names
     label_column: str
-    classes: tuple[str, ...]
-    max_seq_length: Annotated[int, Limits(at_least=1, at_most=2**18)]
-    header: tuple[str, ...] | None = None
+    classes: Names
+    max_seq_length: Annotated[int, Field(ge=1, le=2**18)]
+    header: Names | None = None
     lenient: bool = False
 
     @property
@@ -66,7 +65,7 @@ def write_task_model(
     """`write_weights`, with the vocabulary, the card, and the classes' names for Hugging Face. Raises UserError as it
     does."""
     write_weights(model, folder, facts, tokenizer.file)
-    write_atomically(folder / "weights" / TASK, json.dumps(asdict(card), indent=2) + "\n")
+    write_atomically(folder / "weights" / TASK, json.dumps(card.model_dump(), indent=2) + "\n")
     config = folder / "huggingface" / "config.json"
     if card.classes and config.exists():
         values = json.loads(config.read_text(encoding="utf-8"))
@@ -77,9 +76,7 @@ def write_task_model(
 
 def read_card(weights: Path) -> TaskCard:
     """The card of a ``weights/`` folder. Raises UserError: there is none, or it is damaged."""
-    card = read_record(TaskCard, weights / TASK, "Name the run folder of a fine-tuned model")
-    header = None if card.header is None else tuple(card.header)
-    return replace(card, text_columns=tuple(card.text_columns), classes=tuple(card.classes), header=header)
+    return read_model(TaskCard, weights / TASK, "Name the run folder of a fine-tuned model")
 
 
 @torch.no_grad()
@@ -130,7 +127,9 @@ def write_predictions(path: Path, parts: Sequence[TaskRows], predicted: np.ndarr
                     writer.writeheader()
                 writer.writerow(line)
     except OSError as error:
-        raise UserError(path, f"cannot be written ({error.strerror})", "Name another place") from None
+        raise UserError(
+            "file.unwritable", path, f"cannot be written ({error.strerror})", "Name another place"
+        ) from None
 
 
 def _prediction_lines(

@@ -41,7 +41,7 @@ def library() -> Library:
     """The cublasLt in use.
 
     Raises:
-        mlbert.core.native.NativeUnavailable: there is none.
+        mlbert.host.native.NativeUnavailable: there is none.
     """
     return _given or cublaslt_library.library()
 
@@ -53,7 +53,7 @@ def _remark() -> str:
 
 @registry.register("linear_qkv", "cublaslt", remark=_remark)
 def linear_qkv(x: Tensor, *weights_and_biases: Tensor) -> Tensor:
-    """`mlbert.ops.linear_qkv`."""
+    """`mlbert.ops.api.linear_qkv`."""
     return _LinearQKV.apply(x, *weights_and_biases)
 
 
@@ -65,7 +65,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, has_other_users: bool
 
 @registry.register("linear_gelu", "cublaslt")
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
-    """`mlbert.ops.linear_gelu`."""
+    """`mlbert.ops.api.linear_gelu`."""
     if exact:
         return reference.linear_gelu(x, weight, bias, exact)
     return _LinearGelu.apply(x, weight, bias, needs_gradient(x, weight, bias))
@@ -73,7 +73,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
 
 @registry.register("feed_forward", "cublaslt")
 def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
-    """`mlbert.ops.feed_forward`."""
+    """`mlbert.ops.api.feed_forward`."""
     if exact:
         return reference.feed_forward(x, w1, b1, w2, exact)
     return _FeedForward.apply(x, w1, b1, w2, needs_gradient(x, w1, b1, w2))

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mlbert.core import native
+from mlbert.host import native
 
 WORKSPACE_BYTES = 32 << 20
 LARGEST_ALIGNMENT = 256
@@ -115,7 +115,7 @@ class Library:
         path: of the shared library, or its name.
 
     Raises:
-        mlbert.core.native.NativeUnavailable: the C part can't be compiled, or the library can't be opened.
+        mlbert.host.native.NativeUnavailable: the C part can't be compiled, or the library can't be opened.
 
     Attributes:
         version: 10000 major + 100 minor + patch.
@@ -262,7 +262,7 @@ def library() -> Library:
     """The cublasLt that belongs to this PyTorch.
 
     Raises:
-        mlbert.core.native.NativeUnavailable: PyTorch is not built for CUDA, or what `Library` raises.
+        mlbert.host.native.NativeUnavailable: PyTorch is not built for CUDA, or what `Library` raises.
     """
     if torch.version.cuda is None:
         raise native.NativeUnavailable(f"PyTorch {torch.__version__} is built without CUDA")

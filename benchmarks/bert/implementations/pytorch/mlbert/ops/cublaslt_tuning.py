@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.core.native import NativeUnavailable
+from mlbert.host.native import NativeUnavailable
 from mlbert.ops import cublaslt, device_cache
 from mlbert.ops.cublaslt_library import APART, FIRST, LARGEST_ALIGNMENT, CublasLtError, Epilogue, Library, Problem
 

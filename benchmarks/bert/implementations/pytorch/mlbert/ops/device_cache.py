@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from mlbert.core import native
-from mlbert.core.sealed import seal, unseal
+from mlbert.host import native
+from mlbert.host.checksummed_json import add_checksum, parse_checksummed
 from mlbert.ops import cublaslt
 
 
@@ -35,7 +35,7 @@ def load(name: str, device: torch.device, say: Callable[[str], object], *facts: 
     """
     path = _file(name, device, facts)
     try:
-        kept = unseal(path.read_text(encoding="utf-8", errors="replace")) or {}
+        kept = parse_checksummed(path.read_text(encoding="utf-8", errors="replace")) or {}
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError:
@@ -53,7 +53,7 @@ def store(name: str, device: torch.device, found: Mapping[str, Any], *facts: str
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=path.parent)
         with os.fdopen(handle, "w") as file:
-            json.dump(seal({"found": found}), file)
+            json.dump(add_checksum({"found": found}), file)
         os.replace(temporary, path)
 
 

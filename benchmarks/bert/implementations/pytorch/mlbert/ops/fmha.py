@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.core import native
-from mlbert.core.native import NativeUnavailable
+from mlbert.host import native
+from mlbert.host.native import NativeUnavailable
 from mlbert.ops import reference, registry
 from mlbert.ops.attention import FMHA_HEAD_SIZE, FMHA_LENGTH, HALF_TYPES
 from mlbert.ops.dropout import MASK32, Key, dropout_threshold
@@ -60,7 +60,7 @@ def library() -> ctypes.CDLL:
     """The library in use.
 
     Raises:
-        mlbert.core.native.NativeUnavailable: there is none for these sources, or it can't be loaded.
+        mlbert.host.native.NativeUnavailable: there is none for these sources, or it can't be loaded.
     """
     return _given or _built()
 
@@ -77,7 +77,7 @@ def load(path: Path) -> ctypes.CDLL:
     """The library at `path`, with the types of its functions.
 
     Raises:
-        mlbert.core.native.NativeUnavailable: it can't be loaded.
+        mlbert.host.native.NativeUnavailable: it can't be loaded.
     """
     try:
         code = ctypes.CDLL(str(path))
@@ -96,7 +96,7 @@ def check_device() -> None:
     """Whether the current device can run the kernels.
 
     Raises:
-        mlbert.core.native.NativeUnavailable: it can't.
+        mlbert.host.native.NativeUnavailable: it can't.
     """
     if error := library().fmha_check():
         raise NativeUnavailable(f"csrc/fmha: {library().fmha_error(error).decode()}")

@@ -69,7 +69,7 @@ def linear_qkv(
     row: int,
     small: Quantised | None = None,
 ) -> Tensor:
-    """`mlbert.ops.linear_qkv` in FP8: three weights [D, D] and biases [D], which share one scale."""
+    """`mlbert.ops.api.linear_qkv` in FP8: three weights [D, D] and biases [D], which share one scale."""
     table.note_pass()
     return _Linear.apply(x, small, table, row, len(weights), *weights, *biases)
 
@@ -82,8 +82,8 @@ def attention_output(
     Args:
         context, residual: [T, D] bfloat16.
         weight: [D, D].
-        norm: LayerNorm's and dropout's arguments of `mlbert.ops.dropout_add_layer_norm`, from ``weight`` on; the last
-            one is b.
+        norm: LayerNorm's and dropout's arguments of `mlbert.ops.api.dropout_add_layer_norm`, from ``weight`` on; the
+            last one is b.
         reader: row of the linear layer that reads the result; None: none in FP8.
     """
     table.note_pass()

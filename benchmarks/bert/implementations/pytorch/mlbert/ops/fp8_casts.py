@@ -96,7 +96,7 @@ def _plain_norm_forward(
     """LayerNorm(residual + dropout(x + x_bias)) without autograd, and its rounded result in e4m3.
 
     Args:
-        x, residual, weight, bias, eps, dropout_p, key, rows, x_bias: as in `mlbert.ops.dropout_add_layer_norm`.
+        x, residual, weight, bias, eps, dropout_p, key, rows, x_bias: as in `mlbert.ops.api.dropout_add_layer_norm`.
         scale: float32 scalar; quantised = result * scale.
         amax: float32 scalar, raised to the largest |result|.
 

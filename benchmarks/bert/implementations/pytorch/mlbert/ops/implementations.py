@@ -9,8 +9,8 @@ import importlib
 
 import torch
 
-from mlbert.core.config import environment
-from mlbert.core.native import NativeUnavailable
+from mlbert.host.environment import environment
+from mlbert.host.native import NativeUnavailable
 from mlbert.ops import cublaslt, fmha, native_library, registry
 
 

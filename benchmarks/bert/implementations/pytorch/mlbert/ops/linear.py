@@ -57,7 +57,7 @@ def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> 
     Args:
         exact: as in `linear_gelu`.
 
-    W2's bias is left to what follows, which adds it on its way (`mlbert.ops.dropout_add_layer_norm`).
+    W2's bias is left to what follows, which adds it on its way (`mlbert.ops.api.dropout_add_layer_norm`).
     """
     return registry.implementation("feed_forward", x)(x, w1, b1, w2, exact)
 

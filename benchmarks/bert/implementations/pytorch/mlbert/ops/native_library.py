@@ -14,7 +14,7 @@ import functools
 import torch
 from torch import Tensor
 
-from mlbert.core import native
+from mlbert.host import native
 
 SOURCES = (
     "ops_attention.c",
@@ -54,7 +54,7 @@ def library() -> ctypes.CDLL:
     """The compiled kernels.
 
     Raises:
-        mlbert.core.native.NativeUnavailable: they can't be compiled or loaded here.
+        mlbert.host.native.NativeUnavailable: they can't be compiled or loaded here.
     """
     lib = native.load("ops", SOURCES)
     for name, signature in _SIGNATURES.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.ops.fp8_scaling import Products
 
 FP8_CAPABILITY = (8, 9)
@@ -44,7 +44,7 @@ def fp8_products(precision: str, device: torch.device, fast_accumulation: str = 
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         name, capability = torch.cuda.get_device_name(device), "{}.{}".format(*FP8_CAPABILITY)
         reason = f"{name} has no FP8 products (compute capability {capability} or higher has)"
-        raise UserError(f"PRECISION={precision}", reason, "Set PRECISION=bf16")
+        raise UserError("device.unavailable", f"PRECISION={precision}", reason, "Set PRECISION=bf16")
     if precision == "fp8":
         return Products(fast=fast_accumulation == "all")
     return Products(input_gradient=False, weight_gradient=False)

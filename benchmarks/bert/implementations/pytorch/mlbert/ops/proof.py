@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.ops import device_cache, registry
 from mlbert.ops.comparison import compare
 from mlbert.ops.precision import compute_dtype
@@ -111,7 +111,9 @@ def _check_device(op: str, name: str, device: torch.device, why: str) -> None:
         torch.zeros(1, device=device).item()
     except RuntimeError as error:
         remedy = f"Set {REMEDIES.get(name, 'OPS=plain')}, which leaves it out"
-        raise UserError(f"the {name} kernel of {op}", f"has broken the {device.type} device: {why}", remedy) from error
+        raise UserError(
+            "device.broken", f"the {name} kernel of {op}", f"has broken the {device.type} device: {why}", remedy
+        ) from error
 
 
 def _difference(form: Callable[..., Any], plain: Callable[..., Any], arguments: Callable[[], tuple[Any, ...]]) -> str:

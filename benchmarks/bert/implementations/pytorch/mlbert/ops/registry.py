@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from mlbert.core.errors import UserError
-from mlbert.core.native import NativeUnavailable
+from mlbert.host.errors import UserError
+from mlbert.host.native import NativeUnavailable
 
 CHOICES = ("auto", "plain", "native", "triton", "cublaslt", "flash", "fmha")
 # Kind of device -> choice -> names to try for each op before plain.
@@ -98,10 +98,10 @@ def select(choice: str = "auto", device: torch.device | str = "cpu") -> dict[str
     """
     global _choice
     if choice not in CHOICES:
-        raise UserError("OPS", f"{choice!r} is no implementation", f"Use one of {', '.join(CHOICES)}")
+        raise UserError("config.choice", "OPS", f"{choice!r} is no implementation", f"Use one of {', '.join(CHOICES)}")
     kind = torch.device(device).type
     if choice not in ("auto", "plain", *_PREFERENCES.get(kind, {})):
-        raise UserError(f"OPS={choice}", f"has nothing for a {kind} device", "Set OPS=auto")
+        raise UserError("ops.unavailable", f"OPS={choice}", f"has nothing for a {kind} device", "Set OPS=auto")
     _choice = choice
     _selections.clear()
     selection = _selection(kind)
@@ -109,7 +109,7 @@ def select(choice: str = "auto", device: torch.device | str = "cpu") -> dict[str
         _choice = "auto"
         _selections.clear()
         remedy = "Install gcc, or set OPS=plain (slower)" if choice == "native" else "Set OPS=auto"
-        raise UserError(f"OPS={choice}", selection.missing[choice], remedy)
+        raise UserError("ops.unavailable", f"OPS={choice}", selection.missing[choice], remedy)
     return dict(selection.names)
 
 

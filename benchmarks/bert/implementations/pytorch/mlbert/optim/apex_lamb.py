@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mlbert.core.native import NativeUnavailable
+from mlbert.host.native import NativeUnavailable
 from mlbert.optim.flat import FlatParameters
 
 

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mlbert.core.errors import UserError
-from mlbert.core.native import NativeUnavailable
+from mlbert.host.errors import UserError
+from mlbert.host.native import NativeUnavailable
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.pieces import Piece, pieces_of
 from mlbert.optim.shared_weights import Layout, SharedWeights
@@ -119,7 +119,9 @@ class FlatOptimizer:
             self._load(name)
         except (NativeUnavailable, ImportError) as error:
             if wanted != "auto":
-                raise UserError(f"{name} optimizer", str(error), "Choose the plain implementation or auto") from error
+                raise UserError(
+                    "ops.unavailable", f"{name} optimizer", str(error), "Choose the plain implementation or auto"
+                ) from error
             self.reason = str(error)
         else:
             self.implementation, self.reason = name, ""
@@ -244,10 +246,12 @@ class FlatOptimizer:
             if not isinstance(value, Tensor) or value.shape != self.flat.data.shape:
                 found = f"has {value.numel()} elements" if isinstance(value, Tensor) else "is missing"
                 reason = f"{key} {found}, the model has {self.flat.numel} parameters"
-                raise UserError("optimizer state", reason, "Use a checkpoint of this model")
+                raise UserError("checkpoint.shape", "optimizer state", reason, "Use a checkpoint of this model")
         num_updates = state.get("num_updates")
         if not isinstance(num_updates, int):
-            raise UserError("optimizer state", "num_updates is missing", "Use a complete checkpoint")
+            raise UserError(
+                "checkpoint.incomplete", "optimizer state", "num_updates is missing", "Use a complete checkpoint"
+            )
         padding = self.flat.padded_data.numel() - self.flat.numel
         for key in self.STATE:
             getattr(self, key).copy_(self._layout.take(pad(state[key], (0, padding))))

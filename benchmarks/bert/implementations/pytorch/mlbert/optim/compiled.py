@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from mlbert.core.native import NativeUnavailable
+from mlbert.host.native import NativeUnavailable
 from mlbert.optim import native_update
 from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mlbert.core.native import NativeUnavailable
+from mlbert.host.native import NativeUnavailable
 from mlbert.optim.adam import Adam
 from mlbert.optim.base import Event
 from mlbert.optim.compiled import Scaling

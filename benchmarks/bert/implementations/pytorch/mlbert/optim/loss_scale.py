@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlbert.core.settings import TrainConfig
+from mlbert.ops.config import ComputeConfig
 
 LARGEST = 2.0**24  # float32 holds the gradients; beyond this a loss of 100 is near the end of its whole numbers
 
@@ -34,7 +34,7 @@ class LossScale:
         self._window = window
 
     @classmethod
-    def of(cls, config: TrainConfig, device: torch.device) -> LossScale | None:
+    def of(cls, config: ComputeConfig, device: torch.device) -> LossScale | None:
         """As the settings ask for; None but for PRECISION=fp16."""
         return cls(config.loss_scale, config.loss_scale_window, device) if config.precision == "fp16" else None
 

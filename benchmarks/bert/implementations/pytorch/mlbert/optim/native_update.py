@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlbert.core import native
+from mlbert.host import native
 from mlbert.optim.pieces import Blocks, Piece
 from mlbert.optim.shared_weights import Layout
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.plan import model
 from mlbert.plan.parameters import GPUS, Parameters
 
@@ -91,7 +91,12 @@ def shared_cores_rate(runs: Sequence[Measured], ranks: int, batch: int) -> float
         UserError: a run of several ranks.
     """
     if any(run.ranks != 1 for run in runs):
-        raise UserError("--calibrate", "holds a run of several ranks", "With --shared-cores, give logs of one rank")
+        raise UserError(
+            "config.conflict",
+            "--calibrate",
+            "holds a run of several ranks",
+            "With --shared-cores, give logs of one rank",
+        )
     each, constant = two_parts(runs)
     return batch / (each * batch + constant * ranks) * 1e3
 
@@ -121,7 +126,7 @@ def calibrated(parameters: Parameters, job: model.Job, runs: Sequence[Measured])
     found = each / per_unit
     if not 1 / FARTHEST < found / parameters.sequence_ms[job.gpu] < FARTHEST:
         reason = f"has steps of {runs[0].step_ms:.1f} ms, {outside[runs[0]].total:.1f} ms are usual on {job.gpu}"
-        raise UserError("--calibrate", reason, "Give the --gpu that the log was measured on")
+        raise UserError("config.conflict", "--calibrate", reason, "Give the --gpu that the log was measured on")
     seconds = [run.evaluation_seconds * run.ranks / job.work for run in runs if run.evaluation_seconds]
     evaluation = parameters.evaluation_gpu_seconds
     return replace(

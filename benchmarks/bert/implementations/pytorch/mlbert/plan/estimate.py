@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from mlbert.core import rules
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.plan import memory, model
 from mlbert.plan.parameters import GPUS, Parameters
 from mlbert.plan.shapes import Shape
@@ -79,18 +79,17 @@ def estimate(
     Raises:
         UserError: a batch beyond the reference points, a model without samples, weights that do not fit.
     """
-    point = rules.reference_point(job.batch)
-    if point is None:
-        largest = rules.REFERENCE_POINTS[-1].global_batch_size
-        raise UserError("--batch", f"{job.batch} is beyond the reference points", f"Give at most {largest}")
+    point = _reference_point(job.batch)
     if needed is None and not shape.is_large:
-        raise UserError("--samples", "are known for BERT-large only", "Give those that this model needs to its target")
+        remedy = "Give those that this model needs to its target"
+        raise UserError("plan.impossible", "--samples", "are known for BERT-large only", remedy)
     samples = model.samples(job, parameters) if needed is None else needed
     step, evaluation = model.step(job, parameters), model.evaluation_seconds(job, parameters)
     seconds = model.seconds_to_train(job, parameters, samples)
     held = memory.of(shape.config, job.gpu, job.sequences, sharers, fp8=job.fp8 and GPUS[job.gpu].has_fp8)
     if not held.most_sequences:
-        raise UserError("--gpu", f"{job.gpu} cannot hold the weights and one sequence", "Share the optimizer's state")
+        problem = f"{job.gpu} cannot hold the weights and one sequence"
+        raise UserError("plan.impossible", "--gpu", problem, "Share the optimizer's state")
     micro_batches = math.ceil(job.sequences / held.most_sequences)
     if micro_batches > 1:
         held = dataclasses.replace(held, activations=held.activations / micro_batches)
@@ -117,6 +116,14 @@ def estimate(
         dollars=None if prices.dollars_per_gpu_hour is None else hours * prices.dollars_per_gpu_hour,
         kilowatt_hours=None if prices.watts_per_gpu is None else hours * prices.watts_per_gpu / 1e3,
     )
+
+
+def _reference_point(batch: int) -> rules.ReferencePoint:
+    point = rules.reference_point(batch)
+    if point is None:
+        largest = rules.REFERENCE_POINTS[-1].global_batch_size
+        raise UserError("config.range", "--batch", f"{batch} is beyond the reference points", f"Give at most {largest}")
+    return point
 
 
 def _bands(seconds: float, spread: float, error: float) -> tuple[tuple[float, float], tuple[float, float]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mlbert.core import rules
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.plan import sweep
 from mlbert.plan.estimate import Estimate
 from mlbert.plan.model import Job
@@ -56,12 +56,14 @@ def job_of(given: Given, ask: Callable[[Job], Estimate]) -> Job:
     gpus = given.gpus or (given.nodes or 1) * given.per_node
     nodes = given.nodes or sweep.nodes_for(gpus, given.per_node)
     if gpus % nodes:
-        raise UserError("--nodes", f"{nodes} do not share out {gpus} GPUs evenly", "Give a divisor of --gpus")
+        raise UserError(
+            "config.conflict", "--nodes", f"{nodes} do not share out {gpus} GPUs evenly", "Give a divisor of --gpus"
+        )
     if given.precision is not None and given.precision not in PRECISIONS:
-        raise UserError("--precision", f"{given.precision} is unknown", "Give bf16 or fp8")
+        raise UserError("config.choice", "--precision", f"{given.precision} is unknown", "Give bf16 or fp8")
     fp8 = GPUS[given.gpu].has_fp8 if given.precision is None else PRECISIONS[given.precision]
     if fp8 and not GPUS[given.gpu].has_fp8:
-        raise UserError("--precision", f"nobody published FP8 on {given.gpu}", "Give bf16")
+        raise UserError("config.choice", "--precision", f"nobody published FP8 on {given.gpu}", "Give bf16")
     port = None if given.port_gbps is None else given.port_gbps * gpus / nodes
     job = Job(given.gpu, gpus, nodes, gpus, port, fp8, imbalance=given.imbalance)
     job = replace(job, work=given.shape.work, gradient=given.shape.gradient)
@@ -69,9 +71,11 @@ def job_of(given: Given, ask: Callable[[Job], Estimate]) -> Job:
     if batch:
         if not gpus <= batch <= LARGEST_BATCH:
             reason = f"{batch} is not from {gpus} (one sequence a GPU) to {LARGEST_BATCH} (the largest reference point)"
-            raise UserError("--batch", reason, "Give another batch or other --gpus")
+            raise UserError("config.conflict", "--batch", reason, "Give another batch or other --gpus")
         return replace(job, batch=batch)
     found = sweep.fastest(gpus, lambda _, size: ask(replace(job, batch=size)))
     if found is None:
-        raise UserError("--batch", f"no batch of the reference is shared out by {gpus} GPUs", _GIVE_BATCH)
+        raise UserError(
+            "config.missing", "--batch", f"no batch of the reference is shared out by {gpus} GPUs", _GIVE_BATCH
+        )
     return found.job

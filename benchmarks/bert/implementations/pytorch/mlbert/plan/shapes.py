@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
-from mlbert.core.provenance import shipped
+from mlbert.host.errors import UserError
+from mlbert.host.provenance import shipped
 from mlbert.models.flops import Work, training_flops
 
 CONFIGS = shipped("configs")
@@ -48,5 +48,5 @@ def named(name: str) -> Shape:
         return of(BertConfig.from_json(path))
     if not Path(name).is_file():
         known = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.json")))
-        raise UserError("--model", f"{name} is neither a known shape nor a file", f"Known: {known}")
+        raise UserError("config.choice", "--model", f"{name} is neither a known shape nor a file", f"Known: {known}")
     return of(BertConfig.from_json(Path(name)))

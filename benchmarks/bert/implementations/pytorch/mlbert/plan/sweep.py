@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mlbert.core import rules
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.plan.estimate import Estimate
 
 GPU_COUNTS = tuple(2**power for power in range(13))
@@ -43,7 +43,9 @@ def within(found: Sequence[Estimate], budget: float) -> tuple[Estimate, Estimate
     affordable = [pair for pair in priced if pair[0] <= budget]
     if not affordable:
         least = min(dollars for dollars, _ in priced)
-        raise UserError("--budget", f"{budget:g} dollars buy no run", f"The cheapest costs {least:.2f}")
+        raise UserError(
+            "plan.impossible", "--budget", f"{budget:g} dollars buy no run", f"The cheapest costs {least:.2f}"
+        )
     cheapest = min(affordable, key=lambda pair: pair[0])[1]
     return cheapest, min((estimate for _, estimate in affordable), key=lambda estimate: estimate.seconds)
 
@@ -51,9 +53,9 @@ def within(found: Sequence[Estimate], budget: float) -> tuple[Estimate, Estimate
 def check_picture(path: Path) -> Path:
     """The path. Raises UserError where it is no picture's or its folder does not exist."""
     if path.suffix not in PICTURES:
-        raise UserError(path, "is no picture's name", f"End it in {' or '.join(PICTURES)}")
+        raise UserError("config.value", path, "is no picture's name", f"End it in {' or '.join(PICTURES)}")
     if not path.parent.is_dir():
-        raise UserError(path, "lies in a folder that does not exist", "Make the folder first")
+        raise UserError("file.missing", path, "lies in a folder that does not exist", "Make the folder first")
     return path
 
 

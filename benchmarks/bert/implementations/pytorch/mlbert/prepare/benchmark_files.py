@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import read_plain
-from mlbert.core.json_files import parse_json
+from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain
+from mlbert.host.json_files import parse_json
 
 LIST = Path(__file__).with_name("benchmark_files.json")
 
@@ -40,10 +40,12 @@ def read_list(path: Path | None = None) -> list[Entry]:
         entries = [_entry(item, default) for item in document["files"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         remedy = "See mlbert/prepare/benchmark_files.json for the form"
-        raise UserError(path, f"is no list of files ({error!r})", remedy) from None
+        raise UserError("file.json", path, f"is no list of files ({error!r})", remedy) from None
     for entry in entries:
         if Path(entry.name).is_absolute() or ".." in Path(entry.name).parts:
-            raise UserError(path, f"names a file outside the folder: {entry.name}", "Use relative names")
+            raise UserError(
+                "data.damaged", path, f"names a file outside the folder: {entry.name}", "Use relative names"
+            )
     return entries
 
 
@@ -69,7 +71,9 @@ def select(entries: Sequence[Entry], wanted: Sequence[str]) -> list[Entry]:
     for name in wanted:
         if not any(name in _names(entry) for entry in entries):
             known = ", ".join(dict.fromkeys(entry.group for entry in entries))
-            raise UserError("--only", f"{name} is neither a file of the list nor a group", f"Groups: {known}")
+            raise UserError(
+                "config.choice", "--only", f"{name} is neither a file of the list nor a group", f"Groups: {known}"
+            )
     return [entry for entry in entries if set(wanted) & _names(entry)]
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.prepare.export_nvidia import ROWS_A_FILE, is_written, shard_columns, shard_name, write_shard
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import opened
@@ -89,16 +89,18 @@ def make_hdf5_bins(
     """
     edges = check_edges(edges)
     if layout not in LAYOUTS:
-        raise UserError("--layout", f"{layout} is not known", f"Use one of {', '.join(LAYOUTS)}")
+        raise UserError("config.choice", "--layout", f"{layout} is not known", f"Use one of {', '.join(LAYOUTS)}")
     if source.resolve() in (out.resolve(), *out.resolve().parents):
-        raise UserError(out, "is the input folder, or in it", "Choose another output folder")
+        raise UserError("file.in-input", out, "is the input folder, or in it", "Choose another output folder")
     identity, lengths = describe(source).identity, open_store(source).lengths
     shards = plan_shards(source, lengths, edges)
     found = BinsJob(source, out, layout, identity)
     sizes = {str(edge): sum(shard.size for shard in shards if shard.high == edge) for edge in edges}
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if not all(is_written(out / shard.name, found.fingerprint(shard)) for shard in shards):
-            raise UserError(out, "is not empty, and no such folder of bins", "Choose another output folder")
+            raise UserError(
+                "file.in-the-way", out, "is not empty, and no such folder of bins", "Choose another output folder"
+            )
         progress(f"{out} is finished with these options: nothing to do")
         return sizes
     unfinished = out.with_name(f"{out.name}.unfinished")
@@ -121,7 +123,7 @@ def make_hdf5_bins(
         os.replace(unfinished, out)  # an empty folder may be there
     except OSError as error:
         reason = f"cannot be made of {unfinished.name} ({error.strerror})"
-        raise UserError(out, reason, "Choose another output folder") from None
+        raise UserError("file.in-the-way", out, reason, "Choose another output folder") from None
     return sizes
 
 
@@ -132,7 +134,9 @@ def _clear(unfinished: Path, wanted: Set[str]) -> None:
             with suppress(OSError):  # not empty
                 path.rmdir()
         elif not (path.is_file() and path.name.startswith("part_")):
-            raise UserError(path, "was not made here", f"Remove {unfinished}, or choose another output folder")
+            raise UserError(
+                "file.in-the-way", path, "was not made here", f"Remove {unfinished}, or choose another output folder"
+            )
         elif path.relative_to(unfinished).as_posix() not in wanted:
             path.unlink()
 
@@ -142,12 +146,12 @@ def plan_shards(source: Path, lengths: np.ndarray, edges: Sequence[int]) -> list
     sequence is longer than the last edge, or a bin would stay empty."""
     if longer := int((lengths > edges[-1]).sum()):
         reason = f"{longer} sequences are longer than the last edge {edges[-1]}"
-        raise UserError(source, reason, f"Use --edges up to {int(lengths.max())}")
+        raise UserError("data.too-long", source, reason, f"Use --edges up to {int(lengths.max())}")
     shards = []
     for low, high in ranges_of(edges):
         places = np.flatnonzero((lengths >= low) & (lengths <= high))
         if not len(places):
-            raise UserError(source, f"has no sequence of {low} to {high} tokens", "Use other --edges")
+            raise UserError("data.empty", source, f"has no sequence of {low} to {high} tokens", "Use other --edges")
         num_files = max(1, round(len(places) / ROWS_A_FILE))
         for index, part in enumerate(np.array_split(places, num_files)):
             name = f"{high}/{shard_name(index, num_files)}"

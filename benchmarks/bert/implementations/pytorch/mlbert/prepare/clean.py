@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import whole_file, write_atomically
-from mlbert.core.sealed import seal
+from mlbert.host.checksummed_json import add_checksum
+from mlbert.host.errors import UserError
+from mlbert.host.files import whole_file, write_atomically
 from mlbert.prepare import wiki_text
 from mlbert.prepare.finished import is_whole, keep_apart, read_summary
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
@@ -98,7 +98,7 @@ def clean(
         "eval_articles": len(withheld),
         "files": {path.name: file_xxh3(path) for path in made},
     }
-    write_json(out / FINISHED, seal(summary))
+    write_json(out / FINISHED, add_checksum(summary))
     shutil.rmtree(out / SCRATCH)
     return summary
 
@@ -108,13 +108,13 @@ def wiki_files(folder: Path) -> list[Path]:
     such file in it."""
     remedy = "Give the folder that WikiExtractor wrote (AA/wiki_00, ...)"
     if not folder.is_dir():
-        raise UserError(folder, no_folder(folder), remedy)
+        raise UserError("file.missing", folder, no_folder(folder), remedy)
     found = sorted(folder.rglob("wiki_*"), key=lambda path: path.relative_to(folder).as_posix())
     if files := [path for path in found if _WIKI.fullmatch(path.name) and path.is_file()]:
         return files
     if packed := next((path for path in found if path.suffix in (".bz2", ".gz")), None):
-        raise UserError(packed, "is compressed", "Unpack the files first")
-    raise UserError(folder, "holds no file wiki_00, wiki_01, ...", remedy)
+        raise UserError("data.encoding", packed, "is compressed", "Unpack the files first")
+    raise UserError("data.missing", folder, "holds no file wiki_00, wiki_01, ...", remedy)
 
 
 def missing_files(names: Sequence[str]) -> list[str]:
@@ -224,7 +224,9 @@ def _withheld(catalogue: Catalogue, options: CleanOptions, progress: Progress) -
     found = len({catalogue.md5[i].tobytes() for i in chosen})
     if not found:
         remedy = "Its sentences were split otherwise; leave --eval-md5 out"
-        raise UserError(options.eval_md5, f"none of its {len(hashes):,} articles is in this text", remedy)
+        raise UserError(
+            "data.other-text", options.eval_md5, f"none of its {len(hashes):,} articles is in this text", remedy
+        )
     progress(f"evaluation: {found:,} of {len(hashes):,} articles of {options.eval_md5} found")
     return chosen
 
@@ -233,7 +235,9 @@ def part_bounds(lengths: np.ndarray, num_parts: int) -> np.ndarray:
     """int64 [num_parts+1]: consecutive articles to parts of about equal size, at least one article each.
     Raises UserError: fewer articles than parts."""
     if len(lengths) < num_parts:
-        raise UserError("--parts", f"{len(lengths)} articles cannot fill {num_parts} parts", "Use fewer parts")
+        raise UserError(
+            "data.too-small", "--parts", f"{len(lengths)} articles cannot fill {num_parts} parts", "Use fewer parts"
+        )
     starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     bounds = np.searchsorted(starts, [starts[-1] * i // num_parts for i in range(num_parts + 1)])
     bounds[-1] = len(lengths)
@@ -286,7 +290,12 @@ def _finished(out: Path, wanted: dict[str, Any], progress: Progress) -> dict[str
     if (summary := read_summary(out / FINISHED)) is None:
         return None
     if summary["wanted"] != wanted:
-        raise UserError(out, "was made from other input or with other options", "Choose another --out, or remove it")
+        raise UserError(
+            "prepare.other-options",
+            out,
+            "was made from other input or with other options",
+            "Choose another --out, or remove it",
+        )
     sums = [FileSum(out / name, str(xxh3), "") for name, xxh3 in summary["files"].items()]
     return summary if is_whole(out, lambda: sums, progress) else None
 
@@ -302,14 +311,16 @@ def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
             return
         made = [path for path in out.glob("*") if _PART.fullmatch(path.name) or path.name in _EVAL]
         if made and not (out / SCRATCH).exists() and not (out / FINISHED).exists():
-            raise UserError(made[0], "was not made by this command", "Choose another --out")
+            raise UserError("file.in-the-way", made[0], "was not made by this command", "Choose another --out")
         for path in made:
             path.unlink()
         (out / FINISHED).unlink(missing_ok=True)
         shutil.rmtree(out / SCRATCH, ignore_errors=True)
         (out / SCRATCH).mkdir(parents=True)
     except OSError as error:
-        raise UserError(out, f"cannot be written ({error.strerror})", "Choose another --out") from None
+        raise UserError(
+            "file.unwritable", out, f"cannot be written ({error.strerror})", "Choose another --out"
+        ) from None
     write_atomically(plan, wanted_bytes)
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import write_atomically
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_atomically
 
 SHINGLE_WORDS = 5
 NEAR_DUPLICATE = 0.5  # share of a sentence's word runs that the other side has too
@@ -107,7 +107,9 @@ def split(
     corpus.dropped = {"repeated_sentences": repeats, "near_repeats_of_eval": near}
     if not corpus.train or not corpus.evaluation:
         side = "training" if not corpus.train else "evaluation"
-        raise UserError("input text", f"no document is left for {side}", "Give more text or another --eval-share")
+        raise UserError(
+            "data.too-small", "input text", f"no document is left for {side}", "Give more text or another --eval-share"
+        )
     return corpus
 
 

@@ -24,9 +24,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import read_plain, write_atomically
-from mlbert.core.json_files import parse_json
+from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain, write_atomically
+from mlbert.host.json_files import parse_json
 from mlbert.prepare.benchmark_files import Entry
 from mlbert.prepare.jobs import SILENT, Progress
 from mlbert.store.manifest import file_md5, make_folder, write_json
@@ -131,7 +131,7 @@ def _fetch(entry: Entry, target: Path, mirror: str, progress: Progress) -> None:
     reason = "cannot be fetched (" + ("; ".join(reasons) or "no address is published for it") + ")"
     size = "" if entry.size is None else f", {entry.size:,} bytes"
     by_hand = f"Fetch it on another machine (MD5 {entry.md5}{size}), put it there, and run the same command again"
-    raise UserError(target, reason, by_hand)
+    raise UserError("network.unreachable", target, reason, by_hand)
 
 
 def _mirrored(entry: Entry, mirror: str) -> list[str]:
@@ -139,7 +139,12 @@ def _mirrored(entry: Entry, mirror: str) -> list[str]:
     if not base.startswith("file:"):
         return [f"{base}/{urllib.parse.quote(entry.name)}"]
     if not Path(urllib.request.url2pathname(urllib.parse.urlsplit(base).path)).is_dir():
-        raise UserError("--mirror", f"{mirror} is no folder", "Give a folder or an address that begins with https://")
+        raise UserError(
+            "file.missing",
+            "--mirror",
+            f"{mirror} is no folder",
+            "Give a folder or an address that begins with https://",
+        )
     return [f"{base}/{urllib.parse.quote(name)}" for name in dict.fromkeys([entry.name, Path(entry.name).name])]
 
 
@@ -169,7 +174,7 @@ def _fetch_from(source: str, entry: Entry, target: Path, progress: Progress) -> 
         if not begun_at:
             published = entry.md5 if entry.size is None else f"{entry.size:,} bytes with MD5 {entry.md5}"
             reason = f"has {size:,} bytes with MD5 {md5}, published are {published}"
-            raise UserError(source, reason, "It is another or a damaged file; use another --mirror")
+            raise UserError("data.checksum", source, reason, "It is another or a damaged file; use another --mirror")
 
 
 def _transfer(source: str, entry: Entry, partial: Path, progress: Progress) -> str:
@@ -219,14 +224,21 @@ def _written(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise UserError(path, f"cannot be written ({error.strerror})", f"Free space. {_GOES_ON}") from None
+        raise UserError(
+            "file.unwritable", path, f"cannot be written ({error.strerror})", f"Free space. {_GOES_ON}"
+        ) from None
 
 
 @contextmanager
 def _opened(source: str, offset: int) -> Iterator[tuple[Any, int, int | None]]:
     """(stream, the offset that it begins at, bytes of the whole file if known); a folder always begins at 0."""
     if not source.startswith(("http://", "https://", "file:")):
-        raise UserError("--mirror", f"{source}: not an address that can be fetched", "Use https://, http:// or file://")
+        raise UserError(
+            "config.value",
+            "--mirror",
+            f"{source}: not an address that can be fetched",
+            "Use https://, http:// or file://",
+        )
     headers = {"User-Agent": "mlbert", **({"Range": f"bytes={offset}-"} if offset else {})}
     with _answer(urllib.request.Request(source, headers=headers)) as response:
         ranged = re.match(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
@@ -269,10 +281,10 @@ def _unpack(entry: Entry, out: Path, memory: _Memory, progress: Progress) -> lis
             if md5 != sums.get(path.name, md5):
                 path.unlink()
                 reason = f"has MD5 {md5}, published is {sums[path.name]}"
-                raise UserError(path, reason, f"Remove {archive} and fetch it again")
+                raise UserError("data.damaged", path, reason, f"Remove {archive} and fetch it again")
             made[path] = md5
     if missing := sorted(set(sums) - {path.name for path in made}):
-        raise UserError(archive, f"lacks {missing[0]} and {len(missing) - 1} more", "Fetch it again")
+        raise UserError("data.incomplete", archive, f"lacks {missing[0]} and {len(missing) - 1} more", "Fetch it again")
     memory.remember(made)
     return list(made)
 
@@ -295,4 +307,6 @@ def _members(archive: Path, folder: Path, advance: Callable[[int], None]) -> Ite
                 said = raw.tell()
                 yield path, file_md5(path)
     except (*damaged, _Broken) as error:
-        raise UserError(archive, f"cannot be unpacked ({error})", "Remove it and fetch it again") from None
+        raise UserError(
+            "data.damaged", archive, f"cannot be unpacked ({error})", "Remove it and fetch it again"
+        ) from None

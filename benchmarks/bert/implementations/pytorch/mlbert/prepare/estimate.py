@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
+from mlbert.host.files import plain_size
 from mlbert.prepare import shuffle
 from mlbert.prepare.instance_set import InstanceJob, prepare_instances
 from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.jobs import processes
-from mlbert.store.documents import plain_size
 
 BENCHMARK_INSTANCES = 156_726_829
 BENCHMARK_MEAN_LENGTH = 254.2  # tokens, from the published packing statistics
@@ -144,7 +144,7 @@ def _take_sample(parts: Sequence[Path], sample: Path, sample_bytes: int) -> int:
                 text += line
         text += b"\n"
     if not text.strip():
-        raise UserError(parts[0], "holds no text", "Give text parts")
+        raise UserError("data.empty", parts[0], "holds no text", "Give text parts")
     sample.write_bytes(text)
     return len(text)
 
@@ -156,7 +156,7 @@ def _measure(step: Callable[[Any], tuple[int, int, int]], argument: Any) -> Meas
             return pool.submit(_timed, step, argument).result()
     except BrokenProcessPool:
         reason = "the measuring process was killed, perhaps for want of memory"
-        raise UserError("--sample-mb", reason, "Use less") from None
+        raise UserError("machine.memory", "--sample-mb", reason, "Use less") from None
 
 
 def _timed(step: Callable[[Any], tuple[int, int, int]], argument: Any) -> Measured:

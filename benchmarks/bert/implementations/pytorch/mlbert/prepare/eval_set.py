@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.prepare.finished import finished_manifest
 from mlbert.prepare.jobs import SILENT, Progress
 from mlbert.prepare.shuffle import describe_input, finish
@@ -29,7 +29,9 @@ def make_eval_set(source: Path, out: Path, *, num: int = 10_000, progress: Progr
         return found
     store = open_store(source, verify=True)
     if not 1 <= num <= len(store):
-        raise UserError("--num", f"{num} examples cannot be picked from {len(store)}", f"Use 1 to {len(store)}")
+        raise UserError(
+            "config.range", "--num", f"{num} examples cannot be picked from {len(store)}", f"Use 1 to {len(store)}"
+        )
     writer = ShardWriter(out, 1, "")
     writer.clear_leftovers()
     writer.write_shard(0, store.gather(pick_evenly(len(store), num)))

@@ -16,8 +16,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import write_atomically
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_atomically
 from mlbert.prepare.finished import keep_apart
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import gather_rows, opened
@@ -107,9 +107,19 @@ def _digest(fingerprint: Sequence[object]) -> str:
 def _refuse(folder: Path, rows: Ragged, layout: str) -> None:
     largest = max(int(rows.tokens.max(initial=0)), int(rows.masked_labels.max(initial=0)))
     if largest > MAX_ID:
-        raise UserError(folder, f"holds token id {largest}, these shards store at most {MAX_ID}", "Keep it as it is")
+        raise UserError(
+            "data.unsupported",
+            folder,
+            f"holds token id {largest}, these shards store at most {MAX_ID}",
+            "Keep it as it is",
+        )
     if layout == "fixed" and (rows.masked_positions == 0).any():
-        raise UserError(folder, "has a masked first token, which a fixed shard cannot store", "Use --layout variable")
+        raise UserError(
+            "data.unsupported",
+            folder,
+            "has a masked first token, which a fixed shard cannot store",
+            "Use --layout variable",
+        )
 
 
 def fixed_columns(rows: Ragged, max_seq_length: int, max_predictions: int) -> dict[str, np.ndarray]:
@@ -171,14 +181,14 @@ def export_nvidia(
     ``num_files`` files (0: one for each 36,280 rows). Files of an interrupted run are kept. Raises UserError: the set
     cannot be written in this layout, or ``out`` not at all."""
     if layout not in LAYOUTS:
-        raise UserError("--layout", f"{layout} is not known", f"Use one of {', '.join(LAYOUTS)}")
+        raise UserError("config.choice", "--layout", f"{layout} is not known", f"Use one of {', '.join(LAYOUTS)}")
     keep_apart(out, [folder])
     store = open_store(folder)
     if layout == "packed" and not store.num_packs:
-        raise UserError(folder, "holds single sequences", "Pack it first with `mlbert prepare pack`")
+        raise UserError("data.format", folder, "holds single sequences", "Pack it first with `mlbert prepare pack`")
     num_rows = store.num_packs if layout == "packed" else len(store)
     if num_files < 0 or num_files > num_rows:
-        raise UserError("--files", f"{num_files} is out of range", f"Use 1 to {num_rows}")
+        raise UserError("config.range", "--files", f"{num_files} is out of range", f"Use 1 to {num_rows}")
     num_files = num_files or max(1, round(num_rows / ROWS_A_FILE))
     job = ExportJob(folder, out, layout, describe(folder).identity, num_rows, num_files)
     wanted = [job.path(index) for index in range(num_files)]
@@ -187,7 +197,7 @@ def export_nvidia(
         if path.name.endswith(".tmp"):
             path.unlink()
         else:
-            raise UserError(path, "is of another export", "Choose another --out, or remove it")
+            raise UserError("prepare.other-options", path, "is of another export", "Choose another --out, or remove it")
     unit = "packs" if layout == "packed" else "sequences"
     common: dict[str, Any] = {"where": out, "unit": unit, "workers": workers, "progress": progress}
     sizes = [len(job.rows(index)) for index in range(num_files)]

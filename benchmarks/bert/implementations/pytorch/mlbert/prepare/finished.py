@@ -7,9 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import read_plain
-from mlbert.core.sealed import unseal
+from mlbert.host.checksummed_json import parse_checksummed
+from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain
 from mlbert.prepare.jobs import Progress
 from mlbert.store.checksums import FileSum, check_files, file_sums, listed_sums
 from mlbert.store.manifest import MANIFEST, Manifest, read_manifest
@@ -25,12 +25,12 @@ def tool_name() -> str:
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """What a step that finished wrote of itself, sealed; None where it did not finish. Raises UserError: damaged."""
+    """What a step that finished wrote of itself; None where it did not finish. Raises UserError: damaged."""
     if not path.exists():
         return None
     remedy = "Remove the folder and prepare again"
-    if (found := unseal(read_plain(path, remedy).decode("utf-8", "replace"))) is None:
-        raise UserError(path, "is damaged", remedy)
+    if (found := parse_checksummed(read_plain(path, remedy).decode("utf-8", "replace"))) is None:
+        raise UserError("data.damaged", path, "is damaged", remedy)
     return found
 
 
@@ -38,7 +38,12 @@ def check_options(out: Path, provenance: Mapping[str, Any], options: Mapping[str
     """Compare what a finished folder says it was made with; the options asked for now are as they come back from JSON.
     Raises UserError: they are other ones."""
     if provenance.get("options") != options:
-        raise UserError(out, "was prepared with other input or options", "Choose another --out, or remove it")
+        raise UserError(
+            "prepare.other-options",
+            out,
+            "was prepared with other input or options",
+            "Choose another --out, or remove it",
+        )
 
 
 def is_whole(out: Path, check: Callable[[], Iterable[FileSum]], progress: Progress) -> bool:
@@ -49,7 +54,7 @@ def is_whole(out: Path, check: Callable[[], Iterable[FileSum]], progress: Progre
             if problem := file.problem():
                 raise problem
     except UserError as problem:
-        progress(f"{problem.subject}: {problem.reason}: it is made again")
+        progress(f"{problem.subject}: {problem.problem}: it is made again")
         return False
     progress(f"{out} is finished with these options: nothing to do")
     return True
@@ -80,7 +85,7 @@ def finished_list(out: Path, options: Mapping[str, Any], progress: Progress) -> 
     check_options(out, found.provenance, options)
 
     def check() -> list[FileSum]:
-        found.check_sizes([out / name for name in found.files])
+        found.check_sizes([out / name for name in found.by_name])
         return listed_sums(out)
 
     return found if is_whole(out, check, progress) else None
@@ -92,6 +97,6 @@ def keep_apart(out: Path, inputs: Iterable[Path]) -> None:
     for given in inputs:
         inside = given.iterdir() if given.is_dir() else ()
         if given.resolve() == target or (not given.is_dir() and given.resolve().parent == target):
-            raise UserError(out, "is the input folder", "Choose another --out")
+            raise UserError("file.in-input", out, "is the input folder", "Choose another --out")
         if any(path.is_symlink() and path.resolve().parent == target for path in inside):
-            raise UserError(out, f"holds the files that {given} links to", "Choose another --out")
+            raise UserError("file.in-input", out, f"holds the files that {given} links to", "Choose another --out")

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mlbert.core import native
+from mlbert.host import native
 from mlbert.prepare.instances import (
     REMEDY,
     Document,
@@ -114,7 +114,7 @@ def _library() -> ctypes.CDLL:
 
 
 class NativeGenerator:
-    """The compiled generator. Raises mlbert.core.native.NativeUnavailable: it cannot be compiled or loaded here."""
+    """The compiled generator. Raises mlbert.host.native.NativeUnavailable: it cannot be compiled or loaded here."""
 
     name = "native"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import write_atomically
 from mlbert.core.glue import TASKS, GlueTask
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_atomically
 from mlbert.store.manifest import make_folder
 from mlbert.store.tokenizer import hub_problem
 
@@ -54,14 +54,14 @@ def _dataset_rows(name: str, task: GlueTask, split: str) -> list[Row]:
     try:
         import datasets
     except ImportError:
-        raise UserError("datasets", "is not installed", "pip install 'mlbert[bert]'") from None
+        raise UserError("package.missing", "datasets", "is not installed", "pip install 'mlbert[bert]'") from None
     if problem := hub_problem():
-        raise UserError(f"{_DATASET} {name}", f"cannot be fetched: {problem}", remedy)
+        raise UserError("network.unreachable", f"{_DATASET} {name}", f"cannot be fetched: {problem}", remedy)
     try:
         rows = datasets.load_dataset(_DATASET, name, split=split)
     except Exception as error:  # its own classes, and those of what it fetches with
         reason = f"cannot be fetched ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
-        raise UserError(f"{_DATASET} {name}", reason, remedy) from None
+        raise UserError("data.format", f"{_DATASET} {name}", reason, remedy) from None
     columns = [column for column in rows.column_names if column not in ("label", "idx")]
     return [(tuple(row[column] for column in columns), _label(task, row["label"])) for row in rows]
 

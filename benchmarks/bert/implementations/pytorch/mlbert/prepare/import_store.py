@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.prepare.finished import finished_manifest, keep_apart, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import LeftOut, gather_rows, opened, read_past_errors
@@ -116,7 +116,7 @@ class ImportJob:
             store = nvidia.NvidiaStore(part.path, limits=self.limits, strict=not self.skip_bad, cached=False)
             if bool(store.num_packs) != self.packed and len(store):
                 reason = f"{'does not hold' if self.packed else 'holds'} packs, unlike the files before it"
-                raise UserError(part.path, reason, "Keep one kind in a folder")
+                raise UserError("data.mixed", part.path, reason, "Keep one kind in a folder")
         except UserError as error:
             if not self.skip_bad:
                 raise
@@ -197,13 +197,18 @@ def _finish(job: ImportJob, results: list[PartResult], options: dict[str, Any]) 
     for result in results:
         content, name = str(result.entry.values["content_sha256"]), result.source["file"]
         if result.entry.values["num_sequences"] and seen.setdefault(content, name) != name:
-            raise UserError(job.source / name, f"holds the same sequences as {seen[content]}", "Remove one of them")
+            raise UserError(
+                "prepare.other-options",
+                job.source / name,
+                f"holds the same sequences as {seen[content]}",
+                "Remove one of them",
+            )
     _check_bins(job, results)
     skipped = [line for result in results for line in result.skipped]
     infos = [result.info for result in results if result.info]
     if not seen:
         reason = f"holds no good sequence; first: {skipped[0]}" if skipped else "holds no sequence"
-        raise UserError(job.source, reason, "Check the data and the vocabulary")
+        raise UserError("data.empty", job.source, reason, "Check the data and the vocabulary")
     return ShardWriter(job.out, len(job.parts), "").finish(
         vocabulary={"sha256": options["vocabulary"], "size": len(vocabulary)},
         max_seq_length=max(info.max_seq_length for info in infos),
@@ -250,7 +255,7 @@ def _read(store: Store | UserError, part: Part, job: ImportJob) -> tuple[Ragged,
             sequence, reason = bad
             row = numbers[np.searchsorted(np.cumsum(counts), sequence, side="right")]
             remedy = "Give the data's own vocabulary, or use --skip-bad"
-            raise UserError(part.path or job.source, f"{unit} {row} {reason}", remedy)
+            raise UserError("data.row", part.path or job.source, f"{unit} {row} {reason}", remedy)
         return rows, counts
 
     taken: list[tuple[Ragged, np.ndarray]] = []
@@ -265,7 +270,7 @@ def _read(store: Store | UserError, part: Part, job: ImportJob) -> tuple[Ragged,
     rows, counts = zip(*taken, strict=True) if taken else ((), (np.empty(0, np.int64),))
     joined = Ragged.concatenate(rows)
     if problem := another_vocabulary(joined, load_vocabulary(job.vocab_file)):
-        raise UserError(part.path or job.source, problem, "Give the data's own vocabulary")
+        raise UserError("vocabulary.mismatch", part.path or job.source, problem, "Give the data's own vocabulary")
     return joined, offsets_of(np.concatenate(counts)), skipped
 
 

@@ -15,8 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from mlbert.core import native
-from mlbert.core.errors import UserError
+from mlbert.host import native
+from mlbert.host.errors import UserError
 from mlbert.prepare.finished import finished_list, finished_manifest, keep_apart, tool_name
 from mlbert.prepare.generator import Generator, flat, make_generator
 from mlbert.prepare.instances import InstanceOptions, digest
@@ -186,7 +186,9 @@ def _say_case(job: InstanceJob, progress: Progress) -> None:
         return
     if config.exists():
         given = "is not" if job.lower_case else "is"
-        raise UserError(config, f"says do_lower_case: {str(not job.lower_case).lower()}, --cased {given} given")
+        raise UserError(
+            "config.conflict", config, f"says do_lower_case: {str(not job.lower_case).lower()}, --cased {given} given"
+        )
     beside = job.out.parent / VOCAB_FILE
     if beside.exists() and file_sha256(beside) == file_sha256(job.vocab_file):
         write_json(beside.with_name(CONFIG_FILE), {"tokenizer_class": "BertTokenizer", "do_lower_case": False})
@@ -208,12 +210,12 @@ def _report(parts: list[TextPart], outcomes: list[_Outcome], progress: Progress)
             progress(f"warning: {part.path}: {outcome.unknown:.0%} of its words are not in the vocabulary")
     bad = [(part.path, outcome.problem) for part, outcome in zip(parts, outcomes, strict=True) if outcome.problem]
     if len(bad) == len(parts):
-        raise UserError("--input", f"none of {len(parts)} parts can be used; {bad[0][1]}")
+        raise UserError("data.damaged", "--input", f"none of {len(parts)} parts can be used; {bad[0][1]}")
     if bad:
         progress(f"{len(bad)} of {len(parts)} parts left out:")
     for _, problem in bad:
         progress(f"  {problem}")
-    return [{"part": path.name, "reason": problem.reason} for path, problem in bad]
+    return [{"part": path.name, "reason": problem.problem} for path, problem in bad]
 
 
 def prepare_instances(job: InstanceJob, *, workers: int = 1, progress: Progress = SILENT) -> MadeSet:
@@ -262,9 +264,9 @@ def _tfrecord_digests(path: Path) -> Iterator[tuple[str, int, str]]:
 def _shard_digests(path: Path) -> Iterator[tuple[str, int, str]]:
     folder = path if path.is_dir() else path.parent
     manifest = ShardSet.open(folder).manifest
-    names = [str(shard["file"]) for shard in manifest.shards]
+    names = [shard.file for shard in manifest.shards]
     if path != folder and path.name not in names:
-        raise UserError(path, f"is no shard of {folder / MANIFEST}")
+        raise UserError("data.format", path, f"is no shard of {folder / MANIFEST}")
     for name in names if path == folder else [path.name]:
         shard = map_shard(folder / name)
         yield name, len(shard), digest(shard, manifest.max_seq_length, manifest.max_predictions)

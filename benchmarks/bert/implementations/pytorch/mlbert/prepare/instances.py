@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlbert.core.errors import UserError
 from mlbert.core.masking import MaskingRule, mask_tokens, shuffle, truncate_pair
+from mlbert.host.errors import UserError
 from mlbert.store.manifest import reading
 from mlbert.store.ragged import Ragged
 from mlbert.store.wordpiece import WordPieceTokenizer
@@ -62,7 +62,7 @@ class InstanceOptions:
         }
         for name, (fine, words) in allowed.items():
             if not fine:
-                raise UserError(name, f"{getattr(self, name)} is out of range", f"Use {words}")
+                raise UserError("config.range", name, f"{getattr(self, name)} is out of range", f"Use {words}")
 
 
 def parse_documents(lines: Iterable[str], tokenizer: WordPieceTokenizer) -> list[Document]:
@@ -84,7 +84,7 @@ REMEDY = "Give UTF-8 text, one sentence a line and a blank line between document
 
 def without_text(path: Path) -> UserError:
     """The error for a text part without a sentence."""
-    return UserError(path, "holds no text", REMEDY)
+    return UserError("data.empty", path, "holds no text", REMEDY)
 
 
 def read_documents(path: Path, tokenizer: WordPieceTokenizer) -> list[Document]:
@@ -105,9 +105,9 @@ def decoded_lines(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
             yield line.replace(b"\r", b"").decode("utf-8")
         except UnicodeDecodeError as error:
             if number == 1 and line.startswith(b"\x1f\x8b"):
-                raise UserError(path, "is compressed (gzip)", "Unpack it first") from None
+                raise UserError("data.encoding", path, "is compressed (gzip)", "Unpack it first") from None
             reason = f"line {number} is not UTF-8 (byte {error.start + 1} of the line)"
-            raise UserError(path, reason, REMEDY) from None
+            raise UserError("data.encoding", path, reason, REMEDY) from None
 
 
 def masking_rule(vocabulary: dict[str, int], options: InstanceOptions) -> MaskingRule:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TypeVar
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -97,7 +97,7 @@ def _in_processes(
             return [results[index] for index in range(len(items))]
     except BrokenProcessPool:
         reason = "a worker process was killed, perhaps for want of memory"
-        raise UserError(where, reason, "Use fewer --workers; finished parts are kept") from None
+        raise UserError("machine.memory", where, reason, "Use fewer --workers; finished parts are kept") from None
 
 
 @contextmanager

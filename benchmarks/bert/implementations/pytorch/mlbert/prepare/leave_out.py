@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import read_plain, write_atomically
-from mlbert.core.json_files import parse_json
+from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain, write_atomically
+from mlbert.host.json_files import parse_json
 from mlbert.store.base import Store
 from mlbert.store.open import open_store
 from mlbert.store.ragged import Ragged

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlbert.core.errors import UserError
-from mlbert.core.json_files import text_in_line
+from mlbert.host.errors import UserError
+from mlbert.host.json_files import text_in_line
 from mlbert.store.manifest import reading
 
 PLAIN_SUFFIXES, LINES_SUFFIXES, PACKED = (".txt", ".text", ".md", ".rst"), (".jsonl", ".json"), ".gz"
@@ -63,16 +63,16 @@ def find_sources(paths: Sequence[Path], without: Path) -> list[Source]:
     for path in paths:
         with reading(path, _REMEDY):
             if not path.exists():
-                raise UserError(path, "there is no such file or folder", _REMEDY)
+                raise UserError("file.missing", path, "there is no such file or folder", _REMEDY)
             places = _of_folder(path, without.resolve()) if path.is_dir() else [path]
             if not path.is_dir() and not path.is_file():
-                raise UserError(path, "is neither a file nor a folder", _REMEDY)
+                raise UserError("file.wrong-kind", path, "is neither a file nor a folder", _REMEDY)
         if not places:
-            raise UserError(path, "holds no text", _REMEDY)
+            raise UserError("data.empty", path, "holds no text", _REMEDY)
         for place in places:
             found.setdefault(place.resolve(), _source(place))
     if not sum(source.num_bytes for source in found.values()):
-        raise UserError(paths[0], "is empty" if len(found) == 1 else "all files are empty", "Give text")
+        raise UserError("data.empty", paths[0], "is empty" if len(found) == 1 else "all files are empty", "Give text")
     return list(found.values())
 
 
@@ -148,7 +148,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         try:
             yield file
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise UserError(path, f"is damaged ({error})", "Restore or leave out the file") from None
+            raise UserError("data.damaged", path, f"is damaged ({error})", "Restore or leave out the file") from None
 
 
 def _characters(path: Path) -> Iterator[str]:
@@ -171,8 +171,10 @@ def _characters(path: Path) -> Iterator[str]:
 
 def _not_text(path: Path, line: int, raw: bytes) -> UserError:
     if b"\0" in raw:
-        return UserError(path, "is not text, but binary or of another encoding than UTF-8", _REMEDY)
-    return UserError(path, f"line {line} is not UTF-8", "Convert the file: iconv -f latin1 -t utf-8 FILE > NEW")
+        return UserError("data.encoding", path, "is not text, but binary or of another encoding than UTF-8", _REMEDY)
+    return UserError(
+        "data.encoding", path, f"line {line} is not UTF-8", "Convert the file: iconv -f latin1 -t utf-8 FILE > NEW"
+    )
 
 
 def _records(path: Path) -> Iterator[str]:
@@ -182,7 +184,7 @@ def _records(path: Path) -> Iterator[str]:
         while raw := file.readline(_MOST_LINE):
             number += 1
             if len(raw) == _MOST_LINE:
-                raise UserError(path, f"line {number} is longer than {_MOST_LINE >> 20} MiB", remedy)
+                raise UserError("data.row", path, f"line {number} is longer than {_MOST_LINE >> 20} MiB", remedy)
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
@@ -196,19 +198,21 @@ def _rows(folder: Path) -> Iterator[str]:
     try:
         import datasets
     except ImportError:
-        raise UserError(folder, "needs the package datasets to be read", "Run: pip install 'mlbert[bert]'") from None
+        raise UserError(
+            "package.missing", folder, "needs the package datasets to be read", "Run: pip install 'mlbert[bert]'"
+        ) from None
     remedy = f"Save a set with a column {TEXT} of text, by save_to_disk"
     try:
         loaded = datasets.load_from_disk(str(folder))
     except Exception as error:  # of many kinds, none of them ours
-        raise UserError(folder, f"cannot be read by datasets ({error})", remedy) from None
+        raise UserError("data.damaged", folder, f"cannot be read by datasets ({error})", remedy) from None
     sets = [loaded]
     if isinstance(loaded, datasets.DatasetDict):
         sets = [loaded[TRAIN]] if TRAIN in loaded else list(loaded.values())
     for one in sets:
         if TEXT not in one.column_names:
-            raise UserError(folder, f"has the columns {', '.join(one.column_names)}, no {TEXT}", remedy)
+            raise UserError("data.columns", folder, f"has the columns {', '.join(one.column_names)}, no {TEXT}", remedy)
         for row in one.select_columns([TEXT]):
             if not isinstance(row[TEXT], str):
-                raise UserError(folder, f"has a row whose {TEXT} is {type(row[TEXT]).__name__}", remedy)
+                raise UserError("data.row", folder, f"has a row whose {TEXT} is {type(row[TEXT]).__name__}", remedy)
             yield row[TEXT]

@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import write_atomically
-from mlbert.core.sealed import seal, unseal
 from mlbert.feed.masking import Masking
+from mlbert.host.checksummed_json import add_checksum, parse_checksummed
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_atomically
 from mlbert.prepare.baselines import Neighbours
 from mlbert.prepare.jobs import SILENT, Progress
 from mlbert.prepare.masked_sentences import choose_sentences
@@ -111,14 +111,14 @@ def prepare(request: Request, folder: Path, progress: Progress = SILENT) -> Fact
     scan = _scan_text(request, progress)
     tokenizer = _tokenizer(request, scan, folder)
     facts = _write_sets(request, scan, tokenizer, folder, progress)
-    write_json(folder / _FACTS, seal(asdict(facts)))
+    write_json(folder / _FACTS, add_checksum(asdict(facts)))
     return facts
 
 
 def read_facts(folder: Path) -> Facts | None:
     """What `prepare` left; None: it did not finish, or the file is damaged, so that all is to be made anew."""
     try:
-        found = unseal((folder / _FACTS).read_text(encoding="utf-8", errors="replace"))
+        found = parse_checksummed((folder / _FACTS).read_text(encoding="utf-8", errors="replace"))
         return None if found is None else Facts(**found)
     except (OSError, TypeError):
         return None
@@ -189,7 +189,12 @@ def _scan_text(request: Request, progress: Progress) -> _Scan:
         scan = _scan_once(request, is_cut, progress)
         if (characters := scan.characters) < LEAST_CHARACTERS:
             reason = f"is {characters:,} characters long, of which no model can learn"
-            raise UserError("the text", reason, f"Give {LEAST_CHARACTERS:,} or more; some millions make a useful model")
+            raise UserError(
+                "data.too-small",
+                "the text",
+                reason,
+                f"Give {LEAST_CHARACTERS:,} or more; some millions make a useful model",
+            )
         wanted = max(HELD_OUT_SHARE * characters, min(HELD_OUT_AT_LEAST, HELD_OUT_MOST_SHARE * characters))
         most = round(min(wanted, HELD_OUT_AT_MOST))
         scan.held_out.shrink(most)
@@ -205,7 +210,7 @@ def _scan_text(request: Request, progress: Progress) -> _Scan:
 
 def _repeats_itself() -> UserError:
     reason = "repeats itself: nothing is left to learn once what is held out is taken away"
-    return UserError("the text", reason, "Give text of many different sentences")
+    return UserError("data.repetitive", "the text", reason, "Give text of many different sentences")
 
 
 def _scan_once(request: Request, is_cut: bool, progress: Progress) -> _Scan:
@@ -266,7 +271,7 @@ def _write_sets(request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Pat
     if unknown > MOST_UNKNOWN:
         reason = f"{unknown:.0%} of its words are {UNKNOWN} to the vocabulary"
         remedy = "Give the vocabulary of its language, or none" if request.vocabulary else "Give text of words"
-        raise UserError("the text", reason, remedy)
+        raise UserError("vocabulary.other-language", "the text", reason, remedy)
     return Facts(
         made_from=json.loads(json.dumps(request.made_from())),
         characters=scan.characters,

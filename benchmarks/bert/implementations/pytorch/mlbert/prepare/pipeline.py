@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import write_atomically
-from mlbert.core.json_files import read_json
-from mlbert.core.sealed import seal
+from mlbert.host.checksummed_json import add_checksum
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_atomically
+from mlbert.host.json_files import read_json
 from mlbert.prepare import corpus as corpora
 from mlbert.prepare.baselines import baselines
 from mlbert.prepare.eval_set import pick_evenly
@@ -55,11 +55,13 @@ class TextOptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.eval_share < 1:
-            raise UserError("--eval-share", f"{self.eval_share} is not between 0 and 1", "Use for example 0.05")
+            raise UserError(
+                "config.range", "--eval-share", f"{self.eval_share} is not between 0 and 1", "Use for example 0.05"
+            )
         check_vocab_size(self.vocab_size)
         for name, most in _MOST.items():
             if not 1 <= getattr(self, name) <= most:
-                raise UserError(name, f"{getattr(self, name)} is out of range", f"Use 1 to {most}")
+                raise UserError("config.range", name, f"{getattr(self, name)} is out of range", f"Use 1 to {most}")
 
 
 def _finished(out: Path, options: dict[str, Any]) -> dict[str, Any] | None:
@@ -69,7 +71,7 @@ def _finished(out: Path, options: dict[str, Any]) -> dict[str, Any] | None:
     if (found := summary["options"]) != json.loads(json.dumps(options)):
         different = sorted(key for key in {*found, *options} if found.get(key) != options.get(key))
         reason = f"was prepared with other options ({', '.join(different)})"
-        raise UserError(out, reason, "Choose another --out, or remove the folder")
+        raise UserError("prepare.other-options", out, reason, "Choose another --out, or remove the folder")
     return summary
 
 
@@ -116,16 +118,16 @@ def prepare_text(
         "vocab_size": train.vocab_size,
         "seconds": round(time.monotonic() - started, 1),
     }
-    write_json(out / FINISHED, seal(summary))
+    write_json(out / FINISHED, add_checksum(summary))
     return summary
 
 
 def _check_sets(out: Path, summary: dict[str, Any]) -> list[FileSum]:
     """Checksums of both sets. Raises UserError for a finished folder in which something else is not as it was made."""
     if lower_cases(out / VOCAB_FILE) != summary["options"]["lower_case"]:
-        raise UserError(out / CONFIG_FILE, "does not say do_lower_case as the sets were made")
+        raise UserError("data.damaged", out / CONFIG_FILE, "does not say do_lower_case as the sets were made")
     if read_json(out / BASELINES, "") != summary["baselines"]:
-        raise UserError(out / BASELINES, f"differs from {FINISHED}")
+        raise UserError("data.damaged", out / BASELINES, f"differs from {FINISHED}")
     manifests = [read_manifest(out / name) for name in ("train", "eval")]
     for manifest in manifests:
         check_vocabulary(info_of(manifest), out / VOCAB_FILE)
@@ -145,7 +147,7 @@ def _make_vocabulary(corpus: corpora.Corpus, out: Path, options: TextOptions, pr
 def _write_parts(folder: Path, corpus: corpora.Corpus, num_parts: int) -> list[Path]:
     if len(corpus.train) < num_parts:
         reason = f"{len(corpus.train)} training documents cannot fill {num_parts} parts"
-        raise UserError("--parts", reason, "Use fewer parts or more text")
+        raise UserError("data.too-small", "--parts", reason, "Use fewer parts or more text")
     for leftover in folder.glob("train-?????-of-?????.txt"):
         leftover.unlink()  # of an interrupted run, perhaps with another number of parts
     parts = []

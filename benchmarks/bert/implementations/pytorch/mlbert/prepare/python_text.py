@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
 from pathlib import Path
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.prepare.prose import MIN_WORDS, prose_sentences
 
 MIN_SENTENCES = 1000  # an installation with less has its documentation stripped
@@ -54,7 +54,12 @@ def documents() -> Documents:
         if document:
             yield document
     if sentences < MIN_SENTENCES:
-        raise UserError(root, "this Python installation carries almost no documentation", "Use `mlbert prepare text`")
+        raise UserError(
+            "data.too-small",
+            root,
+            "this Python installation carries almost no documentation",
+            "Use `mlbert prepare text`",
+        )
 
 
 def source_name() -> dict[str, str]:
@@ -197,6 +202,6 @@ def _from_compiled_modules() -> Documents:
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False)
     if done.returncode != 0:
         reason = f"cannot report the documentation of its compiled modules ({done.stderr.strip()[-200:]})"
-        raise UserError(sys.executable, reason, "Try another Python, or `mlbert prepare text`")
+        raise UserError("data.too-small", sys.executable, reason, "Try another Python, or `mlbert prepare text`")
     for groups in json.loads(done.stdout).values():
         yield from _grouped((True, [line for text in group for line in prose_sentences(text)]) for group in groups)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from pathlib import Path
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.prepare.clean import wiki_files
 from mlbert.prepare.text_parts import expand_inputs
 from mlbert.store.open import ACCEPTED, describe
@@ -35,10 +35,11 @@ def recognise(path: Path) -> Kind:
     try:
         kind = describe(path if path.is_dir() else path.parent).kind
     except UserError as error:
-        if path.is_dir() and error.reason != "holds no data set":
+        if path.is_dir() and error.code != "data.missing":
             raise  # a data set of a known kind, but damaged
         reason = "is not recognised" if path.exists() else "there is no such file or folder"
-        raise UserError(path, reason, f"Give text parts, a WikiExtractor folder, {ACCEPTED}") from None
+        code = "data.format" if path.exists() else "file.missing"
+        raise UserError(code, path, reason, f"Give text parts, a WikiExtractor folder, {ACCEPTED}") from None
     if kind.startswith("nvidia"):
         return Kind.nvidia
     return Kind.tfrecord if kind == "tfrecord" else Kind.prepared

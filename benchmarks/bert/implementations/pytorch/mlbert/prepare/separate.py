@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.store.manifest import reading
 
 SEED = 12345
@@ -33,7 +33,7 @@ def drawn_articles(articles_per_file: Sequence[int], wanted: int) -> np.ndarray:
         quota = int((index + 1) * wanted * 1.0 / num_files) - int(index * wanted * 1.0 / num_files)
         if quota > available:
             reason = f"{wanted} articles of {num_files} files means {quota} of file {index + 1}, which has {available}"
-            raise UserError("--eval-articles", reason, "Withhold fewer articles or give more text")
+            raise UserError("data.too-small", "--eval-articles", reason, "Withhold fewer articles or give more text")
         rng = random.Random(SEED + SEED_STEP * index)
         drawn: set[int] = set()
         while len(drawn) < quota:
@@ -53,8 +53,8 @@ def read_hashes(path: Path) -> set[bytes]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             if not _MD5.fullmatch(line.strip()):
-                raise UserError(path, f"line {number} is not an MD5 sum", remedy)
+                raise UserError("data.row", path, f"line {number} is not an MD5 sum", remedy)
             hashes.add(bytes.fromhex(line))
     if not hashes:
-        raise UserError(path, "holds no MD5 sum", remedy)
+        raise UserError("data.row", path, "holds no MD5 sum", remedy)
     return hashes

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core.errors import UserError
 from mlbert.core.packing import pack_lengths
 from mlbert.core.permutation import Permutation
+from mlbert.host.errors import UserError
 from mlbert.prepare.finished import finished_manifest, keep_apart, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.store.base import Store, StoreInfo
@@ -173,7 +173,7 @@ def opened(source: Path, identity: str) -> Store:
     """The input, opened once a process. Its shards are verified by the jobs that read them."""
     store = open_store(source, verify=False)
     if store.info.identity != identity:
-        raise UserError(source, "was changed while it was read", "Start again")
+        raise UserError("data.changed", source, "was changed while it was read", "Start again")
     return store
 
 
@@ -197,14 +197,19 @@ def known_vocabulary(info: StoreInfo) -> dict[str, Any]:
     """The vocabulary as a manifest names it. Raises UserError: this kind of data does not say."""
     if info.vocab_size is None or info.vocabulary_sha256 is None:
         reason = "does not say which vocabulary it was made with"
-        raise UserError(info.folder, reason, "Take it over with `mlbert prepare import --vocab vocab.txt` first")
+        raise UserError(
+            "vocabulary.mismatch",
+            info.folder,
+            reason,
+            "Take it over with `mlbert prepare import --vocab vocab.txt` first",
+        )
     return {"sha256": info.vocabulary_sha256, "size": info.vocab_size}
 
 
 def make_pieces(store: Store, most: int = PIECE) -> list[Piece]:
     """The input cut at the borders of prepared shards, and where a shard holds more than ``most`` sequences."""
     prepared = prepared_sets(store)
-    counts = [int(entry["num_sequences"]) for part in prepared for entry in part.manifest.shards]
+    counts = [entry.num_sequences for part in prepared for entry in part.manifest.shards]
     pieces: list[Piece] = []
     start = 0
     for shard, count in enumerate(counts or [len(store)]):
@@ -237,7 +242,7 @@ def check_shards(num_shards: int, num_sequences: int, where: str = "") -> None:
     """Raises UserError where shards would stay empty; one shard may always be."""
     if num_shards > max(1, num_sequences):
         reason = f"{num_shards} shards cannot be filled with {num_sequences} sequences{where}"
-        raise UserError("--shards", reason, "Use fewer")
+        raise UserError("config.range", "--shards", reason, "Use fewer")
 
 
 def say_what_is_undone(info: StoreInfo, progress: Progress) -> None:
@@ -295,7 +300,7 @@ def shuffle_set(
         packing = replace(packing, max_tokens=packing.max_tokens or info.max_seq_length)
     if packing and (packing.max_tokens or 0) < info.max_seq_length:
         reason = f"{packing.max_tokens} is less than the data's max_seq_length {info.max_seq_length}"
-        raise UserError("--max-tokens", reason, "Use longer packs or data with shorter sequences")
+        raise UserError("data.too-long", "--max-tokens", reason, "Use longer packs or data with shorter sequences")
     packs = asdict(packing) if packing else None
     options: dict[str, Any] = {"step": "pack" if packing else "shuffle", "input": info.identity, "seed": seed}
     options |= packs or {}

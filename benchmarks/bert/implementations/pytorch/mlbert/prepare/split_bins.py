@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.prepare import shuffle
 from mlbert.prepare.finished import check_options, is_whole, tool_name, whole_shards
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
@@ -43,9 +43,13 @@ class Counting:
 def check_edges(edges: Sequence[int]) -> tuple[int, ...]:
     """The edges. Raises UserError: they do not ascend from 1 or more, to what a sequence may have."""
     if len(edges) > MAX_TOKENS or max(edges, default=0) > MAX_TOKENS:
-        raise UserError("--edges", f"goes beyond {MAX_TOKENS} tokens", "Use for example 128,256,384,512")
+        raise UserError(
+            "config.range", "--edges", f"goes beyond {MAX_TOKENS} tokens", "Use for example 128,256,384,512"
+        )
     if not edges or edges[0] < 1 or any(low >= high for low, high in itertools.pairwise(edges)):
-        raise UserError("--edges", f"{','.join(map(str, edges))} does not ascend", "Use for example 128,256,384,512")
+        raise UserError(
+            "config.value", "--edges", f"{','.join(map(str, edges))} does not ascend", "Use for example 128,256,384,512"
+        )
     return tuple(edges)
 
 
@@ -91,7 +95,7 @@ def make_bins(
     counts = counts.reshape(len(pieces), len(edges) + 1)
     if counts[:, -1].any():
         reason = f"{counts[:, -1].sum()} sequences are longer than the last edge {edges[-1]}"
-        raise UserError(source, reason, f"Use --edges up to {info.max_seq_length}")
+        raise UserError("data.too-long", source, reason, f"Use --edges up to {info.max_seq_length}")
     shuffle.check_shards(shards, int(counts.sum(axis=0).max()), " in the fullest bin")
     before = np.concatenate([np.zeros((1, len(edges)), np.int64), np.cumsum(counts[:, :-1], axis=0)])
     pieces = [replace(piece, before=tuple(before[piece.number].tolist())) for piece in pieces]
@@ -117,9 +121,9 @@ def _finished(out: Path, options: dict[str, Any], progress: Progress) -> list[Ma
     if not (out / BINS).exists():
         return []
     found = read_bins(out)
-    check_options(out, found["provenance"], options)
+    check_options(out, found.provenance, options)
     describe(out)
-    manifests = [read_manifest(out / entry["folder"]) for entry in found["bins"]]
+    manifests = [read_manifest(out / entry.folder) for entry in found.bins]
 
     if not is_whole(out, lambda: whole_shards(*manifests), progress):
         return []

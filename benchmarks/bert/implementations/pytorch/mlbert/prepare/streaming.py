@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core.errors import UserError
-from mlbert.core.json_files import text_in_line
+from mlbert.host.errors import UserError
+from mlbert.host.json_files import text_in_line
 from mlbert.prepare import python_text
 from mlbert.prepare.corpus import is_held_out
 from mlbert.prepare.jobs import SILENT, Progress
@@ -73,12 +73,14 @@ def hub_texts(dataset: str, subset: str | None) -> Texts:
     repository, usual = HUB_SETS[dataset]
     remedy = "Connect to the hub, or convert text of your own with --dataset text --path FILES"
     if problem := hub_problem():
-        raise UserError(f"dataset {dataset}", f"comes from the network, and {problem}", remedy)
+        raise UserError("network.unreachable", f"dataset {dataset}", f"comes from the network, and {problem}", remedy)
     try:
         import datasets
     except ImportError:
         reason = "needs the package datasets"
-        raise UserError(f"dataset {dataset}", reason, "Install it: pip install 'mlbert[bert]'") from None
+        raise UserError(
+            "package.missing", f"dataset {dataset}", reason, "Install it: pip install 'mlbert[bert]'"
+        ) from None
 
     def texts(part: str) -> Iterator[str]:
         try:
@@ -87,7 +89,7 @@ def hub_texts(dataset: str, subset: str | None) -> Texts:
                 yield row["text"]
         except Exception as error:
             reason = f"cannot be read from the hub's {repository} ({error})"
-            raise UserError(f"dataset {dataset}", reason, remedy) from None
+            raise UserError("network.unreachable", f"dataset {dataset}", reason, remedy) from None
 
     return texts
 
@@ -115,14 +117,16 @@ def text_files(path: Path) -> list[Path]:
     kinds = (*TEXT_SUFFIXES, *LINES_SUFFIXES)
     remedy = f"Give a file or folder of {', '.join(kinds)}"
     if not path.exists():
-        raise UserError(path, "there is no such file or folder", remedy)
+        raise UserError("file.missing", path, "there is no such file or folder", remedy)
     if path.is_dir():
         with reading(path, remedy):
             os.listdir(path)  # rglob takes a folder that cannot be read for an empty one
     candidates = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     files = [file for file in candidates if file.suffix in kinds]
     if not files:
-        raise UserError(path, "holds no text" if path.is_dir() else "is of no known kind", remedy)
+        if path.is_dir():
+            raise UserError("data.empty", path, "holds no text", remedy)
+        raise UserError("data.format", path, "is of no known kind", remedy)
     return sorted(files, key=lambda file: file.relative_to(path).as_posix())
 
 
@@ -136,7 +140,9 @@ def read_texts(path: Path) -> Iterator[str]:
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
-                raise UserError(path, f"line {number} is not UTF-8", "Convert the file to UTF-8") from None
+                raise UserError(
+                    "data.encoding", path, f"line {number} is not UTF-8", "Convert the file to UTF-8"
+                ) from None
             if path.suffix in LINES_SUFFIXES:
                 text = text_in_line(path, number, line, remedy) if line.strip() else ""
                 if text.strip():
@@ -188,7 +194,7 @@ def check_absent(splits: Sequence[str], out_root: Path) -> None:
         folder = out_root / split
         with reading(folder):
             if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-                raise UserError(folder, "is there already", "Remove it, or choose another --out_root")
+                raise UserError("file.exists", folder, "is there already", "Remove it, or choose another --out_root")
 
 
 def _write(
@@ -213,7 +219,7 @@ def _write(
             count += 1
     if not count:
         reason = "no text is left for it" if not kept.count else f"{kept.count} texts fill no sample"
-        raise UserError(f"split {split}", reason, "Give more text or leave the split out")
+        raise UserError("data.too-small", f"split {split}", reason, "Give more text or leave the split out")
     progress(f"{split}: {kept.count:,} texts in {count:,} samples, {kept.characters:,} characters")
     if concatenation is None:
         progress(f"{split}: {kept.dropped()}")

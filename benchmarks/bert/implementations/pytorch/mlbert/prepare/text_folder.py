@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.prepare.prose import split_sentences
 from mlbert.store.manifest import file_sha256, no_folder, reading
 
@@ -21,19 +21,19 @@ def text_files(folder: Path) -> list[Path]:
     unreadable, or no text file in it."""
     remedy = "Give a folder with *.txt files"
     if not folder.is_dir():
-        raise UserError(folder, no_folder(folder), remedy)
+        raise UserError("file.missing", folder, no_folder(folder), remedy)
     with reading(folder, remedy):
         os.listdir(folder)  # rglob takes a folder that cannot be read for an empty one
     files = [path for path in folder.rglob("*.txt") if path.is_file()]
     if not files:
-        raise UserError(folder, "holds no *.txt file", remedy)
+        raise UserError("data.missing", folder, "holds no *.txt file", remedy)
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def keep_out(folder: Path, out: Path) -> None:
     """Raises UserError where ``out`` lies in the folder: its text files would be read the next time."""
     if folder.resolve() in (out.resolve(), *out.resolve().parents):
-        raise UserError(out, f"lies in the input folder {folder}, or is it", "Choose another --out")
+        raise UserError("file.in-input", out, f"lies in the input folder {folder}, or is it", "Choose another --out")
 
 
 def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
@@ -45,7 +45,7 @@ def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
             empty = False
             yield document
     if empty:
-        raise UserError(folder, "its text files are all empty", "Give text")
+        raise UserError("data.empty", folder, "its text files are all empty", "Give text")
 
 
 def source_name(folder: Path, one_per_line: bool) -> dict[str, str | bool]:
@@ -63,7 +63,7 @@ def _read(path: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(path, f"line {line} is not UTF-8", "Convert the file to UTF-8") from None
+        raise UserError("data.encoding", path, f"line {line} is not UTF-8", "Convert the file to UTF-8") from None
 
 
 def _documents(text: str, one_per_line: bool) -> Iterator[list[str]]:

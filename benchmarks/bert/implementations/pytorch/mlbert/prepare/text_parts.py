@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.prepare.instances import REMEDY, without_text
 from mlbert.prepare.jobs import SILENT, Progress
 from mlbert.store.manifest import file_sha256, reading
@@ -42,11 +42,16 @@ def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
     with reading(folder):
         found = sorted(path for path in folder.iterdir() if _IN_FOLDER.fullmatch(path.name) and path.is_file())
     if not found:
-        raise UserError(folder, "holds no text part (part-* or *.txt)", "Give the folder of the text, or files by name")
+        raise UserError(
+            "data.missing",
+            folder,
+            "holds no text part (part-* or *.txt)",
+            "Give the folder of the text, or files by name",
+        )
     missing = missing_numbers([path.name for path in found])
     if missing and not skip_bad:
         remedy = "Restore what is missing, name the files that you want, or use --skip-bad"
-        raise UserError(folder, missing_text(missing), remedy)
+        raise UserError("data.incomplete", folder, missing_text(missing), remedy)
     return sorted([*found, *(folder / name for name in missing)])
 
 
@@ -57,7 +62,7 @@ def inspect_parts(
     content as another (both are named). With ``skip_bad`` these are in `TextPart.problem` instead, and it is an error
     when no part is good."""
     if not paths:
-        raise UserError("--input", "there is no text part", "Give text files or their folder")
+        raise UserError("data.missing", "--input", "there is no text part", "Give text files or their folder")
     parts: list[TextPart] = []
     first: dict[str, Path] = {}
     total = sum(path.stat().st_size for path in paths if path.is_file())
@@ -65,7 +70,7 @@ def inspect_parts(
         for part in pool.map(_inspect, paths):
             if not part.problem and part.sha256 in first:
                 reason = f"has the same content as {first[part.sha256]}"
-                part = replace(part, problem=UserError(part.path, reason, "Give every part once"))
+                part = replace(part, problem=UserError("data.duplicate", part.path, reason, "Give every part once"))
             if not part.problem:
                 first[part.sha256] = part.path
             elif not skip_bad:
@@ -73,7 +78,7 @@ def inspect_parts(
             parts.append(part)
             advance(part.num_bytes)
     if all(part.problem for part in parts):
-        raise UserError("--input", f"none of {len(parts)} parts can be used; {parts[0].problem}")
+        raise UserError("data.damaged", "--input", f"none of {len(parts)} parts can be used; {parts[0].problem}")
     return parts
 
 

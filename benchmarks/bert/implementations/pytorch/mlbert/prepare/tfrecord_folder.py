@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.files import read_plain, write_atomically
-from mlbert.core.json_files import parse_json
+from mlbert.host.files import read_plain, write_atomically
+from mlbert.host.json_files import parse_json
 from mlbert.store.checksums import CHECKSUMS, file_xxh3, write_checksums
 from mlbert.store.manifest import make_folder, write_json
 from mlbert.store.ragged import Ragged

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.prepare.finished import finished_list, finished_manifest, keep_apart, tool_name
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import LeftOut
@@ -35,9 +35,9 @@ def input_files(inputs: Sequence[Path]) -> list[Path]:
     seen: set[Path] = set()
     for file in files:
         if not file.is_file():
-            raise UserError(file, "there is no such file", "Give TFRecord files or a folder of them")
+            raise UserError("file.missing", file, "there is no such file", "Give TFRecord files or a folder of them")
         if file.resolve() in seen:
-            raise UserError(file, "is given twice", "Give each file once")
+            raise UserError("config.duplicate", file, "is given twice", "Give each file once")
         seen.add(file.resolve())
     return files
 
@@ -78,14 +78,14 @@ class ImportJob:
         if not self.skip_bad:
             check_listed(path, path.parent)
         listed = read_list(path)
-        if listed is None or path.name not in listed.files:
+        if listed is None or path.name not in listed.by_name:
             if problem := another_vocabulary(rows, load_vocabulary(self.vocab_file)):
-                raise UserError(path, problem, "Give the vocabulary that it was made with")
+                raise UserError("vocabulary.mismatch", path, problem, "Give the vocabulary that it was made with")
             return []
         tokens = len(rows.tokens) if records == len(rows) else None  # bad records were left out
         problem = listed.count_problem(path, records, tokens)
         if problem and not self.skip_bad:
-            raise UserError(path, problem, _SKIP)
+            raise UserError("data.incomplete", path, problem, _SKIP)
         return [problem] if problem else []
 
 
@@ -96,7 +96,9 @@ def _check_lists(files: Sequence[Path], vocab_file: Path) -> None:
         listed = read_list(folder)
         if listed and listed.vocabulary_sha256 != sha256:
             reason = f"is not the vocabulary that {folder} was prepared with (sha256 {sha256[:12]}...)"
-            raise UserError(vocab_file, reason, f"Use the one with sha256 {listed.vocabulary_sha256[:12]}...")
+            raise UserError(
+                "vocabulary.mismatch", vocab_file, reason, f"Use the one with sha256 {listed.vocabulary_sha256[:12]}..."
+            )
 
 
 def tfrecords_to_hdf5(
@@ -162,7 +164,7 @@ def _common_widths(files: Sequence[Path], vocab_size: int, skip_bad: bool) -> Wi
         if widths != first:
             reason = f"its records have {widths.max_seq_length} tokens and {widths.max_predictions} predictions, "
             reason += f"those of {files[0].name} {first.max_seq_length} and {first.max_predictions}"
-            raise UserError(file, reason, "Prepare them as sets of their own")
+            raise UserError("data.mixed", file, reason, "Prepare them as sets of their own")
     return first
 
 
@@ -181,7 +183,7 @@ class ExportJob:
     def make_file(self, index: int) -> dict[str, Any]:
         """Write one file unless an earlier run did; returns what is to be said of it."""
         shard = self.manifest.shards[index]
-        fingerprint = f"{self.manifest.sha256} {shard['file']}"
+        fingerprint = f"{self.manifest.sha256} {shard.file}"
         done = self.files().written(index, fingerprint)
         return done or self.files().write(index, verified_shard(self.manifest, index).rows, fingerprint)
 
@@ -203,7 +205,7 @@ def hdf5_to_tfrecords(folder: Path, out: Path, *, workers: int = 1, progress: Pr
     job = ExportJob(manifest, out)
     job.files().clear_leftovers()
     common: dict[str, Any] = {"where": out, "workers": workers, "progress": progress}
-    sizes = [int(shard["bytes"]) for shard in manifest.shards]
+    sizes = [shard.bytes for shard in manifest.shards]
     files = run_jobs(job.make_file, range(len(sizes)), name="HDF5 to TFRecords", sizes=sizes, **common)
     vocabulary: dict[str, Any] = {"sha256": manifest.vocabulary_sha256, "size": manifest.vocab_size}
     return job.files().finish(files, vocabulary, {"tool": tool_name(), "options": options})

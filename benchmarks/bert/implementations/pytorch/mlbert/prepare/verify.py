@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.prepare.jobs import SILENT, Progress, run_jobs
 from mlbert.prepare.leave_out import gather_rows, read_past_errors
 from mlbert.store import nvidia, tfrecord
@@ -60,7 +60,7 @@ class Md5List:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(path, f"cannot be read ({error})", "Give a list of md5 sums") from None
+            raise UserError("file.unreadable", path, f"cannot be read ({error})", "Give a list of md5 sums") from None
         files: dict[str, str] = {}
         rows: dict[str, str] = {}
         for number, line in enumerate(lines, 1):
@@ -73,7 +73,9 @@ class Md5List:
             elif len(words) == 2 and _MD5.fullmatch(last):
                 rows[Path(first).name] = last
             else:
-                raise UserError(path, f"line {number} is no md5 sum and name", "Give a list as md5sum writes it")
+                raise UserError(
+                    "data.row", path, f"line {number} is no md5 sum and name", "Give a list as md5sum writes it"
+                )
         return cls(path, files, rows)
 
 
@@ -200,7 +202,7 @@ def check_file(job: FileJob) -> FileReport:
         if job.md5 and (found := file_md5(job.path)) != job.md5:
             report.problems.append(f"its md5 is {found}, the list says {job.md5}")
     except UserError as error:
-        report.problems.append(error.reason)
+        report.problems.append(error.problem)
     except OSError as error:
         report.problems.append(f"cannot be read ({error.strerror or error})")
     return tally.finish()
@@ -210,7 +212,7 @@ def _check_shard(job: FileJob, tally: _Tally) -> None:
     report, manifest = tally.report, read_manifest(job.path.parent)
     assert job.shard is not None
     entry = manifest.shards[job.shard]
-    report.sequences = int(entry["num_sequences"])  # until they can be read
+    report.sequences = entry.num_sequences  # until they can be read
     sha256 = file_sha256(job.path)
     shard = matching_shard(manifest, job.shard)
     report.sequences = 0
@@ -227,7 +229,7 @@ def _check_shard(job: FileJob, tally: _Tally) -> None:
         for pack in range(0, len(offsets) - 1, BLOCK):
             borders = offsets[pack : pack + BLOCK + 1]
             tally.add(rows.slice(int(borders[0]), int(borders[-1])), np.diff(borders))
-    if sha256 != entry["sha256"]:
+    if sha256 != entry.sha256:
         tally.nothing_good("its checksum differs from the manifest's")
     report.content = shard.content_sha256
 
@@ -239,8 +241,8 @@ def _check_tfrecords(job: FileJob, tally: _Tally) -> None:
         tally.add(part.rows)
     for bad in reader.bad:
         tally.unreadable(1, str(bad))
-    if listed and job.path.name in listed.files:
-        expected = listed.files[job.path.name]["num_sequences"]
+    if listed and job.path.name in listed.by_name:
+        expected = listed.by_name[job.path.name].num_sequences
         problem = listed.count_problem(job.path, reader.num_records, None if reader.bad else report.tokens)
         if problem := problem or listed.size_problem(job.path):
             report.problems.append(problem)
@@ -257,7 +259,7 @@ def _check_nvidia(job: FileJob, tally: _Tally) -> None:
 
     for found in read_past_errors(read, 0, store.num_packs or len(store), BLOCK):
         if isinstance(found, UserError):
-            tally.unreadable(1, found.reason)
+            tally.unreadable(1, found.problem)
         else:
             rows, sizes = found
             tally.add(rows, sizes if packed else None)
@@ -342,7 +344,7 @@ def _plan_set(folder: Path, shortest: int) -> tuple[StoreInfo | None, list[FileJ
     except UserError as error:
         problems.append(str(error))
     info = info_of(manifest)
-    paths = [folder / str(entry["file"]) for entry in manifest.shards]
+    paths = [folder / entry.file for entry in manifest.shards]
     jobs = [FileJob(path, info, number, shortest=shortest) for number, path in enumerate(paths)]
     return info, _with_sums(folder, jobs), problems
 
@@ -354,8 +356,8 @@ def _plan_bins(folder: Path) -> tuple[StoreInfo | None, list[FileJob], list[str]
         return None, [], [str(error)]
     jobs, problems = [], []
     shortest = 1
-    for entry, edge in zip(index["bins"], index["edges"], strict=True):
-        _, of_bin, wrong = _plan_set(folder / entry["folder"], shortest)
+    for entry, edge in zip(index.bins, index.edges, strict=True):
+        _, of_bin, wrong = _plan_set(folder / entry.folder, shortest)
         jobs += of_bin
         problems += wrong
         shortest = edge + 1

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.store.manifest import MAX_VOCAB_SIZE
 from mlbert.store.wordpiece import SPECIAL_TOKENS, UNKNOWN, basic_split, clean_words
 
@@ -36,7 +36,7 @@ def check_vocab_size(vocab_size: int) -> None:
     """Raises UserError for a size that is too small to be useful or too large for 16 bits."""
     if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
         remedy = f"Use {MIN_VOCAB_SIZE} to {MAX_VOCAB_SIZE}"
-        raise UserError("--vocab-size", f"{vocab_size} is out of range", remedy)
+        raise UserError("config.range", "--vocab-size", f"{vocab_size} is out of range", remedy)
 
 
 def train_vocabulary(words: Counter[str], vocab_size: int, most_characters: int = MAX_ALPHABET) -> list[str]:

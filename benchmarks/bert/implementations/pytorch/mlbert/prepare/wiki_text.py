@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 
 Split = Callable[[str], list[str]]
 
@@ -37,7 +37,7 @@ def sentence_splitter() -> Split:
         from sentencex import segment
     except ImportError:
         reason = "the Python package that splits sentences is not installed"
-        raise UserError("sentencex", reason, "Install it: pip install 'mlbert[wiki]'") from None
+        raise UserError("package.missing", "sentencex", reason, "Install it: pip install 'mlbert[wiki]'") from None
     return lambda text: [sentence.strip() for sentence in segment("en", text)]
 
 
@@ -76,7 +76,7 @@ def paragraphs(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
     for number, raw in enumerate(lines, 1):
         if raw.startswith(_DOC):
             if inside:
-                raise UserError(path, f"line {number} begins an article within another", _EXTRACT)
+                raise UserError("data.damaged", path, f"line {number} begins an article within another", _EXTRACT)
             inside = skip_title = True
         elif raw.startswith(b"</doc>"):
             inside = False
@@ -86,11 +86,13 @@ def paragraphs(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
         elif raw != b"\n":
             line = _decoded(path, number, raw)
             if not inside and line.strip():
-                raise UserError(path, f"line {number} {_kind(raw)}", _EXTRACT)
+                raise UserError("data.damaged", path, f"line {number} {_kind(raw)}", _EXTRACT)
             if inside:
                 yield remove_markup(line).strip()
     if inside:
-        raise UserError(path, f"line {number}, its last, is within an article: the file is truncated", _EXTRACT)
+        raise UserError(
+            "data.damaged", path, f"line {number}, its last, is within an article: the file is truncated", _EXTRACT
+        )
 
 
 def _decoded(path: Path, number: int, raw: bytes) -> str:
@@ -98,7 +100,7 @@ def _decoded(path: Path, number: int, raw: bytes) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         reason = f"line {number} is not UTF-8 (byte {error.start + 1} of the line)"
-        raise UserError(path, reason, "Run WikiExtractor again") from None
+        raise UserError("data.encoding", path, reason, "Run WikiExtractor again") from None
 
 
 def _kind(raw: bytes) -> str:

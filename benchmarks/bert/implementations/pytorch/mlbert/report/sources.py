@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import read_plain
-from mlbert.core.json_files import parse_json
 from mlbert.core.metrics_file import read_points
 from mlbert.core.rules import BENCHMARK
+from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain
+from mlbert.host.json_files import parse_json
 from mlbert.submission.logs import Log, read_log
 from mlbert.submission.result_set import is_number
 from mlbert.submission.run_files import run_file
@@ -52,7 +52,7 @@ def read_systems(paths: Sequence[Path]) -> list[System]:
     groups: dict[Path, list[Path]] = {}
     for path in paths:
         if not path.exists():
-            raise UserError(path, "does not exist", "Name a folder with result_*.txt, a tree, or logs")
+            raise UserError("file.missing", path, "does not exist", "Name a folder with result_*.txt, a tree, or logs")
         for log in _logs(path):
             known = groups.setdefault(log.parent, [])
             if log not in known:
@@ -69,7 +69,9 @@ def _logs(path: Path) -> list[Path]:
     for pattern in (*patterns, f"results/*/{BENCHMARK}/{RESULT_PATTERN}"):
         if found := [log for log in path.glob(pattern) if log.is_file()]:
             return sorted(found, key=_by_number)
-    raise UserError(path, f"holds no {RESULT_PATTERN}", "Name a LOGDIR, a system's results, a tree, or logs")
+    raise UserError(
+        "log.missing", path, f"holds no {RESULT_PATTERN}", "Name a LOGDIR, a system's results, a tree, or logs"
+    )
 
 
 def _by_number(log: Path) -> tuple[str, int, str]:

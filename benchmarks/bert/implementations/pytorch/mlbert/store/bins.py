@@ -14,16 +14,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import read_plain
+from mlbert.host.errors import UserError
+from mlbert.host.json_files import read_json
+from mlbert.host.schema import Document, FileName, Sha256, parse_model
 from mlbert.store.base import BinInfo, Store, StoreInfo
 from mlbert.store.checksums import FileChecks
-from mlbert.store.documents import SHA256, judging, parse_document
-from mlbert.store.manifest import MAX_TOKENS, REMAKE, read_manifest
+from mlbert.store.manifest import REMAKE, Tokens, check_format, read_manifest
 from mlbert.store.prepared import ShardSet, info_of
 from mlbert.store.ragged import Ragged, offsets_of
 
@@ -76,38 +77,46 @@ class BinnedStore:
         raise AssertionError("bins hold no packs")
 
 
-def read_bins(folder: Path) -> dict[str, Any]:
-    """What ``bins.json`` says: edges, bins (folder, manifest_sha256), provenance. Raises UserError: unreadable, or
-    another format."""
+class ListedBin(Document):
+    """A bin as ``bins.json`` lists it."""
+
+    folder: FileName
+    manifest_sha256: Sha256
+
+
+class BinsIndex(Document):
+    """What ``bins.json`` says."""
+
+    edges: list[Tokens]  # longest sequence of each bin
+    bins: Annotated[list[ListedBin], Field(min_length=1)]
+    provenance: dict[str, Any]
+
+
+def read_bins(folder: Path) -> BinsIndex:
+    """Return the index of a folder of bins. Raises UserError: unreadable, another format, or it contradicts itself."""
     path = folder / BINS
-    content = read_plain(path)
-    with judging(path, "is not the index of a folder of bins", REMAKE):
-        document = parse_document(content)
-        kind = f"{document.text('format')} version {document.any('version')}"
-        if kind != (read := f"{BINS_FORMAT} version {BINS_VERSION}"):
-            raise UserError(path, f"is {kind}, this program reads {read}", REMAKE)
-        bins = [
-            {"folder": entry.file("folder"), "manifest_sha256": entry.text("manifest_sha256", SHA256)}
-            for entry in document.parts("bins")
-        ]
-        edges = document.numbers("edges", 1, MAX_TOKENS)
-        if len(bins) != len(edges) or edges != sorted(set(edges)):
-            raise UserError(path, f"names {len(bins)} bins and the edges {edges}", REMAKE)
-        if len({entry["folder"] for entry in bins}) < len(bins):
-            raise UserError(path, "names a bin twice", REMAKE)
-        return {"edges": edges, "bins": bins, "provenance": document.part("provenance").values()}
+    document = read_json(path, REMAKE)
+    check_format(path, document, BINS_FORMAT, BINS_VERSION, REMAKE)
+    index = parse_model(BinsIndex, document, path, REMAKE)
+    if len(index.bins) != len(index.edges) or index.edges != sorted(set(index.edges)):
+        raise UserError("data.damaged", path, f"names {len(index.bins)} bins and the edges {index.edges}", REMAKE)
+    if len({entry.folder for entry in index.bins}) < len(index.bins):
+        raise UserError("data.damaged", path, "names a bin twice", REMAKE)
+    return index
 
 
 def describe_bins(folder: Path) -> StoreInfo:
     """What is known of a folder of bins from its manifests alone. Raises UserError: a bin is missing or not the one
     that ``bins.json`` names, or bins do not fit each other."""
     index = read_bins(folder)
-    manifests = [read_manifest(folder / entry["folder"]) for entry in index["bins"]]
-    for manifest, entry in zip(manifests, index["bins"], strict=True):
-        if manifest.sha256 != entry["manifest_sha256"]:
-            raise UserError(manifest.path, f"is not the manifest that {folder / BINS} names", REMAKE)
+    manifests = [read_manifest(folder / entry.folder) for entry in index.bins]
+    for manifest, entry in zip(manifests, index.bins, strict=True):
+        if manifest.sha256 != entry.manifest_sha256:
+            raise UserError("data.checksum", manifest.path, f"is not the manifest that {folder / BINS} names", REMAKE)
         if manifest.vocabulary_sha256 != manifests[0].vocabulary_sha256:
-            raise UserError(manifest.path, f"names another vocabulary than {manifests[0].path}", REMAKE)
+            raise UserError(
+                "vocabulary.mismatch", manifest.path, f"names another vocabulary than {manifests[0].path}", REMAKE
+            )
     return replace(
         info_of(manifests[0]),
         folder=folder,
@@ -125,19 +134,19 @@ def check_counts(info: StoreInfo, counts: Sequence[int], world_size: int) -> Non
     is not known passes. Raises UserError naming BIN_COUNTS."""
     if not info.bins:
         reason = f"is set, and {info.folder} has no length bins"
-        raise UserError(BIN_COUNTS, reason, "Cut it with `mlbert prepare bins`, or unset BIN_COUNTS")
+        raise UserError("config.conflict", BIN_COUNTS, reason, "Cut it with `mlbert prepare bins`, or unset BIN_COUNTS")
     if len(counts) != len(info.bins):
         names = ", ".join(bin.name for bin in info.bins)
         reason = f"has {len(counts)} numbers, {info.folder} has {len(info.bins)} bins ({names})"
-        raise UserError(BIN_COUNTS, reason, "Give one number for each bin")
+        raise UserError("config.conflict", BIN_COUNTS, reason, "Give one number for each bin")
     for bin, count in zip(info.bins, counts, strict=True):
         if bin.num_sequences is not None and bin.num_sequences < count * world_size:
             reason = f"one step takes {count * world_size} sequences of bin {bin.name}, which holds {bin.num_sequences}"
-            raise UserError(BIN_COUNTS, reason, "Take fewer of it, or prepare more data")
+            raise UserError("data.too-small", BIN_COUNTS, reason, "Take fewer of it, or prepare more data")
 
 
 def open_bins(folder: Path, verify: bool | None = None, checks: FileChecks | None = None) -> BinnedStore:
     """Open and check a folder of bins; see `mlbert.store.prepared.ShardSet.open` for ``verify`` and ``checks``."""
     info = describe_bins(folder)
-    entries = read_bins(folder)["bins"]
-    return BinnedStore(info, [ShardSet.open(folder / entry["folder"], verify, checks) for entry in entries])
+    bins = read_bins(folder).bins
+    return BinnedStore(info, [ShardSet.open(folder / entry.folder, verify, checks) for entry in bins])

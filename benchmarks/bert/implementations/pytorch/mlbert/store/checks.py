@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.store.base import StoreInfo
 from mlbert.store.ragged import Ragged
 
@@ -83,8 +83,12 @@ def check_rows(rows: Ragged, info: StoreInfo, vocab_size: int | None) -> None:
     largest = max(int(array.max(initial=0)) for array in (rows.tokens, rows.masked_labels))
     if vocab_size is not None and largest >= vocab_size and info.vocab_size is None:
         reason = f"holds token id {largest}, the model's vocabulary has {vocab_size} entries"
-        raise UserError(info.folder, reason, "Set BERT_CONFIG to a configuration of the data's vocabulary")
-    raise UserError(info.folder, f"holds a sequence that {broken[0]}", "`mlbert prepare verify` names the file")
+        raise UserError(
+            "data.model-mismatch", info.folder, reason, "Set BERT_CONFIG to a configuration of the data's vocabulary"
+        )
+    raise UserError(
+        "data.damaged", info.folder, f"holds a sequence that {broken[0]}", "`mlbert prepare verify` names the file"
+    )
 
 
 def _sequence_of(offsets: np.ndarray, wrong: np.ndarray) -> np.ndarray:

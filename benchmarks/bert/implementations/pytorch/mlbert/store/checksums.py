@@ -22,9 +22,8 @@ from pathlib import Path
 
 import xxhash
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import read_plain, write_atomically
-from mlbert.store.documents import plain_size, reading
+from mlbert.host.errors import UserError
+from mlbert.host.files import plain_size, read_plain, reading, write_atomically
 from mlbert.store.manifest import REMAKE, SHARD_NAME, Manifest, file_sha256
 
 CHECKSUMS = "checksums.xxh3"
@@ -59,7 +58,9 @@ def read_checksums(folder: Path) -> dict[str, str]:
     matches = [_LINE.fullmatch(line) for line in lines]
     found = {match[2]: match[1] for match in matches if match}
     if not found or len(found) != len(lines):
-        raise UserError(path, "is not a list of checksums", f"Restore or remove it: {remake_list(folder)}")
+        raise UserError(
+            "data.damaged", path, "is not a list of checksums", f"Restore or remove it: {remake_list(folder)}"
+        )
     return found
 
 
@@ -81,7 +82,9 @@ def check_complete(folder: Path, listed: Collection[str], names: Collection[str]
     if listed and set(listed) != set(names):
         wrong = min(set(listed) ^ set(names))
         what = "names" if wrong in listed else "does not name"
-        raise UserError(folder / CHECKSUMS, f"{what} {wrong}", f"Restore or remove it: {remake_list(folder)}")
+        raise UserError(
+            "data.incomplete", folder / CHECKSUMS, f"{what} {wrong}", f"Restore or remove it: {remake_list(folder)}"
+        )
 
 
 def remake_list(folder: Path) -> str:
@@ -107,7 +110,7 @@ class FileSum:
         except UserError as error:
             return error
         listed = "the manifest's" if self.sha256 else f"that in {CHECKSUMS}"
-        return UserError(self.path, f"its checksum differs from {listed}", REMAKE)
+        return UserError("data.checksum", self.path, f"its checksum differs from {listed}", REMAKE)
 
 
 class FileChecks:
@@ -176,7 +179,7 @@ class FileChecks:
             try:
                 self._problem = file.problem()
             except Exception as error:  # whatever it is, `finish` must not wait for a thread that is gone
-                self._problem = UserError(file.path, f"cannot be checked ({error!r})", REMAKE)
+                self._problem = UserError("file.unreadable", file.path, f"cannot be checked ({error!r})", REMAKE)
 
 
 def sharers(folder: Path, rank: int, world_size: int, local_rank: int, local_world_size: int) -> tuple[int, int]:
@@ -203,20 +206,24 @@ def check_files(manifest: Manifest) -> None:
     folder = manifest.path.parent
     with reading(folder):
         sizes = {path.name: plain_size(path) for path in folder.iterdir() if SHARD_NAME.fullmatch(path.name)}
-    for name in sorted(set(sizes) - {str(entry["file"]) for entry in manifest.shards}):
-        raise UserError(folder / name, "is not in the manifest beside it", "Remove it or prepare the data again")
+    for name in sorted(set(sizes) - {entry.file for entry in manifest.shards}):
+        raise UserError(
+            "data.mixed", folder / name, "is not in the manifest beside it", "Remove it or prepare the data again"
+        )
     for entry in manifest.shards:
-        path = folder / str(entry["file"])
+        path = folder / entry.file
         if path.name not in sizes:
-            raise UserError(path, "the shard is missing", REMAKE)
-        if sizes[path.name] != entry["bytes"]:
-            raise UserError(path, f"has {sizes[path.name]} bytes, the manifest says {entry['bytes']}", REMAKE)
+            raise UserError("data.incomplete", path, "the shard is missing", REMAKE)
+        if sizes[path.name] != entry.bytes:
+            raise UserError(
+                "data.damaged", path, f"has {sizes[path.name]} bytes, the manifest says {entry.bytes}", REMAKE
+            )
 
 
 def file_sums(manifest: Manifest) -> list[FileSum]:
     """Checksums of every shard. Raises UserError: their list is damaged."""
     folder = manifest.path.parent
     listed = read_checksums(folder)
-    entries = [(str(entry["file"]), str(entry["sha256"])) for entry in manifest.shards]
+    entries = [(entry.file, entry.sha256) for entry in manifest.shards]
     check_complete(folder, listed, [name for name, _ in entries])
     return [FileSum(folder / name, listed.get(name, ""), sha256) for name, sha256 in entries]

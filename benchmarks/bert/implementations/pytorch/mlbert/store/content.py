@@ -11,10 +11,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import read_plain
-from mlbert.core.json_files import parse_json
-from mlbert.core.native import cache_folder
+from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain
+from mlbert.host.json_files import parse_json
+from mlbert.host.native import cache_folder
 from mlbert.store.manifest import make_folder, write_json
 
 CONTENT = ".mlbert-content.json"

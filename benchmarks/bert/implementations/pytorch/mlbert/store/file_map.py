@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.core.errors import UserError
-from mlbert.store.documents import plain_size, reading
+from mlbert.host.errors import UserError
+from mlbert.host.files import plain_size, reading
 
 _PAGE = 65_536  # a multiple of every page size in use
 _PROT_READ = 1
@@ -47,7 +47,9 @@ class FileMap:
         address = libc.mmap(None, total, _PROT_READ, flags, -1, 0)
         if address == _FAILED:
             reason = f"{total:,} bytes cannot be mapped into memory ({os.strerror(ctypes.get_errno())})"
-            raise UserError(paths[0].parent if paths else "data", reason, "Raise the limit `ulimit -v`")
+            raise UserError(
+                "machine.memory", paths[0].parent if paths else "data", reason, "Raise the limit `ulimit -v`"
+            )
         memory = (ctypes.c_uint8 * total).from_address(address)
         # NumPy arrays keep `memory` alive, and with it the map: views may outlive this object.
         weakref.finalize(memory, libc.munmap, address, total)
@@ -82,6 +84,8 @@ def _map_over(libc: ctypes.CDLL, path: Path, address: int, size: int) -> None:
     try:
         if libc.mmap(address, size, _PROT_READ, _MAP_SHARED | _MAP_FIXED, descriptor, 0) == _FAILED:
             reason = f"cannot be mapped into memory ({os.strerror(ctypes.get_errno())})"
-            raise UserError(path, reason, "Raise /proc/sys/vm/max_map_count, or import the folder first")
+            raise UserError(
+                "machine.memory", path, reason, "Raise /proc/sys/vm/max_map_count, or import the folder first"
+            )
     finally:
         os.close(descriptor)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core.native import cache_folder
+from mlbert.host.native import cache_folder
 
 
 class IndexCache:

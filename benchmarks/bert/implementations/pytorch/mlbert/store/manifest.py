@@ -8,14 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import read_plain, write_atomically
-from mlbert.store.documents import SHA256, Fields, judging, parse_document, plain_size, reading
+from pydantic import AliasPath, Field
+
+from mlbert.host.errors import UserError
+from mlbert.host.files import plain_size, read_plain, reading, write_atomically
+from mlbert.host.json_files import parse_object, shown
+from mlbert.host.schema import Count, Document, FileName, Sha256, parse_model
 
 FORMAT = "mlbert-ragged"
 FORMAT_VERSION = 1
@@ -24,32 +26,81 @@ MAX_VOCAB_SIZE = 65_536  # tokens are stored in 16 bits
 MAX_TOKENS = 65_535  # of a sequence or a pack: positions are
 SHARD_NAME = re.compile(r"shard-(\d{5})-of-(\d{5})\.h5")
 REMAKE = "Restore the file, or remove the folder and prepare the data again"
+_REMAKE_ALL = "Prepare the data again with `mlbert prepare`"
 _TOTALS = ("num_sequences", "num_tokens", "num_masked", "num_packs")
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]  # of a sequence or a pack
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """What ``manifest.json`` says; the last two are of a packed set (0 and None otherwise)."""
+class ListedFile(Document):
+    """A file of a prepared set and what it contains."""
 
-    path: Path
-    vocabulary_sha256: str
-    vocab_size: int
-    num_sequences: int
-    num_tokens: int
-    num_masked: int
-    max_seq_length: int
-    max_predictions: int
-    length_histogram: list[int]
-    shards: list[dict[str, Any]]
-    provenance: dict[str, Any] = field(default_factory=dict)
-    sha256: str = ""
-    num_packs: int = 0
-    max_pack_tokens: int | None = None
+    file: FileName
+    bytes: Count
+    num_sequences: Count
+    num_tokens: Count
+    num_masked: Count
+    num_packs: Count = 0
+
+
+class ListedShard(ListedFile):
+    """A shard as the manifest lists it."""
+
+    sha256: Sha256
+    content_sha256: Sha256 | None = None
+
+
+class Packs(Document):
+    """What a manifest says only of a packed set."""
+
+    num_packs: Count
+    max_tokens: Tokens
+
+
+class SetDescription(Document):
+    """What is written down about a prepared set of any format."""
+
+    path: Path  # of the document
+    vocabulary_sha256: Sha256 = Field(validation_alias=AliasPath("vocabulary", "sha256"))
+    vocab_size: Annotated[int, Field(ge=1, le=MAX_VOCAB_SIZE, validation_alias=AliasPath("vocabulary", "size"))]
+    max_seq_length: Tokens
+    max_predictions: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+    num_sequences: Count
+    num_tokens: Count
+    num_masked: Count
+    packs: Packs | None = None
+    provenance: dict[str, Any]
+
+    @property
+    def num_packs(self) -> int:
+        """0 of a set that is not packed."""
+        return self.packs.num_packs if self.packs else 0
+
+    @property
+    def max_pack_tokens(self) -> int | None:
+        """None of a set that is not packed."""
+        return self.packs.max_tokens if self.packs else None
+
+    def check_files(self, files: Sequence[ListedFile], remedy: str) -> None:
+        """Raise UserError: a file is listed twice, or the totals are not the sums over the files."""
+        if len({entry.file for entry in files}) < len(files):
+            raise UserError("data.damaged", self.path, "lists a file twice", remedy)
+        sums = {key: sum(getattr(entry, key) for entry in files) for key in _TOTALS}
+        if sums != {key: getattr(self, key) for key in _TOTALS}:
+            problem = f"its totals differ from the sums over its files ({sums})"
+            raise UserError("data.damaged", self.path, problem, remedy)
+
+
+class Manifest(SetDescription):
+    """What ``manifest.json`` says."""
+
+    sha256: Sha256  # of the manifest itself
+    length_histogram: list[Count]
+    shards: Annotated[list[ListedShard], Field(min_length=1)]
 
     @property
     def num_bytes(self) -> int:
         """Size of all shards."""
-        return sum(int(shard["bytes"]) for shard in self.shards)
+        return sum(shard.bytes for shard in self.shards)
 
 
 def read_manifest(folder: Path | str) -> Manifest:
@@ -57,67 +108,30 @@ def read_manifest(folder: Path | str) -> Manifest:
     Raises UserError: no manifest, unreadable, another format, or fields that contradict each other."""
     folder = Path(folder)
     path = folder / MANIFEST
-    remake = "Prepare the data again with `mlbert prepare`"
     with reading(path):
         if not path.exists():
-            reason = "the folder has no manifest.json" if folder.is_dir() else no_folder(folder)
-            raise UserError(folder, reason, "Give a folder that `mlbert prepare` finished")
+            remedy = "Give a folder that `mlbert prepare` finished"
+            if not folder.is_dir():
+                raise UserError("file.missing", folder, no_folder(folder), remedy)
+            raise UserError("data.incomplete", folder, "the folder has no manifest.json", remedy)
     raw = read_plain(path)
-    with judging(path, "is not a manifest of a prepared set", remake):
-        manifest = _parse(path, raw, remake)
-        names = [str(shard["file"]) for shard in manifest.shards]
-        if len(set(names)) != len(names):
-            raise UserError(path, "lists a shard twice", remake)
-        sums = {key: sum(int(shard.get(key, 0)) for shard in manifest.shards) for key in _TOTALS}
-        if sums != {key: getattr(manifest, key) for key in sums}:
-            raise UserError(path, f"its totals differ from the sums over its shards ({sums})", remake)
-        _check_histogram(manifest)
+    document = parse_object(path, raw, _REMAKE_ALL)
+    check_format(path, document, FORMAT, FORMAT_VERSION, _REMAKE_ALL)
+    document |= {"path": path, "sha256": hashlib.sha256(raw).hexdigest()}
+    manifest = parse_model(Manifest, document, path, _REMAKE_ALL)
+    manifest.check_files(manifest.shards, _REMAKE_ALL)
+    counts = manifest.length_histogram
+    found = len(counts) - 1, sum(counts), sum(length * count for length, count in enumerate(counts))
+    if found != (manifest.max_seq_length, manifest.num_sequences, manifest.num_tokens):
+        raise UserError("data.damaged", path, "length_histogram does not fit the totals", _REMAKE_ALL)
     return manifest
 
 
-def _parse(path: Path, raw: bytes, remake: str) -> Manifest:
-    """Raises ValueError for a field that is missing, or of another type or size than any set has."""
-    found = parse_document(raw)
-    kind = f"{found.text('format')} version {found.any('version')}"
-    if kind != (read := f"{FORMAT} version {FORMAT_VERSION}"):
-        raise UserError(path, f"is {kind}, this program reads {read}", remake)
-    vocabulary = found.part("vocabulary")
-    packs = found.part("packs") if "packs" in found else None
-    return Manifest(
-        path=path,
-        vocabulary_sha256=vocabulary.text("sha256", SHA256),
-        vocab_size=vocabulary.number("size", 1, MAX_VOCAB_SIZE),
-        max_seq_length=found.number("max_seq_length", 1, MAX_TOKENS),
-        max_predictions=found.number("max_predictions", 0, MAX_TOKENS),
-        length_histogram=found.numbers("length_histogram"),
-        shards=[_shard(entry, packs is not None) for entry in found.parts("shards")],
-        provenance=found.part("provenance").values(),
-        sha256=hashlib.sha256(raw).hexdigest(),
-        num_packs=packs.number("num_packs") if packs else 0,
-        max_pack_tokens=packs.number("max_tokens", 1, MAX_TOKENS) if packs else None,
-        **{key: found.number(key) for key in _TOTALS[:3]},
-    )
-
-
-def _shard(entry: Fields, packed: bool) -> dict[str, Any]:
-    """An entry whose values are such that they can be used."""
-    entry.file("file")
-    for name in ("sha256", *(["content_sha256"] if "content_sha256" in entry else [])):
-        entry.text(name, SHA256)
-    for name in ("bytes", *_TOTALS[:3], *(["num_packs"] if packed else [])):
-        entry.number(name)
-    return entry.values()
-
-
-def _check_histogram(manifest: Manifest) -> None:
-    """Raises ValueError."""
-    counts = manifest.length_histogram
-    tokens = sum(length * count for length, count in enumerate(counts))
-    if len(counts) != manifest.max_seq_length + 1 or (sum(counts), tokens) != (
-        manifest.num_sequences,
-        manifest.num_tokens,
-    ):
-        raise ValueError("length_histogram does not fit the totals")
+def check_format(path: Path, document: Mapping[str, Any], name: str, version: int, remedy: str) -> None:
+    """Raise UserError if a document has another format, or another version of it."""
+    found = {key: document.get(key) for key in ("format", "version")}
+    if found != (expected := {"format": name, "version": version}):
+        raise UserError("data.format", path, f"has {shown(found)}; this program reads {expected}", remedy)
 
 
 def no_folder(path: Path) -> str:
@@ -130,7 +144,9 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(path, f"cannot be made ({error.strerror})", "Choose another output folder") from None
+        raise UserError(
+            "file.unwritable", path, f"cannot be made ({error.strerror})", "Choose another output folder"
+        ) from None
 
 
 def file_sha256(path: Path) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.store.file_map import FileMap
 from mlbert.store.manifest import no_folder, reading
 from mlbert.store.mds_columns import CONVERSION_ERRORS
@@ -52,7 +52,9 @@ class MdsReader:
         self._remote, self._cache = str(folder), None if cache is None else Path(cache)
         self._folder = local_folder(self._remote)
         if self._folder is not None and not self._folder.is_dir():
-            raise UserError(folder, no_folder(self._folder), f"Give a folder with {INDEX}, or its address")
+            raise UserError(
+                "file.missing", folder, no_folder(self._folder), f"Give a folder with {INDEX}, or its address"
+            )
         raw = self._read_index() if self._cache is None else fetch_index(self._remote, self._cache)
         index = parse_index(f"{self._remote.rstrip('/')}/{INDEX}", raw)
         self.columns = index.columns
@@ -80,7 +82,7 @@ class MdsReader:
         try:
             return self._decode(shard.sample(place))
         except ValueError as error:
-            raise UserError(shard.path, f"sample {place} is damaged ({error})", _RESTORE) from None
+            raise UserError("data.damaged", shard.path, f"sample {place} is damaged ({error})", _RESTORE) from None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """All samples in the order of the set."""
@@ -94,7 +96,9 @@ class MdsReader:
 
     def _read_index(self) -> bytes:
         if self._folder is None:
-            raise UserError(self._remote, "lies on another machine", "Give a cache folder on this one")
+            raise UserError(
+                "config.conflict", self._remote, "lies on another machine", "Give a cache folder on this one"
+            )
         path = self._folder / INDEX
         with reading(path):
             return path.read_bytes()
@@ -113,11 +117,11 @@ class MdsReader:
         path = self._folder / shard.raw.name
         if shard.zipped and not path.exists() and (self._folder / shard.zipped.name).exists():
             reason = "is compressed, and only decompressed shards are read where they lie"
-            raise UserError(self._folder / shard.zipped.name, reason, "Give a cache folder")
+            raise UserError("config.missing", self._folder / shard.zipped.name, reason, "Give a cache folder")
         try:
             check_file(path, shard.raw)
         except Damaged as damage:
-            raise UserError(path, str(damage), _RESTORE) from None
+            raise UserError("data.damaged", path, str(damage), _RESTORE) from None
         return path
 
     def _decode(self, data: bytes) -> dict[str, Any]:
@@ -149,14 +153,14 @@ class _Shard:
         self._content = files.bytes[: files.ends[0]]
         head = UINT32.itemsize * (num_samples + 2)
         if len(self._content) < head:
-            raise UserError(path, f"is too short for {num_samples} samples", _RESTORE)
+            raise UserError("data.damaged", path, f"is too short for {num_samples} samples", _RESTORE)
         found = int(self._content[: UINT32.itemsize].view(UINT32)[0])
         if found != num_samples:
-            raise UserError(path, f"holds {found} samples, the index says {num_samples}", _RESTORE)
+            raise UserError("data.damaged", path, f"holds {found} samples, the index says {num_samples}", _RESTORE)
         self._offsets = self._content[UINT32.itemsize : head].view(UINT32)
         edges = self._offsets.astype(np.int64)
         if edges[0] < head or edges[-1] != len(self._content) or (np.diff(edges) < 0).any():
-            raise UserError(path, "has offsets that fall or lie outside of the file", _RESTORE)
+            raise UserError("data.damaged", path, "has offsets that fall or lie outside of the file", _RESTORE)
 
     def samples(self) -> tuple[np.ndarray, np.ndarray]:
         """The bytes of all samples, and where each begins in them."""

@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any, BinaryIO, Protocol
 from urllib.parse import quote, urlsplit
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import whole_file, write_atomically
+from mlbert.host.errors import UserError
+from mlbert.host.files import whole_file, write_atomically
 from mlbert.store.manifest import make_folder, reading
 from mlbert.store.mds_index import INDEX, FileInfo, ShardInfo, new_hasher
 
@@ -72,7 +72,9 @@ def zstandard_module() -> ModuleType:
     try:
         import zstandard
     except ImportError:
-        raise UserError("zstandard", "is not installed, and the shards are compressed with it", _EXTRA) from None
+        raise UserError(
+            "package.missing", "zstandard", "is not installed, and the shards are compressed with it", _EXTRA
+        ) from None
     return zstandard
 
 
@@ -119,7 +121,9 @@ def _fetching(url: str) -> Iterator[None]:
     except Exception as error:
         words = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
         reason = f"cannot be fetched ({words or type(error).__name__})"
-        raise UserError(url, reason, "Check the address, the network and the permissions") from None
+        raise UserError(
+            "network.unreachable", url, reason, "Check the address, the network and the permissions"
+        ) from None
 
 
 @contextmanager
@@ -140,7 +144,9 @@ def _open(url: str) -> Any:
         import fsspec
     except ImportError:
         scheme = urlsplit(url).scheme
-        raise UserError(url, f"needs fsspec to be read from {scheme}://", "Run: pip install fsspec") from None
+        raise UserError(
+            "package.missing", url, f"needs fsspec to be read from {scheme}://", "Run: pip install fsspec"
+        ) from None
     return fsspec.open(url, "rb").open()
 
 
@@ -157,7 +163,9 @@ def fetch_index(remote: str, cache: Path) -> bytes:
                 write_atomically(path, raw)
     with reading(path):
         if path.read_bytes() != raw:
-            raise UserError(cache, f"is the cache of another set than {remote}", "Choose another cache folder")
+            raise UserError(
+                "data.mixed", cache, f"is the cache of another set than {remote}", "Choose another cache folder"
+            )
     return raw
 
 
@@ -180,7 +188,7 @@ def cached_shard(remote: str, cache: Path, shard: ShardInfo) -> Path:
             except Damaged as damage:
                 if attempt == ATTEMPTS:
                     reason = f"{damage}, fetched {ATTEMPTS} times"
-                    raise UserError(url, reason, "Restore the file, or write the set again") from None
+                    raise UserError("data.damaged", url, reason, "Restore the file, or write the set again") from None
     return path
 
 
@@ -221,5 +229,7 @@ def _locked(path: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
             reason = f"cannot be locked ({error.strerror})"
-            raise UserError(path, reason, "Choose a cache folder that can be written, on a local disk") from None
+            raise UserError(
+                "file.unwritable", path, reason, "Choose a cache folder that can be written, on a local disk"
+            ) from None
         yield

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.store.ragged import offsets_of
 
 SEED = 9176  # Streaming's own
@@ -67,11 +67,11 @@ def sample_order(
     if shuffle is None:
         return places
     if shuffle not in SHUFFLES:
-        raise UserError(f"shuffle {shuffle!r}", "is not known", f"Choose {', '.join(SHUFFLES)}")
+        raise UserError("config.choice", f"shuffle {shuffle!r}", "is not known", f"Choose {', '.join(SHUFFLES)}")
     if block_size is None:
         block_size = max(4_000_000 // canonical_nodes, 1 << 18)
     if block_size < _LEAST_BLOCK:
-        raise UserError(f"block_size {block_size}", "is too small", f"Use {_LEAST_BLOCK} or more")
+        raise UserError("config.range", f"block_size {block_size}", "is too small", f"Use {_LEAST_BLOCK} or more")
     shuffled = SHUFFLES[shuffle](np.asarray(shard_sizes, np.int64), canonical_nodes, seed, epoch, block_size)
     return np.where(places == _PADDING, _PADDING, shuffled[places])
 
@@ -84,12 +84,16 @@ def partition(num_samples: int, world: World, canonical_nodes: int, first: int =
     nodes, ranks = world.nodes, world.ranks_per_node
     if nodes % canonical_nodes and canonical_nodes % nodes:
         reason = f"neither divides nor is divided by the {nodes} nodes"
-        raise UserError(f"canonical_nodes {canonical_nodes}", reason, "Choose a multiple of the nodes")
+        raise UserError(
+            "config.conflict", f"canonical_nodes {canonical_nodes}", reason, "Choose a multiple of the nodes"
+        )
     if num_samples < canonical_nodes:
         reason = f"is more than the {num_samples} samples of the set"
-        raise UserError(f"canonical_nodes {canonical_nodes}", reason, "Choose fewer")
+        raise UserError("config.conflict", f"canonical_nodes {canonical_nodes}", reason, "Choose fewer")
     if not 0 <= first < num_samples:
-        raise UserError(f"first sample {first}", f"is not in the set of {num_samples}", "Begin the next epoch")
+        raise UserError(
+            "config.range", f"first sample {first}", f"is not in the set of {num_samples}", "Begin the next epoch"
+        )
     in_turn = _rows(num_samples, canonical_nodes, nodes).T.ravel()
     by_node = in_turn[first - first % nodes :].reshape(-1, nodes).T
     by_rank = np.concatenate([by_node, _to_fill_ranks(by_node, ranks)], axis=1).reshape(nodes, -1, ranks)
@@ -110,7 +114,7 @@ def _rows(num_samples: int, canonical_nodes: int, nodes: int) -> np.ndarray:
         end = columns + 1 - share  # the repeated columns end here
         if end < padding:
             reason = f"is too many for the {num_samples} samples of the set"
-            raise UserError(f"{nodes} nodes", reason, "Use fewer nodes or more canonical ones")
+            raise UserError("config.conflict", f"{nodes} nodes", reason, "Use fewer nodes or more canonical ones")
         rows = np.concatenate([rows, rows[:, end - padding : end]], axis=1)
     return rows
 

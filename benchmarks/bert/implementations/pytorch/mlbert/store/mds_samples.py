@@ -34,7 +34,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.store.base import StoreInfo
 from mlbert.store.file_map import FileMap
 from mlbert.store.index_cache import IndexCache
@@ -154,7 +154,7 @@ class MdsSamples:
         for problem, bad in _problems(columns).items():
             if bad.any():
                 shard, place = self._place(int(indices[np.flatnonzero(bad)[0]]))
-                raise UserError(self._paths[shard], f"sample {place} {problem}", _RESTORE)
+                raise UserError("data.damaged", self._paths[shard], f"sample {place} {problem}", _RESTORE)
         return _ragged(columns)
 
     def _columns(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -166,7 +166,7 @@ class MdsSamples:
         if bad := np.flatnonzero((found != self._widths.sizes).any(axis=1)).tolist():
             number, place = self._place(int(indices[bad[0]]))
             reason = f"sample {place} has columns of other sizes than the first sample of the set"
-            raise UserError(self._paths[number], reason, "Keep samples of one width in a set")
+            raise UserError("data.mixed", self._paths[number], reason, "Keep samples of one width in a set")
         columns, start = {}, _HEAD
         for name, size in zip(COLUMNS, self._widths.sizes.tolist(), strict=True):
             values = np.ascontiguousarray(rows[:, start : start + size])
@@ -196,12 +196,15 @@ class MdsSamples:
         try:
             check_file(path, shard.raw)
         except Damaged as damage:
-            raise UserError(path, str(damage), _RESTORE) from None
+            raise UserError("data.damaged", path, str(damage), _RESTORE) from None
         inside = self._map.bytes[self._map.starts[number] : self._map.ends[number]]
         edges = inside[UINT32.itemsize : UINT32.itemsize * (shard.num_samples + 2)].view(UINT32).astype(np.int64)
         if (np.diff(edges) != self._widths.num_bytes).any() or edges[-1] != len(inside):
             raise UserError(
-                path, "has samples of another width than the first one", "Keep samples of one width in a set"
+                "data.mixed",
+                path,
+                "has samples of another width than the first one",
+                "Keep samples of one width in a set",
             )
         first, end = int(self._first[number]), int(self._first[number + 1])
         pieces = [np.arange(low, min(low + _GATHERED, end)) for low in range(first, end, _GATHERED)]
@@ -217,7 +220,9 @@ def _read_index(folder: Path) -> tuple[MdsIndex, str]:
     if set(index.columns) != set(COLUMNS) or set(index.columns.values()) != {"bytes"}:
         found = ", ".join(f"{name} ({encoding})" for name, encoding in index.columns.items())
         reason = f"holds columns {found}, and no masked samples"
-        raise UserError(path, reason, f"Samples have {', '.join(COLUMNS)}, all as bytes; text needs another recipe")
+        raise UserError(
+            "data.columns", path, reason, f"Samples have {', '.join(COLUMNS)}, all as bytes; text needs another recipe"
+        )
     return index, hashlib.sha256(raw).hexdigest()
 
 
@@ -229,11 +234,11 @@ def _widths(folder: Path, shard: ShardInfo) -> Widths:
     start = int(head[UINT32.itemsize :][: UINT32.itemsize].view(UINT32)[0]) if len(head) == first else 0
     sizes = _head(folder, shard, start + _HEAD)[start:]
     if len(sizes) != _HEAD or start < first:
-        raise UserError(path, "is too short for its samples", _RESTORE)
+        raise UserError("data.damaged", path, "is too short for its samples", _RESTORE)
     slots = (sizes.view(UINT32) // _ITEM).tolist()
     widths = Widths(slots[0], slots[2])
     if (widths.sizes != sizes.view(UINT32)).any() or not 0 < widths.predictions <= widths.tokens <= _LARGEST:
-        raise UserError(path, "has columns whose sizes do not fit each other", _RESTORE)
+        raise UserError("data.damaged", path, "has columns whose sizes do not fit each other", _RESTORE)
     return widths
 
 
@@ -249,7 +254,7 @@ def _head(folder: Path, shard: ShardInfo, num_bytes: int) -> np.ndarray:
             reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
             return np.frombuffer(reader.read(num_bytes), np.uint8)
     except zstandard.ZstdError as error:
-        raise UserError(path, f"cannot be decompressed ({error})", _RESTORE) from None
+        raise UserError("data.damaged", path, f"cannot be decompressed ({error})", _RESTORE) from None
 
 
 def _unpacked(folder: Path, shard: ShardInfo) -> Path:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import write_atomically
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_atomically
 from mlbert.store.manifest import make_folder
 from mlbert.store.mds import UINT32
 from mlbert.store.mds_columns import CONVERSION_ERRORS
@@ -27,7 +27,6 @@ from mlbert.store.mds_index import (
     Hasher,
     ShardInfo,
     decoders,
-    index_entry,
     new_hasher,
 )
 from mlbert.store.ragged import offsets_of
@@ -63,12 +62,14 @@ class MdsWriter:
         names = sorted(columns)
         self._columns = decoders(self._folder, {name: columns[name] for name in names})
         if not names:
-            raise UserError(self._folder, "a sample needs a column", "Name one")
+            raise UserError("config.missing", self._folder, "a sample needs a column", "Name one")
         self._level = _level(compression)
         for algorithm in hashes:
             _hasher(algorithm)
         if not 0 < size_limit <= _MOST_BYTES:
-            raise UserError(f"size_limit {size_limit}", "is no size of a shard", f"Use 1 to {_MOST_BYTES}")
+            raise UserError(
+                "config.range", f"size_limit {size_limit}", "is no size of a shard", f"Use 1 to {_MOST_BYTES}"
+            )
         self._size_limit = size_limit
         self._settings: dict[str, Any] = {
             "column_encodings": [columns[name] for name in names],
@@ -86,7 +87,7 @@ class MdsWriter:
         self._shards: list[ShardInfo] = []
         make_folder(self._folder)
         if (self._folder / INDEX).exists():
-            raise UserError(self._folder, f"has an {INDEX} already", "Choose an empty folder")
+            raise UserError("file.exists", self._folder, f"has an {INDEX} already", "Choose an empty folder")
 
     def __enter__(self) -> MdsWriter:
         return self
@@ -100,17 +101,19 @@ class MdsWriter:
         shard cannot be written."""
         if set(sample) != set(self._columns):
             differing = ", ".join(sorted(set(sample) ^ set(self._columns)))
-            raise UserError(self._folder, f"a sample lacks or adds columns ({differing})", "Give all columns")
+            raise UserError(
+                "data.columns", self._folder, f"a sample lacks or adds columns ({differing})", "Give all columns"
+            )
         values, sizes = [], []
         for name, column in self._columns.items():
             try:
                 values.append(column.encode(sample[name]))
             except CONVERSION_ERRORS as error:
-                raise UserError(f"column {name!r}", str(error), "Use another encoding for it") from None
+                raise UserError("data.row", f"column {name!r}", str(error), "Use another encoding for it") from None
             if column.size is None:
                 sizes.append(len(values[-1]))
         if sum(sizes) > _MOST_BYTES:
-            raise UserError(self._folder, "a sample is larger than 4 GiB", "Cut it")
+            raise UserError("data.too-long", self._folder, "a sample is larger than 4 GiB", "Cut it")
         data = np.array(sizes, UINT32).tobytes() + b"".join(values)
         if self._samples and self._shard_bytes(len(self._samples) + 1, self._bytes + len(data)) > self._size_limit:
             self._write_shard()
@@ -122,8 +125,8 @@ class MdsWriter:
         if self._samples:
             self._write_shard()
         if not self._shards:
-            raise UserError(self._folder, "no sample was written", "A set needs one or more")
-        entries = [index_entry(shard, self._settings) for shard in self._shards]
+            raise UserError("data.empty", self._folder, "no sample was written", "A set needs one or more")
+        entries = [{**self._settings, **shard.model_dump(by_alias=True)} for shard in self._shards]
         document = json.dumps({"shards": entries, "version": VERSION}, sort_keys=True)
         write_atomically(self._folder / INDEX, document)
 
@@ -133,7 +136,7 @@ class MdsWriter:
     def _write_shard(self) -> None:
         total = self._shard_bytes(len(self._samples), self._bytes)
         if total > _MOST_BYTES:
-            raise UserError(self._folder, "a shard would be larger than 4 GiB", "Cut the sample")
+            raise UserError("data.too-long", self._folder, "a shard would be larger than 4 GiB", "Cut the sample")
         offsets = offsets_of([len(sample) for sample in self._samples]) + total - self._bytes
         head = np.array([len(self._samples), *offsets.tolist()], UINT32).tobytes() + self._head
         raw = b"".join([head, *self._samples])
@@ -145,7 +148,8 @@ class MdsWriter:
             packed = zstandard_module().ZstdCompressor(self._level).compress(raw)
             zipped = self._file(f"{name}.zstd", packed)
             write_atomically(self._folder / zipped.name, packed)
-        self._shards.append(ShardInfo(len(self._samples), self._file(name, raw), zipped))
+        samples, file = len(self._samples), self._file(name, raw)
+        self._shards.append(ShardInfo(**self._settings, samples=samples, raw_data=file, zip_data=zipped))
         self._samples, self._bytes = [], 0
 
     def _file(self, name: str, data: bytes) -> FileInfo:
@@ -154,7 +158,7 @@ class MdsWriter:
             hasher = _hasher(algorithm)
             hasher.update(data)
             digests[algorithm] = hasher.hexdigest()
-        return FileInfo(name, len(data), digests)
+        return FileInfo(basename=name, bytes=len(data), hashes=digests)
 
 
 def _hasher(algorithm: str) -> Hasher:
@@ -162,9 +166,11 @@ def _hasher(algorithm: str) -> Hasher:
     try:
         hasher = new_hasher(algorithm)
     except ValueError:
-        raise UserError(f"hash {algorithm!r}", "is not known", "Use sha1 or sha256") from None
+        raise UserError("config.choice", f"hash {algorithm!r}", "is not known", "Use sha1 or sha256") from None
     if hasher is None:
-        raise UserError(f"hash {algorithm!r}", "needs the package xxhash", "Install it: pip install xxhash")
+        raise UserError(
+            "package.missing", f"hash {algorithm!r}", "needs the package xxhash", "Install it: pip install xxhash"
+        )
     return hasher
 
 
@@ -174,8 +180,8 @@ def _level(compression: str | None) -> int | None:
         return None
     name, colon, level = compression.partition(":")
     if name != "zstd" or (colon and not level.isdecimal()):
-        raise UserError(f"compression {compression!r}", "is not known", "Use zstd, or zstd:LEVEL")
+        raise UserError("config.choice", f"compression {compression!r}", "is not known", "Use zstd, or zstd:LEVEL")
     zstandard = zstandard_module()
     if colon and not 1 <= int(level) <= zstandard.MAX_COMPRESSION_LEVEL:
-        raise UserError(f"compression {compression!r}", "has no such level", "Use 1 to 22")
+        raise UserError("config.range", f"compression {compression!r}", "has no such level", "Use 1 to 22")
     return int(level) if colon else _DEFAULT_LEVEL

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.store.base import BinInfo, Store, StoreInfo
 from mlbert.store.bins import BinnedStore
 from mlbert.store.content import content_of, name_of
@@ -56,7 +56,7 @@ def describe(folder: Path, limits: Limits = DEFAULT_LIMITS) -> StoreInfo:
 
 def _describe(folder: Path, paths: Sequence[Path], limits: Limits) -> StoreInfo:
     if not paths:
-        raise UserError(folder, "holds no HDF5 file", "Give a folder of NVIDIA's HDF5 shards")
+        raise UserError("data.missing", folder, "holds no HDF5 file", "Give a folder of NVIDIA's HDF5 shards")
     first = inspect(paths[0])
     named = [f"{name_of(folder, path)} {path.stat().st_size}" for path in paths]
     return StoreInfo(
@@ -84,7 +84,9 @@ def open_folder(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Store:
     bins.sort(key=lambda store: int(store.lengths.min(initial=np.iinfo(np.int32).max)))
     for store in bins:
         if store.num_packs:
-            raise UserError(store.paths[0], "is a packed shard in a folder of bins", "Bins hold single sequences")
+            raise UserError(
+                "data.format", store.paths[0], "is a packed shard in a folder of bins", "Bins hold single sequences"
+            )
     filled = {bin_name(store.paths[0]): store.lengths for store in bins if len(store)}
     check_bins(folder, {name: (int(lengths.min()), int(lengths.max())) for name, lengths in filled.items()})
     info = replace(
@@ -163,7 +165,9 @@ class NvidiaStore:
     def _error(self, row: int, reason: str) -> UserError:
         number = int(np.searchsorted(self._first_row, row, side="right")) - 1
         reason = f"row {row - int(self._first_row[number])} {reason}"
-        return UserError(self.paths[number], reason, "Restore the file, or import the folder with --skip-bad")
+        return UserError(
+            "data.damaged", self.paths[number], reason, "Restore the file, or import the folder with --skip-bad"
+        )
 
     def _rows(self, rows: np.ndarray) -> Ragged:
         """Sequences of the rows (int64 [R], of all files), in that order."""
@@ -274,5 +278,5 @@ class NvidiaStore:
         counts = references["length"].astype(np.int64)
         starts = base + item_starts(references, index.places[rows, number])
         if (starts + counts * size > self._map.ends[file_of])[counts > 0].any():
-            raise UserError(self.info.folder, "was changed while it was open", "Open it again")
+            raise UserError("data.changed", self.info.folder, "was changed while it was open", "Open it again")
         return Items(self._views[size], starts, counts, size)

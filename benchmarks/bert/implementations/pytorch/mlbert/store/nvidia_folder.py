@@ -10,7 +10,7 @@ from pathlib import Path
 
 import h5py
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.store.manifest import reading
 
 SUFFIXES = (".hdf5", ".hdf", ".h5", "")
@@ -55,7 +55,7 @@ def check_bins(folder: Path, lengths: Mapping[str, tuple[int, int]]) -> None:
     for (one, (first, last)), (other, (next_first, next_last)) in itertools.pairwise(order):
         if next_first <= last:
             reason = f"{one} (lengths {first} to {last}) and {other} ({next_first} to {next_last})"
-            raise UserError(folder, f"{reason} are no length bins of one set", "Give one of the folders")
+            raise UserError("data.mixed", folder, f"{reason} are no length bins of one set", "Give one of the folders")
 
 
 def bin_name(path: Path) -> str:
@@ -104,17 +104,21 @@ def _check_numbers(folder: Path, paths: Sequence[Path]) -> None:
             continue
         number = int(match.group(1))
         if number in seen:
-            raise UserError(path, f"has the same shard number as {seen[number].name}", "Remove one of them")
+            raise UserError(
+                "data.duplicate", path, f"has the same shard number as {seen[number].name}", "Remove one of them"
+            )
         seen[number] = path
         if match.group(2):
             totals[int(match.group(2))] = path
     if len(totals) > 1:
         one, other = list(totals.values())[:2]
-        raise UserError(other, f"is of another set than {one.name}", "Keep one set in a folder")
+        raise UserError("data.mixed", other, f"is of another set than {one.name}", "Keep one set in a folder")
     for total in totals:
         missing = [number for number in range(total) if number not in seen]
         if missing:
             which = f"{len(missing)} of {total} shards are missing, the first is number {missing[0]}"
-            raise UserError(folder, which, "Restore the missing files")
+            raise UserError("data.incomplete", folder, which, "Restore the missing files")
         if len(seen) > total:
-            raise UserError(seen[max(seen)], f"its number is beyond the {total} shards of the set", "Remove it")
+            raise UserError(
+                "data.mixed", seen[max(seen)], f"its number is beyond the {total} shards of the set", "Remove it"
+            )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.store.file_map import FileMap, at_every_byte
 from mlbert.store.index_cache import IndexCache
 from mlbert.store.nvidia_shard import (
@@ -105,11 +105,11 @@ def build_index(paths: Sequence[Path], content: FileMap, limits: Limits) -> Inde
     for path, part in zip(paths, parts, strict=True):
         if part.kind != first.kind:
             reason = f"is a {part.kind} shard beside the {first.kind} shard {paths[0].name}"
-            raise UserError(path, reason, "Keep one kind in a folder")
+            raise UserError("data.mixed", path, reason, "Keep one kind in a folder")
         if (part.head != first.head).any():
             reason = f"its rows have {part.max_tokens} tokens and {part.max_masked} masked tokens"
             reason += f", those of {paths[0].name} {first.max_tokens} and {first.max_masked}"
-            raise UserError(path, reason, "Keep one set in a folder")
+            raise UserError("data.mixed", path, reason, "Keep one set in a folder")
     _refuse_copies(paths, parts)
     joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS if name != "head"}
     starts = offsets_of(joined["rows"])[:-1].tolist()
@@ -126,7 +126,7 @@ def _refuse_copies(paths: Sequence[Path], parts: Sequence[Index]) -> None:
             digest = hashlib.sha256(part.lengths.tobytes()).digest()
             other = seen.setdefault(digest, path)
             if other is not path and filecmp.cmp(path, other, shallow=False):
-                raise UserError(path, f"is a copy of {other.name}", "Remove one of them")
+                raise UserError("data.duplicate", path, f"is a copy of {other.name}", "Remove one of them")
 
 
 def index_shard(shard: Shard, content: np.ndarray, limits: Limits) -> Index:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.store.file_map import at_every_byte
 from mlbert.store.ragged import offsets_of
 
@@ -77,7 +77,7 @@ def open_shard(path: Path) -> h5py.File:
         return h5py.File(path, "r")
     except OSError as error:
         reason = "is empty" if path.exists() and not path.stat().st_size else f"is damaged or no HDF5 file ({error})"
-        raise UserError(path, reason.splitlines()[0], REMAKE) from None
+        raise UserError("data.damaged", path, reason.splitlines()[0], REMAKE) from None
 
 
 def inspect(path: Path) -> Shard:
@@ -89,7 +89,7 @@ def inspect(path: Path) -> Shard:
         except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError(path, f"is damaged ({str(error).splitlines()[0]})", REMAKE) from None
+            raise UserError("data.damaged", path, f"is damaged ({str(error).splitlines()[0]})", REMAKE) from None
 
 
 def _inspect(path: Path, file: h5py.File) -> Shard:
@@ -98,14 +98,19 @@ def _inspect(path: Path, file: h5py.File) -> Shard:
     needed = Shard(path, kind, 0).columns
     for name in needed:
         if name not in names or not isinstance(file[name], h5py.Dataset):
-            raise UserError(path, f"has no dataset {name} (it looks like a {kind} shard)", "Give NVIDIA's HDF5 shards")
+            raise UserError(
+                "data.format",
+                path,
+                f"has no dataset {name} (it looks like a {kind} shard)",
+                "Give NVIDIA's HDF5 shards",
+            )
     rows = file["input_ids"].shape[0] if file["input_ids"].shape else 0
     shard = Shard(path, kind, rows)
     widths = {name: _check_dataset(shard, name, file[name]) for name in needed}
     pairs = ("input_ids", "segment_ids"), ("input_ids", "input_mask"), ("masked_lm_positions", "masked_lm_ids")
     for one, other in pairs:
         if widths[one] != widths.get(other, 0):  # rows of their own length have width 0
-            raise UserError(path, f"{one} and {other} have different widths", REMAKE)
+            raise UserError("data.damaged", path, f"{one} and {other} have different widths", REMAKE)
     offsets = {name: _byte_offset(path, file, file[name]) for name in needed}
     plain = any(offset < 0 for offset in offsets.values())
     return Shard(path, kind, rows, widths["input_ids"], widths["masked_lm_ids"], {} if plain else offsets)
@@ -122,14 +127,14 @@ def _check_dataset(shard: Shard, name: str, dataset: h5py.Dataset) -> int:
     if not fits or (found is not None) != variable:
         form = f"variable-length {found}" if found is not None else str(dataset.dtype)
         expected = f"variable-length {wanted}" if variable else str(wanted)
-        raise UserError(shard.path, f"{name} is {form}, not {expected}", "Give NVIDIA's HDF5 shards")
+        raise UserError("data.format", shard.path, f"{name} is {form}, not {expected}", "Give NVIDIA's HDF5 shards")
     # The pipeline writes the labels of fixed and variable shards as [N]; [N, 1] says the same.
     column = name == "next_sentence_labels" and dataset.ndim == 2 and dataset.shape[1] == 1
     if dataset.ndim != dimensions and not column:
-        raise UserError(shard.path, f"{name} has {dataset.ndim} dimensions, not {dimensions}", REMAKE)
+        raise UserError("data.damaged", shard.path, f"{name} has {dataset.ndim} dimensions, not {dimensions}", REMAKE)
     if dataset.shape[0] != shard.rows:
         reason = f"{name} has {dataset.shape[0]} rows, input_ids has {shard.rows}"
-        raise UserError(shard.path, reason, REMAKE)
+        raise UserError("data.damaged", shard.path, reason, REMAKE)
     return int(dataset.shape[1]) if dimensions == 2 else 0
 
 
@@ -144,7 +149,7 @@ def _byte_offset(path: Path, file: h5py.File, dataset: h5py.Dataset) -> int:
         return -1
     row_bytes = REFERENCE.itemsize if h5py.check_vlen_dtype(dataset.dtype) else dataset.dtype.itemsize
     if start + dataset.size * row_bytes > path.stat().st_size:
-        raise UserError(path, f"is truncated: {dataset.name} ends after the end of the file", REMAKE)
+        raise UserError("data.damaged", path, f"is truncated: {dataset.name} ends after the end of the file", REMAKE)
     return int(start)
 
 
@@ -243,7 +248,9 @@ def read_column(file: h5py.File, shard: Shard, column: str, rows: np.ndarray) ->
         pieces = [_read_rows(dataset, part) for part in np.array_split(ordered, -(-len(ordered) // _BLOCK_ROWS))]
     except (OSError, RuntimeError, ValueError) as error:
         where = f"{column} of rows {ordered[0]} to {ordered[-1]}"
-        raise UserError(shard.path, f"{where} cannot be read ({str(error).splitlines()[0]})", REMAKE) from None
+        raise UserError(
+            "data.damaged", shard.path, f"{where} cannot be read ({str(error).splitlines()[0]})", REMAKE
+        ) from None
     read = [row for piece in pieces for row in piece]
     chosen = [np.atleast_1d(read[index]) for index in back]
     counts = np.asarray([len(row) for row in chosen], np.int64)

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import ModuleType
 
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
 from mlbert.core.rules import MASKED_SHARE, MAX_PREDICTIONS
+from mlbert.host.errors import UserError
+from mlbert.host.files import reading
 from mlbert.store.base import Store, StoreInfo
 from mlbert.store.bins import BINS, BinnedStore, describe_bins, open_bins
 from mlbert.store.checksums import FileChecks, listed_sums
-from mlbert.store.documents import reading
 from mlbert.store.manifest import MANIFEST, SHARD_NAME, file_sha256, no_folder, read_manifest
 from mlbert.store.prepared import ShardSet, info_of
 from mlbert.store.tfrecord_list import LIST
@@ -61,7 +61,12 @@ def check_opened(known: StoreInfo, found: StoreInfo) -> None:
         if there > expected:
             what = "tokens" if name == "max_seq_length" else "masked tokens"
             reason = f"has sequences of {there} {what}, {expected} were expected"
-            raise UserError(known.folder, reason, f"Set {setting}={there}; the model needs as many positions as tokens")
+            raise UserError(
+                "config.conflict",
+                known.folder,
+                reason,
+                f"Set {setting}={there}; the model needs as many positions as tokens",
+            )
 
 
 def open_store(folder: Path | str, verify: bool | None = None, checks: FileChecks | None = None) -> Store:
@@ -95,23 +100,25 @@ def in_memory(store: Store) -> Store:
 def _foreign(folder: Path) -> ModuleType:
     """The module that reads this folder's files; imported only now, each brings libraries of its own."""
     if not folder.is_dir():
-        raise UserError(folder, no_folder(folder), f"Give {ACCEPTED}")
+        raise UserError("file.missing", folder, no_folder(folder), f"Give {ACCEPTED}")
     if inside := sorted(path.parent.name for name in (MANIFEST, BINS) for path in folder.glob(f"*/{name}")):
         reason = f"is no data set, or not a finished one, but holds {', '.join(inside)}"
-        raise UserError(folder, reason, "Give one of these folders")
+        raise UserError("data.format", folder, reason, "Give one of these folders")
     with reading(folder):
         names = [path.name for path in folder.iterdir()]
     if any(SHARD_NAME.fullmatch(name) for name in names):
         reason = f"holds shards but no {MANIFEST}: it was not finished, or lost it"
-        raise UserError(folder, reason, "Run the `mlbert prepare` that makes it again, or give another folder")
+        raise UserError(
+            "data.format", folder, reason, "Run the `mlbert prepare` that makes it again, or give another folder"
+        )
     if LIST not in names and any(_RECORDS_NOTE.fullmatch(name) for name in names):
         reason = f"holds TFRecords but no {LIST}: it was not finished"
-        raise UserError(folder, reason, "Run the `mlbert prepare` that makes it again")
+        raise UserError("data.incomplete", folder, reason, "Run the `mlbert prepare` that makes it again")
     for name in ("mds_samples", "tfrecord_store", "nvidia"):
         module = import_module(f"mlbert.store.{name}")
         if module.accepts(folder):
             return module
-    raise UserError(folder, "holds no data set", f"Accepted: {ACCEPTED}")
+    raise UserError("data.missing", folder, "holds no data set", f"Accepted: {ACCEPTED}")
 
 
 def check_vocabulary(info: StoreInfo, vocab_file: Path) -> None:
@@ -120,14 +127,16 @@ def check_vocabulary(info: StoreInfo, vocab_file: Path) -> None:
     found = file_sha256(vocab_file)
     if info.vocabulary_sha256 not in (None, found):
         reason = f"is not the vocabulary that {info.folder} was prepared with (sha256 {found[:12]}...)"
-        raise UserError(vocab_file, reason, f"Use the one with sha256 {info.vocabulary_sha256[:12]}...")
+        raise UserError(
+            "vocabulary.mismatch", vocab_file, reason, f"Use the one with sha256 {info.vocabulary_sha256[:12]}..."
+        )
 
 
 def check_same_vocabulary(train: StoreInfo, evaluation: StoreInfo) -> None:
     """Make sure that two sets share one vocabulary, where both know theirs. Raises UserError: they do not."""
     if None not in (known := {train.vocabulary_sha256, evaluation.vocabulary_sha256}) and len(known) > 1:
         reason = f"was prepared with another vocabulary than {train.folder}"
-        raise UserError(evaluation.folder, reason, "Prepare both with the same vocab.txt")
+        raise UserError("vocabulary.mismatch", evaluation.folder, reason, "Prepare both with the same vocab.txt")
 
 
 def check_shape(data: StoreInfo, shape: BertConfig, shape_file: Path) -> None:
@@ -135,9 +144,9 @@ def check_shape(data: StoreInfo, shape: BertConfig, shape_file: Path) -> None:
     if data.vocab_size not in (None, shape.vocab_size):
         reason = f"has a vocabulary of {data.vocab_size}, {shape_file} says {shape.vocab_size}"
         remedy = "Set BERT_CONFIG to the configuration of this vocabulary, or prepare with --vocab-size"
-        raise UserError(data.folder, reason, remedy)
+        raise UserError("data.model-mismatch", data.folder, reason, remedy)
     if data.max_seq_length > shape.max_position_embeddings:
         positions = shape.max_position_embeddings
         reason = f"has sequences of {data.max_seq_length} tokens, the model has {positions} positions"
         remedy = "Raise max_position_embeddings or prepare with a smaller --max-seq-length"
-        raise UserError(data.folder, reason, remedy)
+        raise UserError("data.model-mismatch", data.folder, reason, remedy)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlbert.core.errors import UserError
 from mlbert.core.packing import pack_lengths
 from mlbert.core.permutation import EvenSpread, Permutation
+from mlbert.host.errors import UserError
 from mlbert.store.base import Store
 from mlbert.store.bins import BinnedStore
 from mlbert.store.ragged import Ragged, offsets_of
@@ -38,7 +38,7 @@ class StepShare:
     def __post_init__(self) -> None:
         if self.units < 1 or self.accumulation < 1 or self.units % self.accumulation:
             reason = f"{self.units} packs cannot be split into {self.accumulation} equal micro-batches"
-            raise UserError("GRADIENT_STEPS", reason, "Choose a divisor of BATCHSIZE")
+            raise UserError("config.conflict", "GRADIENT_STEPS", reason, "Choose a divisor of BATCHSIZE")
         assert 0 <= self.rank < self.world_size
 
     @property

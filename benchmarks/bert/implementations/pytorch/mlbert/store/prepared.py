@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.store.base import StoreInfo
 from mlbert.store.checks import first_problem
 from mlbert.store.checksums import CHECKSUMS, FileChecks, FileSum, check_files, file_sums, file_xxh3, write_checksums
@@ -97,7 +97,12 @@ class ShardWriter:
         shard = map_file(path)
         xxh3 = file_xxh3(path)
         if content_sha256(shard.rows, shard.extra) != shard.content_sha256:
-            raise UserError(path, "is not what was written into it", "Check the disk, remove the file and try again")
+            raise UserError(
+                "data.checksum",
+                path,
+                "is not what was written into it",
+                "Check the disk, remove the file and try again",
+            )
         values: dict[str, Any] = {
             "file": path.name,
             "sha256": file_sha256(path),
@@ -173,8 +178,8 @@ class ShardSet:
         self.info = info_of(manifest)
         self._shards = list(shards)
         self._touch = touch or partial(matching_shard, manifest)
-        counts = [manifest.num_sequences] if one_piece else [int(entry["num_sequences"]) for entry in manifest.shards]
-        packs = [manifest.num_packs] if one_piece else [int(entry.get("num_packs", 0)) for entry in manifest.shards]
+        counts = [manifest.num_sequences] if one_piece else [entry.num_sequences for entry in manifest.shards]
+        packs = [manifest.num_packs] if one_piece else [entry.num_packs for entry in manifest.shards]
         self._first, self._first_pack = offsets_of(counts), offsets_of(packs)
 
     def __len__(self) -> int:
@@ -193,9 +198,9 @@ class ShardSet:
         for number, rows in enumerate(self):
             lengths = rows.lengths
             if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= self.info.max_seq_length:
-                name = self.manifest.shards[number]["file"]
+                name = self.manifest.shards[number].file
                 reason = f"has a sequence of {lengths.min()} or {lengths.max()} tokens"
-                raise UserError(self.info.folder / name, reason, REMAKE)
+                raise UserError("data.damaged", self.info.folder / name, reason, REMAKE)
             parts.append(lengths.astype(np.int32))
         return np.concatenate(parts)
 
@@ -218,7 +223,7 @@ class ShardSet:
             yield
         except ValueError as error:
             raise UserError(
-                self.info.folder, f"is damaged: {error}", "`mlbert prepare verify` names the file"
+                "data.damaged", self.info.folder, f"is damaged: {error}", "`mlbert prepare verify` names the file"
             ) from None
 
     @classmethod
@@ -353,15 +358,15 @@ def matching_shard(manifest: Manifest, index: int) -> Shard:
     """Map shard ``index`` and make sure that it is the one the manifest lists; reads only its header.
     Raises UserError: it is missing, damaged, or belongs to another set."""
     entry = manifest.shards[index]
-    path = manifest.path.parent / str(entry["file"])
+    path = manifest.path.parent / entry.file
     shard = map_file(path)
-    if entry.get("content_sha256", shard.content_sha256) != shard.content_sha256:
-        raise UserError(path, "is a shard of another set than the manifest beside it", REMAKE)
+    if entry.content_sha256 not in (None, shard.content_sha256):
+        raise UserError("data.mixed", path, "is a shard of another set than the manifest beside it", REMAKE)
     if manifest.max_pack_tokens is not None and shard.pack_offsets is None:
-        raise UserError(path, "has no packs, the manifest says it has", REMAKE)
+        raise UserError("data.damaged", path, "has no packs, the manifest says it has", REMAKE)
     for key, count in _counts(shard).items():
-        if count != int(entry.get(key, count)):
-            raise UserError(path, f"{key} is {count}, the manifest says {entry[key]}", REMAKE)
+        if count != (listed := getattr(entry, key)):
+            raise UserError("data.damaged", path, f"{key} is {count}, the manifest says {listed}", REMAKE)
     return shard
 
 
@@ -374,5 +379,5 @@ def verified_shard(manifest: Manifest, index: int, expected: FileSum | None = No
     shard = matching_shard(manifest, index)
     wrong = first_problem(shard.rows, info_of(manifest), shard.pack_offsets)
     if wrong is not None:
-        raise UserError(expected.path, wrong, "Prepare the data again")
+        raise UserError("data.damaged", expected.path, wrong, "Prepare the data again")
     return shard

@@ -18,8 +18,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import write_atomically
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_atomically
 from mlbert.store.file_map import FileMap
 from mlbert.store.manifest import FORMAT, FORMAT_VERSION, REMAKE
 from mlbert.store.ragged import DTYPES, Ragged
@@ -89,7 +89,7 @@ def map_file(path: Path) -> Shard:
     try:
         with h5py.File(path, "r") as file:
             if file.attrs.get("format") != FORMAT or int(file.attrs.get("version", -1)) != FORMAT_VERSION:
-                raise UserError(path, f"is not a shard of {FORMAT} version {FORMAT_VERSION}", REMAKE)
+                raise UserError("data.format", path, f"is not a shard of {FORMAT} version {FORMAT_VERSION}", REMAKE)
             dtypes = DTYPES | {name: INT64 for name in file if name not in DTYPES}
             files = FileMap([path])  # holds no file descriptor: a set may have thousands of shards
             memory = files.bytes[: files.ends[0]]
@@ -98,16 +98,20 @@ def map_file(path: Path) -> Shard:
     except UserError:
         raise
     except FileNotFoundError:
-        raise UserError(path, "the shard is missing", REMAKE) from None
+        raise UserError("data.incomplete", path, "the shard is missing", REMAKE) from None
     except PermissionError:
-        raise UserError(path, "cannot be read (Permission denied)", "Check its permissions") from None
+        raise UserError(
+            "file.unreadable", path, "cannot be read (Permission denied)", "Check its permissions"
+        ) from None
     except (OSError, KeyError, RuntimeError) as error:
-        raise UserError(path, f"is damaged or not a shard ({str(error).splitlines()[0]})", REMAKE) from None
+        raise UserError(
+            "data.damaged", path, f"is damaged or not a shard ({str(error).splitlines()[0]})", REMAKE
+        ) from None
     except (ValueError, TypeError) as error:
-        raise UserError(path, f"is truncated or damaged ({error})", REMAKE) from None
+        raise UserError("data.damaged", path, f"is truncated or damaged ({error})", REMAKE) from None
     rows = Ragged(**{name: arrays.pop(name) for name in DTYPES})
     if not _is_consistent(rows):
-        raise UserError(path, "its arrays do not fit each other", REMAKE)
+        raise UserError("data.damaged", path, "its arrays do not fit each other", REMAKE)
     return Shard(rows, arrays, sha256)
 
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlbert.core.config_files import nearest
-from mlbert.core.errors import UserError
-from mlbert.core.json_files import parse_json, shown, whole_characters
+from mlbert.host.errors import UserError
+from mlbert.host.json_files import parse_json, shown, whole_characters
+from mlbert.host.names import nearest
 
 _LONGEST_FIELD = 1 << 24  # characters; csv's own limit of 131072 is too little for documents
 SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".json")
@@ -58,7 +58,7 @@ def read_columns(
         UserError: the file is missing, damaged or empty, a column is missing, or a row has a wrong number of fields.
     """
     if path.suffix not in SUFFIXES:
-        raise UserError(path, "is no known kind of file", f"Give one of {', '.join(SUFFIXES)}")
+        raise UserError("data.format", path, "is no known kind of file", f"Give one of {', '.join(SUFFIXES)}")
     text = _text_of(path)
     if path.suffix in (".jsonl", ".json"):
         table = _from_objects(path, _objects(path, text), wanted)
@@ -66,7 +66,7 @@ def read_columns(
         records = _csv_records(path, text) if path.suffix == ".csv" else _tsv_records(text)
         table = _from_records(path, records, wanted, header, lenient)
     if not table.lines:
-        raise UserError(path, "holds no rows", "Give a file with at least one")
+        raise UserError("data.empty", path, "holds no rows", "Give a file with at least one")
     return table
 
 
@@ -84,10 +84,14 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Name an existing file") from None
+        raise UserError(
+            "file.unreadable", path, f"cannot be read ({error.strerror})", "Name an existing file"
+        ) from None
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise UserError(path, f"line {line} is not UTF-8 (byte {error.start})", "Convert the file to UTF-8") from None
+        raise UserError(
+            "data.encoding", path, f"line {line} is not UTF-8 (byte {error.start})", "Convert the file to UTF-8"
+        ) from None
 
 
 def _tsv_records(text: str) -> Records:
@@ -105,7 +109,7 @@ def _csv_records(path: Path, text: str) -> Records:
                 yield begins, fields
             begins = reader.line_num + 1
     except csv.Error as error:
-        raise UserError(path, f"line {begins}: {error}", "Quote fields as spreadsheets do") from None
+        raise UserError("data.row", path, f"line {begins}: {error}", "Quote fields as spreadsheets do") from None
 
 
 def _from_records(
@@ -113,7 +117,7 @@ def _from_records(
 ) -> Table:
     names = list(header) if header is not None else [name.strip() for name in next(records, (0, []))[1]]
     if not names:
-        raise UserError(path, "is empty", "Give a file with a header and rows")
+        raise UserError("data.empty", path, "is empty", "Give a file with a header and rows")
     places = [names.index(_found(path, name, names)) for name in wanted]
     lines: list[int] = []
     columns: list[list[str]] = [[] for _ in wanted]
@@ -122,7 +126,7 @@ def _from_records(
         if len(fields) != len(names):
             if not lenient:
                 reason = f"line {line} has {len(fields)} fields, the header has {len(names)}"
-                raise UserError(path, reason, "Quote fields that hold the separator, or mend the row")
+                raise UserError("data.row", path, reason, "Quote fields that hold the separator, or mend the row")
             left_out += 1
             continue
         lines.append(line)
@@ -141,12 +145,14 @@ def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
             values = ((n, parse_json(line)) for n, line in enumerate(text.split("\n"), 1) if line.strip())
         for number, value in values:
             if not isinstance(value, dict):
-                raise UserError(path, f"line {number} is no JSON object", 'Write for example {"text": "..."}')
+                raise UserError(
+                    "data.row", path, f"line {number} is no JSON object", 'Write for example {"text": "..."}'
+                )
             yield number, value
     except ValueError as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(path, f"is not JSON ({error})", "Write one object a line, or one list") from None
+        raise UserError("data.row", path, f"is not JSON ({error})", "Write one object a line, or one list") from None
 
 
 def _from_objects(path: Path, objects: Iterator[tuple[int, dict[str, object]]], wanted: Sequence[str]) -> Table:
@@ -157,7 +163,9 @@ def _from_objects(path: Path, objects: Iterator[tuple[int, dict[str, object]]], 
         for column, name in zip(columns, wanted, strict=True):
             field = value[_found(path, name, list(value), line)]
             if isinstance(field, dict | list):
-                raise UserError(path, f"line {line}: {name} is {shown(field)}, no text or number", "Mend the row")
+                raise UserError(
+                    "data.row", path, f"line {line}: {name} is {shown(field)}, no text or number", "Mend the row"
+                )
             text = field if isinstance(field, str) else "" if field is None else json.dumps(field)
             column.append(whole_characters(text))
     return Table(path, lines, columns, 0)
@@ -169,4 +177,4 @@ def _found(path: Path, name: str, names: Sequence[str], line: int | None = None)
     guess = nearest(name, names)
     place = "" if line is None else f"line {line} "
     remedy = f"Did you mean {guess}?" if guess else f"Its columns are {', '.join(names)}"
-    raise UserError(path, f"{place}has no column {name!r}", remedy)
+    raise UserError("data.columns", path, f"{place}has no column {name!r}", remedy)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.core.config_files import nearest
-from mlbert.core.errors import UserError
+from mlbert.core import glue
+from mlbert.host.errors import UserError
+from mlbert.host.names import nearest
 from mlbert.store.task_files import Table, read_columns
 
 
@@ -41,7 +42,9 @@ class TaskForm:
 
     def __post_init__(self) -> None:
         if len(self.text_columns) not in (1, 2):
-            raise UserError("TEXT_COLUMNS", f"{len(self.text_columns)} columns are named", "Name a text, or a pair")
+            raise UserError(
+                "config.value", "TEXT_COLUMNS", f"{len(self.text_columns)} columns are named", "Name a text, or a pair"
+            )
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ def _table(path: Path, form: TaskForm, with_labels: bool) -> tuple[Table, list[s
 def _classes(path: Path, table: Table, words: Sequence[str], declared: int | None) -> tuple[str, ...]:
     found = {word.strip(): line for word, line in zip(reversed(words), reversed(table.lines), strict=True)}
     if "" in found:
-        raise UserError(path, f"line {found['']} has no label", "Give every row one")
+        raise UserError("data.row", path, f"line {found['']} has no label", "Give every row one")
     if all(word.isdecimal() for word in found):
         numbers = sorted(int(word) for word in found)
         if declared and numbers[-1] < declared:
@@ -128,12 +131,12 @@ def _classes(path: Path, table: Table, words: Sequence[str], declared: int | Non
     if declared and len(names) > declared:
         extra = names[declared]
         reason = f"line {found.get(extra, table.lines[0])}: class {extra!r} is one more than the {declared} declared"
-        raise UserError(path, reason, f"Set NUM_LABELS={len(names)}, or 1 for numbers")
+        raise UserError("data.labels", path, reason, f"Set NUM_LABELS={len(names)}, or 1 for numbers")
     if declared and len(names) < declared:
         reason = f"has {len(names)} classes ({', '.join(names[:5])}), {declared} are declared"
-        raise UserError(path, reason, f"Set NUM_LABELS={len(names)}, or add rows of the others")
+        raise UserError("data.labels", path, reason, f"Set NUM_LABELS={len(names)}, or add rows of the others")
     if len(names) == 1:
-        raise UserError(path, f"every row is of class {names[0]!r}", "Give rows of at least two classes")
+        raise UserError("data.labels", path, f"every row is of class {names[0]!r}", "Give rows of at least two classes")
     return tuple(names)
 
 
@@ -146,7 +149,9 @@ def _class_numbers(table: Table, words: Sequence[str], classes: tuple[str, ...])
         if number is None:
             guess = nearest(name, classes)
             remedy = f"Did you mean {guess}?" if guess else f"The task's classes are {', '.join(classes[:10])}"
-            raise UserError(table.path, f"line {table.lines[row]}: {name!r} is no class of the task", remedy)
+            raise UserError(
+                "data.labels", table.path, f"line {table.lines[row]}: {name!r} is no class of the task", remedy
+            )
         labels[row] = number
     return labels
 
@@ -160,5 +165,14 @@ def _numbers(table: Table, words: Sequence[str]) -> np.ndarray:
             labels[row] = math.nan
         if not math.isfinite(labels[row]):
             reason = f"line {table.lines[row]}: the label {word!r} is no finite number"
-            raise UserError(table.path, reason, "Give every row a number, or declare 2 classes or more")
+            raise UserError("data.labels", table.path, reason, "Give every row a number, or declare 2 classes or more")
     return labels
+
+
+def form_of_task(name: str) -> TaskForm:
+    """How the files of one of GLUE's tasks look. Raises UserError: no such task."""
+    if name not in glue.TASKS:
+        raise UserError("config.choice", f"TASK={name}", "no such task", f"Give one of {', '.join(glue.TASKS)}")
+    task = glue.TASKS[name]
+    header = None if task.has_header else task.columns
+    return TaskForm(task.texts, task.label, task.num_labels, task.classes or None, header, lenient=True)

@@ -26,7 +26,7 @@ from mlbert.core.checkpoint_state import (
     own_state,
     parameter_shapes,
 )
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 
 REMEDY = "Give the prefix of a whole checkpoint: the path without .index"
 _SUFFIXES = (".index", ".meta", ".data-00000-of-00001")
@@ -83,7 +83,12 @@ def read_variables(
         for name, own in chosen.items()
     }
     if not arrays:
-        raise UserError(prefix, "holds no variable of a BERT", "Check that it is the form that the command names")
+        raise UserError(
+            "checkpoint.format",
+            prefix,
+            "holds no variable of a BERT",
+            "Check that it is the form that the command names",
+        )
     state, report = own_state(arrays, shape, prefix, numpy_float32, lambda name: (own_name(name),), spelling)
     report.dropped |= left_out
     return state, report
@@ -122,7 +127,7 @@ def _asked(prefix: str, what: str, question: Callable[..., Any], *words: str) ->
         return question(*words)
     except Exception as error:
         text = " ".join(str(getattr(error, "message", None) or error).split())
-        raise UserError(prefix, f"is damaged at {what} ({text})", REMEDY) from None
+        raise UserError("checkpoint.damaged", prefix, f"is damaged at {what} ({text})", REMEDY) from None
 
 
 def _preferred_first(name: str) -> tuple[bool, str]:
@@ -133,14 +138,14 @@ def _refuse_further_layers(name: str, shape: BertConfig, prefix: str) -> None:
     """An unknown part of a layer means that the configuration, or the architecture, is another one."""
     layer = re.search(r"/layer_(\d+)/", name)
     if "/_attention_layer/" in name or (layer is not None and int(layer[1]) >= shape.num_hidden_layers):
-        raise UserError(prefix, f"{name} has no place in a BERT of this shape", OTHER_CONFIG)
+        raise UserError("checkpoint.shape", prefix, f"{name} has no place in a BERT of this shape", OTHER_CONFIG)
 
 
 def _as_ours(array: Any, name: str, own: str, known: Shape, shape: BertConfig, prefix: str) -> np.ndarray:
     """A variable as our float32 parameter, [out, in] or [out]; vocabulary rows padded or not."""
     numbers = numpy_float32(array)
     if numbers is None:
-        raise UserError(prefix, f"{name} holds no floating-point numbers", ANOTHER)
+        raise UserError("checkpoint.damaged", prefix, f"{name} holds no floating-point numbers", ANOTHER)
     heads = (shape.num_attention_heads, shape.head_size)
     if numbers.ndim == 3 and ".attention.self." in own and numbers.shape[1:] == heads:
         numbers = numbers.reshape(len(numbers), -1)

@@ -23,11 +23,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlbert.core import native
-from mlbert.core.errors import UserError
-from mlbert.core.files import whole_file
+from mlbert.host import native
+from mlbert.host.errors import UserError
+from mlbert.host.files import plain_size, reading, whole_file
 from mlbert.store import tfrecord_native, tfrecord_plain
-from mlbert.store.documents import plain_size, reading
 from mlbert.store.ragged import Ragged
 from mlbert.store.tfrecord_list import read_list
 from mlbert.store.tfrecord_plain import (
@@ -85,14 +84,18 @@ def find_files(path: Path | str) -> list[Path]:
     if not path.is_dir():
         return [path]
     if not (files := named_files(path)):
-        raise UserError(path, "has no TFRecord files (part-*, *.tfrecord, *.tfrecords)", "Give another folder")
+        raise UserError(
+            "data.missing", path, "has no TFRecord files (part-*, *.tfrecord, *.tfrecords)", "Give another folder"
+        )
     names = {file.name for file in files}
     listed = read_list(path)
-    expected = _whole_set(names) if listed is None else set(listed.files)
+    expected = _whole_set(names) if listed is None else set(listed.by_name)
     if extra := sorted(names - expected):
-        raise UserError(path / extra[0], "is not one of the set's files", "Remove it")
+        raise UserError("data.mixed", path / extra[0], "is not one of the set's files", "Remove it")
     if missing := sorted(expected - names):
-        raise UserError(path, missing_text(missing), "Restore what is missing, or name the files that you want")
+        raise UserError(
+            "data.incomplete", path, missing_text(missing), "Restore what is missing, or name the files that you want"
+        )
     return files
 
 
@@ -200,7 +203,9 @@ class ExampleReader:
                     any_good = True
                     yield part
         if not any_good:
-            raise UserError(self.path, "holds no good record" if self.bad else "holds no records", self._remedy)
+            raise UserError(
+                "data.empty", self.path, "holds no good record" if self.bad else "holds no records", self._remedy
+            )
 
     def _scans(self, file: FileIO, size: int) -> Iterator[tuple[np.ndarray, int, Scan]]:
         """(bytes, their place in the file, records in them) until the end of the file or of what can be found."""
@@ -273,7 +278,7 @@ class ExampleReader:
 
     def _refuse(self, record: BadRecord) -> None:
         if not self._skip_bad:
-            raise UserError(self.path, str(record), self._remedy)
+            raise UserError("data.damaged", self.path, str(record), self._remedy)
         self.bad.append(record)
 
     def _refuse_length(self, offset: int, rest: np.ndarray) -> None:
@@ -281,10 +286,17 @@ class ExampleReader:
             start = rest[:8].tobytes()
             packer = next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None)
             if packer:
-                raise UserError(self.path, f"is compressed ({packer})", "Unpack it first")
+                raise UserError("data.encoding", self.path, f"is compressed ({packer})", "Unpack it first")
             if is_text(rest[:_LOOKED_AT].tobytes()):
-                raise UserError(self.path, "is text, not TFRecords", "Make instances of it: `mlbert prepare instances`")
-            raise UserError(self.path, "is not a TFRecord file, or is damaged in record 0 (byte 0)", RESTORE)
+                raise UserError(
+                    "data.format",
+                    self.path,
+                    "is text, not TFRecords",
+                    "Make instances of it: `mlbert prepare instances`",
+                )
+            raise UserError(
+                "data.damaged", self.path, "is not a TFRecord file, or is damaged in record 0 (byte 0)", RESTORE
+            )
         reason = "has a damaged length: no record after it can be found"
         self._refuse(BadRecord(self.num_records, offset, reason))
 
@@ -331,4 +343,4 @@ def _check_fits(path: Path, rows: Ragged, widths: Widths) -> None:
         if len(counts) and counts.max() > most:
             where = int(counts.argmax())
             reason = f"sequence {where} has {counts[where]} {name}, at most {most} fit"
-            raise UserError(path, reason, "Use larger limits")
+            raise UserError("data.too-long", path, reason, "Use larger limits")

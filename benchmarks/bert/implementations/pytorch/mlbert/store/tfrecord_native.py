@@ -10,7 +10,7 @@ import functools
 
 import numpy as np
 
-from mlbert.core import native
+from mlbert.host import native
 from mlbert.store.ragged import DTYPES, Ragged, sizes_of
 from mlbert.store.tfrecord_plain import MAX_ID, Scan, Widths
 
@@ -30,7 +30,7 @@ class _Rows(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The compiled functions. Raises mlbert.core.native.NativeUnavailable: they can't be compiled or loaded here."""
+    """The compiled functions. Raises mlbert.host.native.NativeUnavailable: they can't be compiled or loaded here."""
     lib = native.load("tfrecord", SOURCES, openmp=False)
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     signatures = {

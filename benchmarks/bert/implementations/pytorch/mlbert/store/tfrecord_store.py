@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
+from mlbert.host.files import plain_size
 from mlbert.store.base import StoreInfo
 from mlbert.store.content import content_of
-from mlbert.store.documents import plain_size
 from mlbert.store.file_map import FileMap
 from mlbert.store.index_cache import IndexCache
 from mlbert.store.ragged import Ragged
@@ -185,7 +185,7 @@ class TFRecordStore:
                 reason = str(error)
         number = record - int(self._first[file])
         remedy = f"{RESTORE}, and remove {self._cache.folder} if the file is right"
-        return UserError(self._paths[file], f"record {number} (byte {start}) {reason}", remedy)
+        return UserError("data.damaged", self._paths[file], f"record {number} (byte {start}) {reason}", remedy)
 
 
 def load_index(paths: Sequence[Path], cache: IndexCache | None) -> Index:
@@ -208,7 +208,7 @@ def build_index(paths: Sequence[Path]) -> Index:
         if (part.widths != parts[0].widths).any():
             reason = f"its records have {part.widths[0]} tokens and {part.widths[1]} predictions"
             reason += f", those of {paths[0].name} {parts[0].widths[0]} and {parts[0].widths[1]}"
-            raise UserError(path, reason, "Keep one set in a folder")
+            raise UserError("data.mixed", path, reason, "Keep one set in a folder")
     joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("counts", *_PER_RECORD)}
     return Index(widths=parts[0].widths, **joined)
 

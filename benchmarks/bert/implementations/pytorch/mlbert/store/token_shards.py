@@ -33,8 +33,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import whole_file
+from mlbert.host.errors import UserError
+from mlbert.host.files import whole_file
 from mlbert.store.file_map import FileMap
 from mlbert.store.mds import UINT32, MdsReader
 from mlbert.store.mds_fetch import local_folder
@@ -74,7 +74,9 @@ def open_texts(local: Path, remote: str | None) -> MdsReader:
             reader = MdsReader(local, local)  # unpacks beside the packed files
     if column_of(reader) is None:
         found = ", ".join(f"{name} ({encoding})" for name, encoding in reader.columns.items())
-        raise UserError(remote or local, f"has the columns {found}", "Give a set with a column text (str)")
+        raise UserError(
+            "data.columns", remote or local, f"has the columns {found}", "Give a set with a column text (str)"
+        )
     return reader
 
 
@@ -271,7 +273,7 @@ class TokenShards:
     def _wrong(self, text: int, reason: str, remedy: str) -> UserError:
         number = int(self.shards_of(np.asarray(text)))
         place = text - int(self.first[number])
-        return UserError(self._reader.shards[number].raw.name, f"sample {place} {reason}", remedy)
+        return UserError("data.damaged", self._reader.shards[number].raw.name, f"sample {place} {reason}", remedy)
 
 
 class _Unwritable(Exception):

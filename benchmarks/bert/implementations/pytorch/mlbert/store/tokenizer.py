@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.core import native
-from mlbert.core.errors import UserError
-from mlbert.core.json_files import read_json, shown
+from mlbert.host import native
+from mlbert.host.errors import UserError
+from mlbert.host.json_files import read_json, shown
 from mlbert.store.manifest import file_sha256
 from mlbert.store.ragged import offsets_of
 from mlbert.store.wordpiece import SPECIAL_TOKENS, WordPieceTokenizer, load_vocabulary
@@ -144,7 +144,9 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     elif not path.exists() and short in UNCASED_NAMES:
         path = UNCASED_FILE
     elif not path.exists() and (path.suffix or path.is_absolute() or str(name).count("/") > 1):
-        raise UserError(path, "there is no such file", f"{_REMEDY}, or the name of a model, as {UNCASED_NAMES[0]}")
+        raise UserError(
+            "file.missing", path, "there is no such file", f"{_REMEDY}, or the name of a model, as {UNCASED_NAMES[0]}"
+        )
     elif not path.exists():
         path = _fetched(str(name))
     return Tokenizer(str(name), load_vocabulary(path), path, file_sha256(path), lower_cases(path))
@@ -160,7 +162,7 @@ def lower_cases(vocabulary: Path) -> bool:
         return True
     found = read_json(config, remedy).get("do_lower_case", True)
     if not isinstance(found, bool):
-        raise UserError(config, f"do_lower_case is {shown(found)}, not true or false", remedy)
+        raise UserError("config.value", config, f"do_lower_case is {shown(found)}, not true or false", remedy)
     return found
 
 
@@ -168,7 +170,7 @@ def _fetched(name: str) -> Path:
     """A model's vocab.txt in the hub's own cache, its configuration beside it where there is one."""
     subject = f"tokenizer {name!r}"
     if problem := hub_problem():
-        raise UserError(subject, f"is no file and not known here, and {problem}", _REMEDY)
+        raise UserError("network.unreachable", subject, f"is no file and not known here, and {problem}", _REMEDY)
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -176,14 +178,14 @@ def _fetched(name: str) -> Path:
         path = Path(hf_hub_download(name, VOCAB_FILE))
     except Exception as error:
         reason = f"has no {VOCAB_FILE} that can be fetched ({type(error).__name__})"
-        raise UserError(subject, reason, _REMEDY) from None
+        raise UserError("network.unreachable", subject, reason, _REMEDY) from None
     try:
         hf_hub_download(name, CONFIG_FILE)
     except EntryNotFoundError:
         pass  # lower case, then
     except Exception as error:
         reason = f"has a {CONFIG_FILE} that cannot be fetched ({type(error).__name__})"
-        raise UserError(subject, reason, _REMEDY) from None
+        raise UserError("network.unreachable", subject, reason, _REMEDY) from None
     return path
 
 

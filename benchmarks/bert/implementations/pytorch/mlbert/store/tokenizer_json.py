@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlbert.core.errors import UserError
-from mlbert.core.json_files import read_json, shown
+from mlbert.host.errors import UserError
+from mlbert.host.json_files import read_json, shown
 from mlbert.store.manifest import file_sha256
 from mlbert.store.tokenizer import Tokenizer
 from mlbert.store.wordpiece import numbered
@@ -20,12 +20,14 @@ def read_tokenizer_json(file: Path) -> tuple[list[str], bool]:
     found = read_json(file, remedy)
     try:
         if (kind := found["model"].get("type", "WordPiece")) != "WordPiece":
-            raise UserError(file, f"is of a {shown(kind)} tokenizer", "Choose a model with BERT's WordPiece")
+            raise UserError(
+                "vocabulary.format", file, f"is of a {shown(kind)} tokenizer", "Choose a model with BERT's WordPiece"
+            )
         ids = {int(number): str(entry) for entry, number in found["model"]["vocab"].items()}
         is_lower = bool((found.get("normalizer") or {}).get("lowercase", False))
         return [ids[number] for number in range(len(ids))], is_lower
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(file, f"holds no WordPiece vocabulary ({error!r})", remedy) from None
+        raise UserError("vocabulary.format", file, f"holds no WordPiece vocabulary ({error!r})", remedy) from None
 
 
 def load_tokenizer_json(file: Path) -> Tokenizer:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.store.ragged import Ragged
 from mlbert.store.wordpiece import SPECIAL_TOKENS, UNKNOWN, is_punctuation
 
@@ -51,7 +51,12 @@ def unknown_share(tokens: np.ndarray, vocabulary: Mapping[str, int], subject: Pa
     share = np.count_nonzero(tokens == vocabulary[UNKNOWN]) / len(tokens)
     if share > REFUSE_UNKNOWN:
         reason = f"{share:.0%} of its words are not in the vocabulary {vocab_name}"
-        raise UserError(subject, reason, "Give a vocabulary of its language, and --cased where that keeps case")
+        raise UserError(
+            "vocabulary.other-language",
+            subject,
+            reason,
+            "Give a vocabulary of its language, and --cased where that keeps case",
+        )
     return share
 
 

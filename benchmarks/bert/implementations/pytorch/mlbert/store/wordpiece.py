@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.store.manifest import MAX_VOCAB_SIZE, reading
 
 UNKNOWN = "[UNK]"
@@ -80,7 +80,7 @@ def load_vocabulary(path: Path) -> dict[str, int]:
         with reading(path, _REMEDY):
             lines = path.read_bytes().decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise UserError(path, f"is not UTF-8 (byte {error.start})", _REMEDY) from None
+        raise UserError("vocabulary.format", path, f"is not UTF-8 (byte {error.start})", _REMEDY) from None
     if lines and lines[-1] == "":
         lines.pop()
     return numbered(lines, path)
@@ -92,12 +92,14 @@ def numbered(lines: Sequence[str], path: Path) -> dict[str, int]:
     vocabulary: dict[str, int] = {}
     for number, line in enumerate(lines):
         if vocabulary.setdefault(line.strip(), number) != number:
-            raise UserError(path, f"line {number + 1} repeats the entry {line.strip()!r}", _REMEDY)
+            raise UserError("vocabulary.format", path, f"line {number + 1} repeats the entry {line.strip()!r}", _REMEDY)
     for token in SPECIAL_TOKENS:
         if token not in vocabulary:
-            raise UserError(path, f"has no entry {token}", _REMEDY)
+            raise UserError("vocabulary.format", path, f"has no entry {token}", _REMEDY)
     if len(vocabulary) > MAX_VOCAB_SIZE:
-        raise UserError(path, f"has {len(vocabulary)} entries, at most {MAX_VOCAB_SIZE} fit 16 bits", _REMEDY)
+        raise UserError(
+            "vocabulary.format", path, f"has {len(vocabulary)} entries, at most {MAX_VOCAB_SIZE} fit 16 bits", _REMEDY
+        )
     return vocabulary
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core import native
-from mlbert.core.errors import UserError
+from mlbert.host import native
+from mlbert.host.errors import UserError
 from mlbert.store.ragged import offsets_of
 from mlbert.store.wordpiece import UNKNOWN, WordPieceTokenizer
 
@@ -60,7 +60,7 @@ class Parsed:
 
 
 class NativeWordPiece:
-    """A tokenizer, compiled; for one thread at a time. Raises mlbert.core.native.NativeUnavailable: it cannot be
+    """A tokenizer, compiled; for one thread at a time. Raises mlbert.host.native.NativeUnavailable: it cannot be
     compiled or loaded here."""
 
     def __init__(self, tokenizer: WordPieceTokenizer) -> None:
@@ -120,4 +120,6 @@ class NativeWordPiece:
 
 def no_memory(what: str) -> UserError:
     """There is too little for this."""
-    return UserError("memory", f"there is not enough for {what}", "Use fewer --workers or smaller text parts")
+    return UserError(
+        "machine.memory", "memory", f"there is not enough for {what}", "Use fewer --workers or smaller text parts"
+    )

@@ -7,11 +7,11 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
-from mlbert.core.errors import UserError
-from mlbert.core.files import read_plain
-from mlbert.core.json_files import read_json
 from mlbert.core.mllog import constants
-from mlbert.core.provenance import SOURCE_STATEMENT, git_state, tree_digest
+from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain
+from mlbert.host.json_files import read_json
+from mlbert.host.provenance import SOURCE_STATEMENT, git_state, tree_digest
 from mlbert.submission.history import git, has_commit
 from mlbert.submission.logs import Log
 

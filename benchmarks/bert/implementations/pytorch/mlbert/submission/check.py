@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mlbert.core.errors import UserError
 from mlbert.core.rules import BENCHMARK, NUM_RESULT_FILES, olympic_mean
+from mlbert.host.errors import UserError
 from mlbert.submission import official, seal, tools
 from mlbert.submission.checks.twins import check_copies_between
 from mlbert.submission.export import check_source, export_tree, is_checkout, is_export
@@ -51,7 +51,9 @@ def check(path: Path, division: str | None = None, progress: Progress = lambda s
         UserError: the path is none of them.
     """
     if not os.path.exists(path):
-        raise UserError(path, "does not exist", "Name a submission tree, a folder with result_*.txt, or one log")
+        raise UserError(
+            "file.missing", path, "does not exist", "Name a submission tree, a folder with result_*.txt, or one log"
+        )
     with tempfile.TemporaryDirectory(prefix="mlbert-check-") as temporary:
         copy, scratch = Path(temporary) / "submission", Path(temporary) / "scratch"
         copy.mkdir()
@@ -66,7 +68,9 @@ def check(path: Path, division: str | None = None, progress: Progress = lambda s
         folder = path / BENCHMARK if (path / BENCHMARK).is_dir() else path
         names = logs_in(folder) if folder.is_dir() else [path]
         if not names:
-            raise UserError(path, f"holds neither systems/ and results/ nor {RESULT_PATTERN}", "Name one that does")
+            raise UserError(
+                "log.missing", path, f"holds neither systems/ and results/ nor {RESULT_PATTERN}", "Name one that does"
+            )
         if names == [path]:
             read_log(path)  # for its error
         place = Workplace(names[0].parent, copy, scratch, is_tree=False)

@@ -11,12 +11,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
-from mlbert.core.provenance import PACKAGE_HOME, TENSORFLOW2_HOME
+from mlbert.config.section import Setting
+from mlbert.config.sections import SECTIONS, settings_by_key
+from mlbert.host.provenance import PACKAGE_HOME, TENSORFLOW2_HOME
 from mlbert.submission.call_sites import Sources, terminal_name
 
-_FOLDERS = ("recipes", "train", "models", "optim", "feed", "dist", "core")
-_CHECKS = ("core/config.py", "core/plan.py")  # read every setting, decide nothing
-_SETTINGS = f"{PACKAGE_HOME}/core/settings.py"
+_FOLDERS = ("recipes", "train", "models", "optim", "feed", "dist", "core", "config", "host")
+_CHECKS = ("core/plan.py", "core/config.py", "config/contradictions.py")  # read every setting, decide nothing
+_SETTINGS = f"{PACKAGE_HOME}/core/settings.py"  # in trees in which one class had all settings
+_SECTION_NAMES = {section.__name__ for section in SECTIONS}
+_CONFIG = "config"  # variable that holds all settings, in those trees
 _MOST_DEFINITIONS = 6  # of one name; more of them tell a reader nothing
 
 
@@ -25,7 +29,8 @@ class CodeSearch:
     line's text)."""
 
     def __init__(self, sources: Sources, recipe: str) -> None:
-        self._sources, self._recipe = sources, recipe
+        build = f"{recipe.removesuffix('.py')}_build.py"
+        self._sources, self._recipe = sources, recipe if sources.text(build) is None else build
 
     def lines(self, name: str, matches: Callable[[ast.AST], bool]) -> list[tuple[str, str]]:
         """The lines of a file where a node of its syntax tree matches, each once and in order."""
@@ -36,18 +41,71 @@ class CodeSearch:
         """The lines of a file that hold a text as a constant, such as the entry of a mapping."""
         return self.lines(name, lambda node: isinstance(node, ast.Constant) and node.value == text)
 
-    def readers(self, field: str) -> list[tuple[str, str]]:
-        """Where ``config.<field>``, or a property of the configuration made of it, is read: in the recipe, else in the
-        rest of the package; else where it is named in a text."""
-        fields = {field}
-        for node in self._sources.nodes(_SETTINGS):
-            if isinstance(node, ast.FunctionDef) and any(reads(part, "self", {field}) for part in ast.walk(node)):
-                fields.add(node.name)
-        files = self._files()
-        found = self.lines(self._recipe, lambda node: reads(node, "config", fields))
-        found = found or [p for name in files for p in self.lines(name, lambda node: reads(node, "config", fields))]
+    def readers(self, key: str) -> list[tuple[str, str]]:
+        """Return where a setting, or a property of its section made of it, is read: in the recipe and in what all
+        recipes share; else where it is named in a text."""
+        setting = settings_by_key()[key]
+        fields = {key, setting.field}
+        for name in (self.section_file(setting), _SETTINGS):
+            for node in self._sources.nodes(name):
+                if isinstance(node, ast.FunctionDef) and any(reads(part, "self", fields) for part in ast.walk(node)):
+                    fields.add(node.name)
+        owner = setting.section.__name__ if self._has_sections else _CONFIG
+        found = [
+            self._place(name, line)
+            for name, attributes in self._reads.items()
+            for line in sorted({line for of, field, line in attributes if of == owner and field in fields})
+        ]
         # Or by its name: getattr(config, name). A recipe that names it gives its default.
-        return found or [p for name in files if "/recipes/" not in name for p in self.constants(field, name)]
+        return found or [p for n in self._reads if "/recipes/" not in n for p in self.constants(key, n)]
+
+    @cached_property
+    def _has_sections(self) -> bool:
+        return self._sources.text(_SETTINGS) is None
+
+    @cached_property
+    def _reads(self) -> dict[str, list[tuple[str, str, int]]]:
+        """File to the settings that it reads, as owner, attribute and line; without other recipes and declarations."""
+        names = [name for name in self._files() if not name.endswith("/config.py")]
+        names = [name for name in names if f"{PACKAGE_HOME}/config/" not in name and "/recipes/" not in name]
+        reads_of = _reads_of_sections if self._has_sections else _reads_of_config
+        return {name: list(reads_of(self._sources.nodes(name))) for name in dict.fromkeys([self._recipe, *names])}
+
+    def default_of(self, setting: Setting, recipe: str) -> list[tuple[str, str]]:
+        """Return the line that gives a setting its default: of the recipe, else of its section; none if there is no
+        such recipe."""
+        if not self._has_sections:
+            return self.constants(setting.key, recipe)
+        if self._sources.text(recipe) is None:
+            return []
+        if setting.env == "RECIPE":
+            return self._given_name(recipe)
+        return self._entries(setting.env, recipe) or self._declared_default(setting)
+
+    def _given_name(self, recipe: str) -> list[tuple[str, str]]:
+        """Return the line ``name=...`` of a recipe, which is its own RECIPE."""
+        calls = (node for node in self._sources.nodes(recipe) if isinstance(node, ast.Call))
+        words = (word for call in calls if terminal_name(call.func) == "Recipe" for word in call.keywords)
+        return [self._place(recipe, word.value.lineno) for word in words if word.arg == "name"]
+
+    def _entries(self, text: str, name: str) -> list[tuple[str, str]]:
+        """Return the lines of a file where a text is the key of a mapping."""
+        mappings = (node for node in self._sources.nodes(name) if isinstance(node, ast.Dict))
+        keys = (key for mapping in mappings for key in mapping.keys)
+        found = {key.lineno for key in keys if isinstance(key, ast.Constant) and key.value == text}
+        return [self._place(name, line) for line in sorted(found)]
+
+    def _declared_default(self, setting: Setting) -> list[tuple[str, str]]:
+        name = self.section_file(setting)
+        calls = (node for node in self._sources.nodes(name) if isinstance(node, ast.Call) and node.args)
+        declared = (call for call in calls if getattr(call.args[0], "value", None) == setting.env)
+        defaults = (word.value.lineno for call in declared for word in call.keywords if word.arg == "default")
+        return [self._place(name, line) for line in defaults]
+
+    @staticmethod
+    def section_file(setting: Setting) -> str:
+        """Return the file that declares a setting."""
+        return f"{PACKAGE_HOME}/{setting.section.__module__.partition('.')[2].replace('.', '/')}.py"
 
     def origins(self, name: str, values: list[ast.expr]) -> tuple[list[tuple[str, str]], set[str]]:
         """The lines of a file that set what values are made of, over two steps, and every name on the way, those of
@@ -90,7 +148,7 @@ class CodeSearch:
     def _files(self) -> list[str]:
         homes = [f"{PACKAGE_HOME}/{folder}" for folder in _FOLDERS]
         if self._recipe.startswith(TENSORFLOW2_HOME):
-            homes = [TENSORFLOW2_HOME, *(f"{PACKAGE_HOME}/{folder}" for folder in ("store", "core"))]
+            homes = [TENSORFLOW2_HOME, *(f"{PACKAGE_HOME}/{folder}" for folder in ("store", "core", "config", "host"))]
         names = (name for home in homes for name in self._sources.python_files(home))
         return [name for name in names if not name.endswith(_CHECKS)]
 
@@ -103,9 +161,62 @@ def reads(node: ast.AST, owner: str, fields: set[str]) -> bool:
     return isinstance(node, ast.Attribute) and node.attr in fields and terminal_name(node.value) == owner
 
 
+def _reads_of_config(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, int]]:
+    """Yield what a file reads of ``config``, as that word, attribute and line."""
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and terminal_name(node.value) == _CONFIG:
+            yield _CONFIG, node.attr, node.lineno
+
+
+def _reads_of_sections(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, int]]:
+    """Yield what the functions of a file read of sections, as section, attribute and line."""
+    for function in (node for node in nodes if isinstance(node, ast.FunctionDef)):
+        parts = list(ast.walk(function))
+        names = dict(_section_names(parts))
+        for part in (part for part in parts if isinstance(part, ast.Attribute)):
+            section = _section_in(part.value) or names.get(terminal_name(part.value) or "")
+            if section:
+                yield section, part.attr, part.lineno
+
+
+def _section_names(parts: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
+    """Yield the names that hold a section in a function: parameters, and what ``config[Section]`` is assigned to."""
+    for part in parts:
+        if isinstance(part, ast.arg):
+            kinds = [node for node in _alternatives(part.annotation) if terminal_name(node) in _SECTION_NAMES]
+            yield from ((part.arg, str(terminal_name(kind))) for kind in kinds)
+        elif isinstance(part, ast.Assign):
+            for target, value in _assigned(part):
+                if section := _section_in(value):
+                    yield str(terminal_name(target)), section
+
+
+def _alternatives(annotation: ast.expr | None) -> list[ast.expr]:
+    """Return the types of an annotation such as ``A | None``."""
+    if isinstance(annotation, ast.BinOp):
+        return [*_alternatives(annotation.left), *_alternatives(annotation.right)]
+    return [] if annotation is None else [annotation]
+
+
+def _section_in(node: ast.AST) -> str | None:
+    """Return the section that ``config[Section]`` is; None for other expressions."""
+    name = terminal_name(node.slice) if isinstance(node, ast.Subscript) else None
+    return name if name in _SECTION_NAMES else None
+
+
+def _assigned(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield each target of an assignment with its value, that of ``a, b = c, d`` one by one."""
+    for target in node.targets:
+        targets = target.elts if isinstance(target, ast.Tuple) else [target]
+        values = node.value.elts if isinstance(node.value, ast.Tuple) and len(targets) > 1 else []
+        yield from zip(targets, values if len(values) == len(targets) else [node.value] * len(targets), strict=True)
+
+
 def _names_in(values: Iterable[ast.expr]) -> tuple[set[str], set[str]]:
     """What expressions are made of, by the last part of each dotted name: variables, and functions that are called."""
     nodes = [node for value in values for node in ast.walk(value)]
+    sections = {part for node in nodes if _section_in(node) for part in ast.walk(node)}
+    nodes = [node for node in nodes if node not in sections]
     inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     ends = [node for node in nodes if isinstance(node, ast.Attribute | ast.Name) and id(node) not in inner]
@@ -117,9 +228,8 @@ def _set_by(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str | None, ast.exp
     """Line, name and value of whatever gives a name a value."""
     for node in nodes:
         if isinstance(node, ast.Assign):
-            for target in node.targets:
-                for part in target.elts if isinstance(target, ast.Tuple) else [target]:
-                    yield node.lineno, terminal_name(part), node.value
+            for target, value in _assigned(node):
+                yield node.lineno, terminal_name(target), value
         elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
             yield node.lineno, terminal_name(node.target), node.value
         elif isinstance(node, ast.keyword):

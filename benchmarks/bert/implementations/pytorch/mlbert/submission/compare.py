@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.errors import UserError
-from mlbert.core.json_files import parse_json, read_json
+from mlbert.config.sections import settings_by_env
 from mlbert.core.rules import BENCHMARK, olympic_mean
-from mlbert.core.settings import settings_by_env
+from mlbert.host.errors import UserError
+from mlbert.host.json_files import parse_json, read_json
 from mlbert.submission.history import changed_files, has_commit, num_commits
 from mlbert.submission.keys import is_hyperparameter
 from mlbert.submission.logs import Log, read_log
@@ -94,12 +94,19 @@ def read_side(path: Path) -> Side:
         folder = path / BENCHMARK if (path / BENCHMARK).is_dir() else path
         names = _logs_in(folder)
     if not names:
-        reason = f"holds no {RESULT_PATTERN}" if path.is_dir() else "does not exist"
-        raise UserError(path, reason, "Name results/<system>, a LOGDIR or one log")
+        remedy = "Name results/<system>, a LOGDIR or one log"
+        if not path.is_dir():
+            raise UserError("file.missing", path, "does not exist", remedy)
+        raise UserError("log.missing", path, f"holds no {RESULT_PATTERN}", remedy)
     logs = [read_log(name) for name in names]
     for log in logs:
         if log.first("run_start") is None:
-            raise UserError(log.path, "is no MLPerf log of a run: it has no run_start", "Remove it, or name others")
+            raise UserError(
+                "log.incomplete",
+                log.path,
+                "is no MLPerf log of a run: it has no run_start",
+                "Remove it, or name others",
+            )
     return Side(str(path), logs, _system_of(names[0].resolve().parent))
 
 

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.submission import hardware
 from mlbert.submission.hardware import UNKNOWN, Ask
 from mlbert.submission.software import describe_software
@@ -68,12 +68,16 @@ def write_description(path: Path, facts: dict[str, str]) -> None:
         UserError: the name is illegal or the file cannot be written.
     """
     if path.suffix != ".json" or " " in path.name or path.name.startswith("."):
-        raise UserError(path, "is no legal name of a system file", "Use systems/<system>.json, without spaces")
+        raise UserError(
+            "config.value", path, "is no legal name of a system file", "Use systems/<system>.json, without spaces"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(path, f"cannot be written ({error.strerror})", "Choose a file that is writable") from error
+        raise UserError(
+            "file.unwritable", path, f"cannot be written ({error.strerror})", "Choose a file that is writable"
+        ) from error
 
 
 def _name_system(facts: dict[str, str]) -> str:

@@ -9,8 +9,8 @@ import shutil
 import subprocess
 from pathlib import Path, PurePosixPath
 
-from mlbert.core.errors import UserError
-from mlbert.core.provenance import SOURCE_STATEMENT, git_state
+from mlbert.host.errors import UserError
+from mlbert.host.provenance import SOURCE_STATEMENT, git_state
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 
 _TOP_LEVEL_LEFT_OUT = frozenset({"tests", "tools", "records", "runs", "build", "dist", "venv"})
@@ -44,10 +44,10 @@ def export_tree(tree: Path, target: Path) -> int:
     """
     tree, target = tree.resolve(), target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(target, "is not an empty folder", "Name a new one")
+        raise UserError("file.exists", target, "is not an empty folder", "Name a new one")
     names = [name for name in _list_files(tree) if _belongs(name) and not (tree / name).is_relative_to(target)]
     if not names:
-        raise UserError(tree, "holds no file to export", "Name a submission tree")
+        raise UserError("file.missing", tree, "holds no file to export", "Name a submission tree")
     _refuse_illegal(tree, names)
     try:
         for name in names:
@@ -59,7 +59,9 @@ def export_tree(tree: Path, target: Path) -> int:
         statement = json.dumps({"commit": commit, "dirty": dirty, "files": files}, indent=2) + "\n"
         (target / SOURCE_STATEMENT).write_text(statement, encoding="utf-8")
     except OSError as error:
-        raise UserError(target, f"cannot be written ({error})", "Choose a folder that is writable") from error
+        raise UserError(
+            "file.unwritable", target, f"cannot be written ({error})", "Choose a folder that is writable"
+        ) from error
     return len(names)
 
 
@@ -107,7 +109,9 @@ def _list_files(tree: Path) -> list[PurePosixPath]:
         try:
             listed = subprocess.run(command, capture_output=True, check=True).stdout.decode()
         except (OSError, subprocess.CalledProcessError) as error:
-            raise UserError(tree, "is a git checkout that git cannot list", "Install git, or mend it") from error
+            raise UserError(
+                "program.failed", tree, "is a git checkout that git cannot list", "Install git, or mend it"
+            ) from error
         names = sorted({PurePosixPath(name) for name in listed.split("\0") if name})
         return [name for name in names if (tree / name).is_symlink() or (tree / name).is_file()]
     names = []
@@ -130,9 +134,19 @@ def _refuse_illegal(tree: Path, names: list[PurePosixPath]) -> None:
     for name in names:
         path = tree / name
         if " " in str(name):
-            raise UserError(str(name), "has a space in its name, which the repository checker refuses", "Rename it")
+            raise UserError(
+                "submission.file-name",
+                str(name),
+                "has a space in its name, which the repository checker refuses",
+                "Rename it",
+            )
         if not path.is_file():
             problem = "is a link to nothing or to a folder" if path.is_symlink() else "is neither a file nor a folder"
-            raise UserError(str(name), problem, "Replace it by what it should hold")
+            raise UserError("submission.file-name", str(name), problem, "Replace it by what it should hold")
         if path.stat().st_size > _MAX_FILE_BYTES:
-            raise UserError(str(name), "is larger than 50 MB, which the repository checker refuses", "Leave it out")
+            raise UserError(
+                "file.too-large",
+                str(name),
+                "is larger than 50 MB, which the repository checker refuses",
+                "Leave it out",
+            )

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mlbert.core.errors import UserError
-from mlbert.core.provenance import package_versions
 from mlbert.core.rules import RULESET
+from mlbert.host.errors import UserError
+from mlbert.host.provenance import package_versions
 from mlbert.submission.findings import Finding, failed
 
 STANDARD_OUTPUT = Path("-")
@@ -30,4 +30,6 @@ def write_json(target: Path, checked: Mapping[Path, Sequence[Finding]]) -> None:
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(target, f"cannot be written ({error.strerror})", "Name another file") from error
+        raise UserError(
+            "file.unwritable", target, f"cannot be written ({error.strerror})", "Name another file"
+        ) from error

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from mlbert.core.machine import processor_name, read_processors, read_text
+from mlbert.host.machine import processor_name, read_processors, read_text
 from mlbert.submission.templates import FIELDS
 
 NOT_THERE = "N/A"

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 
 _TOKEN = ":::MLLOG "
 _MS_PER_MINUTE = 60_000
@@ -127,13 +127,13 @@ def read_log(path: Path) -> Log:
     """Read one log. Raises UserError where the file cannot be read."""
     try:
         if path.exists() and not path.is_file():
-            raise UserError(path, "is no file", "Name an MLPerf log")
+            raise UserError("file.wrong-kind", path, "is no file", "Name an MLPerf log")
         if (reason := unfit(path)) is not None:
-            raise UserError(path, reason, "No tool reads such a log in reasonable time; leave it out")
+            raise UserError("file.too-large", path, reason, "No tool reads such a log in reasonable time; leave it out")
         with path.open(encoding="latin-1") as file:
             lines = [(number, line) for number, line in enumerate(file, start=1) if _TOKEN in line]
     except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Name an MLPerf log") from error
+        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror})", "Name an MLPerf log") from error
     events: list[Event] = []
     broken: list[str] = []
     for number, line in lines:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.settings import train_settings
+from mlbert.config.sections import settings_by_key
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.logs import Event, Log, is_too_deep
 from mlbert.submission.result_set import ResultSet, is_number, is_ours
@@ -158,7 +158,7 @@ def _check_config(file: _RunFile) -> Complaints:
             yield file.differs(f"{key} is {value!r}, in {log.path.name} {log.value(key)!r}")
     settings, origins = _part(record, "config"), _part(record, "origin")
     logged = log.value("configuration")
-    fields = {row.env: name for name, row in train_settings().items()}
+    fields = {one.env: key for key, one in settings_by_key().items()}
     for env, told in logged.items() if isinstance(logged, dict) else ():
         name = fields.get(env, "")
         if name not in settings or not isinstance(told, dict):

@@ -8,10 +8,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlbert.core.config_files import check_exports, parse_config_name
-from mlbert.core.errors import UserError
-from mlbert.core.files import write_atomically
-from mlbert.core.json_files import read_json
+from mlbert.config.sources import check_exports, parse_config_name
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_atomically
+from mlbert.host.json_files import read_json
 from mlbert.submission.hardware import NOT_THERE
 from mlbert.submission.templates import FIELDS, FOLDER, MARK, template
 
@@ -70,7 +70,9 @@ def new_system(name: str, other: str, tree: Path, config: str | None = None) -> 
     source = home / other
     known = sorted(path.parent.name for path in home.glob("*/env.sh"))
     if other not in known:
-        raise UserError(f"--from {other}", "is no system of this tree", f"Choose one of {', '.join(known)}")
+        raise UserError(
+            "config.choice", f"--from {other}", "is no system of this tree", f"Choose one of {', '.join(known)}"
+        )
     chosen = _choose_config(source, config)
     parts = parse_config_name(chosen.name)
     assert parts is not None
@@ -85,7 +87,7 @@ def new_system(name: str, other: str, tree: Path, config: str | None = None) -> 
     description = tree / "systems" / FOLDER / f"{name}.json"
     text = json.dumps(template(_known(exports, tree, other)), indent=2, ensure_ascii=False) + "\n"
     if description.exists() and description.read_text(encoding="utf-8") != text:
-        raise UserError(description, "exists", "Choose another name, or remove it")
+        raise UserError("file.exists", description, "exists", "Choose another name, or remove it")
     _write(home / name, files, description, text)
     shape = f"{parts.nodes} x {parts.ranks} x {parts.batch} x {parts.accumulation}"
     model = Path(exports.get("BERT_CONFIG", "unknown.json")).stem
@@ -96,13 +98,15 @@ def new_system(name: str, other: str, tree: Path, config: str | None = None) -> 
 def _check_name(name: str, tree: Path) -> None:
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         reason = f"is no legal name: letters, digits and single underscores, a letter first, at most {_LONGEST_NAME}"
-        raise UserError(repr(name), reason, "Choose a name such as acme_x1_h100_n1")
+        raise UserError("config.value", repr(name), reason, "Choose a name such as acme_x1_h100_n1")
     if re.search(r"_\d+x\d+", name):
-        raise UserError(name, "looks like the numbers of a config", "They follow the name in the config's file name")
+        raise UserError(
+            "config.value", name, "looks like the numbers of a config", "They follow the name in the config's file name"
+        )
     taken = {path.name.lower(): path for path in (tree / IMPLEMENTATIONS).iterdir()}
     taken |= {path.stem.lower(): path for path in (tree / "systems").glob("*.json")}
     if name.lower() in taken:
-        raise UserError(taken[name.lower()], "exists", "Choose another name, or remove it")
+        raise UserError("file.exists", taken[name.lower()], "exists", "Choose another name, or remove it")
 
 
 def _choose_config(source: Path, config: str | None) -> Path:
@@ -113,11 +117,13 @@ def _choose_config(source: Path, config: str | None) -> Path:
         return in_bf16[0]
     if config is None:
         reason = f"has {len(configs)} configs" if configs else "has no config"
-        raise UserError(source, reason, f"Choose with --config: {names}" if configs else "Choose another system")
+        raise UserError(
+            "config.ambiguous", source, reason, f"Choose with --config: {names}" if configs else "Choose another system"
+        )
     for path in configs:
         if path.name == config:
             return path
-    raise UserError(f"--config {config}", f"is no config of {source.name}", f"Choose one of {names}")
+    raise UserError("config.choice", f"--config {config}", f"is no config of {source.name}", f"Choose one of {names}")
 
 
 def _renamed(path: Path, other: str, name: str) -> str:
@@ -161,4 +167,6 @@ def _write(folder: Path, files: dict[str, str], description: Path, text: str) ->
         write_atomically(description, text)
         partial.rename(folder)
     except OSError as error:
-        raise UserError(folder, f"cannot be made ({error.strerror})", "Choose a tree that is writable") from error
+        raise UserError(
+            "file.unwritable", folder, f"cannot be made ({error.strerror})", "Choose a tree that is writable"
+        ) from error

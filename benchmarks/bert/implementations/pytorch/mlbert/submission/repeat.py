@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.config_files import check_exports
-from mlbert.core.errors import UserError
-from mlbert.core.provenance import TENSORFLOW2, tree_root
-from mlbert.core.settings import settings_by_env
+from mlbert.config.sections import settings_by_env
+from mlbert.config.sources import check_exports
+from mlbert.host.errors import UserError
+from mlbert.host.provenance import TENSORFLOW2, tree_root
 from mlbert.store.open import describe
 from mlbert.submission.history import git, has_commit, num_commits
 from mlbert.submission.logs import Log, read_log
@@ -44,11 +44,15 @@ def read_repeatable(path: Path) -> Log:
     log = read_log(path)
     recipe = log.value("recipe")
     if not isinstance(log.value("configuration"), dict) or recipe is None or not isinstance(log.value("seed"), int):
-        raise UserError(path, "does not tell recipe, seed and configuration", "Name a log of this code")
+        raise UserError(
+            "log.incomplete", path, "does not tell recipe, seed and configuration", "Name a log of this code"
+        )
     if recipe not in _RECIPES:
-        raise UserError(path, f"is of recipe {recipe}", f"Those of {', '.join(_RECIPES)} can be repeated")
+        raise UserError(
+            "log.unsupported", path, f"is of recipe {recipe}", f"Those of {', '.join(_RECIPES)} can be repeated"
+        )
     if log.status is None or log.first("run_start") is None:
-        raise UserError(path, "has no run_start or no run_stop", "Name the log of a finished run")
+        raise UserError("log.incomplete", path, "has no run_start or no run_stop", "Name the log of a finished run")
     return log
 
 
@@ -67,9 +71,11 @@ def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> 
     """
     ranks = log.value("ranks")
     if not isinstance(ranks, int) or ranks < 1:
-        raise UserError(log.path, "does not tell its ranks", "Name a log of this code")
+        raise UserError("log.incomplete", log.path, "does not tell its ranks", "Name a log of this code")
     if log.value("recipe") == TENSORFLOW2 and setting(log, "DISTRIBUTION_STRATEGY") not in (None, "one_device", "off"):
-        raise UserError(log.path, "ran in TensorFlow on several devices", "Start such a run by its own launcher")
+        raise UserError(
+            "log.unsupported", log.path, "ran in TensorFlow on several devices", "Start such a run by its own launcher"
+        )
     exports = dict(_settings(log))
     exports |= {env: value for env, value in _NEW.items() if env in exports}
     exports |= {"LOGDIR": str(out), "SEED": str(seed), "BERT_CONFIG": str(_model_shape(log, code))}
@@ -79,7 +85,9 @@ def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> 
         exports |= {env: str(_find_data(log, env, data, code)) for env in _DATA}
     start = setting(log, "INIT_CHECKPOINT")
     if start is not None and not Path(start).exists():
-        raise UserError("INIT_CHECKPOINT", f"{start} is not here, and the run began with it", "Put it there")
+        raise UserError(
+            "file.missing", "INIT_CHECKPOINT", f"{start} is not here, and the run began with it", "Put it there"
+        )
     if log.status == "success" and setting(log, "MAX_SECONDS") is not None:
         exports["MAX_SECONDS"] = "none"  # a slower machine may take longer to the same result
     return Plan(str(log.value("recipe")), ranks, exports)
@@ -92,7 +100,12 @@ def code_of(log: Log, tree: Path, exact: bool) -> Iterator[tuple[Path, str]]:
     commit = log.value("commit")
     if not has_commit(tree, commit):
         if exact:
-            raise UserError("--exact", f"commit {commit} is not in the history of {tree}", "Fetch it, or leave it out")
+            raise UserError(
+                "submission.commit",
+                "--exact",
+                f"commit {commit} is not in the history of {tree}",
+                "Fetch it, or leave it out",
+            )
         yield tree, f"The history here does not have the log's commit {commit}; the present code runs."
         return
     modified = "The log's tree had been modified." if log.value("tree_modified") else ""
@@ -104,7 +117,7 @@ def code_of(log: Log, tree: Path, exact: bool) -> Iterator[tuple[Path, str]]:
     with tempfile.TemporaryDirectory(prefix="mlbert-repeat-") as folder:
         place = Path(folder) / "tree"
         if git(tree, "worktree", "add", "--detach", str(place), commit) is None:
-            raise UserError(tree, f"git cannot check out {commit} beside it", "See git worktree list")
+            raise UserError("program.failed", tree, f"git cannot check out {commit} beside it", "See git worktree list")
         try:
             yield place, f"The code of the log's commit {commit[:12]} runs. {modified}".rstrip()
         finally:
@@ -144,9 +157,11 @@ def _model_shape(log: Log, code: Path) -> Path:
     try:
         found = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise UserError(path, f"the log's model shape cannot be read ({error.strerror})", "Put it there") from None
+        raise UserError(
+            "file.unreadable", path, f"the log's model shape cannot be read ({error.strerror})", "Put it there"
+        ) from None
     if found != digest:
-        raise UserError(path, "is not the log's model shape: its SHA-256 is another", "Try --exact")
+        raise UserError("data.checksum", path, "is not the log's model shape: its SHA-256 is another", "Try --exact")
     return path
 
 
@@ -157,12 +172,14 @@ def _find_data(log: Log, env: str, data: Path | None, code: Path) -> Path:
     path = next((place for place in places if place.is_dir()), None)
     if path is None:
         remedy = "Prepare it (quickstart.sh does for the demonstrations), and name its folder with --data"
-        raise UserError(env, f"the log's {there.name} set is not at {places[0]}", remedy)
+        raise UserError("file.missing", env, f"the log's {there.name} set is not at {places[0]}", remedy)
     found = f"sha256:{describe(path).identity}"
     if found != wanted:
         # Enough of a digest to tell two apart by eye.
         reason = f"is not the log's {there.name} set: {found[:19]}... instead of {str(wanted)[:19]}..."
-        raise UserError(path, reason, "Prepare it with the log's code and text, or name another folder with --data")
+        raise UserError(
+            "data.checksum", path, reason, "Prepare it with the log's code and text, or name another folder with --data"
+        )
     return path.resolve()
 
 

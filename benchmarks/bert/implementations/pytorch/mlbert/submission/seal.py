@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlbert.core.errors import UserError
 from mlbert.core.rules import BENCHMARK
+from mlbert.host.errors import UserError
 from mlbert.submission.export import differs, digest_of
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.run_files import NAMES, run_file
@@ -48,18 +48,27 @@ def seal(system: str, tree: Path, logdir: Path | None = None, key: Path | None =
     """
     folder, description = tree / "results" / system, tree / "systems" / f"{system}.json"
     if Path(system).name != system or not description.is_file():
-        raise UserError(description, "does not exist", "Name a system of systems/, or describe it first")
+        raise UserError(
+            "file.missing", description, "does not exist", "Name a system of systems/, or describe it first"
+        )
     if key is not None and not key.is_file():
-        raise UserError(key, "is no file", "Name a private key, as ssh-keygen -t ed25519 makes one")
+        raise UserError("file.missing", key, "is no file", "Name a private key, as ssh-keygen -t ed25519 makes one")
     try:
         if logdir is not None:
             _copy_runs(logdir, folder)
         names = _names(folder)
         if not any(name.startswith(f"{BENCHMARK}/") for name in names):
-            raise UserError(folder / BENCHMARK, f"holds no {RESULT_PATTERN}", "Name the LOGDIR of the runs with --from")
+            raise UserError(
+                "log.missing",
+                folder / BENCHMARK,
+                f"holds no {RESULT_PATTERN}",
+                "Name the LOGDIR of the runs with --from",
+            )
         for name in names:
             if not name.isprintable() or "\\" in name:
-                raise UserError(repr(name), "has a name that sha256sum writes otherwise", "Rename it")
+                raise UserError(
+                    "submission.file-name", repr(name), "has a name that sha256sum writes otherwise", "Rename it"
+                )
         with tempfile.TemporaryDirectory(prefix="mlbert-seal-") as temporary:
             sums = Path(temporary) / SUMS
             sums.write_text("".join(f"{digest_of(folder / name)}  {name}\n" for name in names), encoding="utf-8")
@@ -69,7 +78,9 @@ def seal(system: str, tree: Path, logdir: Path | None = None, key: Path | None =
             for name in {*FILES} - {path.name for path in made}:
                 (folder / name).unlink(missing_ok=True)  # a signature of older sums
     except OSError as error:
-        raise UserError(error.filename or folder, f"cannot be read or written ({error.strerror})", "Mend it") from error
+        raise UserError(
+            "file.unreadable", error.filename or folder, f"cannot be read or written ({error.strerror})", "Mend it"
+        ) from error
     return names
 
 
@@ -84,10 +95,10 @@ def _copy_runs(logdir: Path, folder: Path) -> None:
             if (source := run_file(log, name)) is not None:
                 copies[folder / f"run_{match[1]}.{name}"] = source
     if not copies:
-        raise UserError(logdir, "holds no result_<i>.txt", "Name the LOGDIR of finished runs")
+        raise UserError("log.missing", logdir, "holds no result_<i>.txt", "Name the LOGDIR of finished runs")
     for target, source in copies.items():
         if target.exists() and not filecmp.cmp(source, target, shallow=False):
-            raise UserError(target, f"differs from {source}", "Remove it if the other one is meant")
+            raise UserError("file.exists", target, f"differs from {source}", "Remove it if the other one is meant")
     (folder / BENCHMARK).mkdir(parents=True, exist_ok=True)
     for target, source in copies.items():
         if not target.exists():
@@ -122,11 +133,13 @@ def _sign(sums: Path, key: Path) -> Path:
         signature, program = sums.with_name(_SSH_SIGNATURE), "ssh-keygen"
         command = [program, "-Y", "sign", "-n", "file", "-f", str(key), str(sums)]
     if shutil.which(program) is None:
-        raise UserError(program, "is not installed", f"Install it, or sign {SUMS} elsewhere")
+        raise UserError("program.missing", program, "is not installed", f"Install it, or sign {SUMS} elsewhere")
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode != 0 or not signature.is_file():
         lines = (done.stderr or done.stdout).strip().splitlines() or ["no reason given"]
-        raise UserError(key, f"did not sign: {lines[-1]}", "Use the private key of an ssh or minisign pair")
+        raise UserError(
+            "program.failed", key, f"did not sign: {lines[-1]}", "Use the private key of an ssh or minisign pair"
+        )
     return signature
 
 

@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.machine import NONE, gpu_driver, read_text
-from mlbert.core.native import openmp_runtime
+from mlbert.host.machine import NONE, gpu_driver, read_text
+from mlbert.host.native import openmp_runtime
 from mlbert.submission.hardware import UNKNOWN, Ask
 
 # Framework to the distributions that have it.

@@ -1,7 +1,7 @@
 """From a line of a log to what decided it: the call that logged it, its settings, the recipe, the Python behind it.
 
 The links are read off the code of the log's commit: the arguments of the call, what sets them in the same file, the
-functions of those names, the lines that read ``config.<field>``. Only which settings decide a key of MLPerf's is a
+functions of those names, the lines that read the setting. Only which settings decide a key of MLPerf's is a
 table (`mlbert.submission.keys`); a value that differs from its setting is a broken link.
 """
 
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.config_files import unknown_name
-from mlbert.core.errors import UserError
-from mlbert.core.files import read_plain
-from mlbert.core.provenance import PACKAGE_HOME, recipe_file
-from mlbert.core.settings import train_settings
+from mlbert.config.sections import settings_by_key
+from mlbert.config.words import unknown_name
+from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain
+from mlbert.host.provenance import PACKAGE_HOME, recipe_file
 from mlbert.submission.call_sites import Sources, is_key, line_of
 from mlbert.submission.code_search import CodeSearch, reads
 from mlbert.submission.keys import FUNCTIONS_OF, SETTINGS_OF, is_hyperparameter, is_number_of
@@ -94,7 +94,8 @@ class Tracer:
         arguments = [*call.args, *(word.value for word in call.keywords if word.arg == "value")]
         values = [argument for argument in arguments if not is_key(argument, key)][:1]  # behind it are the metadata
         fields = self._fields(key, values)
-        links += [link for field in fields for link in self._setting(key, field, event.value)]
+        needs_reader = is_hyperparameter(key) and not any(isinstance(value, ast.Constant) for value in values)
+        links += [link for field in fields for link in self._setting(key, field, event.value, needs_reader)]
         links += self._computation(key, name, values)
         is_decided = any(link.step in ("setting", "set by") for link in links)
         if is_number_of(key, event.value) and not is_decided and not isinstance(values[0], ast.Constant):
@@ -102,14 +103,16 @@ class Tracer:
         return Chain(key, event.value, links)
 
     def _fields(self, key: str, values: list[ast.expr]) -> list[str]:
-        """Settings that decide a key: read from `config` by its call, named like it, or in the table above."""
-        known = train_settings()
-        nodes = (node for value in values for node in ast.walk(value))
-        read = [node.attr for node in nodes if isinstance(node, ast.Attribute) and reads(node, "config", {node.attr})]
+        """Return the settings that decide a key: read by its call, named like it, or in `SETTINGS_OF`."""
+        known = settings_by_key()
+        key_of = {one.field: one.key for one in known.values()}
+        nodes = [node for value in values for node in ast.walk(value) if isinstance(node, ast.Attribute)]
+        read = [node.attr for node in nodes if reads(node, "config", {node.attr})]
+        read += [key_of[node.attr] for node in nodes if node.attr in key_of and isinstance(node.value, ast.Name)]
         return [field for field in dict.fromkeys([*read, key, *SETTINGS_OF.get(key, ())]) if field in known]
 
-    def _setting(self, key: str, field: str, logged: Any) -> Iterator[Link]:
-        env = train_settings()[field].env
+    def _setting(self, key: str, field: str, logged: Any, needs_reader: bool) -> Iterator[Link]:
+        env = settings_by_key()[field].env
         if env not in self._configuration:
             yield Link("setting", env, "", "is not in the log's configuration")
             return
@@ -119,15 +122,15 @@ class Tracer:
             yield Link("setting", env, f"{env} = {value}", f"the log says {logged}")
         readers = [Link("read by", *place) for place in self._search.readers(field)]
         yield from readers
-        if is_hyperparameter(key) and not readers:
-            yield Link("read by", "?", "", f"nothing reads config.{field}")
+        if needs_reader and not readers:
+            yield Link("read by", "?", "", f"nothing reads {field}")
 
     def _origin(self, env: str, field: str, value: Any, origin: str) -> Link:
         """Where a setting got its value: a line of a file, which must name it, or the command line or environment."""
         text = f"{env} = {value}"
         if origin.startswith("recipe "):
             recipe = recipe_file(origin.removeprefix("recipe "))
-            for place, line in self._search.constants(field, recipe):
+            for place, line in self._search.default_of(settings_by_key()[field], recipe):
                 return Link("setting", place, line)
             return Link("setting", origin, text, f"{recipe} has no default for {field}")
         name, _, number = origin.rpartition(":")

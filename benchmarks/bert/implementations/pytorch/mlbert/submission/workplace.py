@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.submission.findings import Complaint, Outcome
 from mlbert.submission.logs import unfit
 
@@ -62,7 +62,7 @@ class Workplace:
                     target.mkdir(exist_ok=True)
             except OSError as error:
                 reason = f"cannot be copied to {self.copy} ({error.strerror})"
-                raise UserError(self.given, reason, "Make room there, or set TMPDIR") from error
+                raise UserError("file.unwritable", self.given, reason, "Make room there, or set TMPDIR") from error
             waiting += inside or []
         return sorted(left_out)
 

@@ -7,22 +7,25 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mlbert.core import run_folder
-from mlbert.core.files import write_atomically
 from mlbert.core.progress import Outcome
-from mlbert.core.settings import TrainConfig
 from mlbert.dist.world import World
+from mlbert.feed.config import DataConfig
+from mlbert.host.files import write_atomically
 from mlbert.ops.peak import gemm_peak_flops
+from mlbert.train.config import EvaluationConfig
 from mlbert.train.protocols import Method
 
 
-def summarize(outcome: Outcome, config: TrainConfig, method: Method, seed: int, world: World) -> dict[str, object]:
+def summarize(
+    outcome: Outcome, data: DataConfig, evaluation: EvaluationConfig, method: Method, seed: int, world: World
+) -> dict[str, object]:
     """The numbers that ``mlbert report`` prints; rates per second, of training without evaluation."""
     state = outcome.state
     seconds = max(state.train_seconds, 1e-9)
     peak = gemm_peak_flops(method.model.dtype, world.device.type)
     rate = state.flops / seconds / world.world_size
     return {
-        **run_folder.summarize(outcome, config, seed, world.world_size),
+        **run_folder.summarize(outcome, data, evaluation, seed, world.world_size),
         "model_flops_per_second_per_rank": round(rate),
         "gemm_peak_flops_per_second_per_rank": round(peak),
         "share_of_gemm_peak": round(rate / peak, 4),

@@ -12,8 +12,8 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mlbert.core.files import write_tensors
 from mlbert.core.step_folders import StepFolders
+from mlbert.host.files import write_tensors
 
 _TENSORS = "tensors.safetensors"
 

@@ -12,18 +12,20 @@ from __future__ import annotations
 import torch
 from rich.console import Console
 
-from mlbert.core.errors import UserError
-from mlbert.core.settings import TrainConfig
+from mlbert.config.recipe import Recipe
+from mlbert.config.sections import Configuration
+from mlbert.core import rules
 from mlbert.dist.world import World
+from mlbert.host.errors import UserError
+from mlbert.host.machine import threads_per_rank
+from mlbert.models.config import ModelConfig
+from mlbert.ops.config import ComputeConfig
+from mlbert.train.config import RunConfig
 from mlbert.train.evaluate import evaluate
-from mlbert.train.experiment import threads_per_rank
-from mlbert.train.protocols import EvaluationSet, Model, Objective, Recipe
-
-# Masked-LM accuracy of the benchmark's phase-1 checkpoint on the benchmark's evaluation samples.
-BENCHMARK_INITIAL_ACCURACY = 0.34085
+from mlbert.train.protocols import EvaluationSet, Model, Objective, RecipeBuild
 
 
-def evaluate_only(config: TrainConfig, recipe: Recipe, world: World, console: Console) -> float:
+def evaluate_only(config: Configuration, recipe: Recipe, world: World, console: Console) -> float:
     """Evaluates the starting weights once, as training would; prints and returns the recipe's metric.
 
     Raises:
@@ -35,11 +37,12 @@ def evaluate_only(config: TrainConfig, recipe: Recipe, world: World, console: Co
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def build() -> tuple[Model, Objective, EvaluationSet]:
-        if config.init_checkpoint is None:
+        if config[ModelConfig].init_checkpoint is None:
             reason = "is none, there is nothing to evaluate"
-            raise UserError("INIT_CHECKPOINT", reason, "Set it to the starting weights")
-        torch.set_num_threads(threads_per_rank(config, world))
-        model, objective, samples = recipe.build_evaluation(config, world, config.seed or 0, say)
+            raise UserError("config.missing", "INIT_CHECKPOINT", reason, "Set it to the starting weights")
+        torch.set_num_threads(threads_per_rank(config[ComputeConfig].cpu_threads, world.local_world_size))
+        recipe_build: RecipeBuild = recipe.load()
+        model, objective, samples = recipe_build.build_evaluation(config, world, config[RunConfig].seed or 0, say)
         samples.open()
         return model, objective, samples
 
@@ -48,7 +51,7 @@ def evaluate_only(config: TrainConfig, recipe: Recipe, world: World, console: Co
     told = ", ".join(f"{name} {value:.5f}" for name, value in metrics.items())
     say(
         f"initial {told}, {samples.num_examples} samples "
-        f"(the benchmark's checkpoint on its evaluation samples: {BENCHMARK_INITIAL_ACCURACY})"
+        f"(the benchmark's checkpoint on its evaluation samples: {rules.INITIAL_MLM_ACCURACY})"
     )
     world.stop()
     return metrics[objective.metric]

@@ -13,7 +13,6 @@ LOGDIR/run_<i>/checkpoints/        while SAVE_CHECKPOINT_STEPS is not 0
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,9 +21,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from mlbert.config.recipe import Recipe
+from mlbert.config.resolution import Resolved
+from mlbert.config.sections import Configuration
 from mlbert.core import rules
-from mlbert.core.config import Resolved
-from mlbert.core.errors import UserError
 from mlbert.core.events import Events, MLPerfEvents, Several
 from mlbert.core.identity import (
     Identity,
@@ -38,37 +38,32 @@ from mlbert.core.identity import (
 from mlbert.core.mllog import MLPerfLogger, close_interrupted
 from mlbert.core.monitor import Monitor
 from mlbert.core.progress import Limits, Outcome, Pace, TrainState
-from mlbert.core.provenance import tree_root
 from mlbert.core.run_folder import RunFolder, choose_seed
-from mlbert.core.settings import TrainConfig
 from mlbert.dist.lifecycle import Lifecycle
 from mlbert.dist.world import World
+from mlbert.feed.config import DataConfig
+from mlbert.host.machine import threads_per_rank
+from mlbert.host.provenance import tree_root
+from mlbert.ops.config import ComputeConfig
 from mlbert.ops.cublaslt_tuning import tuned
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.ops.proof import prove
+from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.submission.config import SubmissionConfig
 from mlbert.train import artifacts
 from mlbert.train.checkpoint import CheckpointFolder
+from mlbert.train.config import EvaluationConfig, RunConfig
 from mlbert.train.evaluate import Evaluator
 from mlbert.train.ledger import Ledger
 from mlbert.train.loggers import make_loggers
 from mlbert.train.loop import Run, train
 from mlbert.train.micro_batch import build_fitting
-from mlbert.train.protocols import Inputs, Method, Recipe
+from mlbert.train.protocols import Inputs, Method, RecipeBuild
 from mlbert.train.reader import Reader
 from mlbert.train.snapshots import Snapshots
 from mlbert.train.step import Step, check_device, choose_graphs
 
 _PARTS = "gradient_accumulation_steps"
-
-
-def threads_per_rank(config: TrainConfig, world: World) -> int:
-    """CPU threads of this rank: the setting, or an equal share of the cores that the process may use. Raises UserError
-    for more threads than CPUs, with which OpenMP may bring the whole machine to its limit."""
-    if config.cpu_threads:
-        if config.cpu_threads > (cpus := os.cpu_count() or 1):
-            raise UserError(f"CPU_THREADS={config.cpu_threads}", f"this machine has {cpus} CPUs", "Set it to none")
-        return config.cpu_threads
-    return max(1, len(os.sched_getaffinity(0)) // world.local_world_size)
 
 
 @dataclass(frozen=True)
@@ -89,21 +84,25 @@ class Manner:
 USUAL = Manner()
 
 
-def _inspect(config: TrainConfig, recipe: Recipe, world: World, paths: RunFolder) -> tuple[int, Any]:
+def _inspect(config: Configuration, recipe: Recipe, world: World, paths: RunFolder) -> tuple[int, Any]:
     """This rank's threads, and what the recipe finds in its inputs; makes the run's folder."""
-    check_device(config.cuda_graph_mode, world.device)
-    found = threads_per_rank(config, world), recipe.inspect(config)
+    compute = config[ComputeConfig]
+    check_device(compute.cuda_graph_mode, world.device)
+    found = threads_per_rank(compute.cpu_threads, world.local_world_size), recipe.inspect(config)
     if world.rank == 0:
-        paths.prepare(config.resume)
+        paths.prepare(config[RunConfig].resume)
     return found
 
 
-def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Console, how: Manner = USUAL) -> Outcome:
+def run_experiment(resolved: Resolved, world: World, console: Console, how: Manner = USUAL) -> Outcome:
     """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
-    config, paths = resolved.config, RunFolder.of(resolved.config)
-    num_threads, inputs = world.meeting.agree("inputs", lambda: _inspect(config, recipe, world, paths))
+    config = resolved.config
+    build: RecipeBuild = resolved.recipe.load()
+    settings, data = config[RunConfig], config[DataConfig]
+    paths = RunFolder.of(settings)
+    num_threads, inputs = world.meeting.agree("inputs", lambda: _inspect(config, resolved.recipe, world, paths))
     world.start()
-    if world.rank == 0 and config.resume:
+    if world.rank == 0 and settings.resume:
         paths.set_log_aside()
     torch.set_num_threads(num_threads)
     log = MLPerfLogger(paths.log if world.rank == 0 and how.mlperf_log else None, rank=world.rank, root=tree_root())
@@ -114,19 +113,18 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
         elif reason and paths.log.exists():  # rank 0 is lost: this one closes the file that it left
             close_interrupted(paths.log, tree_root(), reason)
 
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
+    say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
     lifecycle = Lifecycle(world, close_log)
-    _warn_of(inputs, config, say)
+    _warn_of(inputs, data, say)
     with lifecycle.guard():
-        seed = world.broadcast_int(choose_seed(config, paths))
-        log.event("cache_clear", config.caches_cleared)
+        seed = world.broadcast_int(choose_seed(settings, paths))
+        log.event("cache_clear", settings.caches_cleared)
         log.start("init_start")
-        log_submission(log.event, config)
+        log_submission(log.event, config[SubmissionConfig])
         log.event("seed", seed)
-        prove(config.ops, config.precision, world.device, world.all_reduce_max, say)
-        config, method = build_fitting(config, lambda c: recipe.build(c, inputs, world, seed, say), world, say)
+        compute = config[ComputeConfig]
+        prove(compute.ops, compute.precision, world.device, world.all_reduce_max, say)
+        config, method = build_fitting(config, lambda c: build.build(c, inputs, world, seed, say), world, say)
         if config is not resolved.config:
             resolved = replace(resolved, config=config, origin={**resolved.origin, _PARTS: "AUTO_MICRO_BATCH"})
         told = tell(inputs, method, world)
@@ -150,33 +148,38 @@ def run_experiment(resolved: Resolved, recipe: Recipe, world: World, console: Co
             method.source.close()
             monitor.close()
     if world.rank == 0:
-        summary = artifacts.summarize(outcome, config, method, seed, world)
+        summary = artifacts.summarize(outcome, data, config[EvaluationConfig], method, seed, world)
         artifacts.leave_behind(paths.folder, summary, asdict(identity), method)
     run.step.release()
     world.stop()
     return outcome
 
 
-def _warn_of(inputs: Inputs, config: TrainConfig, say: Callable[[str], None]) -> None:
-    if inputs.train_data == inputs.eval_data and not config.synthetic_data:
-        say(f"warning: EVALDIR {config.eval_dir} is the training set: evaluations will say nothing of other text")
+def _warn_of(inputs: Inputs, data: DataConfig, say: Callable[[str], None]) -> None:
+    if inputs.train_data == inputs.eval_data and not data.synthetic_data:
+        say(f"warning: EVALDIR {data.eval_dir} is the training set: evaluations will say nothing of other text")
 
 
-def _monitor(config: TrainConfig, paths: RunFolder, world: World, console: Console, how: Manner) -> Monitor:
+def _monitor(config: Configuration, paths: RunFolder, world: World, console: Console, how: Manner) -> Monitor:
     path, is_shown = paths.folder / "metrics.jsonl" if world.rank == 0 else None, how.display is None
-    return Monitor(path, Limits.of(config), config.log_freq, console, append=config.resume, is_shown=is_shown)
+    settings, limits = config[RunConfig], _limits(config)
+    return Monitor(path, limits, settings.log_freq, console, append=settings.resume, is_shown=is_shown)
 
 
-def _loggers(config: TrainConfig, record: dict[str, Any], folder: Path, world: World, method: Method) -> list[Events]:
+def _limits(config: Configuration) -> Limits:
+    return Limits.of(config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
+
+
+def _loggers(config: Configuration, record: dict[str, Any], folder: Path, world: World, method: Method) -> list[Events]:
     peak = functools.partial(gemm_peak_flops, method.model.dtype, world.device.type)
-    return make_loggers(config, record, folder, config.optimizer, world.world_size, peak)
+    return make_loggers(config[RunConfig], record, folder, config[OptimizerConfig].optimizer, world.world_size, peak)
 
 
 def _make_ready(
-    run: Run, config: TrainConfig, lifecycle: Lifecycle, log: MLPerfLogger, say: Callable[[str], None]
+    run: Run, config: Configuration, lifecycle: Lifecycle, log: MLPerfLogger, say: Callable[[str], None]
 ) -> None:
     """Continues where a checkpoint stands, and does once what the first step would else do inside the run."""
-    if config.resume and run.snapshots.load(say):
+    if config[RunConfig].resume and run.snapshots.load(say):
         log.event("resumed_from_step", run.state.step)
         say(f"resumed at step {run.state.step}, {run.state.samples} samples")
     lifecycle.accept_warnings()
@@ -185,7 +188,7 @@ def _make_ready(
         run.evaluator.record()
         world = run.world
         run.step.record(functools.partial(tuned, world.device, world.rank == 0, world.all_reduce_max, say))
-        say(f"CUDA graphs: {config.cuda_graph_mode}, {run.method.budget}")
+        say(f"CUDA graphs: {config[ComputeConfig].cuda_graph_mode}, {run.method.budget}")
 
 
 def tell(inputs: Inputs, method: Method, world: World) -> Told:
@@ -220,10 +223,10 @@ def log_run(log: MLPerfLogger, resolved: Resolved, told: Told, method: Method) -
     """Logs where the run comes from, its whole configuration, and every hyper-parameter."""
     identity = identify(resolved, told)
     log_identity(log.event, identity, resolved)
-    config = resolved.config
-    packing = config.average_packing_rate
-    log_batch_size(log.event, config, rules.global_batch_size(config.train_batch_size, told.ranks, packing))
-    log_ends(log.event, config)
+    config, data = resolved.config, resolved.config[DataConfig]
+    batch = rules.global_batch_size(data.train_batch_size, told.ranks, data.average_packing_rate)
+    log_batch_size(log.event, data, batch)
+    log_ends(log.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
     log.event("opt_implementation", method.optimizer.implementation)
     method.optimizer.hyperparameters(log.event)
     method.schedule.hyperparameters(log.event)
@@ -231,7 +234,7 @@ def log_run(log: MLPerfLogger, resolved: Resolved, told: Told, method: Method) -
 
 
 def assemble(
-    config: TrainConfig,
+    config: Configuration,
     method: Method,
     checkpoints: Path,
     world: World,
@@ -255,9 +258,10 @@ def assemble(
     Raises:
         UserError: graphs are asked for that cannot be had.
     """
-    parts = config.gradient_accumulation_steps
-    graphs = choose_graphs(config.cuda_graph_mode, method, parts, world.device, world.world_size)
-    state = TrainState(next_eval_samples=config.eval_iter_start_samples)
+    run, evaluation = config[RunConfig], config[EvaluationConfig]
+    parts = config[DataConfig].gradient_accumulation_steps
+    graphs = choose_graphs(config[ComputeConfig].cuda_graph_mode, method, parts, world.device, world.world_size)
+    state = TrainState(next_eval_samples=evaluation.eval_iter_start_samples)
     objects = (method.model, method.objective, method.flat, method.sync, method.optimizer)
     capture = graphs.capture() if graphs else None  # an evaluation runs between any two steps
     budgets = method.evaluation.budgets if graphs else ()
@@ -268,16 +272,16 @@ def assemble(
         ledger=Ledger(state, events.skipped),
         evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture, budgets),
         snapshots=Snapshots(
-            CheckpointFolder(checkpoints, config.keep_checkpoints, dict(method.identity)), method, state, seed, world
+            CheckpointFolder(checkpoints, run.keep_checkpoints, dict(method.identity)), method, state, seed, world
         ),
         events=events,
         lifecycle=lifecycle,
         world=world,
         state=state,
-        limits=Limits.of(config),
+        limits=_limits(config),
         seed=seed,
         settle_late=world.device.type == "cuda" and method.loss_scale is None,
-        eval_every_samples=config.eval_iter_samples,
-        save_every_steps=config.save_checkpoint_steps,
+        eval_every_samples=evaluation.eval_iter_samples,
+        save_every_steps=run.save_checkpoint_steps,
         pace=pace,
     )

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.config import environment
-from mlbert.core.errors import UserError
 from mlbert.core.events import Events
 from mlbert.core.progress import Outcome, TrainState
-from mlbert.core.settings import TrainConfig
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from mlbert.train.config import RunConfig
 
 Write = Callable[[Mapping[str, float], int], object]  # numbers by name, and the step that they belong to
 _NAMES = {"mlm_accuracy": "MaskedAccuracy", "loss": "LanguageCrossEntropy"}
@@ -56,7 +56,7 @@ class NumberLogger(Events):
 
 
 def make_loggers(
-    config: TrainConfig, record: Mapping[str, Any], folder: Path, optimizer: str, ranks: int, peak: Callable[[], float]
+    config: RunConfig, record: Mapping[str, Any], folder: Path, optimizer: str, ranks: int, peak: Callable[[], float]
 ) -> list[Events]:
     """What TENSORBOARD_DIR and WANDB_PROJECT ask for; of rank 0.
 
@@ -93,7 +93,7 @@ def _tensorboard(folder: Path) -> tuple[Write, Callable[[], object]]:
         writer = SummaryWriter(str(folder))
     except OSError as error:
         reason = f"{folder} cannot be written ({error.strerror})"
-        raise UserError("TENSORBOARD_DIR", reason, "Name a writable folder") from None
+        raise UserError("file.unwritable", "TENSORBOARD_DIR", reason, "Name a writable folder") from None
 
     def write(numbers: Mapping[str, float], step: int) -> None:
         for name, value in numbers.items():
@@ -118,4 +118,6 @@ def _wandb(
 
 
 def _missing(setting: str, package: str) -> UserError:
-    return UserError(setting, f"needs {package}, which is not installed", "Run: pip install 'mlbert[loggers]'")
+    return UserError(
+        "package.missing", setting, f"needs {package}, which is not installed", "Run: pip install 'mlbert[loggers]'"
+    )

@@ -9,36 +9,44 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from mlbert.core.errors import UserError
-from mlbert.core.settings import TrainConfig
+from mlbert.config.sections import Configuration
 from mlbert.dist.world import World
 from mlbert.feed.budget import Budget
+from mlbert.feed.config import DataConfig
 from mlbert.feed.host_batch import HostBatch
+from mlbert.host.errors import UserError
+from mlbert.ops.config import ComputeConfig
 from mlbert.store.ragged import Ragged
 from mlbert.train.protocols import Method
 from mlbert.train.step import Step
 
-Build = Callable[[TrainConfig], Method]
+Build = Callable[[Configuration], Method]
 
 
 def build_fitting(
-    config: TrainConfig, build: Build, world: World, say: Callable[[str], object]
-) -> tuple[TrainConfig, Method]:
+    config: Configuration, build: Build, world: World, say: Callable[[str], object]
+) -> tuple[Configuration, Method]:
     """The method, with GRADIENT_STEPS doubled until the largest micro-batch fits, where that is asked for.
 
     All ranks call it together and get the same GRADIENT_STEPS. Raises UserError: not even the smallest one fits.
     """
     while True:
         method = build(config)
-        if not config.auto_micro_batch or method.budget is None or _fits(method, method.budget, world):
+        if not config[ComputeConfig].auto_micro_batch or method.budget is None or _fits(method, method.budget, world):
             return config, method
-        parts = 2 * config.gradient_accumulation_steps
-        if config.train_batch_size % parts:
+        data = config[DataConfig]
+        parts = 2 * data.gradient_accumulation_steps
+        if data.train_batch_size % parts:
             reason = (
-                f"does not fit the memory in {config.gradient_accumulation_steps} parts, nor is it divided by {parts}"
+                f"does not fit the memory in {data.gradient_accumulation_steps} parts, nor is it divided by {parts}"
             )
-            raise UserError(f"BATCHSIZE {config.train_batch_size}", reason, "Use a power of two, or a smaller model")
-        config = replace(config, gradient_accumulation_steps=parts)
+            raise UserError(
+                "device.memory",
+                f"BATCHSIZE {data.train_batch_size}",
+                reason,
+                "Use a power of two, or a smaller model",
+            )
+        config = config.replace(data.model_copy(update={"gradient_accumulation_steps": parts}))
         del method
         _release()
         say(f"out of memory: GRADIENT_STEPS is now {parts}")

@@ -24,8 +24,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from mlbert.config.sections import Configuration
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.settings import TrainConfig
 from mlbert.dist.world import World
 from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
@@ -308,18 +308,13 @@ class Inputs(Protocol):
     sequences_per_pack: float | None
 
 
-class Recipe(Protocol):
-    """A module of `mlbert.recipes`."""
+class RecipeBuild(Protocol):
+    """The module that a `mlbert.config.recipe.Recipe` names."""
 
-    DEFAULTS: Mapping[str, object]
-
-    def inspect(self, config: TrainConfig) -> Inputs:
-        """Looks at the inputs and whether they fit each other; reads no sample. Raises UserError."""
-
-    def build(self, config: TrainConfig, inputs: Any, world: World, seed: int, warn: Callable[[str], None]) -> Method:
+    def build(self, config: Configuration, inputs: Any, world: World, seed: int, warn: Callable[[str], None]) -> Method:
         """The method's objects; nothing of the data sets is touched before their ``open``."""
 
     def build_evaluation(
-        self, config: TrainConfig, world: World, seed: int, warn: Callable[[str], None]
+        self, config: Configuration, world: World, seed: int, warn: Callable[[str], None]
     ) -> tuple[Model, Objective, EvaluationSet]:
         """What evaluating the starting weights needs; the training set is not looked at."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from mlbert.core.errors import UserError
 from mlbert.core.progress import TrainState
 from mlbert.dist.world import World
+from mlbert.host.errors import UserError
 from mlbert.train.checkpoint import Checkpoint, CheckpointFolder
 from mlbert.train.protocols import Method
 
@@ -59,13 +59,20 @@ class Snapshots:
             return False
         seed = checkpoint.state.get("seed")
         if seed != self._seed:
-            raise UserError(checkpoint.path, f"is of a run with seed {seed}, not {self._seed}", f"Set SEED={seed}")
+            raise UserError(
+                "run.other-settings",
+                checkpoint.path,
+                f"is of a run with seed {seed}, not {self._seed}",
+                f"Set SEED={seed}",
+            )
         try:
             self._take_over(checkpoint)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            told = error.reason if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            told = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             reason = f"does not hold what this program keeps ({told})"
-            raise UserError(checkpoint.path, reason, "Remove it; the run goes on from one before, or anew") from None
+            raise UserError(
+                "checkpoint.damaged", checkpoint.path, reason, "Remove it; the run goes on from one before, or anew"
+            ) from None
         return True
 
     def _take_over(self, checkpoint: Checkpoint) -> None:

@@ -27,11 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.core.errors import UserError
 from mlbert.dist.capture import Capture, CudaCapture
 from mlbert.feed.batch import Batch
 from mlbert.feed.budget import Budget
 from mlbert.feed.host_batch import HostBatch
+from mlbert.host.errors import UserError
 from mlbert.train.host_copy import HostCopy
 from mlbert.train.protocols import FlatBuffers, GradientSync, Keys, LossScale, Method, Model, Objective, Optimizer
 
@@ -344,7 +344,7 @@ def check_device(mode: str, device: torch.device) -> None:
     """Raises UserError where graphs are asked for and there is no GPU: before anything large is built for nothing."""
     if mode != "none" and device.type != "cuda":
         remedy = "See nvidia-smi, docker's --gpus all, SRUN_ARGS=--gres=gpu:8 for Slurm; on a CPU set it to none"
-        raise UserError(f"{SETTING}={mode}", "needs a GPU, and PyTorch sees none here", remedy)
+        raise UserError("device.unavailable", f"{SETTING}={mode}", "needs a GPU, and PyTorch sees none here", remedy)
 
 
 def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.device, ranks: int) -> Graphs | None:
@@ -364,15 +364,22 @@ def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.d
         return None
     budget, wanted = method.budget, GraphMode(mode)
     if obstacle := method.model.capture_obstacle(device, budget.max_seqlen if budget else 0):
-        raise UserError(f"{SETTING}={mode}", obstacle, f"Set OPS=auto, or {SETTING}=none")
+        raise UserError("config.conflict", f"{SETTING}={mode}", obstacle, f"Set OPS=auto, or {SETTING}=none")
     if budget is None:
-        raise UserError(f"{SETTING}={mode}", "this recipe's batches have no fixed sizes", f"Set {SETTING}=none")
+        raise UserError(
+            "config.conflict", f"{SETTING}={mode}", "this recipe's batches have no fixed sizes", f"Set {SETTING}=none"
+        )
     if wanted is GraphMode.FULL_ITERATION and not method.optimizer.can_capture:
         reason = f"the optimizer in form {method.optimizer.implementation!r} decides on the host whether to update"
-        raise UserError(f"{SETTING}={mode}", reason, f"Set OPS=auto with Triton installed, or {SETTING}=segmented")
+        raise UserError(
+            "config.conflict",
+            f"{SETTING}={mode}",
+            reason,
+            f"Set OPS=auto with Triton installed, or {SETTING}=segmented",
+        )
     smaller = budget.smaller_ones()
     if wanted is GraphMode.FULL_ITERATION and smaller and ranks > 1:
         # NCCL wants all ranks to replay collectives of the same graph.
         reason = "batches that are not packed differ in size, and the ranks would replay different graphs"
-        raise UserError(f"{SETTING}={mode}", reason, f"Set {SETTING}=segmented")
+        raise UserError("config.conflict", f"{SETTING}={mode}", reason, f"Set {SETTING}=segmented")
     return Graphs(wanted, budget, micro_batches, lambda: CudaCapture(device), smaller)

@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
 
-from mlbert import ops
 from mlbert.bench.counted.access import access
 from mlbert.bench.counted.gpus import Gpu
 from mlbert.bench.counted.pretend import DEVICE, HostAccess, pretended
+from mlbert.ops import api as ops
 from mlbert.ops import cublaslt
 from mlbert.ops.cublaslt_library import WORKSPACE_BYTES, Epilogue
 from mlbert.train import step

@@ -10,9 +10,9 @@ from pathlib import Path
 from mlbert.cli.mosaic_bert.leaves import Layer, Leaves
 from mlbert.cli.mosaic_bert.starting_weights import start_path
 from mlbert.core.durations import Durations
-from mlbert.core.errors import UserError
 from mlbert.core.nested_yaml import Value
-from mlbert.core.provenance import shipped
+from mlbert.host.errors import UserError
+from mlbert.host.provenance import shipped
 
 CONFIGS = shipped("configs")
 # pretrained_model_name -> shape; MosaicBERT's own differences are options on top.
@@ -47,7 +47,6 @@ _SCHEDULES = {
     "warmup_stable_decay": "wsd",
     "multistep_with_warmup": "multistep",
 }
-_OPTIMIZERS = ("decoupled_adamw", "decoupled_stableadamw", "stableadamw")
 _PRECISIONS = {"fp32": "fp32", "bf16": "bf16", "amp_bf16": "bf16", "amp": "fp16", "amp_fp16": "fp16", "fp8": "fp8"}
 _PRECISIONS |= {"amp_fp8": "fp8", "auto": "auto"}
 
@@ -58,7 +57,7 @@ def add_batches(leaves: Leaves, layer: Layer, world_size: int) -> int:
     of_rank, rest = divmod(batch.value, world_size)
     if rest or of_rank < 1 or of_rank != int(of_rank):
         reason = f"global_train_batch_size {batch.value} is not divisible by the {world_size} ranks"
-        raise UserError(batch.origin, reason, f"Use a multiple of {world_size}")
+        raise UserError("config.conflict", batch.origin, reason, f"Use a multiple of {world_size}")
     layer.put("train_batch_size", int(of_rank), origin=batch.origin)
     part = leaves.text("device_train_microbatch_size", "auto")
     if part.value == "auto":
@@ -66,7 +65,12 @@ def add_batches(leaves: Leaves, layer: Layer, world_size: int) -> int:
         return int(batch.value)
     size = leaves.number("device_train_microbatch_size", None).value
     if size < 1 or size != int(size):
-        raise UserError(part.origin, f"device_train_microbatch_size {size} is no number of sequences", "Use 1 or more")
+        raise UserError(
+            "config.range",
+            part.origin,
+            f"device_train_microbatch_size {size} is no number of sequences",
+            "Use 1 or more",
+        )
     parts = math.ceil(of_rank / size)
     while of_rank % parts:  # our parts are of equal size
         parts += 1
@@ -97,7 +101,9 @@ def add_schedule(leaves: Leaves, layer: Layer, durations: Durations) -> Duration
     if name.value == "multistep_with_warmup":
         given = leaves["scheduler.milestones"] if leaves.is_given("scheduler.milestones") else Value(None, "")
         if not isinstance(given.value, list):
-            raise UserError(leaves.path, "scheduler.milestones is no list of durations", "Write [400ba, 600ba]")
+            raise UserError(
+                "config.value", leaves.path, "scheduler.milestones is no list of durations", "Write [400ba, 600ba]"
+            )
         milestones = [durations.steps("scheduler.milestones", one) for one in given.value]
         layer.put("lr_milestones", ",".join(map(str, milestones)), origin=given.origin)
         layer.put("lr_gamma", leaves.number("scheduler.gamma", 0.1))
@@ -118,7 +124,9 @@ def add_evaluation(leaves: Leaves, layer: Layer, interval: Value) -> None:
 def refuse_train_subset(leaves: Leaves) -> None:
     """Raises UserError: a part of the training batches is asked for."""
     if (subset := leaves.number("train_subset_num_batches", -1)).value > 0:
-        raise UserError(subset.origin, "train_subset_num_batches is not supported", "Set max_duration=...ba")
+        raise UserError(
+            "config.unsupported", subset.origin, "train_subset_num_batches is not supported", "Set max_duration=...ba"
+        )
 
 
 def add_optimizer(leaves: Leaves, layer: Layer) -> None:
@@ -130,7 +138,7 @@ def add_optimizer(leaves: Leaves, layer: Layer) -> None:
     layer.put("learning_rate", leaves.number("optimizer.lr", None))
     betas = leaves["optimizer.betas"] if leaves.is_given("optimizer.betas") else Value([0.9, 0.95], "default")
     if not isinstance(betas.value, list) or len(betas.value) != 2:
-        raise UserError(betas.origin, "optimizer.betas are not two numbers", "Write [0.9, 0.98]")
+        raise UserError("config.value", betas.origin, "optimizer.betas are not two numbers", "Write [0.9, 0.98]")
     layer.put("opt_lamb_beta_1", betas.value[0], origin=betas.origin)
     layer.put("opt_lamb_beta_2", betas.value[1], origin=betas.origin)
     layer.put("opt_epsilon", leaves.number("optimizer.eps", 1e-8))
@@ -149,7 +157,7 @@ def add_model(leaves: Leaves, layer: Layer, vocab_size: int) -> None:
     if shape.value not in SHAPES and not Path(str(shape.value)).is_file():
         known = ", ".join(SHAPES)
         reason = f"model.pretrained_model_name {shape.value!r} is unknown"
-        raise UserError(shape.origin, reason, f"Use one of {known}, or the path of a bert_config.json")
+        raise UserError("config.choice", shape.origin, reason, f"Use one of {known}, or the path of a bert_config.json")
     layer.put("bert_config_file", CONFIGS / SHAPES[shape.value] if shape.value in SHAPES else shape, "", shape.origin)
     options: dict[str, object] = {"hidden_act": "gelu_erf", "vocab_size": vocab_size}
     if is_mosaic:
@@ -158,10 +166,17 @@ def add_model(leaves: Leaves, layer: Layer, vocab_size: int) -> None:
     options |= _model_config(leaves, given)
     layer.put("model_options", " ".join(f"{key}={value}" for key, value in options.items()), "model.model_config")
     if (checkpointing := leaves.flag("model.gradient_checkpointing", False)).value:
-        raise UserError(checkpointing.origin, "model.gradient_checkpointing is not supported", "Remove it")
+        raise UserError(
+            "config.unsupported", checkpointing.origin, "model.gradient_checkpointing is not supported", "Remove it"
+        )
     for algorithm in ("alibi", "gated_linear_units"):
         if not is_mosaic and any(key.startswith(f"algorithms.{algorithm}") for key in leaves):
-            raise UserError(leaves.path, f"algorithms.{algorithm} is part of mosaic_bert", "Use model.name=mosaic_bert")
+            raise UserError(
+                "config.conflict",
+                leaves.path,
+                f"algorithms.{algorithm} is part of mosaic_bert",
+                "Use model.name=mosaic_bert",
+            )
     if (start := start_path(leaves)) is not None:
         layer.put("init_checkpoint", start, "load_path")
 
@@ -172,7 +187,9 @@ def _model_config(leaves: Leaves, given: Mapping[str, object]) -> dict[str, obje
         activation = values["hidden_act"]
         if activation not in _ACTIVATIONS:
             reason = f"model.model_config.hidden_act {activation!r} is unknown"
-            raise UserError(leaves["model.model_config"].origin, reason, f"Use one of {', '.join(_ACTIVATIONS)}")
+            raise UserError(
+                "config.choice", leaves["model.model_config"].origin, reason, f"Use one of {', '.join(_ACTIVATIONS)}"
+            )
         values["hidden_act"] = _ACTIVATIONS[str(activation)]
     return values
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from mlbert.cli.main import exit_code
 from mlbert.cli.prepare.progress import console_progress
 from mlbert.cli.published import Parser
-from mlbert.core.errors import UserError
 from mlbert.dist.lifecycle import SUCCEEDED
+from mlbert.host.errors import UserError
 from mlbert.prepare.streaming import (
     HUB_SETS,
     SPLITS,
@@ -70,22 +70,32 @@ def _run() -> int:
 
 def _texts(given: argparse.Namespace) -> Texts:
     if (given.dataset == OWN) != (given.path is not None):
-        reason = "is missing" if given.dataset == OWN else f"does not go with --dataset {given.dataset}"
-        raise UserError("--path", reason, f"Use --dataset {OWN} --path FILES")
+        remedy = f"Use --dataset {OWN} --path FILES"
+        if given.path is None:
+            raise UserError("config.missing", "--path", "is missing", remedy)
+        raise UserError("config.conflict", "--path", f"does not go with --dataset {given.dataset}", remedy)
     if given.dataset in HUB_SETS:
         return hub_texts(given.dataset, given.data_subset)
     if given.data_subset is not None:
-        raise UserError("--data_subset", f"does not go with --dataset {given.dataset}", "Leave it out")
+        raise UserError(
+            "config.conflict", "--data_subset", f"does not go with --dataset {given.dataset}", "Leave it out"
+        )
     return own_texts(given.path) if given.dataset == OWN else python_texts()
 
 
 def _concatenation(given: argparse.Namespace) -> Concatenation | None:
     if given.concat_tokens is None:
         if given.bos_text or given.eos_text or given.no_wrap:
-            raise UserError("--bos_text, --eos_text and --no_wrap", "do nothing alone", "Give --concat_tokens")
+            raise UserError(
+                "config.conflict", "--bos_text, --eos_text and --no_wrap", "do nothing alone", "Give --concat_tokens"
+            )
         return None
     if given.concat_tokens < 1:
-        raise UserError("--concat_tokens", f"{given.concat_tokens} is no number of tokens", "Use 1 or more")
+        raise UserError(
+            "config.range", "--concat_tokens", f"{given.concat_tokens} is no number of tokens", "Use 1 or more"
+        )
     if given.dataset in HUB_SETS and given.tokenizer is None:
-        raise UserError("--concat_tokens", "needs a tokenizer", f"Give --tokenizer {UNCASED_NAMES[0]}")
+        raise UserError(
+            "config.missing", "--concat_tokens", "needs a tokenizer", f"Give --tokenizer {UNCASED_NAMES[0]}"
+        )
     return Concatenation(given.concat_tokens, given.bos_text, given.eos_text, not given.no_wrap)

@@ -22,14 +22,13 @@ from mlbert.cli.mosaic_bert.leaves import Layer, Leaves
 from mlbert.cli.mosaic_bert.starting_weights import Start, find_start, start_path
 from mlbert.core import glue
 from mlbert.core.durations import Durations
-from mlbert.core.errors import UserError
 from mlbert.core.nested_yaml import Value
 from mlbert.feed.tasks import steps_per_epoch
+from mlbert.host.errors import UserError
 from mlbert.prepare import glue_files, python_glue
-from mlbert.recipes.classification import form_of_task
 from mlbert.store.order import StepShare
 from mlbert.store.task_files import column_names
-from mlbert.store.tasks import TaskForm, read_training
+from mlbert.store.tasks import TaskForm, form_of_task, read_training
 from mlbert.store.tokenizer import load_tokenizer
 
 _LOADER = (
@@ -60,7 +59,9 @@ class Data:
         if self.path is None and leaves.is_given("data.task"):
             self.task = str(leaves.choice("data.task", tuple(glue.TASKS), "").value)
         if self.path is None and self.task is None:
-            raise UserError(leaves.path, "names no data", "Give data.train=FILE data.eval=FILE, or data.task=qnli")
+            raise UserError(
+                "config.missing", leaves.path, "names no data", "Give data.train=FILE data.eval=FILE, or data.task=qnli"
+            )
 
     @cached_property
     def form(self) -> TaskForm:
@@ -70,13 +71,20 @@ class Data:
             form = form_of_task(self.task)
             if declared not in (None, form.num_labels):
                 origin, remedy = leaves["model.num_labels"].origin, f"Write {form.num_labels}, or null"
-                raise UserError(origin, f"{self.task} has {form.num_labels} labels, not {declared:g}", remedy)
+                raise UserError(
+                    "config.conflict", origin, f"{self.task} has {form.num_labels} labels, not {declared:g}", remedy
+                )
             return form
         names = column_names(self.train_file)
         label = self._first("train_loader.dataset.label_column", "data.label_column")
         label = label or next((name for name in _LABELS if name in names), None)
         if label is None:
-            raise UserError(self.train_file, f"which of {', '.join(names)} is the label?", "Give data.label_column=...")
+            raise UserError(
+                "config.ambiguous",
+                self.train_file,
+                f"which of {', '.join(names)} is the label?",
+                "Give data.label_column=...",
+            )
         return TaskForm(self._texts(names, str(label)), str(label), None if declared is None else int(declared))
 
     @property
@@ -100,7 +108,12 @@ class Data:
         else:
             evaluation = self._first("eval_loader.dataset.path", "data.eval")
             if evaluation is None:
-                raise UserError(leaves.path, "data.eval is not set", "Give data.eval=FILE with rows to evaluate on")
+                raise UserError(
+                    "config.missing",
+                    leaves.path,
+                    "data.eval is not set",
+                    "Give data.eval=FILE with rows to evaluate on",
+                )
             layer.put("input_dir", self.path, "data.train")
             layer.put("eval_dir", evaluation, "data.eval")
             form = self.form
@@ -125,7 +138,7 @@ class Data:
         others = tuple(name for name in names if name != label)
         if len(others) not in (1, 2):
             reason = f"which of {', '.join(others) or 'its columns'} are the text or the pair of texts?"
-            raise UserError(self.train_file, reason, "Give data.text_columns=text, or a,b")
+            raise UserError("config.ambiguous", self.train_file, reason, "Give data.text_columns=text, or a,b")
         return others
 
 
@@ -171,7 +184,7 @@ def add_durations(leaves: Leaves, layer: Layer, data: Data, per_step: int, world
         steps = steps_per_epoch(num_rows, share, drop_last)
         if steps == 0:
             reason = f"its {num_rows} rows are fewer than a step's {per_step}"
-            raise UserError(data.train_file, reason, "Lower global_train_batch_size")
+            raise UserError("data.too-small", data.train_file, reason, "Lower global_train_batch_size")
         return steps
 
     length = int(str(layer["max_seq_length"][0]))
@@ -208,8 +221,10 @@ def _check_loaders(leaves: Leaves, data: Data) -> None:
             other = leaves.get(f"{loader}.{name}")
             common = leaves.get(name)
             if other and common and other.value != common.value:
-                raise UserError(other.origin, f"{loader}.{name} differs from {name}", "Give both the same value")
+                raise UserError(
+                    "config.conflict", other.origin, f"{loader}.{name} differs from {name}", "Give both the same value"
+                )
     if leaves.flag("eval_loader.drop_last", False).value:
         remedy = "Write drop_last: false"
-        raise UserError(leaves["eval_loader.drop_last"].origin, "every row is evaluated", remedy)
+        raise UserError("config.unsupported", leaves["eval_loader.drop_last"].origin, "every row is evaluated", remedy)
     refuse_train_subset(leaves)

@@ -18,12 +18,12 @@ from mlbert.cli.mosaic_bert.glue_yaml import GlueYaml
 from mlbert.cli.mosaic_bert.leaves import Leaves
 from mlbert.cli.mosaic_bert.main import WORDS, Words, YamlFile, check_yaml_file, resolve_layer
 from mlbert.cli.mosaic_bert.results import last_evaluation
-from mlbert.core.config import environment
-from mlbert.core.errors import UserError
 from mlbert.core.glue_jobs import FIRST, Job
 from mlbert.core.nested_yaml import read_nested
 from mlbert.dist.lifecycle import FAILED, SUCCEEDED
 from mlbert.dist.world import World
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
 
 PROGRAM, JOB_YAML = "glue.py", "job.yaml"
 
@@ -53,7 +53,9 @@ def glue(path: YamlFile, words: Words = None) -> int:
     """
     check_yaml_file(PROGRAM, path)
     if World.identify(environment()).world_size > 1:
-        raise UserError(PROGRAM, "starts its processes itself", f"Run python {PROGRAM} without a launcher")
+        raise UserError(
+            "command.launcher", PROGRAM, "starts its processes itself", f"Run python {PROGRAM} without a launcher"
+        )
     return Program(path, GlueYaml(Leaves(path, read_nested(path, words or [], glue_yaml.KNOWN))), Console()).run()
 
 
@@ -69,7 +71,7 @@ class Program:
         """Runs what is not done yet; prints and writes the scores."""
         given = self._given
         if not given.jobs:
-            raise UserError(self._path, "names no job", "Give tasks with seeds")
+            raise UserError("config.missing", self._path, "names no job", "Give tasks with seeds")
         finetuning_yaml.make_glue(given.glue, given.source, given.tasks)
         self._check_settings()
         given.folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +134,7 @@ class Program:
         path = folder / JOB_YAML
         if not path.exists() or path.read_text(encoding="utf-8") != self._yaml(job):
             reason = f"holds the result of another {JOB_YAML}"
-            raise UserError(folder, reason, "Choose another base_run_name, or remove the folder")
+            raise UserError("run.exists", folder, reason, "Choose another base_run_name, or remove the folder")
         return True
 
     def _folder(self, job: Job) -> Path:

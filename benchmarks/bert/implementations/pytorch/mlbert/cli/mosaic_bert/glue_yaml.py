@@ -10,10 +10,10 @@ import yaml
 
 from mlbert.cli.mosaic_bert.finetuning_yaml import SOURCES
 from mlbert.cli.mosaic_bert.leaves import Leaves
-from mlbert.core.errors import UserError
 from mlbert.core.glue import MAX_SEQ_LENGTH, TASKS
 from mlbert.core.glue_jobs import DEFAULT_SEED, SEEDS, Job, job_list
 from mlbert.core.nested_yaml import Value
+from mlbert.host.errors import UserError
 
 # Copied into the jobs' YAML as they are.
 _PASSED = (
@@ -73,7 +73,9 @@ class GlueYaml:
             given = (SEEDS.get(task, [default]) if not named else [default]) if leaf is None else leaf.value
             if not isinstance(given, list | tuple) or not all(type(seed) is int and seed >= 0 for seed in given):
                 origin = leaf.origin if leaf is not None else task
-                raise UserError(origin, f"tasks.{task}.seeds {given!r} is no list of seeds", "Write [19, 8364]")
+                raise UserError(
+                    "config.value", origin, f"tasks.{task}.seeds {given!r} is no list of seeds", "Write [19, 8364]"
+                )
             seeds[task] = list(dict.fromkeys(given))
         return job_list(seeds)
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mlbert.core.errors import UserError
 from mlbert.core.nested_yaml import Value
+from mlbert.host.errors import UserError
 
 Default = Value | str | float | bool | None
 
@@ -41,7 +41,7 @@ class Leaves(Mapping[str, Value]):
         """A text; numbers are taken as they are written."""
         value = self._get(name, default)
         if isinstance(value.value, bool | dict | list) or not str(value.value).strip():
-            raise UserError(value.origin, f"{name} {value.value!r} is no text", f"Write {name}: ...")
+            raise UserError("config.value", value.origin, f"{name} {value.value!r} is no text", f"Write {name}: ...")
         return Value(str(value.value), value.origin)
 
     def optional_text(self, name: str, default: str | None) -> str | None:
@@ -58,7 +58,9 @@ class Leaves(Mapping[str, Value]):
                 raise ValueError
             return Value(number, value.origin)
         except (ValueError, OverflowError):
-            raise UserError(value.origin, f"{name} {value.value!r} is no number", "Write a number") from None
+            raise UserError(
+                "config.value", value.origin, f"{name} {value.value!r} is no number", "Write a number"
+            ) from None
 
     def optional_number(self, name: str) -> float | None:
         """A number, or None where none is given."""
@@ -68,21 +70,27 @@ class Leaves(Mapping[str, Value]):
         """true or false."""
         value = self._get(name, default)
         if not isinstance(value.value, bool):
-            raise UserError(value.origin, f"{name} {value.value!r} is neither true nor false", "Write one of them")
+            raise UserError(
+                "config.value", value.origin, f"{name} {value.value!r} is neither true nor false", "Write one of them"
+            )
         return value
 
     def choice(self, name: str, known: Sequence[str], default: str) -> Value:
         """One of some texts."""
         value = self.text(name, default)
         if value.value not in known:
-            raise UserError(value.origin, f"{name} {value.value!r} is unknown", f"Write one of {', '.join(known)}")
+            raise UserError(
+                "config.choice", value.origin, f"{name} {value.value!r} is unknown", f"Write one of {', '.join(known)}"
+            )
         return value
 
     def _get(self, name: str, default: Default) -> Value:
         if self.is_given(name):
             return self[name]
         if default is None:
-            raise UserError(self.path, f"{name} is not set", f"Add it, or give {name}=... on the command line")
+            raise UserError(
+                "config.missing", self.path, f"{name} is not set", f"Add it, or give {name}=... on the command line"
+            )
         return default if isinstance(default, Value) else Value(default, f"default of {name}")
 
 

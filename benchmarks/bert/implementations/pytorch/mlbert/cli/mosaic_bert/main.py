@@ -9,15 +9,16 @@ from typing import Annotated
 import torch
 import typer
 
-from mlbert import recipes
 from mlbert.cli.mosaic_bert import pretraining_yaml
 from mlbert.cli.mosaic_bert.leaves import Layer, Leaves
 from mlbert.cli.train import run_resolved
-from mlbert.core.config import Resolved, environment, resolve
-from mlbert.core.errors import UserError
+from mlbert.config.resolution import Resolved, resolve
 from mlbert.core.nested_yaml import read_nested
 from mlbert.dist.world import World
 from mlbert.feed import text_run
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from mlbert.recipes.registry import RECIPES, find
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -54,13 +55,18 @@ def check_yaml_file(program: str, path: Path) -> None:
     """Raises UserError: the first word of a call is no file but a ``name=value`` word, or an unknown option."""
     word = str(path)
     if word.startswith("-") or ("=" in word and path.suffix not in (".yaml", ".yml")):
-        raise UserError(program, f"is given no YAML file, but {word}", f"Write {program} yamls/... [name=value ...]")
+        raise UserError(
+            "config.missing",
+            program,
+            f"is given no YAML file, but {word}",
+            f"Write {program} yamls/... [name=value ...]",
+        )
 
 
 def resolve_layer(path: Path, layer: Layer) -> Resolved:
     """The checked configuration of a layer of settings; exports do not count, as in the published programs."""
-    defaults = recipes.load(str(layer["recipe"][0])).DEFAULTS
-    return resolve(defaults, {}, {}, [], [], layer, [path])
+    recipe = find(str(layer["recipe"][0]), lambda key: str(layer[key][0]) if key in layer else None)
+    return resolve(recipe, {}, {}, [], [], layer, [path], readers=list(RECIPES.values()))
 
 
 def notes(leaves: Leaves) -> list[str]:

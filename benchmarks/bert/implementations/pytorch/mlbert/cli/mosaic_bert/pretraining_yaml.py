@@ -18,8 +18,8 @@ from mlbert.cli.mosaic_bert.common_yaml import (
 )
 from mlbert.cli.mosaic_bert.leaves import Layer, Leaves
 from mlbert.core.durations import Durations
-from mlbert.core.errors import UserError
 from mlbert.core.nested_yaml import Value
+from mlbert.host.errors import UserError
 from mlbert.store.tokenizer import load_tokenizer
 
 _DATASET = (
@@ -61,7 +61,12 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
     tokenizer = leaves.text("train_loader.dataset.tokenizer_name", leaves.text("tokenizer_name", None))
     for name in ("model.tokenizer_name", "eval_loader.dataset.tokenizer_name"):
         if (other := leaves.text(name, tokenizer)).value != tokenizer.value:
-            raise UserError(other.origin, f"{name} is not {tokenizer.value}", "Give the same tokenizer everywhere")
+            raise UserError(
+                "config.conflict",
+                other.origin,
+                f"{name} is not {tokenizer.value}",
+                "Give the same tokenizer everywhere",
+            )
     refuse_train_subset(leaves)
     layer.put("tokenizer", tokenizer)
     _add_masking(leaves, layer)
@@ -71,7 +76,12 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
     def steps_per_epoch() -> int:
         count = count_sequences(*train, str(tokenizer.value), int(length.value), str(long_texts.value))
         if count < per_step:
-            raise UserError(train[0], f"its {count} sequences are fewer than a step's {per_step}", "Lower the batch")
+            raise UserError(
+                "data.too-small",
+                train[0],
+                f"its {count} sequences are fewer than a step's {per_step}",
+                "Lower the batch",
+            )
         return count // per_step
 
     durations = Durations(per_step, int(length.value), steps_per_epoch)
@@ -91,7 +101,7 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
 def _dataset(leaves: Leaves, layer: Layer, loader: str) -> tuple[Path, str | None]:
     """Local folder and remote place of a loader's split; no remote where both are the same."""
     if (name := leaves.text(f"{loader}.name", "text")).value != "text":
-        raise UserError(name.origin, f"{loader}.name {name.value!r} is unknown", "Write text")
+        raise UserError("config.choice", name.origin, f"{loader}.name {name.value!r} is unknown", "Write text")
     split = leaves.text(f"{loader}.dataset.split", _DEFAULT_SPLITS[loader]).value
     local = leaves.text(f"{loader}.dataset.local", leaves.text("data_local", None)).value
     remote = leaves.optional_text(f"{loader}.dataset.remote", leaves.optional_text("data_remote", None))
@@ -121,7 +131,9 @@ def _add_order(leaves: Leaves, layer: Layer) -> None:
     for loader in ("train_loader", "eval_loader"):
         algorithm = leaves.text(f"{loader}.dataset.partition_algo", "orig")
         if algorithm.value != "orig":
-            raise UserError(algorithm.origin, f"partition_algo {algorithm.value!r} is not known here", "Write orig")
+            raise UserError(
+                "config.choice", algorithm.origin, f"partition_algo {algorithm.value!r} is not known here", "Write orig"
+            )
 
 
 def _add_evaluation(leaves: Leaves, layer: Layer, durations: Durations) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlbert.core.errors import UserError
 from mlbert.core.metrics_file import read_points
+from mlbert.host.errors import UserError
 
 
 def last_evaluation(run: Path) -> dict[str, float]:
@@ -14,5 +14,5 @@ def last_evaluation(run: Path) -> dict[str, float]:
     try:
         last = [point for point in read_points(path)[0] if point["kind"] == "evaluation"][-1]
     except (UserError, IndexError):
-        raise UserError(path, "holds no evaluation", "Remove its folder and run again") from None
+        raise UserError("log.incomplete", path, "holds no evaluation", "Remove its folder and run again") from None
     return {name.removeprefix(prefix): value for name, value in last.items() if name.startswith(prefix)}

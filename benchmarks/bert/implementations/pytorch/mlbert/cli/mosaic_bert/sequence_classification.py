@@ -20,16 +20,16 @@ from mlbert.cli.mosaic_bert.leaves import Leaves
 from mlbert.cli.mosaic_bert.main import WORDS, Words, check_yaml_file, notes, resolve_layer
 from mlbert.cli.mosaic_bert.results import last_evaluation
 from mlbert.cli.train import run_resolved
-from mlbert.core.config import environment
-from mlbert.core.errors import UserError
 from mlbert.core.nested_yaml import read_nested
 from mlbert.core.run_folder import RunFolder
-from mlbert.core.settings import TrainConfig
 from mlbert.dist.lifecycle import SUCCEEDED
 from mlbert.dist.world import World
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
 from mlbert.models import task_model
 from mlbert.store.tasks import read_texts
 from mlbert.store.tokenizer import load_tokenizer
+from mlbert.train.config import RunConfig
 
 PROGRAM = "sequence_classification.py"
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -62,21 +62,25 @@ def finetune(
     """
     if predict is not None or model is not None:
         if predict is None or model is None or path is not None:
-            raise UserError("--predict", "goes with --model and with no YAML", "Write --predict FILE --model RUN")
+            raise UserError(
+                "config.conflict", "--predict", "goes with --model and with no YAML", "Write --predict FILE --model RUN"
+            )
         return _predict(predict, model, out)
     if path is None:
-        raise UserError(PROGRAM, "is given no YAML file", f"Write {PROGRAM} yamls/... [name=value ...]")
+        raise UserError(
+            "config.missing", PROGRAM, "is given no YAML file", f"Write {PROGRAM} yamls/... [name=value ...]"
+        )
     check_yaml_file(PROGRAM, path)
     world = World.identify(environment())
     leaves = Leaves(path, read_nested(path, words or [], finetuning_yaml.KNOWN))
     resolved = resolve_layer(path, finetuning_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available()))
     status = run_resolved(resolved, world, notes(leaves))
     if status == SUCCEEDED and world.rank == 0:
-        _report(resolved.config)
+        _report(resolved.config[RunConfig])
     return status
 
 
-def _report(config: TrainConfig) -> None:
+def _report(config: RunConfig) -> None:
     folder = RunFolder.of(config).folder
     console = Console()
     console.print(metrics_table(last_evaluation(folder)))
@@ -96,7 +100,7 @@ def metrics_table(metrics: Mapping[str, float]) -> Table:
 
 def _predict(file: Path, model: Path, out: Path) -> int:
     if out.suffix not in (".csv", ".jsonl"):
-        raise UserError(out, "is neither .csv nor .jsonl", "Name the predictions' file so")
+        raise UserError("config.value", out, "is neither .csv nor .jsonl", "Name the predictions' file so")
     weights = model / "weights" if (model / "weights").is_dir() else model
     card = task_model.read_card(weights)
     rows = read_texts(file, card.form)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlbert.cli.mosaic_bert.leaves import Leaves
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.models.foreign import read_weights
 from mlbert.models.huggingface import read_config
 from mlbert.store.tokenizer import VOCAB_FILE, hub_problem
@@ -42,7 +42,9 @@ def hub_folder(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=[*HUB_FILES], local_files_only=problem is not None))
     except Exception as error:  # of many kinds, none of them ours
         reason = f"cannot be fetched: {problem or type(error).__name__}"
-        raise UserError(f"model.use_pretrained of {name}", reason, "Give load_path=WEIGHTS on this machine") from None
+        raise UserError(
+            "network.unreachable", f"model.use_pretrained of {name}", reason, "Give load_path=WEIGHTS on this machine"
+        ) from None
 
 
 def find_start(source: Path) -> Start:
@@ -50,7 +52,7 @@ def find_start(source: Path) -> Start:
     UserError: nothing is there, or it is damaged."""
     if not source.exists():
         remedy = "Name a run folder, its weights/, a Hugging Face folder, or a checkpoint"
-        raise UserError(source, "does not exist", remedy)
+        raise UserError("file.missing", source, "does not exist", remedy)
     folder = source if source.is_dir() else source.parent
     if (source / "weights").is_dir():
         folder = source / "weights"

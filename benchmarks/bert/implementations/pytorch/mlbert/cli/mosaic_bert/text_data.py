@@ -7,11 +7,11 @@ from pathlib import Path
 
 from mlbert.cli.main import exit_code
 from mlbert.cli.published import Parser
-from mlbert.core.errors import UserError
 from mlbert.core.masking_rates import MaskingRate
 from mlbert.dist.lifecycle import SUCCEEDED
 from mlbert.feed.host_batch import HostBatch
 from mlbert.feed.text import TRUNCATE, TextSet, TextSource
+from mlbert.host.errors import UserError
 from mlbert.store.tokenizer import UNCASED_NAMES, Tokenizer, load_tokenizer
 
 PROGRAM = "text_data.py"
@@ -38,7 +38,9 @@ def main() -> None:
 def _run() -> int:
     given = _parser().parse_args()
     if given.max_seq_len < LEAST_LENGTH:
-        raise UserError("--max_seq_len", f"{given.max_seq_len} is too short", f"Use {LEAST_LENGTH} or more")
+        raise UserError(
+            "config.range", "--max_seq_len", f"{given.max_seq_len} is too short", f"Use {LEAST_LENGTH} or more"
+        )
     tokenizer = load_tokenizer(given.tokenizer)
     remote = None if given.remote_path is None else f"{given.remote_path.rstrip('/')}/{given.split}"
     texts = TextSet(given.local_path / given.split, remote, tokenizer, given.max_seq_len, TRUNCATE)

@@ -12,7 +12,7 @@ from typing import Any
 from mlbert.cli.output import write_page
 from mlbert.cli.own_text.folder import OwnFolder
 from mlbert.cli.prepare.progress import short_duration
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.models.files import new_path
 from mlbert.models.fill_mask import MASK, fill, open_masked_lm
 from mlbert.prepare.masked_sentences import MaskedSentence

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.errors import UserError
-from mlbert.core.json_files import read_json
-from mlbert.core.sealed import seal, unseal
+from mlbert.host.checksummed_json import add_checksum, parse_checksummed
+from mlbert.host.errors import UserError
+from mlbert.host.json_files import read_json
 from mlbert.store.manifest import make_folder, reading, write_json
 
 _OTHER = "Choose another --out"
@@ -71,20 +71,22 @@ class OwnFolder:
         another process trains there."""
         with reading(self.path, _OTHER):
             if self.path.exists() and not self.path.is_dir():
-                raise UserError(self.path, "is a file, not a folder", _OTHER)
+                raise UserError("file.wrong-kind", self.path, "is a file, not a folder", _OTHER)
             names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
             if names - {_LOCK} and not self._notes.is_file():
-                raise UserError(self.path, "holds something else than a run of mlbert pretrain", _OTHER)
+                raise UserError(
+                    "file.in-the-way", self.path, "holds something else than a run of mlbert pretrain", _OTHER
+                )
         make_folder(self.path)
         try:
             lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise UserError(self.path, f"cannot be written ({error.strerror})", _OTHER) from None
+            raise UserError("file.unwritable", self.path, f"cannot be written ({error.strerror})", _OTHER) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError:
-            raise UserError(self.path, "another process trains there", f"Wait for it. {_OTHER}") from None
+            raise UserError("run.in-use", self.path, "another process trains there", f"Wait for it. {_OTHER}") from None
         finally:
             os.close(lock)
 
@@ -93,14 +95,14 @@ class OwnFolder:
         if not self._notes.is_file():
             return None
         with reading(self._notes):
-            found = unseal(self._notes.read_text(encoding="utf-8", errors="replace"))
+            found = parse_checksummed(self._notes.read_text(encoding="utf-8", errors="replace"))
         if found is None:
-            raise UserError(self._notes, "is damaged", f"Remove {self.path} to start anew")
+            raise UserError("run.damaged", self._notes, "is damaged", f"Remove {self.path} to start anew")
         return found
 
     def remember(self, notes: Mapping[str, Any]) -> None:
         """Keeps JSON-able notes for the next call. Raises UserError: they cannot be written."""
-        write_json(self._notes, seal(notes))
+        write_json(self._notes, add_checksum(notes))
 
     def has_checkpoint(self) -> bool:
         """Whether training can go on."""

@@ -11,21 +11,21 @@ from typing import Any
 
 import torch
 
-from mlbert import recipes
 from mlbert.cli.own_text.folder import OwnFolder
+from mlbert.config.recipe import MASKED_LM
+from mlbert.config.resolution import Resolved, resolve
 from mlbert.core import pretrain_rules
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.config import Resolved, resolve
 from mlbert.core.progress import Pace
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.ops.precision import compute_dtype, small_model_precision
+from mlbert.recipes import masked_lm_text
 
 BYTES_A_TOKEN = 4  # of English text, about
 SHARE_OF_PEAK = 0.3  # of the measured matrix-product rate, that training reaches about
 CONTINUED = 0.1  # of the rate of a new model, for one that has learnt already
 SAVE_SECONDS = 60.0
 EVALUATIONS, LEAST_EVALUATION_SECONDS = 8, 1.0
-_RECIPE = "masked_lm"
 _ORIGIN = "mlbert pretrain"
 
 
@@ -36,7 +36,7 @@ class Plan:
     Attributes:
         vocab_size: entries at most of a tokenizer that is trained.
         length: tokens of a sequence.
-        settings: fields of `mlbert.core.settings.TrainConfig`, JSON-able.
+        settings: key to value, JSON-able.
         warmup, decay: shares of the time over which the rate rises and falls.
         shape: values of bert_config.json; its vocab_size becomes that of the tokenizer.
     """
@@ -72,7 +72,7 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
         folder, shape = start
         init, rate, length = str(folder.resolve()), CONTINUED * rate, min(length, shape.max_position_embeddings)
     settings = {
-        "recipe": _RECIPE,
+        "recipe": MASKED_LM,
         "precision": precision,
         "init_checkpoint": init,
         "max_seq_length": length,
@@ -141,4 +141,4 @@ def resolve_settings(
         "resume": resume,
     }
     layer = {name: (value, _ORIGIN) for name, value in values.items()}
-    return resolve(recipes.load(_RECIPE).DEFAULTS, {}, {}, [], [], layer)
+    return resolve(masked_lm_text.RECIPE, {}, {}, [], [], layer)

@@ -14,23 +14,23 @@ from typing import Any
 
 from rich.console import Console
 
-from mlbert import recipes
 from mlbert.cli.own_text import finish
 from mlbert.cli.own_text.display import Display
 from mlbert.cli.own_text.folder import OwnFolder
 from mlbert.cli.own_text.plan import Plan, make_plan, pace_of, resolve_settings
 from mlbert.cli.prepare.progress import console_progress, short_duration
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.config import environment
-from mlbert.core.errors import UserError
-from mlbert.core.files import write_atomically
 from mlbert.core.pretrain_rules import EVAL_MASK_RATE
 from mlbert.dist.lifecycle import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.dist.world import World
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_atomically
 from mlbert.models.fill_mask import open_masked_lm
 from mlbert.prepare.own_files import Source, find_sources
 from mlbert.prepare.own_text import Facts, Request, prepare
 from mlbert.store.tokenizer import Tokenizer, load_tokenizer
+from mlbert.train.config import RunConfig
 from mlbert.train.experiment import Manner, run_experiment
 
 AUTO = "auto"
@@ -72,7 +72,9 @@ def pretrain(asked: Asked) -> int:
     """Does all of it; returns the exit status."""
     world = World.identify(environment())
     if world.world_size > 1:
-        raise UserError("mlbert pretrain TEXT", "runs as one process", "Start it without a launcher")
+        raise UserError(
+            "command.launcher", "mlbert pretrain TEXT", "runs as one process", "Start it without a launcher"
+        )
     folder = OwnFolder(asked.out)
     with folder.held():
         return _Run(folder, Console(), asked).go(world)
@@ -110,7 +112,10 @@ class _Run:
         resume = self._folder.has_checkpoint()
         if summary is not None and not resume:
             raise UserError(
-                self._folder.run, "its checkpoints are gone: it cannot be made longer", "Choose another --out"
+                "checkpoint.missing",
+                self._folder.run,
+                "its checkpoints are gone: it cannot be made longer",
+                "Choose another --out",
             )
         if resume:
             state = "is finished and is made longer" if summary is not None else "was interrupted"
@@ -140,7 +145,12 @@ class _Run:
         for name, value in now.items():
             if before.get(name) != value:
                 what = "other text, or the text has changed since" if name == "sources" else f"another {name}"
-                raise UserError(self._folder.path, f"holds a run with {what}", "Choose another --out, or remove it")
+                raise UserError(
+                    "run.other-settings",
+                    self._folder.path,
+                    f"holds a run with {what}",
+                    "Choose another --out, or remove it",
+                )
 
     def _plan(self, notes: dict[str, Any] | None) -> Plan:
         """The plan of the first call, which later ones keep to."""
@@ -148,7 +158,9 @@ class _Run:
             try:
                 return Plan(**notes["settings"])
             except TypeError:
-                raise UserError(self._folder.path, "its pretrain.json is damaged", "Remove it to start anew") from None
+                raise UserError(
+                    "run.damaged", self._folder.path, "its pretrain.json is damaged", "Remove it to start anew"
+                ) from None
         num_bytes = sum(source.num_bytes for source in self._sources)
         plan = make_plan(num_bytes, self._seconds, self._words.size, self._start)
         self._folder.remember({"asked": self._asked(), "settings": asdict(plan)})
@@ -181,11 +193,11 @@ class _Run:
 
     def _train(self, plan: Plan, facts: Facts, resume: bool, world: World) -> int:
         resolved = resolve_settings(self._folder, plan.settings, self._seconds, facts.train_sequences, resume)
-        display = Display(self._console, self._seconds, facts.baselines, resolved.config.log_freq)
+        display = Display(self._console, self._seconds, facts.baselines, resolved.config[RunConfig].log_freq)
         manner = Manner(pace_of(self._seconds, plan), display, self._words.mlperf)
         try:
             with _signals_save():
-                outcome = run_experiment(resolved, recipes.load(resolved.config.recipe), world, self._console, manner)
+                outcome = run_experiment(resolved, world, self._console, manner)
         except Terminated as end:
             display.close()
             return self._interrupted(end)

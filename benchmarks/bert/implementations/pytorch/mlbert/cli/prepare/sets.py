@@ -10,7 +10,7 @@ from rich.table import Table
 
 from mlbert.cli.prepare.options import MOST_FILES, Out, Workers, console, counted, say
 from mlbert.cli.prepare.progress import console_progress
-from mlbert.core.errors import UserError
+from mlbert.host.errors import UserError
 from mlbert.prepare import verify
 from mlbert.prepare.bins_hdf5 import make_hdf5_bins
 from mlbert.prepare.eval_set import make_eval_set
@@ -37,7 +37,9 @@ def _numbers(edges: str) -> list[int]:
     try:
         return [int(edge) for edge in edges.split(",")]
     except ValueError:
-        raise UserError("--edges", f"{edges} is no list of numbers", "Use for example 128,256,384,512") from None
+        raise UserError(
+            "config.value", "--edges", f"{edges} is no list of numbers", "Use for example 128,256,384,512"
+        ) from None
 
 
 def _filled(manifest: Manifest) -> float:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mlbert.config.recipe import MASKED_LM
+from mlbert.config.sections import settings_by_key
+from mlbert.config.sources import parse_config_name
 from mlbert.core import rules
-from mlbert.core.config_files import parse_config_name
-from mlbert.core.settings import train_settings
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import SETTINGS_OF
 from mlbert.submission.logs import Event, Log
@@ -57,7 +58,7 @@ def _values(event: Event) -> dict[str, Any] | None:
 
 
 def _against_setting(log: Log, event: Event, settings: Mapping[str, Any]) -> Iterable[Complaint]:
-    key, known = event.key, train_settings()
+    key, known = event.key, settings_by_key()
     fields = [field for field in dict.fromkeys((key, *SETTINGS_OF.get(key, ()))) if field in known]
     if len(fields) != 1 or key in _DATA or key == "configuration":
         return
@@ -70,6 +71,8 @@ def _against_setting(log: Log, event: Event, settings: Mapping[str, Any]) -> Ite
 
 
 def _is_same(key: str, logged: Any, wanted: Any) -> bool:
+    if key == "recipe" and wanted == MASKED_LM:
+        return str(logged).startswith(MASKED_LM)
     if key == "precision":
         return str(logged).startswith((str(wanted), f"torch.{_PRECISIONS.get(wanted, wanted)}")) or "fp8" in str(wanted)
     if key == "ops":

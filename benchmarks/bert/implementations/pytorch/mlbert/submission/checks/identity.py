@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mlbert.core.provenance import recipe_file
+from mlbert.host.provenance import recipe_file
 from mlbert.submission.call_sites import Sources
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.logs import Event, Log

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import mlbert
-from mlbert.core.provenance import PACKAGE_HOME, TENSORFLOW2
+from mlbert.host.provenance import PACKAGE_HOME, TENSORFLOW2
 from mlbert.submission.call_sites import Sources, is_inside, key_of, nodes_of
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import DISTRIBUTIONS_OF

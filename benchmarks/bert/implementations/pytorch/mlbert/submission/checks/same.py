@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from mlbert.core.json_files import parse_json
-from mlbert.core.settings import settings_by_env
+from mlbert.config.sections import settings_by_env
+from mlbert.host.json_files import parse_json
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import is_hyperparameter
 from mlbert.submission.logs import Event, Log

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlbert.core.files import read_plain
-from mlbert.core.provenance import TENSORFLOW2
+from mlbert.host.files import read_plain
+from mlbert.host.provenance import TENSORFLOW2
 from mlbert.submission.findings import Complaint, Complaints, Outcome
 from mlbert.submission.keys import DISTRIBUTIONS_OF
 from mlbert.submission.logs import Log

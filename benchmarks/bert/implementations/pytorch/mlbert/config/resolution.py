@@ -1,0 +1,335 @@
+"""From recipe defaults, YAML files, exports, flags and ``key=value`` words to one checked `Configuration`.
+
+Later wins: section default, recipe override, YAML (a file's ``extends:`` parent first), environment export, flag or
+``key=value``. Nothing unknown passes: a wrong name or value is a `UserError` that names it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mlbert.config.contradictions import contradictions, oddities
+from mlbert.config.recipe import Recipe
+from mlbert.config.section import Section, Setting, is_yes_or_no, says_none, settings_of
+from mlbert.config.sections import Configuration, settings_by_env, settings_by_key
+from mlbert.config.sources import check_exports, read_yaml
+from mlbert.config.words import missing, unknown_name, value_words
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from mlbert.host.names import name_shape
+from mlbert.host.provenance import hide_credentials
+
+Layer = Mapping[str, tuple[object, str]]  # key to raw value and origin
+
+_KEY_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_NEAR_MISS_CUTOFF = 0.9
+_NOT_SET = "not set"  # origin of what nobody gave, the recipe included
+_RECIPE = "recipe "  # begins the origin of a recipe's own value
+_ENVIRONMENT = "environment "  # begins the origin of an export that no sourced config gives
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A checked configuration and where each value came from.
+
+    An origin is ``file:line`` of an export or a YAML line (relative to the tree if it is in it), ``environment NAME``
+    if no sourced file gave it, ``flag --name``, ``argument name=``, ``recipe <name>`` for a default of the recipe or of
+    one of its sections, or "not set".
+    """
+
+    recipe: Recipe
+    config: Configuration
+    origin: Mapping[str, str]  # by key
+    warnings: Sequence[str] = ()  # sentences about what looks like a mistake but is legal
+    files: Sequence[Path] = ()  # configuration files that were read, first the sourced one or the first YAML file
+
+    def as_table(self) -> list[tuple[str, str, str, str]]:
+        """Return rows (key, value, environment name, origin) for printing."""
+        known = settings_by_key().items()
+        return [(key, value_words(self.config.get(one)), one.env, self.origin[key]) for key, one in known]
+
+    def as_configuration(self) -> dict[str, dict[str, Any]]:
+        """Return environment name to value and origin, in plain values, for the log."""
+        known = settings_by_key().items()
+        return {one.env: {"value": _as_plain(self.config.get(one)), "origin": self.origin[key]} for key, one in known}
+
+    def as_json(self) -> str:
+        """Return the configuration with origins as indented JSON, for the run folder."""
+        values = {key: _as_plain(self.config.get(one)) for key, one in settings_by_key().items()}
+        return json.dumps({"config": values, "origin": dict(self.origin), "warnings": list(self.warnings)}, indent=2)
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Words of a command line, sorted but not yet checked against types."""
+
+    flags: Mapping[str, str] = field(default_factory=dict)  # key to text
+    yaml_files: Sequence[Path] = ()  # arguments of --config
+    overrides: Sequence[str] = ()  # key=value
+
+
+def split_arguments(words: Sequence[str]) -> CommandLine:
+    """Sort command line words into flags, ``--config FILE`` and ``key=value``.
+
+    Accepts ``--flag value`` and ``--flag=value``, with dashes or underscores; a yes/no flag may stand alone.
+
+    Raises:
+        UserError: an unknown flag, a flag without its value, or a stray word.
+    """
+    flags: dict[str, str] = {}
+    yaml_files: list[Path] = []
+    overrides: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            if not _KEY_VALUE.fullmatch(word):
+                raise UserError("config.syntax", word, "is neither a flag nor key=value", "See mlbert train --help")
+            overrides.append(word)
+            continue
+        flag, has_value, value = word.partition("=")
+        key = "config" if flag == "--config" else _key_of_flag(flag)
+        if not has_value:
+            is_alone = not rest or rest[0].startswith("--") or not is_yes_or_no(rest[0])
+            if key != "config" and settings_by_key()[key].kind is bool and is_alone:
+                value = "1"
+            elif rest and not rest[0].startswith("--"):
+                value = rest.pop(0)
+            else:
+                raise UserError("config.syntax", flag, "has no value", f"Write {flag} VALUE")
+        if key == "config":
+            yaml_files.append(Path(value))
+        elif key in flags:
+            raise UserError("config.duplicate", flag, "is given twice", "Give it once")
+        else:
+            flags[key] = value
+    return CommandLine(flags, yaml_files, overrides)
+
+
+def peek(
+    key: str,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
+    yaml_files: Sequence[Path] = (),
+    overrides: Sequence[str] = (),
+) -> str | None:
+    """Return the raw value that one setting will get, before the recipe is known: used to find the recipe itself."""
+    layers = _layers(environ, flags or {}, yaml_files, overrides, [])
+    given = [layer[key][0] for layer in layers if key in layer]
+    return str(given[-1]) if given else None
+
+
+def resolve(
+    recipe: Recipe,
+    environ: Mapping[str, str] | None,
+    flags: Mapping[str, str],
+    yaml_files: Sequence[Path],
+    overrides: Sequence[str],
+    given: Layer | None = None,
+    given_files: Sequence[Path] = (),
+    readers: Sequence[Recipe] = (),
+) -> Resolved:
+    """Merge all sources into one checked configuration.
+
+    Args:
+        recipe: gives sections and defaults.
+        environ: the environment; None reads the process's.
+        flags: key (or flag) to text.
+        yaml_files: files of ``key: value`` lines, later ones win; ``extends: other.yaml`` names a parent.
+        overrides: words ``key=value``.
+        given: settings that were made of another program's configuration, key to value and origin; they win.
+        given_files: where they come from.
+        readers: all recipes, to name those that read a setting which this one does not.
+
+    Raises:
+        UserError: unknown name, missing value, wrong type, value out of range, a setting that the recipe does not read,
+            or values that contradict each other.
+    """
+    environ = environment() if environ is None else environ
+    files: list[Path] = [*given_files]
+    chosen: dict[str, tuple[object, str]] = {}
+    for layer in [*_layers(environ, flags, yaml_files, overrides, files), given or {}]:
+        chosen.update(layer)
+    unread = _unread_by_recipe(recipe, chosen, readers)
+    absent = [one for section in recipe.sections for one in settings_of(section) if _is_absent(one, recipe, chosen)]
+    if absent:
+        raise missing(absent, environ.get("CONFIG_FILE", ""))
+    config = Configuration(_make(section, recipe, chosen) for section in recipe.sections)
+    for found in contradictions(config):
+        raise UserError(found.code, found.subject, found.problem, found.remedy)
+    origins = {key: _own_origin(recipe, one) for key, one in settings_by_key().items()}
+    origins |= {key: origin for key, (_, origin) in chosen.items()}
+    warnings = [*unread, *_near_misses(environ), *oddities(config, origins)]
+    return Resolved(recipe, config, origins, warnings, files)
+
+
+def _is_absent(setting: Setting, recipe: Recipe, chosen: Layer) -> bool:
+    """Return whether nobody gave a value that must be given."""
+    if setting.key in chosen:
+        return recipe.refuses(setting, chosen[setting.key][0])
+    return recipe.requires(setting)
+
+
+def _own_origin(recipe: Recipe, setting: Setting) -> str:
+    return f"{_RECIPE}{recipe.name}" if setting.section in recipe.sections else _NOT_SET
+
+
+def _make(section: type[Section], recipe: Recipe, chosen: Layer) -> Section:
+    """Return a section with the chosen values. Raises UserError: one has a wrong type or is out of range."""
+    known = settings_of(section)
+    origins = {one.field: chosen[one.key][1] if one.key in chosen else _own_origin(recipe, one) for one in known}
+    values = {one.field: _parse(one, *chosen[one.key]) if one.key in chosen else recipe.default(one) for one in known}
+    try:
+        return section(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        one = next(setting for setting in known if setting.field == name)
+        raise _illegal(one, chosen.get(one.key, (values[name], ""))[0], origins[name], first) from None
+
+
+def _parse(setting: Setting, value: object, origin: str) -> object:
+    subject, remedy = _subject(setting, origin), f"Give {_article(setting)}"
+    remedy += f" in {setting.unit}" if setting.unit else ""
+    if value is None and not setting.optional:
+        raise UserError("config.value", subject, "is none", remedy)
+    try:
+        return setting.parse(value)
+    except ValueError:
+        raise UserError("config.value", subject, f"{value!r} is not {_article(setting)}", remedy) from None
+
+
+def _illegal(setting: Setting, value: object, origin: str, error: Any) -> UserError:
+    """Return the error for a value of the right type that pydantic refused."""
+    limits = {
+        "greater_than_equal": ("ge", "must be at least {:g}"),
+        "less_than_equal": ("le", "must be at most {:.15g}"),
+        "greater_than": ("gt", "must be above {:g}"),
+        "less_than": ("lt", "must be below {:g}"),
+    }
+    if setting.choices:
+        code, reason = "config.choice", f"must be one of {', '.join(setting.choices)}"
+    else:
+        limit, words = limits[error["type"]]
+        code, reason = "config.range", words.format(error["ctx"][limit])
+    return UserError(
+        code, _subject(setting, origin), f"{str(value).strip()} is not legal, it {reason}", setting.meaning
+    )
+
+
+def _subject(setting: Setting, origin: str) -> str:
+    return setting.env if origin == f"{_ENVIRONMENT}{setting.env}" else f"{setting.env} ({origin})"
+
+
+def _unread_by_recipe(recipe: Recipe, chosen: dict[str, tuple[object, str]], readers: Sequence[Recipe]) -> list[str]:
+    """Take out settings that the recipe does not read; "none" and default values pass. Return warnings.
+
+    Raises:
+        UserError: such a setting comes from a flag, a YAML file or a sourced config: somebody meant this run.
+    """
+    warnings = []
+    for key, (value, origin) in list(chosen.items()):
+        setting = settings_by_key()[key]
+        if recipe.reads(setting):
+            continue
+        del chosen[key]
+        if says_none(value) or _parse(setting, value, origin) in (recipe.default(setting), setting.default):
+            continue
+        names = ", ".join(reader.name for reader in readers if reader.reads(setting))
+        words = f"is not read by RECIPE={recipe.name}{f', only by {names}' if names else ''}"
+        if origin == f"{_ENVIRONMENT}{setting.env}":
+            warnings.append(f"{setting.env} {words}")
+        else:
+            raise UserError("config.not-read", _subject(setting, origin), words, "Leave it out, or set another RECIPE")
+    return warnings
+
+
+def _layers(
+    environ: Mapping[str, str] | None,
+    flags: Mapping[str, str],
+    yaml_files: Sequence[Path],
+    overrides: Sequence[str],
+    files: list[Path],
+) -> list[Layer]:
+    """Return key to (raw value, origin) for each source, weakest first; ``files`` gets the files that are read."""
+    environ = environment() if environ is None else environ
+    exports = _from_environment(environ, files)
+    layers: list[Layer] = [*(read_yaml(Path(path), files) for path in yaml_files), exports]
+    last: dict[str, tuple[object, str]] = {}
+    for flag, text in flags.items():
+        key = _key_of_flag(flag)
+        last[key] = (text, f"flag {settings_by_key()[key].flag}")
+    for word in overrides:
+        key, text = _split_override(word)
+        if key in last:
+            raise UserError("config.duplicate", word, f"{key} is already given by {last[key][1]}", "Give it once")
+        last[key] = (text, f"argument {key}=")
+    return [*layers, last]
+
+
+def _from_environment(environ: Mapping[str, str], files: list[Path]) -> Layer:
+    """Return what is exported; the origin is the line of the sourced config, unless the variable was set since."""
+    config_file = Path(environ.get("CONFIG_FILE", ""))
+    exports = check_exports(config_file, files) if config_file.is_file() else {}
+    found: dict[str, tuple[object, str]] = {}
+    for key, one in settings_by_key().items():
+        if one.env in environ:
+            value, export = environ[one.env], exports.get(one.env)
+            place = export.place if export is not None and export.gives(value) else f"{_ENVIRONMENT}{one.env}"
+            found[key] = (value, place)
+    return found
+
+
+def _key_of_flag(flag: str) -> str:
+    key = flag.removeprefix("--").replace("-", "_")
+    if key in settings_by_key():
+        return key
+    known = [*(one.flag for one in settings_by_key().values()), "--config"]
+    raise unknown_name(f"--{flag.removeprefix('--')}", "flag", known)
+
+
+def _split_override(word: str) -> tuple[str, str]:
+    match = _KEY_VALUE.fullmatch(word)
+    if match is None:
+        example = "Write for example learning_rate=1e-3"
+        raise UserError("config.syntax", word, "is not of the form key=value", example)
+    key, text = match.groups()
+    if key not in settings_by_key():
+        raise unknown_name(key, "key", settings_by_key())
+    return key, text
+
+
+def _near_misses(environ: Mapping[str, str]) -> list[str]:
+    """Return sentences about exports that look like a misspelt setting, or have its key (LEARNING_RATE for LR)."""
+    known = settings_by_env()
+    elsewhere = {name_shape(one.key): one.env for one in settings_by_key().values()}
+    by_shape = {name_shape(env): env for env in known}
+    sentences = []
+    for name in environ:
+        if name in known or not name.isupper():
+            continue
+        shape = name_shape(name)
+        close = difflib.get_close_matches(shape, by_shape, n=1, cutoff=_NEAR_MISS_CUTOFF)
+        meant = by_shape[close[0]] if close else elsewhere.get(shape)
+        if meant:
+            sentences.append(f"{name} is exported but is no setting; did you mean {meant}?")
+    return sentences
+
+
+def _article(setting: Setting) -> str:
+    """Return the type as a sentence names it: ``an integer or none``, ``one of open | closed``, ``text``."""
+    first = setting.type_name[0]
+    article = "one of " if setting.choices else "" if setting.kind is str else "an " if first in "aeiou" else "a "
+    return article + setting.type_name
+
+
+def _as_plain(value: object) -> object:
+    return hide_credentials(str(value)) if isinstance(value, Path | str) else value

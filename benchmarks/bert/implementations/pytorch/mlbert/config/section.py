@@ -1,0 +1,187 @@
+"""What a section of settings is. Each room declares its own in its ``config.py``, which imports only this module.
+
+    class OptimizerConfig(Section):
+        optimizer: Literal["lamb", "adamw"] = setting("OPTIMIZER", "Update rule.", key="optimizer", default="lamb")
+
+A field without a default is required. Values are never converted: text is parsed by `Setting.parse`, then pydantic
+checks type and limits strictly.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import PydanticUndefined
+
+# Every number has a sane upper bound: a typing error must not take a machine down, or hang.
+MOST_STEPS, MOST_SAMPLES, MOST_SECONDS = 10**9, 10**15, 10**9
+MOST_PACKS, MOST_IN_PACK, MOST_CPUS = 2**20, 512, 4096
+
+_YES = {"1", "true", "yes", "on"}
+_NO = {"0", "false", "no", "off"}
+_NONE = {"", "none", "null"}
+_UNPRINTABLE = re.compile("[\n\r\0\x1b\ud800-\udfff]")  # never in a log; the last are bytes that are not UTF-8
+
+
+class Contradiction(NamedTuple):
+    """Values that cannot be used together, as the parts of a `UserError`."""
+
+    code: str
+    subject: str
+    problem: str
+    remedy: str
+
+
+class Section(BaseModel):
+    """Settings that belong together, owned by one room. Frozen and typed; `mlbert.config.resolution` makes them."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+    def contradictions(self) -> Iterable[Contradiction]:
+        """Return what cannot be, the most important first."""
+        return ()
+
+    def oddities(self) -> Iterable[str]:
+        """Return a sentence about each value that is legal but looks like a mistake."""
+        return ()
+
+
+def setting(
+    env: str,
+    meaning: str,
+    *,
+    key: str,
+    default: Any = ...,
+    unit: str = "",
+    fixed_on_resume: bool = False,
+    **limits: float,
+) -> Any:
+    """Declare a setting as a field of a `Section`.
+
+    Args:
+        env: name of the export.
+        meaning: one sentence.
+        key: YAML key, and the flag without dashes; empty if only the launchers read it.
+        default: of the right type; left out: somebody must give a value.
+        unit: of a number, in words.
+        fixed_on_resume: a resumed run must not change it.
+        limits: ``ge``, ``gt``, ``le``, ``lt`` as in pydantic.
+    """
+    public = {"env": env, "key": key, "unit": unit, "fixed": fixed_on_resume}
+    field: Any = Field
+    return field(default, description=meaning, json_schema_extra=public, **limits)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A declared setting as users see it."""
+
+    env: str  # name of the export
+    key: str  # YAML key, and the flag without dashes; empty if only the launchers read it
+    section: type[Section]
+    field: str  # its name in the section
+    kind: type  # str, int, float, bool or Path
+    choices: tuple[str, ...]  # legal values; empty: any
+    optional: bool  # "none" (or an empty export) is a value
+    required: bool  # the section has no default
+    default: Any  # None if there is none
+    unit: str  # empty if it has none
+    meaning: str  # one sentence
+    fixed_on_resume: bool
+
+    @property
+    def flag(self) -> str:
+        """The flag; empty if only the launchers read the setting."""
+        return f"--{self.key}" if self.key else ""
+
+    @property
+    def type_name(self) -> str:
+        """The type in words, such as ``integer or none``."""
+        words = {str: "text", int: "integer", float: "number", bool: "yes/no", Path: "path"}[self.kind]
+        if self.choices:
+            words = " | ".join(self.choices)
+        return f"{words} or none" if self.optional else words
+
+    def is_none(self, value: object) -> bool:
+        """Return whether a raw value is none; a text says so only if none is a value of this setting."""
+        return value is None or (self.optional and says_none(value))
+
+    def parse(self, value: object) -> object:
+        """Return text, or a value from YAML or a recipe, as the setting's type; limits and choices are not checked.
+
+        Raises:
+            ValueError: it is not of that type.
+        """
+        value = value.strip() if isinstance(value, str) else value
+        if self.is_none(value):
+            return None
+        if self.kind is bool:
+            text = str(value).lower()  # of True and False too
+            if text not in _YES | _NO:
+                raise ValueError(value)
+            return text in _YES
+        legal = {int: (str, int), float: (str, int, float)}.get(self.kind, (str, int, float, Path))
+        if isinstance(value, bool) or not isinstance(value, legal):
+            raise ValueError(value)
+        text = str(value)
+        if not text or _UNPRINTABLE.search(text):
+            raise ValueError(value)
+        parsed = self.kind(text)
+        if isinstance(parsed, float) and not math.isfinite(parsed):
+            raise ValueError(value)
+        return parsed
+
+
+def says_none(value: object) -> bool:
+    """Return whether a raw value is none, or a text for it."""
+    return value is None or (isinstance(value, str) and value.strip().lower() in _NONE)
+
+
+def is_yes_or_no(word: str) -> bool:
+    """Return whether a word is a value of a yes/no setting."""
+    return word.lower() in _YES | _NO
+
+
+@cache
+def settings_of(section: type[Section]) -> tuple[Setting, ...]:
+    """Return the settings of a section in the order of its fields."""
+    return tuple(_setting(section, name) for name in section.model_fields)
+
+
+def _setting(section: type[Section], name: str) -> Setting:
+    field = section.model_fields[name]
+    public: Any = field.json_schema_extra
+    kinds = [kind for kind in _alternatives(field.annotation) if kind is not types.NoneType]
+    assert len(kinds) == 1, f"a setting has one type or none: {section.__name__}.{name}"
+    kind, choices = kinds[0], ()
+    if typing.get_origin(kind) is Literal:
+        kind, choices = str, typing.get_args(kind)
+    required = field.default is PydanticUndefined
+    return Setting(
+        env=public["env"],
+        key=public["key"],
+        section=section,
+        field=name,
+        kind=kind,
+        choices=choices,
+        optional=types.NoneType in _alternatives(field.annotation),
+        required=required,
+        default=None if required else field.default,
+        unit=public["unit"],
+        meaning=str(field.description),
+        fixed_on_resume=public["fixed"],
+    )
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(annotation) in (types.UnionType, typing.Union)
+    return typing.get_args(annotation) if is_union else (annotation,)

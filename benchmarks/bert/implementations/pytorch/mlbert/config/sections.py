@@ -1,0 +1,95 @@
+"""Every section and setting of the tree, and the resolved configuration of a run: one value of each section it has."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import TypeVar
+
+from mlbert.config.launch import LaunchConfig
+from mlbert.config.section import Section, Setting, settings_of
+from mlbert.config.tensorflow import TensorFlowConfig
+from mlbert.dist.config import DistributedConfig
+from mlbert.feed.config import CorpusConfig, DataConfig, TaskConfig, TextConfig
+from mlbert.models.config import ModelConfig
+from mlbert.ops.config import ComputeConfig
+from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.submission.config import SubmissionConfig
+from mlbert.train.config import EvaluationConfig, RunConfig
+
+# What every recipe reads.
+COMMON = (
+    RunConfig,
+    DataConfig,
+    ModelConfig,
+    ScheduleConfig,
+    OptimizerConfig,
+    DistributedConfig,
+    ComputeConfig,
+    EvaluationConfig,
+    SubmissionConfig,
+)
+SECTIONS = (*COMMON, TextConfig, CorpusConfig, TaskConfig, TensorFlowConfig)
+
+Kind = TypeVar("Kind", bound=Section)
+
+
+class Configuration:
+    """The sections of a run, by type: ``configuration[OptimizerConfig].beta1``."""
+
+    def __init__(self, sections: Iterable[Section]) -> None:
+        self._sections = {type(section): section for section in sections}
+
+    def __getitem__(self, kind: type[Kind]) -> Kind:
+        """Return the section; KeyError if the run's recipe does not have it."""
+        section = self._sections[kind]
+        assert isinstance(section, kind)
+        return section
+
+    def __contains__(self, kind: type[Section]) -> bool:
+        return kind in self._sections
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Configuration) and self._sections == other._sections
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def get(self, setting: Setting) -> object:
+        """Return the value of a setting; None if the recipe does not have its section."""
+        section = self._sections.get(setting.section)
+        return None if section is None else getattr(section, setting.field)
+
+    def fixed_on_resume(self) -> dict[str, object]:
+        """Return the settings that a resumed run must not change, environment name to value; none counts as absent.
+
+        Data, model shape, batch and optimizer are compared by what they are, not by a setting. Limits, evaluations,
+        paths and what only decides how fast the run is may change, and so may the length of the schedule.
+        """
+        fixed = {one.env: self.get(one) for one in settings_by_key().values() if one.fixed_on_resume}
+        if self[ComputeConfig].auto_micro_batch:
+            del fixed["GRADIENT_STEPS"]
+        return {env: value for env, value in fixed.items() if value is not None}
+
+    def replace(self, section: Section) -> Configuration:
+        """Return a copy with this section in place of the one of its type."""
+        return Configuration({**self._sections, type(section): section}.values())
+
+    @property
+    def sections(self) -> Iterable[Section]:
+        """All sections."""
+        return self._sections.values()
+
+
+@cache
+def settings_by_key() -> Mapping[str, Setting]:
+    """Return every setting that a run may have, by key."""
+    found = {one.key: one for section in SECTIONS for one in settings_of(section)}
+    assert len(found) == sum(len(settings_of(section)) for section in SECTIONS), "two settings have the same key"
+    return types.MappingProxyType(found)
+
+
+@cache
+def settings_by_env() -> Mapping[str, Setting]:
+    """Return every legal export, by name; those that only the launchers read are at the end."""
+    return types.MappingProxyType({one.env: one for one in (*settings_by_key().values(), *settings_of(LaunchConfig))})

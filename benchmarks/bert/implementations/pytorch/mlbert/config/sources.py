@@ -1,0 +1,199 @@
+"""Reading configuration files: YAML with ``extends:``, and the exports of a ``config_*.sh``."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlbert.config.sections import settings_by_env, settings_by_key
+from mlbert.config.words import unknown_name
+from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain
+from mlbert.host.provenance import tree_relative
+
+_SITE_FILE = "env.sh"
+_EXPORT = re.compile(r"export\s+([A-Za-z_]\w*)=(.*)")
+_EXPANSION = re.compile(r"\$\(.*\)|\$\{[^}]*\}|\$\w+|`.*`")
+_SOURCE = re.compile(r"(?:source|\.)\s+(.+)")
+_CONFIG_NAME = re.compile(r"config_(\w+?)_(\d+)x(\d+)x(\d+)x(\d+)(_\w+)?\.sh")
+
+
+@dataclass(frozen=True)
+class ConfigName:
+    """What the name ``config_<system>_<nodes>x<ranks>x<batch>x<accumulation>[_<variant>].sh`` tells."""
+
+    system: str  # name of the machine, as far as the first number
+    nodes: int
+    ranks: int  # on each node
+    batch: int  # packs per rank and optimizer step
+    accumulation: int  # micro-batches of a step
+    variant: str = ""  # the rest with its underscore, such as _pack
+
+    @property
+    def shape(self) -> str:
+        """The numbers as the name writes them, with the variant."""
+        return f"{self.nodes}x{self.ranks}x{self.batch}x{self.accumulation}{self.variant}"
+
+
+def parse_config_name(name: str) -> ConfigName | None:
+    """The parts of a config's file name; ``None`` for a name of another form."""
+    match = _CONFIG_NAME.fullmatch(name)
+    if match is None:
+        return None
+    nodes, ranks, batch, accumulation = map(int, match.group(2, 3, 4, 5))
+    return ConfigName(match[1], nodes, ranks, batch, accumulation, match[6] or "")
+
+
+@dataclass(frozen=True)
+class Export:
+    """One ``export NAME=text`` of a shell file."""
+
+    text: str  # the right side without its quotes; what the shell expands is still as written
+    place: str  # file:line, relative to the tree
+
+    def gives(self, value: str) -> bool:
+        """Whether the line can have made the variable what it is; an expansion stands for any text."""
+        parts = (re.escape(part) for part in _EXPANSION.split(self.text))
+        return re.fullmatch(".*".join(parts), value, re.DOTALL) is not None
+
+
+def read_yaml(path: Path, files: list[Path], children: tuple[Path, ...] = ()) -> dict[str, tuple[object, str]]:
+    """Field name to (value, ``file:line``) of one file on top of its parents.
+
+    Args:
+        path: the file.
+        files: gets every file that is read, a child before its parents.
+        children: who extends it.
+
+    Raises:
+        UserError: a file that cannot be read, is no list of names with values, or extends itself; an unknown key.
+    """
+    path = path.absolute()
+    if path in children:
+        chain = " -> ".join(child.name for child in (*children, path))
+        raise UserError("config.file", path, f"extends itself ({chain})", "Break the circle")
+    tree, parents, lines = _load_mapping(path)
+    files.append(path)
+    merged: dict[str, tuple[object, str]] = {}
+    for parent in parents:
+        merged.update(read_yaml(path.parent / parent, files, (*children, path)))
+    for name, value in tree.items():
+        if name not in settings_by_key():
+            raise UserError(
+                "config.unknown-name",
+                path,
+                f"{name} is an unknown key",
+                unknown_name(name, "key", settings_by_key()).remedy,
+            )
+        if isinstance(value, dict | list):
+            raise UserError("config.file", path, f"{name} is not a single value", "Write one value a line, name: value")
+        merged[name] = (value, f"{tree_relative(path)}:{lines[name]}")
+    return merged
+
+
+def check_exports(config_file: Path, files: list[Path] | None = None) -> dict[str, Export]:
+    """The exports of a ``config_*.sh`` with those of the files that it sources; the last one of a name counts.
+
+    A config holds comments, ``source`` lines and ``export NAME=value``, nothing else. Sourced configs are looked for by
+    name beside it and checked in the same way. A site file ``env.sh`` beside it may hold logic: only its exports are
+    read. Other sourced files are left.
+
+    Args:
+        config_file: the config.
+        files: gets every file that is read, a config before what it sources.
+
+    Raises:
+        UserError: a line of another kind, or a name that is not in the table.
+    """
+    return _read_exports(Path(config_file), [] if files is None else files, ())
+
+
+def load_yaml(path: Path) -> tuple[Any, dict[str, int]]:
+    """A file as OmegaConf holds it, and the line of each dotted name. Raises UserError: it cannot be read, is no YAML,
+    or no mapping of names."""
+    # Here and not above: kernels and benchmarks need no YAML, so they run where these packages are missing.
+    import yaml
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    remedy = "Write one value a line, name: value"
+    content = read_plain(path, "Name a readable YAML file")
+    try:
+        text = content.decode()
+        tree = OmegaConf.load(io.StringIO(text))
+        nodes = yaml.compose(text)
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
+        raise UserError("config.file", path, f"is not valid YAML ({' '.join(str(error).split())})", remedy) from error
+    is_mapping = isinstance(tree, DictConfig) and (nodes is None or nodes.id == "mapping")
+    if not is_mapping or not all(isinstance(name, str) for name in tree):
+        raise UserError("config.file", path, "is not a list of names with values", remedy)
+    return tree, dict(_lines(nodes, "")) if nodes else {}
+
+
+def _lines(node: Any, above: str) -> Iterator[tuple[str, int]]:
+    for key, value in node.value:
+        yield above + key.value, key.start_mark.line + 1
+        if value.id == "mapping":
+            yield from _lines(value, f"{above}{key.value}.")
+
+
+def _load_mapping(path: Path) -> tuple[dict[str, object], list[str], dict[str, int]]:
+    """The names and values of one file, the files that it extends, and the line of each name."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    loaded, lines = load_yaml(path)
+    try:
+        tree = OmegaConf.to_container(loaded, resolve=True)
+    except OmegaConfBaseException as error:
+        reason = f"is not valid YAML ({' '.join(str(error).split())})"
+        raise UserError("config.file", path, reason, "Write one value a line, name: value") from error
+    assert isinstance(tree, dict)
+    parents = tree.pop("extends", [])
+    parents = [parents] if isinstance(parents, str) else parents
+    if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
+        raise UserError("config.file", path, "extends names no file", "Write extends: parent.yaml")
+    return {str(name): value for name, value in tree.items()}, parents, lines
+
+
+def _read_exports(path: Path, files: list[Path], readers: tuple[Path, ...]) -> dict[str, Export]:
+    path = path.absolute()
+    if path in readers:
+        raise UserError("config.file", path, "sources itself", "Break the circle")
+    content = read_plain(path, "Name a config_<system>.sh")
+    try:
+        lines = content.decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError("file.unreadable", path, f"cannot be read ({error})", "Name a config_<system>.sh") from error
+    files.append(path)
+    is_site = path.name == _SITE_FILE
+    exports: dict[str, Export] = {}
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        if match := _EXPORT.fullmatch(line):
+            if match[1] in settings_by_env():
+                exports[match[1]] = Export(_right_side(match[2]), f"{tree_relative(path)}:{number}")
+            elif not is_site:
+                hint = unknown_name(match[1], "setting", settings_by_env()).remedy
+                raise UserError("config.unknown-name", f"{path}:{number}", f"{match[1]} is an unknown setting", hint)
+        elif match := _SOURCE.fullmatch(line):
+            sibling = path.parent / match[1].strip("\"'").rsplit("/", 1)[-1]
+            if sibling.name.startswith(("config_", _SITE_FILE)) and sibling.is_file():
+                exports |= _read_exports(sibling, files, (*readers, path))
+        elif line and not line.startswith("#") and not is_site:
+            reason = f"{line!r} is neither export NAME=value nor source FILE"
+            raise UserError("config.file", f"{path}:{number}", reason, "Keep logic out of it")
+    return exports
+
+
+def _right_side(text: str) -> str:
+    """What stands behind the equals sign, without quotes and comment."""
+    try:
+        words = shlex.split(re.sub(r"(^|\s)#.*", "", text))
+    except ValueError:
+        words = []
+    return words[0] if len(words) == 1 else text.strip().strip("\"'")

@@ -1,0 +1,91 @@
+"""Settings of the TensorFlow 2 implementation, which are here because audits judge its logs too."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mlbert.config.section import Section, setting
+
+
+class TensorFlowConfig(Section):
+    """What only the TensorFlow 2 implementation reads."""
+
+    input_files: str | None = setting(
+        "INPUT_FILES",
+        "TFRecords for tf.data, globs with commas between; none: DATADIR_PHASE2 through mlbert.store.",
+        key="input_files",
+        default=None,
+    )
+    eval_files: str | None = setting(
+        "EVAL_FILES",
+        "Likewise for the evaluation; none: the training files, or EVALDIR where there are none.",
+        key="eval_files",
+        default=None,
+    )
+    deterministic: bool = setting(
+        "DETERMINISTIC",
+        "tf.data gives the same order each time, at some cost in speed.",
+        key="deterministic",
+        default=True,
+    )
+    distribution_strategy: Literal[
+        "off", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "tpu"
+    ] = setting(
+        "DISTRIBUTION_STRATEGY", "tf.distribute's strategy; off: none.", key="distribution_strategy", default="mirrored"
+    )
+    tpu: str | None = setting("TPU", "Name or address of the TPU.", key="tpu", default=None)
+    all_reduce_alg: Literal["nccl", "hierarchical_copy", "ring"] | None = setting(
+        "ALL_REDUCE_ALG",
+        "How gradients are summed: nccl or hierarchical_copy by mirrored, ring or nccl by multi_worker_mirrored.",
+        key="all_reduce_alg",
+        default=None,
+    )
+    explicit_allreduce: bool = setting(
+        "EXPLICIT_ALLREDUCE",
+        "Sum gradients before they are unscaled and clipped, in their own precision.",
+        key="explicit_allreduce",
+        default=False,
+    )
+    allreduce_bytes_per_pack: int = setting(
+        "ALLREDUCE_BYTES_PER_PACK",
+        "Size of the packs in which they travel; 0: one.",
+        key="allreduce_bytes_per_pack",
+        default=0,
+        unit="bytes",
+        ge=0,
+        le=1099511627776,
+    )
+    scale_loss: bool = setting(
+        "SCALE_LOSS", "Divide each replica's loss by the number of replicas.", key="scale_loss", default=False
+    )
+    loss_scale_fixed: bool = setting(
+        "LOSS_SCALE_FIXED", "LOSS_SCALE stays as it is.", key="loss_scale_fixed", default=False
+    )
+    device_warmup: bool = setting(
+        "DEVICE_WARMUP",
+        "Compile and run one step on zeros before the clock starts; weights are put back.",
+        key="device_warmup",
+        default=False,
+    )
+    steps_per_loop: int = setting(
+        "STEPS_PER_LOOP",
+        "Steps between two looks of the host.",
+        key="steps_per_loop",
+        default=200,
+        unit="steps",
+        ge=1,
+        le=1000000,
+    )
+    do_eval: bool = setting("DO_EVAL", "Evaluate while training.", key="do_eval", default=True)
+    eval_schedule: Literal["steps", "mlperf"] = setting(
+        "EVAL_SCHEDULE",
+        "When: after the settings' numbers of samples, or on the grid of ruleset 5.0.0.",
+        key="eval_schedule",
+        default="steps",
+    )
+    run_eagerly: bool = setting(
+        "RUN_EAGERLY", "Run each step op by op, for debugging.", key="run_eagerly", default=False
+    )
+    enable_xla: bool = setting(
+        "ENABLE_XLA", "Compile forward, backward and update with XLA.", key="enable_xla", default=False
+    )

@@ -1,0 +1,280 @@
+"""Which rank this process is, as any launcher's variables say; without torch, so that the command line starts fast.
+
+Identity is taken from the first of these that is complete; a later one is only compared with it:
+
+1. `RANK` and `WORLD_SIZE`: torchrun, or a launcher of the site's own;
+2. `OMPI_COMM_WORLD_RANK` ... (Open MPI's mpirun), `PMI_RANK` ... (MPICH, Intel MPI);
+3. `SLURM_STEP_ID`, `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`: a task that `srun` started. The shell of `sbatch` or
+   `salloc` has SLURM_NTASKS and even SLURM_PROCID=0 but no step of many tasks: it counts as a single process;
+4. none: a single process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+
+DEFAULT_PORT = 29500
+# Below the range from which Linux gives ports to outgoing connections (32768 and up).
+SLURM_PORTS = (15000, 16384)
+LOOPBACK = "127.0.0.1"
+ONE_IDENTITY = "Start with one of torchrun, srun and mpirun, or unset the variables of the others"
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int | None:
+    """The variable as an integer of at least 0; None where it is not set or empty."""
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise UserError("distributed.identity", name, f"'{text}' is not a whole number of at least 0", ONE_IDENTITY)
+    return int(text)
+
+
+def expand_hostlist(text: str) -> list[str]:
+    """Expands Slurm's short form of host names: `gpu[01-03,7],login` -> gpu01, gpu02, gpu03, gpu7, login.
+
+    Raises:
+        UserError: the text is not a host list.
+    """
+    entry_form = r"(?:[^,\[\]\s]|\[[^\[\]]*\])+"
+    if not re.fullmatch(rf"{entry_form}(?:,{entry_form})*", text):
+        raise UserError(
+            "distributed.identity", "SLURM_JOB_NODELIST", f"'{text}' is not a list of hosts", "Set MASTER_ADDR yourself"
+        )
+    hosts: list[str] = []
+    for entry in re.findall(entry_form, text):
+        parts = re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", entry)
+        choices = [[literal] if literal else _expand_ranges(ranges, text) for literal, ranges in parts]
+        hosts += map("".join, itertools.product(*choices))
+    return hosts
+
+
+def _expand_ranges(ranges: str, text: str) -> list[str]:
+    names: list[str] = []
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        last = last or first
+        if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
+            raise UserError(
+                "distributed.identity",
+                "SLURM_JOB_NODELIST",
+                f"'{text}' is not a list of hosts",
+                "Set MASTER_ADDR yourself",
+            )
+        names += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return names
+
+
+def expand_tasks_per_node(text: str) -> list[int]:
+    """Expands Slurm's task counts: `4(x2),3` -> 4, 4, 3."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part)
+        if match is None:
+            raise UserError(
+                "distributed.identity",
+                "SLURM_STEP_TASKS_PER_NODE",
+                f"'{text}' is not a list of task counts",
+                ONE_IDENTITY,
+            )
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Rank and sizes as one launcher states them, before they are checked against each other."""
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int | None
+    local_world_size: int | None
+
+
+# Launchers that export rank, world size, local rank and local size: the one to believe first comes first.
+_LAUNCHERS = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("mpirun", *(f"OMPI_COMM_WORLD_{part}" for part in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    ("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+
+
+def _from_variables(environ: Mapping[str, str], launcher: str, *names: str) -> Identity | None:
+    found = {name: _integer(environ, name) for name in names}
+    given = [name for name, value in found.items() if value is not None]
+    if not given:
+        return None
+    rank, world_size, local_rank, local_size = found.values()
+    if rank is None or world_size is None:
+        missing = " and ".join(name for name in names[:2] if found[name] is None)
+        raise UserError("distributed.identity", missing, f"is not set, but {', '.join(given)} is", ONE_IDENTITY)
+    if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environ:
+        launcher = "variables"  # a launcher of the site's own
+    return Identity(launcher, rank, world_size, local_rank, local_size)
+
+
+def _from_slurm(environ: Mapping[str, str]) -> Identity | None:
+    step_tasks = _integer(environ, "SLURM_STEP_NUM_TASKS")
+    if not environ.get("SLURM_STEP_ID") or step_tasks is None:
+        return None
+    rank = _integer(environ, "SLURM_PROCID")
+    if step_tasks == 1:
+        return Identity("slurm", 0, 1, 0, 1)
+    if rank is None:
+        raise UserError(
+            "distributed.identity",
+            "SLURM_PROCID",
+            f"is not set in a step of {step_tasks} tasks",
+            "Start the ranks with srun",
+        )
+    node, per_node = _integer(environ, "SLURM_NODEID"), environ.get("SLURM_STEP_TASKS_PER_NODE")
+    counts = expand_tasks_per_node(per_node) if per_node else []
+    if node is not None and node < len(counts):
+        local_size: int | None = counts[node]
+    else:
+        local_size = _integer(environ, "SLURM_NTASKS_PER_NODE")
+    return Identity("slurm", rank, step_tasks, _integer(environ, "SLURM_LOCALID"), local_size)
+
+
+def _check_contradiction(chosen: Identity, other: Identity) -> None:
+    """Refuses two launchers that disagree, except where one rightly runs inside the other.
+
+    torchrun or another launcher of processes is started once a node by srun or mpirun: then its world is the larger
+    one. mpirun starts its daemons with srun: then Slurm's identity is that of the daemon.
+    """
+    nested = chosen.world_size > other.world_size or chosen.launcher == "torchrun"
+    if nested or (chosen.launcher == "mpirun" and other.launcher == "slurm"):
+        return
+    if (chosen.rank, chosen.world_size) != (other.rank, other.world_size):
+        say = [f"{one.launcher} says rank {one.rank} of {one.world_size}" for one in (chosen, other)]
+        raise UserError("distributed.identity", "process identity", ", ".join(say), ONE_IDENTITY)
+
+
+def _has_agent(environ: Mapping[str, str]) -> bool:
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _check_restarts(environ: Mapping[str, str]) -> None:
+    """Refuses a torchrun that would restart ranks among the addresses of dead ones.
+
+    By default all rounds of its c10d rendezvous share one store, where the new ranks find the addresses of
+    the round before, and wait for nobody.
+    """
+    if _has_agent(environ) and environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        raise UserError(
+            "distributed.identity",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+            "is not 1, so that ranks which torchrun starts again would wait for the dead ones",
+            "Export it as 1 where torchrun --max-restarts is called, with --rdzv-backend=c10d",
+        )
+
+
+def _complete_local(identity: Identity, one_machine: bool) -> tuple[int, int]:
+    """Local rank and size; where the launcher left them out, they are the global ones if all ranks share a machine."""
+    rank, size = identity.local_rank, identity.local_world_size
+    if (rank is None or size is None) and identity.world_size > 1 and not one_machine:
+        missing = "local rank" if rank is None else "number of local ranks"
+        remedy = "Set LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun or srun"
+        raise UserError(
+            "distributed.identity", "process identity", f"{identity.launcher} does not tell the {missing}", remedy
+        )
+    rank = identity.rank if rank is None else rank
+    size = identity.world_size if size is None else size
+    for value, limit, name in ((identity.rank, identity.world_size, "rank"), (rank, size, "local rank")):
+        if value >= limit:
+            raise UserError(
+                "distributed.identity",
+                "process identity",
+                f"{name} {value} of {limit} ({identity.launcher})",
+                ONE_IDENTITY,
+            )
+    if size > identity.world_size:
+        reason = f"{size} local ranks of {identity.world_size} in all ({identity.launcher})"
+        raise UserError("distributed.identity", "process identity", reason, ONE_IDENTITY)
+    return rank, size
+
+
+def _resolves(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return True
+
+
+def _slurm_head(environ: Mapping[str, str]) -> str | None:
+    """The host of rank 0: the step's first; where its name is unknown here, the one that ran srun."""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+    first = expand_hostlist(nodes)[0] if nodes else None
+    launch_node = environ.get("SLURM_LAUNCH_NODE_IPADDR") or None
+    return first if first is not None and (launch_node is None or _resolves(first)) else launch_node
+
+
+def _slurm_port(environ: Mapping[str, str]) -> int:
+    """A port that two steps on one machine are unlikely to share, the same for all ranks of a step."""
+    job, step = _integer(environ, "SLURM_JOB_ID") or 0, _integer(environ, "SLURM_STEP_ID") or 0
+    first, count = SLURM_PORTS
+    return first + (job * 31 + step) % count
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process's place among the ranks that train together."""
+
+    rank: int = 0
+    local_rank: int = 0  # among the processes of this machine
+    world_size: int = 1
+    local_world_size: int = 1
+    launcher: str = "single"  # or "torchrun", "slurm", "mpirun", "variables"
+    master_addr: str = LOOPBACK  # where rank 0 listens, with the port
+    master_port: int = DEFAULT_PORT
+    host: str = field(default="", compare=False)  # Slurm's name of this node, elsewhere the host name
+    has_agent: bool = field(default=False, compare=False)  # torchrun's agent, not rank 0, listens there
+
+    @classmethod
+    def identify(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """Read this process's identity from the environment (the process's own unless one is given).
+
+        Raises:
+            UserError: the identity is partial, contradicts itself, or rank 0 has no known address.
+        """
+        environ = environment() if environ is None else environ
+        host = environ.get("SLURMD_NODENAME") or socket.gethostname()
+        found = [*(_from_variables(environ, *launcher) for launcher in _LAUNCHERS), _from_slurm(environ)]
+        identities = [identity for identity in found if identity is not None]
+        if not identities:
+            return cls(host=host)
+        chosen, *others = identities
+        for other in others:
+            _check_contradiction(chosen, other)
+            if chosen.local_rank is None and (chosen.rank, chosen.world_size) == (other.rank, other.world_size):
+                chosen = other  # srun's PMI plugin tells no local ranks, srun itself does
+        _check_restarts(environ)
+        if chosen.world_size < 1:
+            raise UserError(
+                "distributed.identity", "process identity", f"{chosen.launcher} says a world of 0 ranks", ONE_IDENTITY
+            )
+        address = environ.get("MASTER_ADDR", "").strip()
+        in_step = chosen.launcher == "slurm"
+        is_local = address in ("", "localhost", LOOPBACK)
+        one_machine = _integer(environ, "SLURM_STEP_NUM_NODES") == 1 if in_step else is_local
+        local_rank, local_world_size = _complete_local(chosen, one_machine)
+        if not address:
+            address = LOOPBACK if local_world_size == chosen.world_size else _slurm_head(environ) or ""
+        if not address:
+            reason = f"is not set, and the {chosen.world_size} ranks are on several machines"
+            raise UserError(
+                "distributed.identity", "MASTER_ADDR", reason, "Export the address of the machine of rank 0"
+            )
+        port = _integer(environ, "MASTER_PORT") or (_slurm_port(environ) if in_step else DEFAULT_PORT)
+        ranks = (chosen.rank, local_rank, chosen.world_size, local_world_size)
+        return cls(*ranks, chosen.launcher, address, port, host, _has_agent(environ))

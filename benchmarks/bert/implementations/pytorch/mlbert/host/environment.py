@@ -1,0 +1,11 @@
+"""The process environment, which is read only here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+
+def environment() -> Mapping[str, str]:
+    """Return the process environment."""
+    return os.environ

@@ -1,0 +1,120 @@
+"""What Linux says about the machine: its processors by model and generation, the driver of its GPUs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from mlbert.host.errors import UserError
+
+SYSTEM = Path("/")
+NONE = "none"
+
+# Word of the name, family, models and steppings -> generation.
+_ANY = range(256)
+_GENERATIONS = (
+    ("Xeon", 6, range(63, 64), _ANY, "Haswell"),
+    ("Xeon", 6, range(79, 80), _ANY, "Broadwell"),
+    ("Xeon", 6, range(85, 86), range(5), "Skylake-SP"),
+    ("Xeon", 6, range(85, 86), range(5, 10), "Cascade Lake"),
+    ("Xeon", 6, range(85, 86), range(10, 12), "Cooper Lake"),
+    ("Xeon", 6, range(106, 107), _ANY, "Ice Lake-SP"),
+    ("Xeon", 6, range(108, 109), _ANY, "Ice Lake-D"),
+    ("Xeon", 6, range(143, 144), _ANY, "Sapphire Rapids"),
+    ("Xeon", 6, range(207, 208), _ANY, "Emerald Rapids"),
+    ("Xeon", 6, range(173, 175), _ANY, "Granite Rapids"),
+    ("Xeon", 6, range(175, 176), _ANY, "Sierra Forest"),
+    ("EPYC", 23, range(16), _ANY, "Naples"),
+    ("EPYC", 23, range(48, 64), _ANY, "Rome"),
+    ("EPYC", 25, range(16), _ANY, "Milan"),
+    ("EPYC", 25, range(16, 32), _ANY, "Genoa"),
+    ("EPYC", 25, range(160, 176), _ANY, "Bergamo"),
+    ("EPYC", 26, range(16), _ANY, "Turin"),
+    ("EPYC", 26, range(16, 32), _ANY, "Turin Dense"),
+)
+# Implementer and part of an Arm core -> its name.
+_ARM_CORES = {
+    ("0x41", "0xd08"): "Arm Cortex-A72",
+    ("0x41", "0xd0c"): "Arm Neoverse N1",
+    ("0x41", "0xd40"): "Arm Neoverse V1",
+    ("0x41", "0xd49"): "Arm Neoverse N2",
+    ("0x41", "0xd4f"): "Arm Neoverse V2",
+    ("0x41", "0xd84"): "Arm Neoverse V3",
+    ("0x41", "0xd8e"): "Arm Neoverse N3",
+    ("0xc0", "0xac3"): "AmpereOne",
+}
+# Vendor or product of the machine, and core -> the processor that is meant.
+_ARM_PROCESSORS = (
+    ("Amazon", "Cortex-A72", "AWS Graviton"),
+    ("Amazon", "Neoverse N1", "AWS Graviton2"),
+    ("Amazon", "Neoverse V1", "AWS Graviton3"),
+    ("Amazon", "Neoverse V2", "AWS Graviton4"),
+    ("Google", "Neoverse V2", "Google Axion"),
+    ("Microsoft", "Neoverse N2", "Microsoft Cobalt 100"),
+    ("Grace|GH200|GB200|GB300", "Neoverse V2", "NVIDIA Grace"),
+)
+
+
+def read_processors(root: Path = SYSTEM) -> list[dict[str, str]]:
+    """The fields of ``/proc/cpuinfo`` below ``root``, one dict for each logical processor."""
+    parsed = []
+    for block in re.split(r"\n\s*\n", read_text(root / "proc/cpuinfo").strip()):
+        fields = dict(re.findall(r"^([^:\n]*[^:\s])\s*:[ \t]*(.*?)[ \t]*$", block, re.MULTILINE))
+        if "processor" in fields:
+            parsed.append(fields)
+    return parsed
+
+
+def processor_name(root: Path = SYSTEM) -> str:
+    """Model of the processor and, of common servers' ones, the generation: ``AMD EPYC 7742 64-Core Processor (Rome)``,
+    ``NVIDIA Grace (Arm Neoverse V2)``."""
+    first = next(iter(read_processors(root)), {})
+    model = " ".join((first.get("model name") or first.get("Processor") or "").split())
+    if core := _ARM_CORES.get((first.get("CPU implementer", ""), first.get("CPU part", ""))):
+        ids = ("sys_vendor", "product_name")
+        machine = " ".join(read_text(root / "sys/class/dmi/id" / name).strip() for name in ids)
+        meant = [name for place, part, name in _ARM_PROCESSORS if part in core and re.search(place, machine)]
+        return f"{meant[0]} ({core})" if meant else core
+    generation = _generation(model, first)
+    return f"{model} ({generation})" if generation else model or platform.machine() or "unknown"
+
+
+def _generation(model: str, fields: dict[str, str]) -> str | None:
+    numbers = [fields.get(key, "") for key in ("cpu family", "model", "stepping")]
+    if not all(number.isdecimal() for number in numbers):
+        return None
+    family, number, stepping = map(int, numbers)
+    for word, its_family, models, steppings, name in _GENERATIONS:
+        if word in model and family == its_family and number in models and stepping in steppings:
+            return name
+    return None
+
+
+def gpu_driver(root: Path = SYSTEM) -> str:
+    """Version of the loaded NVIDIA driver, or "none"; asks no program."""
+    found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", read_text(root / "proc/driver/nvidia/version"))
+    return found[1] if found else NONE
+
+
+def read_text(path: Path) -> str:
+    """Text of a file; empty when it cannot be read, as many in /sys cannot."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def threads_per_rank(cpu_threads: int | None, local_world_size: int) -> int:
+    """Return the CPU threads of a rank: the setting, or an equal share of the cores that the process may use.
+
+    Raises:
+        UserError: more threads than CPUs, with which OpenMP may bring the whole machine to its limit.
+    """
+    if cpu_threads:
+        if cpu_threads > (cpus := os.cpu_count() or 1):
+            subject = f"CPU_THREADS={cpu_threads}"
+            raise UserError("config.range", subject, f"this machine has {cpus} CPUs", "Set it to none")
+        return cpu_threads
+    return max(1, len(os.sched_getaffinity(0)) // local_world_size)

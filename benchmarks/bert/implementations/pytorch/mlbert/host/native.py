@@ -1,0 +1,222 @@
+"""C kernels compiled at first use, loaded through ctypes.
+
+`load` compiles the given sources of ``csrc`` with GCC for this machine's processor and keeps the library in the
+user's cache folder (``$XDG_CACHE_HOME/mlbert``, by default ``~/.cache/mlbert``), under a name made from the sources,
+the flags, the compiler and the processor. A library is written under a temporary name and renamed, so processes may
+compile at the same time; its last bytes are its own SHA-256, so a damaged one is noticed and built again. Where
+nothing can be compiled, `load` raises `NativeUnavailable` with the reason, and callers use their plain forms.
+
+Kernels may use OpenMP. Two OpenMP runtimes in one process would fight over the cores, so the library is linked without
+one and takes its symbols from the runtime that PyTorch has loaded already: import torch first. Libraries without
+OpenMP (`openmp=False`) need neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlbert.host.environment import environment
+from mlbert.host.provenance import shipped
+
+SOURCE_FOLDER = shipped("csrc") / "cpu"
+MHALIB_FOLDER = SOURCE_FOLDER.with_name("mhalib")
+COMPILE_FLAGS = (
+    *("-std=c11", "-O3", "-march=native", "-fPIC", "-fopenmp"),
+    # What of -ffast-math keeps NaN, infinities and the order of additions: fused multiply-add, no errno, no traps.
+    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
+)
+NO_COMPILER = "no C compiler (gcc) on PATH"
+INSTALL = "Install gcc: apt install gcc libc6-dev, dnf install gcc, or conda install gcc"
+_COMPILERS = ("gcc", "cc")
+_COMPILE_SECONDS = 120
+_DIGEST_BYTES = 32
+_OPENMP_NAMES = re.compile(r"lib(gomp|iomp5)[-.\w]*\.so[.\d]*$")
+
+_loaded: dict[str, ctypes.CDLL] = {}
+_messages: dict[str, str] = {}
+_digests: dict[str, str] = {}
+
+
+class NativeUnavailable(RuntimeError):
+    """The kernels can't be compiled or loaded here; the text says why."""
+
+
+def load(name: str, sources: Sequence[str], *, openmp: bool = True, folder: Path | None = None) -> ctypes.CDLL:
+    """The library `name` made of `sources`, files of `folder` (by default ``csrc/cpu``); compiled if the cache doesn't
+    hold it. `openmp` tells whether they use OpenMP.
+
+    Raises:
+        NativeUnavailable: no compiler, no OpenMP runtime, missing sources, or compilation failed.
+    """
+    if name in _loaded:
+        return _loaded[name]
+    try:
+        if openmp:
+            _share_openmp_runtime()
+        library, message = _load(name, [(folder or SOURCE_FOLDER) / source for source in sources])
+    except NativeUnavailable as error:
+        _messages[name] = f"{name}: unavailable ({error})"
+        raise
+    _messages[name] = f"{name}: {message}"
+    _loaded[name] = library
+    return library
+
+
+def status() -> str:
+    """What became of every library asked for, as one line."""
+    return "; ".join(_messages.values()) or "no native library was asked for"
+
+
+def problem() -> str | None:
+    """Why libraries that were asked for are not used, with what to do; None: all are."""
+    absent = [text for name, text in _messages.items() if name not in _loaded]
+    if not absent:
+        return None
+    remedy = f". {INSTALL}" if NO_COMPILER in absent[0] else ""
+    return f"C kernels are not used, which is slower: {'; '.join(absent)}{remedy}"
+
+
+def digests() -> dict[str, str]:
+    """SHA-256 of the file of every library that is loaded."""
+    return dict(_digests)
+
+
+def compiler() -> str:
+    """Name and version of the compiler that the libraries asked for need; "none" where none was, or there is none."""
+    try:
+        return _version(_find_compiler()).decode(errors="replace").partition("\n")[0] if _messages else "none"
+    except NativeUnavailable:
+        return "none"
+
+
+def _load(name: str, sources: Sequence[Path]) -> tuple[ctypes.CDLL, str]:
+    compiler = _find_compiler()
+    digest = _fingerprint(compiler, sources)
+    folder = cache_folder()
+    cached = folder / f"{name}-{digest[:32]}.so"
+    if _is_whole(cached):
+        with contextlib.suppress(NativeUnavailable):  # built for another system library: build it again
+            return _open(name, cached), f"from {cached}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _compile(compiler, sources, cached)
+    except OSError as error:
+        with tempfile.TemporaryDirectory(prefix="mlbert-") as temporary:
+            once = Path(temporary) / cached.name
+            _compile(compiler, sources, once)
+            return _open(name, once), f"compiled for this process only ({folder}: {error.strerror or error})"
+    return _open(name, cached), f"compiled into {cached}"
+
+
+def _open(name: str, path: Path) -> ctypes.CDLL:
+    try:
+        _digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeUnavailable(f"{path.name} does not load: {error}") from error
+
+
+def _share_openmp_runtime() -> None:
+    """Make the symbols of the OpenMP runtime in this process visible to libraries loaded later."""
+    path = openmp_runtime() or "libgomp.so.1"
+    try:
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise NativeUnavailable(f"no OpenMP runtime: {error}") from error
+
+
+def openmp_runtime() -> str | None:
+    """PyTorch's where several are loaded: scikit-learn brings one too, which knows nothing of torch.set_num_threads."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError as error:
+        raise NativeUnavailable("native kernels need Linux") from error
+    paths = {line.split(maxsplit=5)[5] for line in lines if line.endswith(".so") or ".so." in line}
+    runtimes = [path for path in paths if _OPENMP_NAMES.search(path)]
+    return min(runtimes, key=lambda path: ("/torch/" not in path, path), default=None)
+
+
+def _find_compiler() -> str:
+    for name in _COMPILERS:
+        if path := shutil.which(name):
+            return path
+    raise NativeUnavailable(NO_COMPILER)
+
+
+def _fingerprint(compiler: str, sources: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for part in (_version(compiler), _processor(), repr(COMPILE_FLAGS).encode()):
+        digest.update(hashlib.sha256(part).digest())
+    for path in [*sources, *sorted(sources[0].parent.glob("*.h"))]:
+        try:
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+        except OSError as error:
+            raise NativeUnavailable(f"{path}: {error.strerror}") from error
+    return digest.hexdigest()
+
+
+@functools.cache
+def _version(compiler: str) -> bytes:
+    try:
+        return subprocess.run([compiler, "--version"], capture_output=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NativeUnavailable(f"{compiler} does not run: {error}") from error
+
+
+def _processor() -> bytes:
+    """Whatever decides what ``-march=native`` means."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine().encode()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    first = {line.split(":")[0].strip(): line for line in reversed(lines) if line.startswith(wanted)}
+    return "\n".join([platform.machine(), *(first[name] for name in sorted(first))]).encode()
+
+
+def cache_folder() -> Path:
+    """The user's folder for what can be made again: compiled libraries, indices of data files."""
+    base = environment().get("XDG_CACHE_HOME", "")
+    return (Path(base) if base else Path.home() / ".cache") / "mlbert"
+
+
+def _is_whole(library: Path) -> bool:
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
+
+
+def _compile(compiler: str, sources: Sequence[Path], target: Path) -> None:
+    """Raises OSError where the target's folder can't be written, NativeUnavailable where compilation fails."""
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
+        objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
+        library = Path(folder) / target.name
+        for source, result in zip(sources, objects, strict=True):
+            _run([compiler, *COMPILE_FLAGS, "-c", str(source), "-o", result])
+        _run([compiler, "-shared", *objects, "-lm", "-o", str(library)])
+        content = library.read_bytes()
+        library.write_bytes(content + hashlib.sha256(content).digest())
+        os.replace(library, target)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
+    except subprocess.SubprocessError as error:
+        raise NativeUnavailable(f"{command[0]}: {error}") from error
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise NativeUnavailable(f"{command[0]} failed: {lines[0] if lines else f'exit code {done.returncode}'}")

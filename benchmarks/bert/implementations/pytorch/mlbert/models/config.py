@@ -1,0 +1,32 @@
+"""Settings of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from mlbert.config.section import Section, setting
+
+
+class ModelConfig(Section):
+    """The model: shape, implementation and starting weights."""
+
+    bert_config_file: Path = setting("BERT_CONFIG", "Model shape, a bert_config.json.", key="bert_config_file")
+    model_options: str | None = setting(
+        "MODEL_OPTIONS",
+        "Values in place of those of BERT_CONFIG, name=value with blanks between.",
+        key="model_options",
+        default=None,
+    )
+    model_implementation: Literal["mlbert", "huggingface"] | None = setting(
+        "MODEL_IMPLEMENTATION",
+        "Whose model runs: ours, unpadded, or Hugging Face's of the same shape, padded.",
+        key="model_implementation",
+        default=None,
+    )
+    init_checkpoint: Path | None = setting(
+        "INIT_CHECKPOINT",
+        "model.safetensors, its folder, a run or its checkpoint, or a .pt of NVIDIA's or Composer's; none: random.",
+        key="init_checkpoint",
+        default=None,
+    )

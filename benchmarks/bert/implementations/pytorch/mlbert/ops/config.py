@@ -1,0 +1,66 @@
+"""Settings of what computes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mlbert.config.section import MOST_CPUS, MOST_STEPS, Section, setting
+
+
+class ComputeConfig(Section):
+    """What computes: number formats, implementations of the ops, threads and graphs."""
+
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8", "fp8-forward"] = setting(
+        "PRECISION",
+        "Number format of the matrix products; fp8 is the encoder's, fp8-forward without those of gradients.",
+        key="precision",
+        default="auto",
+        fixed_on_resume=True,
+    )
+    fp8_fast_accumulation: Literal["forward", "all"] = setting(
+        "FP8_FAST_ACCUMULATION",
+        "Which FP8 products let the tensor cores of Hopper add with fewer bits; all adds those of gradients.",
+        key="fp8_fast_accumulation",
+        default="forward",
+    )
+    loss_scale: float = setting(
+        "LOSS_SCALE",
+        "What fp16 multiplies the loss by at first; halved at an overflow.",
+        key="loss_scale",
+        default=131072.0,
+        gt=0,
+        le=16777216,
+    )
+    loss_scale_window: int = setting(
+        "LOSS_SCALE_WINDOW",
+        "Steps without an overflow after which it doubles.",
+        key="loss_scale_window",
+        default=2000,
+        unit="steps",
+        ge=1,
+        le=MOST_STEPS,
+    )
+    cpu_threads: int | None = setting(
+        "CPU_THREADS",
+        "none takes every core that the rank may use.",
+        key="cpu_threads",
+        default=None,
+        unit="threads per rank",
+        ge=1,
+        le=MOST_CPUS,
+    )
+    ops: Literal["auto", "plain", "native", "triton", "cublaslt", "flash", "fmha"] = setting(
+        "OPS", "Which implementation of the ops runs.", key="ops", default="auto"
+    )
+    cuda_graph_mode: Literal["none", "segmented", "full_iteration"] = setting(
+        "CUDA_GRAPH_MODE",
+        "What is replayed as a CUDA graph: forward and backward of a micro-batch, or the whole step.",
+        key="cuda_graph_mode",
+        default="none",
+    )
+    auto_micro_batch: bool | None = setting(
+        "AUTO_MICRO_BATCH",
+        "Double GRADIENT_STEPS when the device runs out of memory.",
+        key="auto_micro_batch",
+        default=None,
+    )

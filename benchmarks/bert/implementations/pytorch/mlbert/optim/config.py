@@ -1,0 +1,229 @@
+"""Settings of the optimizer and the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from mlbert.config.section import MOST_STEPS, Contradiction, Section, setting
+
+# Settings that only some schedules read.
+SCHEDULE_SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "polynomial": ("poly_power", "end_lr", "lr_decay_end"),
+    "linear": ("end_lr", "lr_decay_end"),
+    "cosine": ("end_lr", "lr_decay_end"),
+    "wsd": ("lr_decay_steps", "end_lr", "lr_decay_end"),
+    "multistep": ("lr_milestones", "lr_gamma"),
+    "constant": (),
+}
+
+
+class OptimizerConfig(Section):
+    """The update rule and its numbers."""
+
+    optimizer: Literal[
+        "lamb", "adamw", "decoupled_adamw", "stableadamw", "decoupled_stableadamw", "acclip", "madgrad", "sgd"
+    ] = setting(
+        "OPTIMIZER",
+        "Method of the update; decoupled: the decay does not depend on the size of LR.",
+        key="optimizer",
+        default="lamb",
+    )
+    beta1: float = setting(
+        "OPT_LAMB_BETA_1",
+        "Decay of the first moment, whichever the optimizer; the momentum of madgrad and sgd.",
+        key="opt_lamb_beta_1",
+        gt=0,
+        lt=1,
+        fixed_on_resume=True,
+    )
+    beta2: float = setting(
+        "OPT_LAMB_BETA_2",
+        "Decay of the second moment, whichever the optimizer; madgrad and sgd do not read it.",
+        key="opt_lamb_beta_2",
+        gt=0,
+        lt=1,
+        fixed_on_resume=True,
+    )
+    epsilon: float = setting(
+        "OPT_EPSILON",
+        "Added to what an update is divided by; sgd does not read it.",
+        key="opt_epsilon",
+        default=1e-06,
+        gt=0,
+        le=1e9,
+        fixed_on_resume=True,
+    )
+    weight_decay_rate: float = setting(
+        "WEIGHT_DECAY_RATE",
+        "Weight decay; none on biases and LayerNorm, unless DECAY_ALL.",
+        key="weight_decay_rate",
+        ge=0,
+        le=100,
+        fixed_on_resume=True,
+    )
+    decay_all: bool | None = setting(
+        "DECAY_ALL", "Weight decay on biases and LayerNorm, too.", key="decay_all", default=None, fixed_on_resume=True
+    )
+    max_grad_norm: float | None = setting(
+        "MAX_GRAD_NORM",
+        "Limit of the global gradient norm; none for no clipping.",
+        key="max_grad_norm",
+        default=1.0,
+        gt=0,
+        le=1e9,
+        fixed_on_resume=True,
+    )
+    optimizer_implementation: Literal["ops", "auto", "plain", "native", "triton", "apex"] = setting(
+        "OPTIMIZER_IMPLEMENTATION",
+        "Which implementation of the optimizer runs; ops takes the one that goes with OPS.",
+        key="optimizer_implementation",
+        default="ops",
+    )
+
+
+class ScheduleConfig(Section):
+    """The learning rate of each step, and how many steps there are."""
+
+    learning_rate: float = setting("LR", "Base learning rate.", key="learning_rate", gt=0, le=100, fixed_on_resume=True)
+    max_steps: int = setting(
+        "MAX_STEPS", "Length of the schedule; training ends there.", key="max_steps", unit="steps", ge=1, le=MOST_STEPS
+    )
+    warmup_steps: int = setting(
+        "WARMUP_STEPS", "Length of the warm-up.", key="warmup_steps", default=0, unit="steps", ge=0, le=MOST_STEPS
+    )
+    warmup_proportion: float | None = setting(
+        "WARMUP_PROPORTION",
+        "Length of the warm-up, instead of WARMUP_STEPS.",
+        key="warmup_proportion",
+        default=None,
+        unit="share of MAX_STEPS",
+        ge=0,
+        le=1,
+    )
+    start_warmup_step: int = setting(
+        "START_WARMUP_STEP",
+        "Where the warm-up ramp begins; negative to start part of the way up.",
+        key="start_warmup_step",
+        default=0,
+        unit="steps",
+        ge=-MOST_STEPS,
+        le=0,
+        fixed_on_resume=True,
+    )
+    schedule: Literal["polynomial", "linear", "cosine", "wsd", "multistep", "constant"] = setting(
+        "SCHEDULE",
+        "The learning rate after the warm-up; polynomial is the benchmark's, its decay counts from step 0.",
+        key="schedule",
+        default="polynomial",
+        fixed_on_resume=True,
+    )
+    poly_power: float = setting(
+        "LR_POLY_POWER",
+        "Exponent of the polynomial decay.",
+        key="poly_power",
+        default=1.0,
+        gt=0,
+        le=100,
+        fixed_on_resume=True,
+    )
+    end_lr: float | None = setting(
+        "END_LR",
+        "Rate at the end of the decay (all but multistep, constant); none for 0.",
+        key="end_lr",
+        default=None,
+        ge=0,
+        le=100,
+        fixed_on_resume=True,
+    )
+    lr_decay_end: int | None = setting(
+        "LR_DECAY_END",
+        "Where the decay ends (all but multistep, constant); none for MAX_STEPS.",
+        key="lr_decay_end",
+        default=None,
+        unit="steps",
+        ge=1,
+        le=MOST_STEPS,
+    )
+    lr_decay_steps: int | None = setting(
+        "LR_DECAY_STEPS",
+        "Length of the decay after the plateau of wsd.",
+        key="lr_decay_steps",
+        default=None,
+        unit="steps",
+        ge=1,
+        le=MOST_STEPS,
+        fixed_on_resume=True,
+    )
+    lr_milestones: str | None = setting(
+        "LR_MILESTONES",
+        "Where multistep multiplies the rate, with commas between.",
+        key="lr_milestones",
+        default=None,
+        unit="steps",
+        fixed_on_resume=True,
+    )
+    lr_gamma: float | None = setting(
+        "LR_GAMMA",
+        "What multistep multiplies the rate by.",
+        key="lr_gamma",
+        default=None,
+        gt=0,
+        le=1,
+        fixed_on_resume=True,
+    )
+    lr_first_step: int = setting(
+        "LR_FIRST_STEP",
+        "Number of the first update in the schedule; with -1 the second repeats it, as in Composer.",
+        key="lr_first_step",
+        default=0,
+        ge=-1,
+        le=1,
+        fixed_on_resume=True,
+    )
+
+    @property
+    def num_warmup_steps(self) -> int:
+        """Length of the warm-up in steps, from whichever of the two settings gives it."""
+        return int(self.max_steps * self.warmup_proportion) if self.warmup_proportion else self.warmup_steps
+
+    @property
+    def milestones(self) -> tuple[int, ...] | None:
+        """LR_MILESTONES as numbers. Raises ValueError: they are not ascending whole numbers above 0."""
+        if self.lr_milestones is None:
+            return None
+        steps = tuple(int(word) for word in self.lr_milestones.split(","))
+        if list(steps) != sorted(set(steps)) or steps[0] <= 0:
+            raise ValueError(self.lr_milestones)
+        return steps
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield contradictions of warm-up and decay, and what the schedule needs and nobody gave."""
+        if self.warmup_steps and self.warmup_proportion:
+            problem = f"is {self.warmup_proportion:g} while WARMUP_STEPS is {self.warmup_steps}"
+            yield Contradiction("config.conflict", "WARMUP_PROPORTION", problem, "Set one of the two to 0")
+        reads = SCHEDULE_SETTINGS[self.schedule]
+        for key in ("lr_decay_steps", "lr_milestones", "lr_gamma"):
+            if key in reads and getattr(self, key) is None:
+                problem, env = f"is not set, and SCHEDULE={self.schedule} needs it", key.upper()
+                yield Contradiction("config.missing", env, problem, f"Export {env}, or give --{key}")
+        end = self.lr_decay_end or self.max_steps
+        if self.schedule in ("linear", "cosine") and self.num_warmup_steps >= end:
+            problem = f"ends at step {end}, the warm-up takes {self.num_warmup_steps}"
+            remedy = "Set a shorter warm-up, or a later LR_DECAY_END"
+            yield Contradiction("config.conflict", f"SCHEDULE={self.schedule}", problem, remedy)
+        if "lr_decay_steps" in reads and self.lr_decay_steps is not None and self.lr_decay_steps > end:
+            problem = f"{self.lr_decay_steps} is more than the {end} steps until the decay ends"
+            yield Contradiction("config.conflict", "LR_DECAY_STEPS", problem, "Set fewer, or more MAX_STEPS")
+        if "lr_milestones" in reads:
+            try:
+                _ = self.milestones
+            except ValueError:
+                problem = f"{self.lr_milestones!r} are not ascending steps with commas between"
+                yield Contradiction("config.value", "LR_MILESTONES", problem, "Give for example 800,1200")
+
+    def oddities(self) -> Iterator[str]:
+        """Yield a sentence if the warm-up never ends."""
+        ramp_end = self.start_warmup_step + self.num_warmup_steps
+        if ramp_end > self.max_steps:
+            yield f"the warm-up ends at step {ramp_end}, after MAX_STEPS {self.max_steps}: LR is never reached"

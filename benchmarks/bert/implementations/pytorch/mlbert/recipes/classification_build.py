@@ -1,0 +1,198 @@
+"""Builds the recipe `mlbert.recipes.classification`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mlbert.config.sections import Configuration
+from mlbert.core import glue, schedules
+from mlbert.core.bert_config import BertConfig
+from mlbert.dist.config import DistributedConfig
+from mlbert.dist.world import World
+from mlbert.feed.config import DataConfig, TaskConfig, TextConfig
+from mlbert.feed.tasks import TaskEvalSet, TaskSource, budget_of
+from mlbert.feed.text_run import sequence_length
+from mlbert.host.errors import UserError
+from mlbert.models import task_model
+from mlbert.models.bert import BertForSequenceClassification
+from mlbert.models.choose import make_classifier
+from mlbert.models.config import ModelConfig
+from mlbert.models.huggingface_model import HuggingFaceForSequenceClassification
+from mlbert.models.load import load_weights
+from mlbert.models.objectives import Classification, Regression
+from mlbert.models.start import choose_compute
+from mlbert.models.task_model import TaskCard
+from mlbert.models.update import whole_update
+from mlbert.ops.config import ComputeConfig
+from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.optim.loss_scale import LossScale
+from mlbert.store.order import StepShare
+from mlbert.store.tasks import TaskForm, TaskRows, form_of_task, read_evaluation, read_training
+from mlbert.store.tokenizer import Tokenizer, load_tokenizer
+from mlbert.train.config import EvaluationConfig
+from mlbert.train.protocols import Method
+
+MOST_PADDING = 64  # a checkpoint's vocabulary may be filled up to a multiple of it
+
+Classifier = BertForSequenceClassification | HuggingFaceForSequenceClassification
+
+
+@dataclass(frozen=True)
+class TaskInputs:
+    """Inputs that fit each other: shape, vocabulary, rows by the evaluation's name, and what the model is for."""
+
+    shape: BertConfig
+    train_data: str
+    eval_data: str
+    max_sequence_length: int
+    sequences_per_pack: float
+    tokenizer: Tokenizer
+    train: TaskRows
+    evaluations: Mapping[str, TaskRows]
+    card: TaskCard
+
+
+def _files(data: DataConfig, task_config: TaskConfig) -> tuple[TaskForm, Path, dict[str, Path]]:
+    """How the task's files look, the training file, and the evaluations' files by name."""
+    if task_config.task is not None:
+        form, task = form_of_task(task_config.task), glue.TASKS[task_config.task]
+        return form, task.train_file(data.input_dir), task.evaluation_files(data.eval_dir)
+    columns = tuple(name.strip() for name in (task_config.text_columns or "").split(",") if name.strip())
+    if not columns or task_config.label_column is None:
+        raise UserError(
+            "config.missing",
+            "TEXT_COLUMNS",
+            "and LABEL_COLUMN are not set",
+            "Name the columns of the task's files, or TASK",
+        )
+    return TaskForm(columns, task_config.label_column, task_config.num_labels), data.input_dir, {"": data.eval_dir}
+
+
+def inspect(config: Configuration) -> TaskInputs:
+    """Reads the task's files, which say what the classes are, the vocabulary and the shape. Raises UserError: something
+    is missing or damaged, or they do not fit each other."""
+    data, text, model = config[DataConfig], config[TextConfig], config[ModelConfig]
+    form, train_file, eval_files = _files(data, config[TaskConfig])
+    train = read_training(train_file, form)
+    evaluations = {name: read_evaluation(path, form, train.classes) for name, path in eval_files.items()}
+    most = config[EvaluationConfig].num_eval_examples
+    if most is not None:
+        evaluations = {name: rows.first(most) for name, rows in evaluations.items()}
+    length = sequence_length(data)
+    card = TaskCard(
+        text_columns=form.text_columns,
+        label_column=form.label_column,
+        classes=train.classes,
+        max_seq_length=length,
+        header=form.header,
+        lenient=form.lenient,
+    )
+    shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
+    tokenizer = load_tokenizer(text.tokenizer)
+    if not 0 <= shape.vocab_size - len(tokenizer.vocabulary) < MOST_PADDING:
+        reason = f"has {len(tokenizer.vocabulary)} entries, the model {shape.vocab_size}"
+        raise UserError(
+            "vocabulary.mismatch", f"TOKENIZER={text.tokenizer}", reason, "Use the vocabulary of INIT_CHECKPOINT"
+        )
+    if shape.position_embedding_type == "absolute" and length > shape.max_position_embeddings:
+        reason = f"is more than the {shape.max_position_embeddings} positions of {model.bert_config_file}"
+        raise UserError("config.conflict", f"MAX_SEQ_LENGTH={length}", reason, "Set fewer")
+    identities = ",".join(rows.identity for rows in evaluations.values())
+    return TaskInputs(shape, train.identity, identities, length, 1.0, tokenizer, train, evaluations, card)
+
+
+def build(config: Configuration, inputs: TaskInputs, world: World, seed: int, warn: Callable[[str], None]) -> Method:
+    """The method's objects; texts become tokens in ``open``."""
+    for line in (line for rows in (inputs.train, *inputs.evaluations.values()) for line in rows.warnings):
+        warn(line)
+    model, objective, evaluation = build_evaluation(config, world, seed, warn, inputs)
+    compute = choose_compute(config[ComputeConfig], config[ModelConfig], world.device, warn)
+    loss_scale = LossScale.of(config[ComputeConfig], world.device)
+    data, text, schedule = config[DataConfig], config[TextConfig], config[ScheduleConfig]
+    sections = config[OptimizerConfig], schedule.learning_rate, config[DistributedConfig], config[ComputeConfig]
+    flat, optimizer, sync = whole_update(*sections, model, world, loss_scale, "classification")
+    share = StepShare(data.train_batch_size, data.gradient_accumulation_steps, world.rank, world.world_size)
+    source = TaskSource(
+        inputs.train,
+        inputs.tokenizer,
+        max_seq_length=inputs.card.max_seq_length,
+        share=share,
+        drop_last=bool(text.drop_last),
+        seed=None if text.shuffle is None else seed,
+    )
+
+    def export(folder: Path, facts: Mapping[str, object]) -> None:
+        task_model.write_task_model(model, folder, facts, inputs.card, inputs.tokenizer)
+        parts, found = list(inputs.evaluations.values()), objective.latest
+        task_model.write_predictions(folder / task_model.PREDICTIONS, parts, found[:, :2], inputs.card)
+        task_model.draw_confusion(folder / task_model.CONFUSION, found[:, 0], found[:, -1], inputs.card)
+
+    return Method(
+        model=model,
+        objective=objective,
+        source=source,
+        evaluation=evaluation,
+        flat=flat,
+        sync=sync,
+        optimizer=optimizer,
+        schedule=schedules.make(schedule),
+        budget=budget_of(share, inputs.card.max_seq_length),
+        precision=compute.precision,
+        ops=compute.ops,
+        identity={
+            "model": inputs.shape.to_json(),
+            "optimizer": config[OptimizerConfig].optimizer,
+            "train_batch_size": data.train_batch_size,
+            "train_data": inputs.train_data,
+            "eval_data": inputs.eval_data,
+            **config.fixed_on_resume(),
+        },
+        export=export,
+        loss_scale=loss_scale,
+    )
+
+
+def build_evaluation(
+    config: Configuration, world: World, seed: int, warn: Callable[[str], None], inputs: TaskInputs | None = None
+) -> tuple[Classifier, Classification | Regression, TaskEvalSet]:
+    """Model with starting weights, objective and evaluation rows. Raises UserError: the checkpoint is missing, damaged
+    or of another shape, or METRIC is none of the task's."""
+    inputs = inputs or inspect(config)
+    parts = {name: len(rows) for name, rows in inputs.evaluations.items()}
+    num_labels = inputs.card.num_labels
+    objective: Classification | Regression
+    if inputs.card.classes:
+        objective = Classification(num_labels, "step", config[TaskConfig].metric or "accuracy", parts)
+    else:
+        objective = Regression("step", config[TaskConfig].metric or "spearman", parts)
+    evaluation = TaskEvalSet(
+        list(inputs.evaluations.values()),
+        inputs.tokenizer,
+        max_seq_length=inputs.card.max_seq_length,
+        batch_size=config[EvaluationConfig].eval_batch_size,
+        rank=world.rank,
+        world_size=world.world_size,
+    )
+    compute = choose_compute(config[ComputeConfig], config[ModelConfig], world.device, warn)
+    model = make_classifier(config[ModelConfig], inputs.card.max_seq_length, inputs.shape, num_labels, compute)
+    _start(model, config[ModelConfig], seed, world, warn)
+    return model, objective, evaluation
+
+
+def _start(model: Classifier, config: ModelConfig, seed: int, world: World, warn: Callable[[str], None]) -> None:
+    model.initialize(seed)
+    model.to(world.device)
+    if config.init_checkpoint is None:
+        warn("warning: INIT_CHECKPOINT is none: every weight is drawn")
+        return
+    drawn = {name: p.detach().clone() for name, p in model.named_parameters() if name.startswith("classifier.")}
+    missing = load_weights(model, config.init_checkpoint).missing
+    with torch.no_grad():
+        for name, value in drawn.items():  # another task's may be of the same size
+            model.get_parameter(name).copy_(value)
+    if any(name.startswith("bert.pooler.") for name in missing):
+        warn(f"{config.init_checkpoint} has no pooler: it is drawn")

@@ -1,0 +1,56 @@
+"""Masked-LM only on stored samples: MosaicML's entries to MLPerf Training v2.1 (open division).
+
+    benchmarks/bert/implementations/composer/run_and_time.sh -c methods      (or: mlbert train --config config.yaml)
+
+* model      MODEL_IMPLEMENTATION: our unpadded encoder, or Hugging Face's padded one; no pooler, no next-sentence head
+* loss       mean over all masked tokens of the step; next-sentence labels are not read
+* update     decoupled AdamW with decay on every tensor (DECAY_ALL); the gradient is not clipped
+* rate       a ramp, then a multiplier for each milestone passed; the second update repeats the first one's rate, 0, as
+             Composer's schedulers do (LR_FIRST_STEP=-1)
+* data       samples that were masked when they were made, one sequence a row
+
+Dropout is the shape's: MODEL_OPTIONS switches it off. RECIPE=masked_lm without a TOKENIZER is this recipe.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlbert.config.recipe import Recipe
+from mlbert.config.sections import COMMON, Configuration
+from mlbert.feed.config import DataConfig
+from mlbert.host.errors import UserError
+from mlbert.models.config import ModelConfig
+
+
+def inspect(config: Configuration) -> Any:
+    """Look at the inputs; see `mlbert.feed.inputs.inspect`. Raises UserError besides: MAX_SEQ_LENGTH, to which Hugging
+    Face's model pads, is more than the model's positions."""
+    from mlbert.feed import inputs  # reads data sets: not needed for --help
+
+    found = inputs.inspect(config[ModelConfig], config[DataConfig])
+    length, positions = config[DataConfig].max_seq_length or 0, found.shape.max_position_embeddings
+    if length > positions:
+        problem = f"is more than the model's {positions} positions"
+        raise UserError("config.conflict", f"MAX_SEQ_LENGTH={length}", problem, "Set none, or fewer")
+    return found
+
+
+RECIPE = Recipe(
+    name="masked_lm_stored",
+    sections=COMMON,
+    inspect=inspect,
+    build="mlbert.recipes.masked_lm_stored_build",
+    overrides={
+        "MODEL_IMPLEMENTATION": "mlbert",
+        "PACKING_FACTOR": 1.0,
+        "SCHEDULE": "multistep",
+        "LR_FIRST_STEP": -1,
+        "OPTIMIZER": "decoupled_adamw",
+        "DECAY_ALL": True,
+        "MAX_GRAD_NORM": None,
+        "MLPERF_SUBMISSION_ORG": "unspecified",
+        "MLPERF_SUBMISSION_PLATFORM": "unspecified",
+        "MLPERF_DIVISION": "open",
+    },
+)

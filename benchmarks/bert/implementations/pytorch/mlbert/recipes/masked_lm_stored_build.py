@@ -1,0 +1,82 @@
+"""Builds the recipe `mlbert.recipes.masked_lm_stored`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from mlbert.config.sections import Configuration
+from mlbert.core import schedules
+from mlbert.core.bert_config import BertConfig
+from mlbert.dist.config import DistributedConfig
+from mlbert.dist.groups import exchange_group
+from mlbert.dist.world import World
+from mlbert.feed.config import DataConfig
+from mlbert.feed.inputs import PreTrainingInputs
+from mlbert.feed.pretraining import budget_of, make_evaluation_set, make_source
+from mlbert.models import evaluation
+from mlbert.models.bert import AnyBert
+from mlbert.models.choose import make_masked_lm
+from mlbert.models.config import ModelConfig
+from mlbert.models.export import write_weights
+from mlbert.models.objectives import MaskedLM
+from mlbert.models.start import Compute, choose_compute, start_weights
+from mlbert.models.update import whole_update
+from mlbert.ops.config import ComputeConfig
+from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.optim.loss_scale import LossScale
+from mlbert.train.config import EvaluationConfig
+from mlbert.train.protocols import EvaluationSet, Method
+
+
+def build(
+    config: Configuration, found: PreTrainingInputs, world: World, seed: int, warn: Callable[[str], None]
+) -> Method:
+    """Return the method's objects. Nothing of the data sets is read before their ``open``."""
+    data, model_config, schedule = config[DataConfig], config[ModelConfig], config[ScheduleConfig]
+    compute = choose_compute(config[ComputeConfig], model_config, world.device, warn)
+    model = make_masked_lm(model_config, data.max_seq_length, found.shape, compute)
+    start_weights(model, model_config, seed, world.device, warn)
+    loss_scale = LossScale.of(config[ComputeConfig], world.device)
+    sections = config[OptimizerConfig], schedule.learning_rate, config[DistributedConfig], config[ComputeConfig]
+    flat, optimizer, sync = whole_update(*sections, model, world, loss_scale, "masked_lm_stored")
+    place = {"rank": world.rank, "world_size": world.world_size, "seed": seed}
+    local = (world.local_rank, world.local_world_size)
+    source = make_source(data, found.shape, **place, exchange=exchange_group(data, world), local=local)
+    return Method(
+        model=model,
+        objective=MaskedLM(scope="step"),
+        source=source,
+        evaluation=make_evaluation_set(data, config[EvaluationConfig], found.shape, **place),
+        flat=flat,
+        sync=sync,
+        optimizer=optimizer,
+        schedule=schedules.make(schedule),
+        budget=budget_of(data, source),
+        precision=compute.precision,
+        ops=compute.ops,
+        identity={
+            "model": found.shape.to_json(),
+            "model_implementation": model_config.model_implementation,
+            "optimizer": optimizer.name,
+            "global_batch_size": data.train_batch_size * world.world_size,  # on any number of ranks
+            "train_data": found.train_data,
+            "eval_data": found.eval_data,
+            **config.fixed_on_resume(),
+        },
+        export=functools.partial(write_weights, model, vocabulary=found.vocabulary),
+        loss_scale=loss_scale,
+    )
+
+
+def build_evaluation(
+    config: Configuration, world: World, seed: int, warn: Callable[[str], None]
+) -> tuple[AnyBert, MaskedLM, EvaluationSet]:
+    """See `mlbert.models.evaluation.build_evaluation`."""
+    model_config, data = config[ModelConfig], config[DataConfig]
+
+    def make_model(shape: BertConfig, compute: Compute) -> AnyBert:
+        return make_masked_lm(model_config, data.max_seq_length, shape, compute)
+
+    sections = model_config, data, config[EvaluationConfig], config[ComputeConfig]
+    return evaluation.build_evaluation(*sections, world, seed, warn, make_model, MaskedLM)

@@ -1,0 +1,51 @@
+"""Masked-LM only on text: MosaicBERT, and a model of your own text.
+
+    python benchmarks/mosaic_bert/main.py yamls/main/mosaic-bert-base-uncased.yaml
+
+* model      MODEL_IMPLEMENTATION: our unpadded encoder, or Hugging Face's padded one; no pooler, no next-sentence head
+* loss       mean over all masked tokens of the step
+* update     decoupled AdamW with decay on every tensor (DECAY_ALL); the gradient is not clipped
+* rate       as SCHEDULE says; the second update repeats the first one's rate, 0, as Composer's schedulers do
+             (LR_FIRST_STEP=-1)
+* data       texts that are tokenised ahead of need, cut into sequences, and masked anew at MASKING_RATE each time they
+             are read
+
+Dropout is the shape's: MODEL_OPTIONS switches it off. RECIPE=masked_lm with a TOKENIZER is this recipe.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlbert.config.recipe import Recipe
+from mlbert.config.sections import COMMON, Configuration
+from mlbert.feed.config import CorpusConfig, DataConfig, TextConfig
+from mlbert.models.config import ModelConfig
+
+
+def inspect(config: Configuration) -> Any:
+    """Look at the inputs; see `mlbert.feed.text_run.inspect`."""
+    from mlbert.feed import text_run  # reads data sets: not needed for --help
+
+    return text_run.inspect(config[ModelConfig], config[DataConfig], config[TextConfig], config[CorpusConfig])
+
+
+RECIPE = Recipe(
+    name="masked_lm_text",
+    sections=(*COMMON, TextConfig, CorpusConfig),
+    inspect=inspect,
+    build="mlbert.recipes.masked_lm_text_build",
+    overrides={
+        "MODEL_IMPLEMENTATION": "mlbert",
+        "PACKING_FACTOR": 1.0,
+        "SCHEDULE": "multistep",
+        "LR_FIRST_STEP": -1,
+        "OPTIMIZER": "decoupled_adamw",
+        "DECAY_ALL": True,
+        "MAX_GRAD_NORM": None,
+        "MLPERF_SUBMISSION_ORG": "unspecified",
+        "MLPERF_SUBMISSION_PLATFORM": "unspecified",
+        "MLPERF_DIVISION": "open",
+    },
+    required=frozenset({"MAX_SEQ_LENGTH"}),
+)

@@ -1,0 +1,99 @@
+"""Builds the recipe `mlbert.recipes.masked_lm_text`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mlbert.config.sections import Configuration
+from mlbert.core import schedules
+from mlbert.dist.config import DistributedConfig
+from mlbert.dist.world import World
+from mlbert.feed import text_run
+from mlbert.feed.config import CorpusConfig, DataConfig, TextConfig
+from mlbert.feed.inputs import PreTrainingInputs
+from mlbert.models.bert import AnyBert
+from mlbert.models.choose import make_masked_lm
+from mlbert.models.config import ModelConfig
+from mlbert.models.export import write_weights
+from mlbert.models.foreign import write_composer
+from mlbert.models.huggingface import to_huggingface
+from mlbert.models.neighbours import begin_with_frequencies
+from mlbert.models.objectives import MaskedLM
+from mlbert.models.start import choose_compute, start_weights
+from mlbert.models.update import whole_update
+from mlbert.ops.config import ComputeConfig
+from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.optim.loss_scale import LossScale
+from mlbert.train.config import EvaluationConfig, RunConfig
+from mlbert.train.protocols import EvaluationSet, Method
+
+
+def build(
+    config: Configuration, found: PreTrainingInputs, world: World, seed: int, warn: Callable[[str], None]
+) -> Method:
+    """Return the method's objects. Nothing of the data sets is read before their ``open``, except that a model of
+    ModernBERT's form starts with the frequencies of words in the first training texts."""
+    data, model_config, schedule = config[DataConfig], config[ModelConfig], config[ScheduleConfig]
+    texts = data, config[TextConfig], config[CorpusConfig]
+    compute = choose_compute(config[ComputeConfig], model_config, world.device, warn)
+    model = make_masked_lm(model_config, data.max_seq_length, found.shape, compute)
+    start_weights(model, model_config, seed, world.device, warn)
+    if found.shape.is_rotary and model_config.init_checkpoint is None:
+        begin_with_frequencies(model, text_run.token_counts(*texts))
+    loss_scale = LossScale.of(config[ComputeConfig], world.device)
+    sections = config[OptimizerConfig], schedule.learning_rate, config[DistributedConfig], config[ComputeConfig]
+    flat, optimizer, sync = whole_update(*sections, model, world, loss_scale, "masked_lm_text")
+    return Method(
+        model=model,
+        objective=MaskedLM(scope="step"),
+        source=text_run.make_source(
+            *texts, schedule.max_steps, rank=world.rank, world_size=world.world_size, seed=seed
+        ),
+        evaluation=text_run.make_evaluation_set(
+            *texts, config[EvaluationConfig], rank=world.rank, world_size=world.world_size
+        ),
+        flat=flat,
+        sync=sync,
+        optimizer=optimizer,
+        schedule=schedules.make(schedule),
+        budget=text_run.budget_of(data, config[CorpusConfig]),
+        precision=compute.precision,
+        ops=compute.ops,
+        identity={
+            "model": found.shape.to_json(),
+            "model_implementation": model_config.model_implementation,
+            "optimizer": optimizer.name,
+            "global_batch_size": data.train_batch_size * world.world_size,  # on any number of ranks
+            "train_data": found.train_data,
+            "eval_data": found.eval_data,
+            **config.fixed_on_resume(),
+        },
+        export=functools.partial(_export, config[RunConfig].output_dir, model, found.vocabulary),
+        loss_scale=loss_scale,
+    )
+
+
+def _export(
+    output_dir: Path, model: AnyBert, vocabulary: Path | None, folder: Path, facts: Mapping[str, object]
+) -> None:
+    """Write the weights, and LOGDIR/latest-rank0.pt for Composer's programs if they have such a model."""
+    write_weights(model, folder, facts, vocabulary)
+    if not model.config.is_rotary:
+        write_composer(to_huggingface(model), model.config, output_dir / "latest-rank0.pt")
+
+
+def build_evaluation(
+    config: Configuration, world: World, seed: int, warn: Callable[[str], None]
+) -> tuple[AnyBert, MaskedLM, EvaluationSet]:
+    """Return model, objective and samples; the training set is not read."""
+    data, model_config = config[DataConfig], config[ModelConfig]
+    texts = data, config[TextConfig], config[CorpusConfig]
+    shape = text_run.inspect(model_config, *texts).shape
+    samples = text_run.make_evaluation_set(
+        *texts, config[EvaluationConfig], rank=world.rank, world_size=world.world_size
+    )
+    compute = choose_compute(config[ComputeConfig], model_config, world.device, warn)
+    model = make_masked_lm(model_config, data.max_seq_length, shape, compute)
+    return start_weights(model, model_config, seed, world.device, warn), MaskedLM(scope="step"), samples

@@ -1,0 +1,40 @@
+"""The recipes by name. A new one is a file that declares it, a file that builds it, and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from mlbert.config.recipe import MASKED_LM, Recipe
+from mlbert.host.errors import UserError
+from mlbert.host.names import nearest
+from mlbert.host.provenance import TENSORFLOW2
+from mlbert.recipes import classification, ddp_adam, masked_lm_stored, masked_lm_text, packed_lamb
+
+RECIPES: Mapping[str, Recipe] = {
+    module.RECIPE.name: module.RECIPE
+    for module in (packed_lamb, ddp_adam, masked_lm_stored, masked_lm_text, classification)
+}
+
+
+def find(name: str, peek: Callable[[str], str | None]) -> Recipe:
+    """Return the recipe of a name; ``masked_lm`` is the one on text if TOKENIZER is given.
+
+    Args:
+        name: value of RECIPE.
+        peek: returns the raw value of a setting by key.
+
+    Raises:
+        UserError: there is no such recipe, or it runs elsewhere.
+    """
+    if name == MASKED_LM:
+        has_text = str(peek("tokenizer") or "").strip().lower() not in ("", "none", "null")
+        return masked_lm_text.RECIPE if has_text else masked_lm_stored.RECIPE
+    if name == TENSORFLOW2:
+        remedy = "Start benchmarks/bert/implementations/tensorflow2/run_pretraining.py, or run_and_time.sh"
+        raise UserError("config.unsupported", f"RECIPE={name}", "runs in TensorFlow, not here", remedy)
+    if name not in RECIPES:
+        known = [*RECIPES, MASKED_LM]
+        near = nearest(name, known)
+        hint = f"Did you mean {near}?" if near else f"There are {', '.join(sorted(known))}"
+        raise UserError("config.choice", f"RECIPE={name}", "no such recipe", hint)
+    return RECIPES[name]

@@ -1,0 +1,148 @@
+"""Settings of the run and its evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mlbert.config.section import MOST_PACKS, MOST_SAMPLES, MOST_SECONDS, MOST_STEPS, Contradiction, Section, setting
+
+
+class EvaluationConfig(Section):
+    """When and on what the model is evaluated, and the target."""
+
+    target_metric: float | None = setting(
+        "TARGET_MLM_ACCURACY",
+        "Masked-token accuracy, or a task's metric, at which the run succeeds; none: it does at its limit.",
+        key="target_mlm_accuracy",
+        default=0.72,
+        gt=0,
+        lt=1,
+    )
+    num_eval_examples: int | None = setting(
+        "NUM_EVAL_EXAMPLES",
+        "Size of the evaluation; none for all that there are.",
+        key="num_eval_examples",
+        default=10000,
+        unit="sequences",
+        ge=1,
+        le=MOST_SAMPLES,
+    )
+    eval_batch_size: int = setting(
+        "EVAL_BATCH_SIZE",
+        "Packs of one evaluation batch.",
+        key="eval_batch_size",
+        default=16,
+        unit="packs per rank",
+        ge=1,
+        le=MOST_PACKS,
+    )
+    eval_iter_start_samples: int = setting(
+        "EVAL_ITER_START_SAMPLES",
+        "First evaluation after so many.",
+        key="eval_iter_start_samples",
+        unit="sequences",
+        ge=1,
+        le=MOST_SAMPLES,
+    )
+    eval_iter_samples: int = setting(
+        "EVAL_ITER_SAMPLES",
+        "Distance between evaluations.",
+        key="eval_iter_samples",
+        unit="sequences",
+        ge=1,
+        le=MOST_SAMPLES,
+    )
+
+
+class RunConfig(Section):
+    """The run: its folder, limits, checkpoints and logs."""
+
+    recipe: str = setting("RECIPE", "Method: a module of mlbert.recipes.", key="recipe")
+    run_name: str | None = setting("RUN_NAME", "Name of the run for people and loggers.", key="run_name", default=None)
+    output_dir: Path = setting(
+        "LOGDIR", "Run folder: MLPerf log, metrics, checkpoints, final weights.", key="output_dir"
+    )
+    seed: int | None = setting(
+        "SEED", "Random seed; none draws one from the system.", key="seed", default=None, ge=0, le=4294967295
+    )
+    max_samples_termination: int = setting(
+        "MAX_SAMPLES_TERMINATION",
+        "Training ends after so many.",
+        key="max_samples_termination",
+        unit="sequences",
+        ge=1,
+        le=MOST_SAMPLES,
+    )
+    max_seconds: float | None = setting(
+        "MAX_SECONDS",
+        "Time limit counted from run_start; none for no limit.",
+        key="max_seconds",
+        default=None,
+        unit="seconds",
+        gt=0,
+        le=MOST_SECONDS,
+    )
+    max_skipped_steps: int = setting(
+        "MAX_SKIPPED_STEPS",
+        "Non-finite losses tolerated before the run ends.",
+        key="max_skipped_steps",
+        default=20,
+        unit="steps",
+        ge=0,
+        le=MOST_STEPS,
+    )
+    save_checkpoint_steps: int = setting(
+        "SAVE_CHECKPOINT_STEPS",
+        "Distance between checkpoints; 0 saves none.",
+        key="save_checkpoint_steps",
+        default=0,
+        unit="steps",
+        ge=0,
+        le=MOST_STEPS,
+    )
+    keep_checkpoints: int = setting(
+        "KEEP_CHECKPOINTS",
+        "Newest ones that are kept.",
+        key="keep_checkpoints",
+        default=2,
+        unit="checkpoints",
+        ge=0,
+        le=MOST_STEPS,
+    )
+    resume: bool = setting("RESUME", "Continue from the newest good checkpoint in LOGDIR.", key="resume", default=False)
+    log_freq: int = setting(
+        "LOG_FREQ",
+        "Distance between metric lines; 0 writes none.",
+        key="log_freq",
+        default=10,
+        unit="steps",
+        ge=0,
+        le=MOST_STEPS,
+    )
+    tensorboard_dir: Path | None = setting(
+        "TENSORBOARD_DIR",
+        "Folder for TensorBoard's event files, a folder for each run; none writes none.",
+        key="tensorboard_dir",
+        default=None,
+    )
+    wandb_project: str | None = setting(
+        "WANDB_PROJECT",
+        "Project of Weights & Biases; offline, in the run folder, where nobody is logged in. none: logs nothing there.",
+        key="wandb_project",
+        default=None,
+    )
+    experiment: int = setting("EXPERIMENT", "Index i of result_<i>.txt.", key="experiment", default=0, ge=0, le=9999)
+    caches_cleared: bool = setting(
+        "CACHES_CLEARED",
+        "Set by the launcher when it dropped the page caches before this run.",
+        key="caches_cleared",
+        default=False,
+    )
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield a contradiction if checkpoints are saved but none is kept."""
+        if self.save_checkpoint_steps and not self.keep_checkpoints:
+            problem = f"is 0 while SAVE_CHECKPOINT_STEPS is {self.save_checkpoint_steps}"
+            remedy = "Keep at least 1, or set SAVE_CHECKPOINT_STEPS=0"
+            yield Contradiction("config.conflict", "KEEP_CHECKPOINTS", problem, remedy)

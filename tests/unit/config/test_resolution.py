@@ -1,0 +1,461 @@
+"""Loading a configuration: precedence, strictness, and what each mistake is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from mlbert.config.recipe import Recipe
+from mlbert.config.resolution import peek, resolve, split_arguments
+from mlbert.config.section import Setting, settings_of
+from mlbert.config.sections import COMMON, SECTIONS, settings_by_key
+from mlbert.feed.config import DataConfig
+from mlbert.host.errors import UserError
+from mlbert.optim.config import ScheduleConfig
+from mlbert.recipes import ddp_adam, masked_lm_stored, masked_lm_text, packed_lamb
+from mlbert.recipes.registry import RECIPES, find
+from mlbert.train.config import EvaluationConfig, RunConfig
+from simple_recipe import FOLDERS, NUMBERS, simple_recipe
+from user_errors import user_error
+
+
+def _resolve(recipe, environ, flags=None, yaml_files=(), overrides=()):
+    return resolve(recipe, environ, flags or {}, yaml_files, overrides)
+
+
+def test_recipe_yaml_environment_flag_win_in_this_order(recipe, environ, tmp_path: Path) -> None:
+    parent, child = tmp_path / "parent.yaml", tmp_path / "child.yaml"
+    parent.write_text("max_steps: 1\nlog_freq: 1\nexperiment: 1\neval_batch_size: 1\n")
+    child.write_text("extends: parent.yaml\nlog_freq: 2\nexperiment: 2\neval_batch_size: 2\n")
+    environ |= {"EXPERIMENT": "3", "EVAL_BATCH_SIZE": "3"}
+    resolved = _resolve(recipe, environ, {"eval_batch_size": "4"}, [child])
+    config = resolved.config
+    run = config[RunConfig]
+    found = config[ScheduleConfig].max_steps, run.log_freq, run.experiment, config[EvaluationConfig].eval_batch_size
+    assert found == (1, 2, 3, 4)
+    assert config[DataConfig].train_batch_size == 8
+    assert resolved.origin["max_steps"] == f"{parent}:1"
+    assert resolved.origin["log_freq"] == f"{child}:2"
+    assert resolved.origin["experiment"] == "environment EXPERIMENT"
+    assert resolved.origin["eval_batch_size"] == "flag --eval_batch_size"
+    assert resolved.origin["train_batch_size"] == "recipe packed_lamb"
+    assert resolved.origin["seed"] == "recipe packed_lamb"
+    assert resolved.files == [child, parent]
+
+
+def test_an_export_is_traced_to_its_line(recipe, environ, tmp_path: Path) -> None:
+    (tmp_path / "env.sh").write_text('if true; then\n    export LOGDIR="${tree_dir}/runs" # site\nfi\n')
+    (tmp_path / "config_common.sh").write_text("export LR=2e-3\nexport MAX_STEPS=5\n")
+    config = tmp_path / "config_x_1x1x8x2.sh"
+    config.write_text(
+        'source "$(dirname "${BASH_SOURCE[0]}")/env.sh"\nsource config_common.sh\n\nexport MAX_STEPS=6\n'
+        'export BERT_CONFIG="${pytorch_dir}/configs/demo.json"\nexport BATCHSIZE="8"\n'
+    )
+    environ |= {"LOGDIR": "/a/runs", "LR": "2e-3", "MAX_STEPS": "6", "BERT_CONFIG": "/b/large.json", "BATCHSIZE": "4"}
+    resolved = _resolve(recipe, environ | {"CONFIG_FILE": str(config)})
+    wanted = {
+        "output_dir": f"{tmp_path}/env.sh:2",
+        "learning_rate": f"{tmp_path}/config_common.sh:1",
+        "max_steps": f"{config}:4",
+        "bert_config_file": "environment BERT_CONFIG",  # set anew after the config was sourced
+        "train_batch_size": "environment BATCHSIZE",
+        "input_dir": "environment DATADIR_PHASE2",
+        "seed": "recipe packed_lamb",
+    }
+    assert {name: resolved.origin[name] for name in wanted} == wanted
+    assert resolved.files == [config, tmp_path / "env.sh", tmp_path / "config_common.sh"]
+
+
+def test_a_bad_export_is_told_with_its_line(recipe, environ, tmp_path: Path) -> None:
+    config = tmp_path / "config_x_1x1x8x2.sh"
+    config.write_text("\nexport LR=fast\n")
+    with user_error("config.value"):
+        _resolve(recipe, environ | {"LR": "fast", "CONFIG_FILE": str(config)})
+
+
+def test_key_value_words_win_over_the_environment(recipe, environ) -> None:
+    resolved = _resolve(recipe, environ | {"LR": "1"}, overrides=["learning_rate=2e-3"])
+    assert resolved.config[ScheduleConfig].learning_rate == 2e-3
+    assert resolved.origin["learning_rate"] == "argument learning_rate="
+
+
+def test_an_empty_or_none_export_of_an_optional_setting_is_none(environ) -> None:
+    for text, seed in (("", None), ("none", None), ("7", 7)):
+        resolved = _resolve(simple_recipe(seed=5), environ | {"SEED": text})
+        assert resolved.config[RunConfig].seed == seed
+
+
+def test_scientific_numbers_in_yaml(recipe, environ, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("learning_rate: 1e-3\nwarmup_steps: 0\nresume: true\nmax_seconds: null\n")
+    config = _resolve(recipe, environ, yaml_files=[path]).config
+    schedule, run = config[ScheduleConfig], config[RunConfig]
+    assert (schedule.learning_rate, schedule.warmup_steps, run.resume, run.max_seconds) == (1e-3, 0, True, None)
+
+
+def test_warmup_from_a_proportion(recipe, environ) -> None:
+    config = _resolve(recipe, environ | {"WARMUP_STEPS": "0", "WARMUP_PROPORTION": "0.25"}).config
+    assert config[ScheduleConfig].num_warmup_steps == 25
+
+
+def test_a_near_miss_in_the_environment_is_reported(recipe, environ) -> None:
+    resolved = _resolve(recipe, environ | {"BATCH_SIZE": "3", "MAX_STEP": "4", "HOME": "/", "PATH": "/bin"})
+    assert len(resolved.warnings) == 2
+    assert "BATCH_SIZE is exported but is no setting; did you mean BATCHSIZE?" in resolved.warnings
+    assert "MAX_STEP is exported but is no setting; did you mean MAX_STEPS?" in resolved.warnings
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"), [("LEARNING_RATE", "LR"), ("TRAIN_BATCH_SIZE", "BATCHSIZE"), ("EVAL_DIR", "EVALDIR")]
+)
+def test_another_systems_word_for_a_setting_is_reported(recipe, environ, word, ours) -> None:
+    resolved = _resolve(recipe, environ | {word: "1"})
+    assert f"{word} is exported but is no setting; did you mean {ours}?" in resolved.warnings
+
+
+def test_a_warm_up_longer_than_training_is_reported(recipe, environ) -> None:
+    resolved = _resolve(recipe, environ | {"MAX_STEPS": "5"})
+    assert resolved.warnings == ["the warm-up ends at step 10, after MAX_STEPS 5: LR is never reached"]
+
+
+# (exports, flags, YAML text, key=value words), and code and subject of the error
+BAD = {
+    "unknown flag": ({}, {"learning_rat": "1"}, None, (), "config.unknown-name", "--learning_rat"),
+    "unknown yaml key": ({}, {}, "train_batchsize: 3", (), "config.unknown-name", "x.yaml"),
+    "unknown key=value": ({}, {}, None, ["max_step=3"], "config.unknown-name", "max_step"),
+    "not key=value": ({}, {}, None, ["max_steps"], "config.syntax", "max_steps"),
+    "missing required": ({"LOGDIR": None}, {}, None, (), "config.missing", "LOGDIR"),
+    "empty required": ({"LOGDIR": " "}, {}, None, (), "config.missing", "LOGDIR"),
+    "text for an integer": ({"BATCHSIZE": "many"}, {}, None, (), "config.value", "BATCHSIZE"),
+    "fraction for an integer": ({"BATCHSIZE": "8.5"}, {}, None, (), "config.value", "BATCHSIZE"),
+    "fraction in yaml": ({}, {}, "max_steps: 1.5", (), "config.value", "MAX_STEPS"),
+    "yes/no for a number": ({}, {}, "max_steps: true", (), "config.value", "MAX_STEPS"),
+    "not a number": ({"LR": "nan"}, {}, None, (), "config.value", "LR"),
+    "infinite": ({"LR": "inf"}, {}, None, (), "config.value", "LR"),
+    "negative rate": ({"LR": "-1e-3"}, {}, None, (), "config.range", "LR"),
+    "beta of one": ({"OPT_LAMB_BETA_2": "1"}, {}, None, (), "config.range", "OPT_LAMB_BETA_2"),
+    "accuracy in percent": ({"TARGET_MLM_ACCURACY": "72"}, {}, None, (), "config.range", "TARGET_MLM_ACCURACY"),
+    "unknown choice": ({"PRECISION": "fp64"}, {}, None, (), "config.choice", "PRECISION"),
+    "bad yes/no": ({"RESUME": "maybe"}, {}, None, (), "config.value", "RESUME"),
+    "positive ramp start": ({"START_WARMUP_STEP": "25"}, {}, None, (), "config.range", "START_WARMUP_STEP"),
+    "indivisible batch": ({"GRADIENT_STEPS": "3"}, {}, None, (), "config.conflict", "GRADIENT_STEPS"),
+    "two warm-ups": ({"WARMUP_PROPORTION": "0.1"}, {}, None, (), "config.conflict", "WARMUP_PROPORTION"),
+    "packed and not": (
+        {"MAX_SEQUENCES_PER_PACK": "1"},
+        {"average_packing_rate": "2"},
+        None,
+        (),
+        "config.conflict",
+        "PACKING_FACTOR",
+    ),
+    "checkpoints not kept": (
+        {"SAVE_CHECKPOINT_STEPS": "5", "KEEP_CHECKPOINTS": "0"},
+        {},
+        None,
+        (),
+        "config.conflict",
+        "KEEP_CHECKPOINTS",
+    ),
+    "given twice": ({}, {"max_steps": "3"}, None, ["max_steps=4"], "config.duplicate", "max_steps=4"),
+    "broken yaml": ({}, {}, "max_steps: [1", (), "config.file", "x.yaml"),
+    "yaml list": ({}, {}, "- 1\n- 2", (), "config.file", "x.yaml"),
+    "nested yaml": ({}, {}, "max_steps:\n  value: 3", (), "config.file", "x.yaml"),
+    "extends itself": ({}, {}, "extends: x.yaml", (), "config.file", "x.yaml"),
+    "extends nothing": ({}, {}, "extends: absent.yaml", (), "file.unreadable", "absent.yaml"),
+    "unresolvable reference": ({}, {}, "max_steps: ${nothing}", (), "config.file", "x.yaml"),
+}
+
+
+@pytest.mark.parametrize("case", BAD.values(), ids=BAD.keys())
+def test_a_bad_configuration_is_told_in_one_line(case, recipe, environ, tmp_path: Path) -> None:
+    exports, flags, yaml_text, overrides, code, subject = case
+    environ = {name: value for name, value in (environ | exports).items() if value is not None}
+    yaml_files = []
+    if yaml_text is not None:
+        yaml_files = [tmp_path / "x.yaml"]
+        yaml_files[0].write_text(yaml_text)
+    with user_error(code) as caught:
+        _resolve(recipe, environ, flags, yaml_files, overrides)
+    origin = " (" if yaml_text and code == "config.value" else ""
+    assert caught.value.subject.endswith(subject) or caught.value.subject.startswith(f"{subject}{origin}")
+
+
+def test_a_missing_value_names_the_file_to_edit(recipe, environ) -> None:
+    del environ["EVALDIR"]
+    with user_error("config.missing", "EVALDIR"):
+        _resolve(recipe, environ | {"CONFIG_FILE": "config_a.sh"})
+
+
+def test_all_missing_values_come_in_one_error(recipe, environ) -> None:
+    gone = ["EVALDIR", "LOGDIR"]
+    with user_error("config.missing", "LOGDIR (--output_dir), EVALDIR (--eval_dir)") as caught:
+        _resolve(recipe, {name: value for name, value in environ.items() if name not in gone})
+    assert all(name in str(caught.value) for name in gone)
+
+
+def test_a_wrong_recipe_default_is_an_error_of_ours() -> None:
+    with pytest.raises(AssertionError, match="NO_SUCH_SETTING"):
+        Recipe("x", COMMON, lambda config: None, "", overrides={"NO_SUCH_SETTING": 1})
+
+
+def test_command_line_words_are_sorted() -> None:
+    words = [
+        "--learning-rate",
+        "1e-3",
+        "--resume",
+        "--max_steps=5",
+        "log_freq=2",
+        "--config",
+        "a.yaml",
+        "--ops",
+        "plain",
+    ]
+    line = split_arguments([*words, "--start_warmup_step", "-5", "--synthetic_data", "0"])
+    assert line.flags == {
+        "learning_rate": "1e-3",
+        "resume": "1",
+        "max_steps": "5",
+        "ops": "plain",
+        "start_warmup_step": "-5",
+        "synthetic_data": "0",
+    }
+    assert line.overrides == ["log_freq=2"]
+    assert line.yaml_files == [Path("a.yaml")]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "subject"),
+    [
+        (["--max_step", "3"], "config.unknown-name", "--max_step"),
+        (["--max_steps"], "config.syntax", "--max_steps"),
+        (["--max_steps", "--resume"], "config.syntax", "--max_steps"),
+        (["stray"], "config.syntax", "stray"),
+        (["--max_steps=1", "--max-steps=2"], "config.duplicate", "--max-steps"),
+    ],
+)
+def test_bad_command_lines(words: list[str], code: str, subject: str) -> None:
+    with user_error(code, subject):
+        split_arguments(words)
+
+
+def test_the_recipe_can_be_read_before_its_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("recipe: from_yaml\n")
+    assert peek("recipe", {}) is None
+    assert peek("recipe", {}, yaml_files=[path]) == "from_yaml"
+    assert peek("recipe", {"RECIPE": "from_export"}, yaml_files=[path]) == "from_export"
+    assert peek("recipe", {"RECIPE": "from_export"}, {"recipe": "from_flag"}) == "from_flag"
+
+
+def test_printing_and_saving(recipe, environ) -> None:
+    resolved = _resolve(recipe, environ)
+    rows = resolved.as_table()
+    assert len(rows) == len(settings_by_key())
+    assert ("seed", "none", "SEED", "recipe packed_lamb") in rows
+    saved = json.loads(resolved.as_json())
+    assert saved["config"]["input_dir"] == "/data/train"
+    assert saved["origin"]["input_dir"] == "environment DATADIR_PHASE2"
+    told = resolved.as_configuration()
+    assert list(told) == [row.env for row in settings_by_key().values()]
+    assert told["DATADIR_PHASE2"] == {"value": "/data/train", "origin": "environment DATADIR_PHASE2"}
+    assert told["LR"] == {"value": 1e-3, "origin": "recipe packed_lamb"}
+
+
+def test_the_process_environment_is_the_default() -> None:
+    code = (
+        "from mlbert.config.resolution import resolve\n"
+        "from mlbert.feed.config import DataConfig\n"
+        "from simple_recipe import simple_recipe\n"
+        "print(resolve(simple_recipe(), None, {}, [], []).config[DataConfig].train_batch_size)"
+    )
+    exports = {**FOLDERS, "BATCHSIZE": "6", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=os.environ | exports, check=True)
+    assert done.stdout.strip() == b"6"
+
+
+def _limit(setting: Setting, name: str) -> float | None:
+    """A limit of a setting as pydantic keeps it: ge, gt, le or lt."""
+    metadata = setting.section.model_fields[setting.field].metadata
+    return next((getattr(limit, name) for limit in metadata if hasattr(limit, name)), None)
+
+
+def _legal_values(setting: Setting) -> st.SearchStrategy[object]:
+    """Values that a setting allows, by its own limits."""
+    at_least, above, at_most, below = (_limit(setting, name) for name in ("ge", "gt", "le", "lt"))
+    if setting.choices:
+        values: st.SearchStrategy[object] = st.sampled_from(setting.choices)
+    elif setting.kind is bool:
+        values = st.booleans()
+    elif setting.kind is int:
+        values = st.integers(None if at_least is None else int(at_least), None if at_most is None else int(at_most))
+    elif setting.kind is float:
+        values = st.floats(
+            min_value=above if at_least is None else at_least,
+            max_value=below if at_most is None else at_most,
+            exclude_min=above is not None,
+            exclude_max=below is not None,
+            allow_nan=False,
+            allow_infinity=False,
+        )
+    else:
+        letters = st.characters(codec="utf-8", categories=["L", "N", "P"])
+        values = st.text(letters, min_size=1).filter(lambda text: text.lower() not in ("none", "null"))
+        values = values.map(setting.kind)
+    return st.one_of(st.none(), values) if setting.optional else values
+
+
+ALL = Recipe("all", SECTIONS, lambda config: None, "")
+
+
+@hypothesis_settings(max_examples=40)
+@given(st.fixed_dictionaries({key: _legal_values(setting) for key, setting in settings_by_key().items()}))
+def test_any_legal_configuration_survives_a_round_trip_as_text(values: dict[str, Any]) -> None:
+    values |= {"gradient_accumulation_steps": 1, "warmup_proportion": None, "keep_checkpoints": 1}
+    values |= {"init_checkpoint": None, "average_packing_rate": 1.0, "bin_counts": None}
+    values |= {"warmup_steps": 0, "lr_decay_end": None, "lr_decay_steps": 1, "lr_milestones": "3,9", "lr_gamma": 0.5}
+    resolved = resolve(ALL, {}, {}, [], [], {key: (value, "test") for key, value in values.items()})
+    assert {key: resolved.config.get(setting) for key, setting in settings_by_key().items()} == values
+    rows = resolved.as_table()
+    assert resolve(ALL, {}, {}, [], [f"{key}={text}" for key, text, _, _ in rows]).config == resolved.config
+    assert resolve(ALL, {env: text for _, text, env, _ in rows}, {}, [], []).config == resolved.config
+
+
+UNPACKED = {"MAX_SEQUENCES_PER_PACK": "1", "PACKING_FACTOR": "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("3 2 1 2", (3, 2, 1, 2)), ("8", (8,)), (" 4,4 ", (4, 4)), ("none", None)]
+)
+def test_numbers_of_the_bins(
+    recipe: Recipe, environ: dict[str, str], text: str, counts: tuple[int, ...] | None
+) -> None:
+    config = resolve(recipe, {**environ, **UNPACKED, "BIN_COUNTS": text}, {}, [], []).config
+    assert config[DataConfig].counts_of_bins == counts
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "subject"),
+    [
+        ({"BIN_COUNTS": "3 2 1"}, "config.conflict", "BIN_COUNTS"),
+        ({"BIN_COUNTS": "8 0"}, "config.value", "BIN_COUNTS"),
+        ({"BIN_COUNTS": "9 -1"}, "config.value", "BIN_COUNTS"),
+        ({"BIN_COUNTS": "4.0 4"}, "config.value", "BIN_COUNTS"),
+        ({"BIN_COUNTS": "four"}, "config.value", "BIN_COUNTS"),
+        ({"BIN_COUNTS": "0_4 4"}, "config.value", "BIN_COUNTS"),
+        ({"BIN_COUNTS": ","}, "config.value", "BIN_COUNTS"),
+        ({"BIN_COUNTS": "4 4", "MAX_SEQUENCES_PER_PACK": "3"}, "config.conflict", "BIN_COUNTS"),
+        ({"BIN_COUNTS": "4 4", "SYNTH_DATA": "1"}, "config.conflict", "BIN_COUNTS"),
+        ({"EXCHANGE_PADDING": "node"}, "config.choice", "EXCHANGE_PADDING"),
+    ],
+)
+def test_numbers_of_the_bins_that_do_not_fit(
+    recipe: Recipe, environ: dict[str, str], changes: dict[str, str], code: str, subject: str
+) -> None:
+    with user_error(code, subject):
+        resolve(recipe, {**environ, **UNPACKED, **changes}, {}, [], [])
+
+
+def test_gathering_without_exchange_is_odd(recipe: Recipe, environ: dict[str, str]) -> None:
+    found = {
+        over: resolve(recipe, {**environ, "EXCHANGE_BY": "gather", "EXCHANGE_PADDING": over}, {}, [], []).warnings
+        for over in ("off", "group")
+    }
+    assert any("EXCHANGE_PADDING is off" in sentence for sentence in found["off"])
+    assert not any("EXCHANGE" in sentence for sentence in found["group"])
+
+
+@example("average_packing_rate", "0\n")
+@given(st.sampled_from(sorted(settings_by_key())), st.text() | st.floats() | st.integers() | st.booleans())
+def test_any_value_is_taken_or_refused_in_one_line(key: str, value: object) -> None:
+    setting, message = settings_by_key()[key], ""
+    recipe = simple_recipe(sections=SECTIONS, tokenizer="t", masking_rate=0.1)
+    try:
+        config = resolve(recipe, FOLDERS, {}, [], [], {key: (value, "test")}).config
+    except UserError as error:
+        message = str(error)
+    else:
+        found = config.get(setting)
+        assert (found is None and setting.optional) or isinstance(found, setting.kind)
+    assert "\n" not in message
+
+
+@hypothesis_settings(max_examples=40)
+@given(st.dictionaries(st.text(st.characters(codec="ascii", categories=["L"]), min_size=1), st.integers(), min_size=1))
+def test_an_unknown_flag_is_always_named(flags: dict[str, int]) -> None:
+    unknown = [name for name in flags if name not in settings_by_key()]
+    if not unknown:
+        return
+    with user_error("config.unknown-name", f"--{unknown[0].replace(chr(45), chr(95))}", wording=False):
+        resolve(ALL, {}, {unknown[0]: "1"}, [], [])
+
+
+def test_what_the_recipe_does_not_read_is_an_error_from_a_flag_a_yaml_or_a_sourced_config(tmp_path: Path) -> None:
+    readers = list(RECIPES.values())
+    config, yaml_file = tmp_path / "config_x_1x1x8x2.sh", tmp_path / "x.yaml"
+    config.write_text("export TASK=qnli\n")
+    yaml_file.write_text("task: qnli\n")
+    given = ({}, {"task": "qnli"}, []), ({}, {}, [yaml_file]), ({"TASK": "qnli", "CONFIG_FILE": str(config)}, {}, [])
+    for exports, flags, yaml_files in given:
+        with user_error("config.not-read") as caught:
+            resolve(simple_recipe(), FOLDERS | exports, flags, yaml_files, [], readers=readers)
+        assert caught.value.subject.startswith("TASK (")
+        assert "only by classification" in caught.value.problem
+
+
+def test_what_the_recipe_does_not_read_is_a_warning_in_the_bare_environment(recipe: Recipe) -> None:
+    resolved = resolve(recipe, FOLDERS | {"TASK": "qnli"}, {}, [], [], readers=list(RECIPES.values()))
+    assert resolved.warnings == ["TASK is not read by RECIPE=packed_lamb, only by classification"]
+    assert resolved.as_configuration()["TASK"] == {"value": None, "origin": "not set"}
+
+
+@pytest.mark.parametrize(
+    "words", ["task=none", "drop_last=", "deterministic=1", "masking_rate=none", "steps_per_loop=200"]
+)
+def test_none_and_defaults_pass_so_that_old_logs_can_be_repeated(recipe: Recipe, words: str) -> None:
+    assert resolve(recipe, FOLDERS, {}, [], [words]).warnings == []
+
+
+def test_a_setting_of_a_section_that_the_recipe_does_not_read() -> None:
+    with user_error("config.not-read", "MODEL_IMPLEMENTATION (flag --model_implementation)"):
+        resolve(packed_lamb.RECIPE, FOLDERS, {"model_implementation": "huggingface"}, [], [])
+
+
+def test_a_recipe_may_require_what_its_section_allows_to_be_none() -> None:
+    values = {"tokenizer": "t", "masking_rate": 0.1, "max_seq_length": None}
+    given = {key: (value, "test") for key, value in {**NUMBERS, **values}.items() if key != "bert_config_file"}
+    given |= {"bert_config_file": ("b.json", "test"), "max_sequences_per_pack": (2, "test")}
+    with user_error("config.missing", "MAX_SEQ_LENGTH"):
+        resolve(masked_lm_text.RECIPE, FOLDERS, {}, [], [], given)
+
+
+def test_masked_lm_is_one_of_two_recipes() -> None:
+    assert find("masked_lm", lambda key: None) is masked_lm_stored.RECIPE
+    assert find("masked_lm", lambda key: "none") is masked_lm_stored.RECIPE
+    assert find("masked_lm", lambda key: "vocab.txt") is masked_lm_text.RECIPE
+    with user_error("config.choice", "RECIPE=maskedlm"):
+        find("maskedlm", lambda key: None)
+    with user_error("config.unsupported", "RECIPE=tensorflow2"):
+        find("tensorflow2", lambda key: None)
+
+
+def test_no_default_stands_in_two_files() -> None:
+    for recipe in RECIPES.values():
+        for setting in (one for section in recipe.sections for one in settings_of(section)):
+            if setting.env in recipe.overrides and not setting.required:
+                assert recipe.overrides[setting.env] != setting.default, f"{recipe.name}: {setting.env}"
+
+
+def test_benchmark_recipes_require_what_a_submission_must_not_forget() -> None:
+    needed = {"OPT_LAMB_BETA_1", "OPT_LAMB_BETA_2", "WEIGHT_DECAY_RATE", "PACKING_FACTOR", "MLPERF_SUBMISSION_ORG"}
+    for recipe in (packed_lamb.RECIPE, ddp_adam.RECIPE):
+        required = {one.env for one in settings_by_key().values() if recipe.requires(one)}
+        assert needed | {"MLPERF_SUBMISSION_PLATFORM", "MLPERF_DIVISION", "LR", "BATCHSIZE"} <= required

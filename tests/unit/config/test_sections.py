@@ -1,0 +1,92 @@
+"""Every setting is declared once, with limits and a meaning, by the room that owns it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import mlbert
+from mlbert.config.launch import LaunchConfig
+from mlbert.config.section import settings_of
+from mlbert.config.sections import SECTIONS, settings_by_env, settings_by_key
+from mlbert.feed.config import DataConfig
+from mlbert.ops.config import ComputeConfig
+from simple_recipe import simple_configuration
+
+PACKAGE = Path(mlbert.__file__).parent
+
+
+def test_every_setting_has_a_flag_an_export_and_a_meaning() -> None:
+    for key, setting in settings_by_key().items():
+        assert setting.flag == f"--{key}"
+        assert setting.env.isupper()
+        assert setting.meaning.endswith(".")
+
+
+def test_names_are_unique_over_program_and_launchers() -> None:
+    assert len(settings_by_env()) == len(settings_by_key()) + len(settings_of(LaunchConfig))
+
+
+def test_optional_types_are_recognised() -> None:
+    known = settings_by_key()
+    assert known["seed"].optional
+    assert known["seed"].kind is int
+    assert known["init_checkpoint"].type_name == "path or none"
+    assert not known["train_batch_size"].optional
+    assert known["precision"].choices[:2] == ("auto", "fp32")
+
+
+def test_no_number_is_without_bounds() -> None:
+    for setting in settings_by_env().values():
+        if setting.kind in (int, float):
+            metadata = setting.section.model_fields[setting.field].metadata
+            found = {name for limit in metadata for name in ("ge", "gt", "le", "lt") if hasattr(limit, name)}
+            assert found & {"ge", "gt"}, setting.env
+            assert found & {"le", "lt"}, setting.env
+
+
+def test_a_config_module_imports_only_sections_and_the_standard_library() -> None:
+    files = [path for path in PACKAGE.glob("**/config.py") if path.parent != PACKAGE]
+    assert len(files) >= 7
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert name == "mlbert.config.section" or name.partition(".")[0] in sys.stdlib_module_names, (
+                    f"{path}: {name}"
+                )
+
+
+def test_settings_import_no_torch() -> None:
+    import subprocess
+
+    code = "import sys, mlbert.config.resolution, mlbert.recipes.registry; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_is_frozen_and_strict(section: type) -> None:
+    assert section.model_config["frozen"]
+    assert section.model_config["strict"]
+    assert section.model_config["extra"] == "forbid"
+
+
+def test_what_a_resumed_run_keeps() -> None:
+    kept = simple_configuration(seed=3).fixed_on_resume()
+    assert kept["OPT_LAMB_BETA_1"] == 0.9
+    assert kept["GRADIENT_STEPS"] == 2
+    assert not {"SEED", "MAX_STEPS", "LOGDIR"} & set(kept)
+    assert None not in kept.values()
+    assert "GRADIENT_STEPS" not in simple_configuration(auto_micro_batch=True).fixed_on_resume()
+
+
+def test_a_section_is_replaced_in_a_copy() -> None:
+    config = simple_configuration()
+    changed = config.replace(config[DataConfig].model_copy(update={"gradient_accumulation_steps": 4}))
+    assert changed[DataConfig].gradient_accumulation_steps == 4
+    assert config[DataConfig].gradient_accumulation_steps == 2
+    assert changed[ComputeConfig] is config[ComputeConfig]

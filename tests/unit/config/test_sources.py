@@ -1,0 +1,113 @@
+"""Reading exports of a config_*.sh and finding the nearest known name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlbert.config.sources import Export, check_exports, parse_config_name, read_yaml
+from mlbert.host.names import nearest
+from user_errors import user_error
+
+
+def test_exports_of_a_config_and_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "config_common.sh").write_text("export LR=1e-3\nexport NEXP=10\n")
+    config = tmp_path / "config_a_1x1x8x2.sh"
+    config.write_text(
+        "# a comment\n"
+        'source "$(dirname "${BASH_SOURCE[0]}")/config_common.sh"\n'
+        "\n"
+        "export LR=2e-3\n"
+        'export WALLTIME="$((5 + NEXP * 12))"\n'
+    )
+    found = {name: (export.text, Path(export.place).name) for name, export in check_exports(config).items()}
+    assert found == {
+        "LR": ("2e-3", "config_a_1x1x8x2.sh:4"),
+        "NEXP": ("10", "config_common.sh:2"),
+        "WALLTIME": ("$((5 + NEXP * 12))", "config_a_1x1x8x2.sh:5"),
+    }
+
+
+def test_a_site_file_may_hold_logic(tmp_path: Path) -> None:
+    (tmp_path / "env.sh").write_text("if true; then\n  export CONT=a#b:1 # image\nfi\nexport OTHER=1\n")
+    config = tmp_path / "config_a.sh"
+    config.write_text(". ./env.sh\nexport LR=1\n")
+    files: list[Path] = []
+    assert {name: export.text for name, export in check_exports(config, files).items()} == {"CONT": "a#b:1", "LR": "1"}
+    assert files == [config, tmp_path / "env.sh"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "gives"),
+    [
+        ("5e-3", "5e-3", True),
+        ("5e-3", "0.005", False),
+        ("${tree_dir}/runs/$SYSTEM", "/a/b/runs/x", True),
+        ("${tree_dir}/runs", "/a/b/run", False),
+        ('$(dirname "${BASH_SOURCE[0]}")/x', "/a/x", True),
+        ("$((5 + NEXP * 12))", "125", True),
+        ("a.b", "acb", False),
+    ],
+)
+def test_whether_an_export_gave_a_value(text: str, value: str, gives: bool) -> None:
+    assert Export(text, "x:1").gives(value) is gives
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "subject"),
+    [
+        ("export BATCH_SIZE=3", "config.unknown-name", "config_a.sh:2"),
+        ("LR=3", "config.file", "config_a.sh:2"),
+        ("if [ 1 ]; then", "config.file", "config_a.sh:2"),
+        ("export LR", "config.file", "config_a.sh:2"),
+        ("source config_a.sh", "config.file", "config_a.sh"),
+    ],
+)
+def test_bad_lines_are_named_with_their_number(line: str, code: str, subject: str, tmp_path: Path) -> None:
+    config = tmp_path / "config_a.sh"
+    config.write_text(f"export LR=1\n{line}\n")
+    with user_error(code, subject):
+        check_exports(config)
+
+
+def test_an_absent_config(tmp_path: Path) -> None:
+    with user_error("file.unreadable", tmp_path / "config_a.sh"):
+        check_exports(tmp_path / "config_a.sh")
+
+
+def test_two_parents_and_the_later_wins(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("max_steps: 1\nlog_freq: 1\n")
+    (tmp_path / "b.yaml").write_text("max_steps: 2\n")
+    (tmp_path / "c.yaml").write_text("extends: [a.yaml, b.yaml]\nexperiment: 3\n")
+    files: list[Path] = []
+    assert read_yaml(tmp_path / "c.yaml", files) == {
+        "max_steps": (2, f"{tmp_path}/b.yaml:1"),
+        "log_freq": (1, f"{tmp_path}/a.yaml:2"),
+        "experiment": (3, f"{tmp_path}/c.yaml:2"),
+    }
+    assert files == [tmp_path / name for name in ("c.yaml", "a.yaml", "b.yaml")]
+
+
+def test_nearest() -> None:
+    assert nearest("batch-size", ["BATCHSIZE", "MAX_STEPS"]) == "BATCHSIZE"
+    assert nearest("qqq", ["BATCHSIZE", "MAX_STEPS"]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("config_DGXA100_1x8x56x1.sh", ("DGXA100", 1, 8, 56, 1, "", "1x8x56x1")),
+        ("config_acme_x1_n8_8x4x36x2_pack_v2.sh", ("acme_x1_n8", 8, 4, 36, 2, "_pack_v2", "8x4x36x2_pack_v2")),
+        ("config_common.sh", None),
+        ("config_x_1x8x48.sh", None),
+        ("env.sh", None),
+    ],
+)
+def test_what_a_config_name_tells(name: str, parts: tuple | None) -> None:
+    told = parse_config_name(name)
+    if parts is None:
+        assert told is None
+    else:
+        assert told is not None
+        assert (*vars(told).values(), told.shape) == parts

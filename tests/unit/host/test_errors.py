@@ -1,0 +1,53 @@
+"""Errors have codes: each is listed once, used somewhere, and survives the way between processes."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from mlbert.host.error_codes import ERROR_CODES
+from mlbert.host.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = ("benchmarks/bert/implementations/pytorch/mlbert", "benchmarks/bert/implementations/tensorflow2/tf2_bert")
+
+
+def codes_in_use() -> set[str]:
+    """First arguments of every call of UserError and Contradiction, and of what names codes elsewhere."""
+    found = set()
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in ERROR_CODES:
+                    found.add((node.value, path.name == "error_codes.py"))
+    return {code for code, is_list in found if not is_list}
+
+
+def test_every_code_is_used() -> None:
+    assert set(ERROR_CODES) == codes_in_use()
+
+
+@pytest.mark.parametrize("code", ERROR_CODES)
+def test_a_code_is_a_short_name_with_a_sentence_of_help(code: str) -> None:
+    assert re.fullmatch(r"[a-z]+\.[a-z-]+", code)
+    entry = ERROR_CODES[code]
+    assert entry.help.endswith(".")
+    assert entry.help[0].isupper()
+    assert entry.exit_status == 2
+
+
+def test_an_unknown_code_is_an_error_of_ours() -> None:
+    with pytest.raises(AssertionError, match=r"no\.such-code"):
+        UserError("no.such-code", "x", "is wrong")
+
+
+def test_the_line_of_an_error_and_its_way_through_a_process_pool() -> None:
+    error = UserError("file.missing", Path("a\nb"), "there is\nno such file.", "Name another.")
+    assert error.as_line() == "a b: there is no such file. Name another. [file.missing]"
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.code, str(again), again.exit_status) == (error.code, str(error), 2)
+    assert UserError("file.missing", "x", "is gone").as_line() == "x: is gone. [file.missing]"

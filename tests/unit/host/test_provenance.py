@@ -1,0 +1,81 @@
+"""Where a run's code came from."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mlbert.host import provenance
+
+
+def _git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "file.txt").write_text("a\n")
+    _git(tmp_path, "init")
+    _git(tmp_path, "add", ".")
+    _git(tmp_path, "commit", "-m", "first")
+    return tmp_path
+
+
+def test_the_tree_holds_this_package() -> None:
+    root = provenance.tree_root()
+    assert (root / "benchmarks/bert/implementations/pytorch/mlbert/host/provenance.py").is_file()
+
+
+def test_commit_and_dirt(checkout: Path) -> None:
+    commit, dirty = provenance.git_state(checkout)
+    assert len(commit) == 40
+    assert not dirty
+    (checkout / "file.txt").write_text("b\n")
+    assert provenance.git_state(checkout) == (commit, True)
+
+
+def test_results_of_earlier_runs_are_no_change(checkout: Path) -> None:
+    (checkout / "results").mkdir()
+    (checkout / "results/result_0.txt").write_text("")
+    assert not provenance.git_state(checkout)[1]
+
+
+def test_an_export_states_its_commit(tmp_path: Path) -> None:
+    (tmp_path / provenance.SOURCE_STATEMENT).write_text(json.dumps({"commit": "abc", "dirty": True}))
+    assert provenance.git_state(tmp_path) == ("abc", True)
+
+
+def test_files_name_themselves_where_nothing_else_does(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = checkout / "inner"
+    package = inner / provenance.PACKAGE_HOME
+    package.mkdir(parents=True)
+    (package / "a.py").write_text("a = 1\n")
+    (inner / provenance.SOURCE_STATEMENT).write_text("[]")
+    before, modified = provenance.git_state(inner)  # a folder inside another checkout is not that checkout
+    assert re.fullmatch("tree:sha256:[0-9a-f]{64}", before)
+    assert not modified
+    (package / "a.py").write_text("a = 2\n")
+    after = provenance.git_state(inner)[0]
+    assert after != before
+    (package / "a.py").rename(package / "b.py")
+    assert provenance.git_state(inner)[0] not in (before, after)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert provenance.git_state(checkout)[0].startswith("tree:sha256:")
+
+
+def test_only_what_is_installed_has_a_version() -> None:
+    versions = provenance.package_versions()
+    assert {"torch", "numpy", "mlperf-logging"} <= set(versions)
+    assert "unknown" not in versions.values()
+
+
+def test_names_in_the_tree(tmp_path: Path) -> None:
+    module = Path(provenance.__file__)
+    assert provenance.tree_relative(module) == f"{provenance.PACKAGE_HOME}/host/provenance.py"
+    assert provenance.tree_relative(tmp_path / "b" / ".." / "a.sh", tmp_path) == "a.sh"
+    assert provenance.tree_relative(Path("/etc/a.sh"), tmp_path) == "/etc/a.sh"
