@@ -154,7 +154,8 @@ def own_state(
     report = Report()
     state: dict[str, Any] = {}
     came_from: dict[str, str] = {}
-    for name in sorted(tensors, key=lambda name: own_names(name)[0] in TIED):
+    # Tied copies last; by name, so that an error names the same tensor whatever the order in the file.
+    for name in sorted(tensors, key=lambda name: (own_names(name)[0] in TIED, name)):
         names = own_names(name)
         own = tuple(part if part in known else TIED.get(part, part) for part in names)
         if not all(part in known for part in own):
