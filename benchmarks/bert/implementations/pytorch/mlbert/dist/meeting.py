@@ -148,7 +148,7 @@ class Meeting:
         if told:
             time.sleep(HEAR_SECONDS)
             for other in told[:-1]:
-                print(f"mlbert: error: {other}", file=sys.stderr)
+                print(f"mlbert: error: {other.as_line()}", file=sys.stderr)
             raise told[-1]
         if end != b"all":
             # From the launcher, when the one that tells has ended: this one ends by itself, with the same status.
@@ -216,7 +216,7 @@ class Meeting:
         # They cannot ask each other who tells it.
         if self._world.rank == 1 or self._world.local_rank == 0:
             error = self._wrong(f"rank 0 has not answered for {seconds:.0f} s: it hangs, or its machine is cut off")
-            print(f"mlbert: error: {error}", file=sys.stderr, flush=True)
+            print(f"mlbert: error: {error.as_line()}", file=sys.stderr, flush=True)
         else:
             time.sleep(HEAR_SECONDS)
         os._exit(WRONG_INPUT)
