@@ -96,7 +96,7 @@ def tracked(root: Path) -> list[str]:
 
 
 def move(root: Path, table: Mapping[str, str]) -> None:
-    """Rewrite the text files, then move the modules and what lies beside them in a package that moves as a whole."""
+    """Rewrite the text files, then move the modules, and the other files of packages that move as a whole."""
     found = modules(root)
     names = {name: new for name in found if (new := target_of(name, table)) != name}
     rewrite = rewriter(names)

@@ -1,4 +1,4 @@
-"""Loading a configuration: precedence, strictness, and what each mistake is told."""
+"""Loading a configuration: precedence, strictness, and what each error says."""
 
 from __future__ import annotations
 
@@ -264,10 +264,10 @@ def test_printing_and_saving(recipe, environ) -> None:
     saved = json.loads(resolved.as_json())
     assert saved["config"]["input_dir"] == "/data/train"
     assert saved["origin"]["input_dir"] == "environment DATADIR_PHASE2"
-    told = resolved.as_configuration()
-    assert list(told) == [row.env for row in settings_by_key().values()]
-    assert told["DATADIR_PHASE2"] == {"value": "/data/train", "origin": "environment DATADIR_PHASE2"}
-    assert told["LR"] == {"value": 1e-3, "origin": "recipe packed_lamb"}
+    logged = resolved.as_configuration()
+    assert list(logged) == [row.env for row in settings_by_key().values()]
+    assert logged["DATADIR_PHASE2"] == {"value": "/data/train", "origin": "environment DATADIR_PHASE2"}
+    assert logged["LR"] == {"value": 1e-3, "origin": "recipe packed_lamb"}
 
 
 def test_the_process_environment_is_the_default() -> None:

@@ -59,7 +59,7 @@ class Recipe:
         return not setting.optional and str(value).strip() == ""
 
     def default(self, setting: Setting) -> object:
-        """Return the value if nobody gives one; None for a setting that is required or in no section of the recipe."""
+        """Return the default; None for a setting that is required or in no section of the recipe."""
         if setting.section not in self.sections:
             return None
         if setting.env == "RECIPE":

@@ -31,7 +31,7 @@ Layer = Mapping[str, tuple[object, str]]  # key to raw value and origin
 
 _KEY_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NEAR_MISS_CUTOFF = 0.9
-_NOT_SET = "not set"  # origin of what nobody gave, the recipe included
+_NOT_SET = "not set"  # origin of what has no value from any source, the recipe included
 _RECIPE = "recipe "  # begins the origin of a recipe's own value
 _ENVIRONMENT = "environment "  # begins the origin of an export that no sourced config gives
 
@@ -172,7 +172,7 @@ def resolve(
 
 
 def _is_absent(setting: Setting, recipe: Recipe, chosen: Layer) -> bool:
-    """Return whether nobody gave a value that must be given."""
+    """Return whether a required value is missing."""
     if setting.key in chosen:
         return recipe.refuses(setting, chosen[setting.key][0])
     return recipe.requires(setting)
@@ -185,15 +185,14 @@ def _own_origin(recipe: Recipe, setting: Setting) -> str:
 def _make(section: type[Section], recipe: Recipe, chosen: Layer) -> Section:
     """Return a section with the chosen values. Raises UserError: one has a wrong type or is out of range."""
     known = settings_of(section)
-    origins = {one.field: chosen[one.key][1] if one.key in chosen else _own_origin(recipe, one) for one in known}
     values = {one.field: _parse(one, *chosen[one.key]) if one.key in chosen else recipe.default(one) for one in known}
     try:
         return section(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        name = str(first["loc"][0])
-        one = next(setting for setting in known if setting.field == name)
-        raise _illegal(one, chosen.get(one.key, (values[name], ""))[0], origins[name], first) from None
+        one = next(setting for setting in known if setting.field == first["loc"][0])
+        value, origin = chosen.get(one.key) or (values[one.field], _own_origin(recipe, one))
+        raise _illegal(one, value, origin, first) from None
 
 
 def _parse(setting: Setting, value: object, origin: str) -> object:

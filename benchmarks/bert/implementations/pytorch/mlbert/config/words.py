@@ -106,7 +106,7 @@ def unknown_name(name: str, what: str, known: Iterable[str]) -> UserError:
 
 
 def missing(absent: Sequence[Setting], config_file: str) -> UserError:
-    """Return the error for settings that nobody gave, all in one line."""
+    """Return the error for missing settings, all in one line."""
     if len(absent) == 1:
         one = absent[0]
         place = f"Add 'export {one.env}=...' to {config_file}" if config_file else f"Export it, or give {one.flag}"
@@ -121,7 +121,7 @@ def missing(absent: Sequence[Setting], config_file: str) -> UserError:
 
 
 def default_words(setting: Setting, recipes: Iterable[Recipe]) -> str:
-    """Return what a setting is if nobody gives it: ``1; packed_lamb: 3``; "required" if somebody has to.
+    """Return a setting's default in words: ``1; packed_lamb: 3``, or "required".
 
     Recipes that do not have the setting's section are not mentioned.
     """

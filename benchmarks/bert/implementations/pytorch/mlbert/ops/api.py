@@ -1,5 +1,5 @@
 """Kernels and their plain twins. Each op is one public function here; which implementation runs is decided once by
-`select` and told by `describe`.
+`select`, and `describe` reports it.
 """
 
 from mlbert.ops import fp8, fp8_casts, implementations

@@ -198,7 +198,7 @@ class ScheduleConfig(Section):
         return steps
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Yield contradictions of warm-up and decay, and what the schedule needs and nobody gave."""
+        """Yield contradictions of warm-up and decay, and missing settings of the schedule."""
         if self.warmup_steps and self.warmup_proportion:
             problem = f"is {self.warmup_proportion:g} while WARMUP_STEPS is {self.warmup_steps}"
             yield Contradiction("config.conflict", "WARMUP_PROPORTION", problem, "Set one of the two to 0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from mlbert.config.recipe import MASKED_LM, Recipe
+from mlbert.config.section import says_none
 from mlbert.host.errors import UserError
 from mlbert.host.names import nearest
 from mlbert.host.provenance import TENSORFLOW2
@@ -27,8 +28,7 @@ def find(name: str, peek: Callable[[str], str | None]) -> Recipe:
         UserError: there is no such recipe, or it runs elsewhere.
     """
     if name == MASKED_LM:
-        has_text = str(peek("tokenizer") or "").strip().lower() not in ("", "none", "null")
-        return masked_lm_text.RECIPE if has_text else masked_lm_stored.RECIPE
+        return masked_lm_stored.RECIPE if says_none(peek("tokenizer")) else masked_lm_text.RECIPE
     if name == TENSORFLOW2:
         remedy = "Start benchmarks/bert/implementations/tensorflow2/run_pretraining.py, or run_and_time.sh"
         raise UserError("config.unsupported", f"RECIPE={name}", "runs in TensorFlow, not here", remedy)
