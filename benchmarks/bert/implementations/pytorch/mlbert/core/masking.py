@@ -12,6 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+# Of the benchmark's generator: share of a sequence's tokens that it masks, and most of them.
+MASKED_SHARE = 0.15
+MAX_PREDICTIONS = 76
+
 
 @dataclass(frozen=True)
 class MaskingRule:

@@ -18,9 +18,6 @@ TARGET_MLM_ACCURACY = 0.720
 INITIAL_MLM_ACCURACY = 0.34085  # of the benchmark's phase-1 checkpoint on the benchmark's evaluation samples
 NUM_EVAL_SAMPLES = 10_000
 NUM_RESULT_FILES = 10
-# Of the benchmark's generator: share of a sequence's tokens that it masks, and most of them.
-MASKED_SHARE = 0.15
-MAX_PREDICTIONS = 76
 
 _EVAL_INTERVAL_UNIT = 25_000
 _SUBMISSION_RUNS_SCORED = NUM_RESULT_FILES - 2

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mlbert.core.rules import MASKED_SHARE
+from mlbert.core.masking import MASKED_SHARE
 from mlbert.feed.batch import IGNORED_LABEL, Batch
 from mlbert.feed.host_batch import HostBatch
 

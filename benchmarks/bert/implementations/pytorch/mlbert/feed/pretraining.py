@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.rules import MASKED_SHARE
+from mlbert.core.masking import MASKED_SHARE
 from mlbert.feed.budget import Budget
 from mlbert.feed.config import DataConfig
 from mlbert.feed.dali import DaliSource

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mlbert.core.rules import MASKED_SHARE, MAX_PREDICTIONS
+from mlbert.core.masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.feed.budget import Budget
 from mlbert.feed.exchange import ExchangeGroup
 from mlbert.feed.host_batch import HostBatch

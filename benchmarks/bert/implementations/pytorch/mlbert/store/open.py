@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from mlbert.core.bert_config import BertConfig
-from mlbert.core.rules import MASKED_SHARE, MAX_PREDICTIONS
+from mlbert.core.masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.host.errors import UserError
 from mlbert.host.files import reading
 from mlbert.store.base import Store, StoreInfo

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from mlbert.cli.prepare.progress import console
 from mlbert.prepare.instances import InstanceOptions
 from mlbert.prepare.pipeline import TextOptions
 
-console = Console()
 MOST_FILES = 99_999  # their names have five digits
 
 Out = Annotated[Path, typer.Option("--out", help="Output folder; made when missing.", file_okay=False)]

@@ -11,16 +11,16 @@ from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElaps
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from mlbert.cli.prepare.options import console as shared_console
 from mlbert.prepare.jobs import Progress
 
 LINE_SECONDS = 10.0
 
+console = Console()  # of all preparation commands
 
-def console_progress(console: Console | None = None) -> Progress:
+
+def console_progress(output: Console = console) -> Progress:
     """A bar with rate and remaining time on a terminal; elsewhere a line every 10 s and a last one."""
-    console = console or shared_console
-    return _Bars(console) if console.is_terminal else _Lines(console)
+    return _Bars(output) if output.is_terminal else _Lines(output)
 
 
 class _Lines(Progress):
