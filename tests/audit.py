@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mlbert.submission.findings import Outcome
-from mlbert.submission.logs import read_log
-from mlbert.submission.own_checks import run_checks
-from mlbert.submission.result_set import ResultSet
+from mlbert.mlperf.findings import Outcome
+from mlbert.mlperf.logs import read_log
+from mlbert.mlperf.own_checks import run_checks
+from mlbert.mlperf.result_set import ResultSet
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = "cpu_demo"

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.core.bert_config import BertConfig
-from mlbert.dist.sharding import ShardLayout
+from mlbert.config.bert_config import BertConfig
+from mlbert.distributed.sharding import ShardLayout
 from mlbert.ops import api as ops
 from mlbert.ops import registry
 from mlbert.ops.dropout import Key, attention_keep_mask, dropout_scale, dropout_threshold

@@ -54,8 +54,8 @@ def simple_documents(count: int = 100, sentences: int = 12) -> list[list[str]]:
 @pytest.fixture(scope="session")
 def prepared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small folder as `mlbert prepare` makes it: vocab.txt, train/, eval/, baselines.json; sequences of 32 tokens."""
-    from mlbert.prepare.instances import InstanceOptions
-    from mlbert.prepare.pipeline import TextOptions, prepare_text
+    from mlbert.data.prepare.instances import InstanceOptions
+    from mlbert.data.prepare.pipeline import TextOptions, prepare_text
 
     out = tmp_path_factory.mktemp("prepared")
     instances = InstanceOptions(

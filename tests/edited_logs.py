@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.rules import eval_interval
-from mlbert.submission.findings import Outcome, finding_of
-from mlbert.submission.logs import read_log
-from mlbert.submission.own_checks import CHECKS
-from mlbert.submission.result_set import ResultSet
+from mlbert.mlperf.findings import Outcome, finding_of
+from mlbert.mlperf.logs import read_log
+from mlbert.mlperf.own_checks import CHECKS
+from mlbert.mlperf.result_set import ResultSet
+from mlbert.mlperf.rules import eval_interval
 
 _TOKEN = ":::MLLOG "
 _CHECKS = (

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from mlbert.feed.batch import IGNORED_LABEL, Batch
-from mlbert.feed.budget import Budget
-from mlbert.feed.host_batch import HostBatch
-from mlbert.feed.synthetic import SyntheticSource
-from mlbert.store.ragged import Ragged
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.loading.batch import IGNORED_LABEL, Batch
+from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.synthetic import SyntheticSource
 
 
 def made_up_batches(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.cli.main import main
-from mlbert.train import loop
+from mlbert.training import loop
 from training_settings import train_arguments
 
 STEP_SECONDS = 0.02  # makes a run long enough for the audit to judge its speed

@@ -46,7 +46,8 @@ class LiveMemory(TorchDispatchMode):
 
 
 class MeasuredPool:
-    """`mlbert.dist.capture.Capture` without graphs, whose recorded functions take no memory when they are repeated.
+    """`mlbert.distributed.capture.Capture` without graphs, whose recorded functions take no memory when they are
+    repeated.
 
     Attributes:
         sizes: the most bytes that each recorded function needed.

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.store.mds_samples import COLUMNS
-from mlbert.store.mds_write import MdsWriter
-from mlbert.store.ragged import Ragged
+from mlbert.data.formats.mds_samples import COLUMNS
+from mlbert.data.formats.mds_write import MdsWriter
+from mlbert.data.formats.ragged import Ragged
 
 
 def padded(rows: Ragged, tokens: int, predictions: int) -> dict[str, np.ndarray]:

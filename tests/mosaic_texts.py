@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from mlbert.store.mds_write import MdsWriter
-from mlbert.store.wordpiece import SPECIAL_TOKENS
+from mlbert.data.formats.mds_write import MdsWriter
+from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 SHAPE = "num_attention_heads: 2, num_hidden_layers: 1, hidden_size: 32, intermediate_size: 64"

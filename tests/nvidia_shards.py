@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mlbert.store.ragged import Ragged, offsets_of
+from mlbert.data.formats.ragged import Ragged, offsets_of
 
 CLS, SEP = 2, 3
 VOCAB_SIZE = 500

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlbert.store.ragged import Ragged
+from mlbert.data.formats.ragged import Ragged
 
 VOCAB_SIZE = 500
 MAX_SEQ_LENGTH = 32

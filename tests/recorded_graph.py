@@ -99,7 +99,7 @@ class _Watcher(TorchFunctionMode):
 
 
 class RecordedGraph:
-    """`mlbert.dist.capture.Capture` by recording.
+    """`mlbert.distributed.capture.Capture` by recording.
 
     Attributes:
         num_operations: of the last recorded function.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.store.ragged import Ragged
+from mlbert.data.formats.ragged import Ragged
 
 
 def sequences_of(rows: Any) -> Ragged:

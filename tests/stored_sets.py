@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.store.prepared import ShardWriter
-from mlbert.store.ragged import Ragged, offsets_of
+from mlbert.data.formats.prepared import ShardWriter
+from mlbert.data.formats.ragged import Ragged, offsets_of
 
 VOCAB_SIZE = 500
 MAX_PREDICTIONS = 5

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlbert.feed.host_batch import HostBatch
-from mlbert.store.mds_write import MdsWriter
+from mlbert.data.formats.mds_write import MdsWriter
+from mlbert.data.loading.host_batch import HostBatch
 
 WORDS = [
     "the",

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mlbert.store import tfrecord_plain as plain
-from mlbert.store.manifest import write_json
-from mlbert.store.ragged import Ragged
-from mlbert.store.tfrecord import ExampleReader
+from mlbert.data.formats import tfrecord_plain as plain
+from mlbert.data.formats.manifest import write_json
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.tfrecord import ExampleReader
 
 Lists = dict[str, list]
 

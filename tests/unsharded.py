@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from mlbert.dist.sharding import ShardLayout
+from mlbert.distributed.sharding import ShardLayout
 from mlbert.optim.base import FlatOptimizer
 from mlbert.optim.flat import FlatParameters
 

@@ -10,7 +10,7 @@ keys, one head, one sequence of L tokens) walks ceil(L / B) blocks of B keys or 
               outside, less the last block's step, which is compiled apart and takes the place of one round of the loop
     program   ceil(L / B) * step + rest
     sequence  24 layers * 16 heads * sum over the kernels of ceil(L / own block) programs, averaged over the lengths
-              (`mlbert.feed.synthetic.LENGTH_QUANTILES` at 10,000 even shares), / 132 multiprocessors / 1.83 GHz
+              (`mlbert.data.loading.synthetic.LENGTH_QUANTILES` at 10,000 even shares), / 132 multiprocessors / 1.83 GHz
 
 A multiprocessor has four schedulers, each of which issues one instruction of a warp a clock, and takes 4,096 bf16
 operations a clock in its matrix units; 1.83 GHz is the clock at which that makes the data sheet's 989.5 TFLOP/s. Not in
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import sass
-from mlbert.feed.synthetic import lengths_at
+from mlbert.data.loading.synthetic import lengths_at
 
 LAYERS, HEADS, HEAD_SIZE, LONGEST = 24, 16, 64, 512
 MULTIPROCESSORS, HERTZ, SCHEDULERS, PRODUCTS_A_CLOCK = 132, 1.83e9, 4, 2048

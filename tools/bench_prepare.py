@@ -24,25 +24,25 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core.packing import pack_lengths
-from mlbert.feed.packed import PackedSource
-from mlbert.feed.synthetic import lengths_at
+from mlbert.data.formats.deals import contiguous
+from mlbert.data.formats.manifest import file_sha256
+from mlbert.data.formats.packing import pack_lengths
+from mlbert.data.formats.prepared import ShardWriter
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.shard_file import content_sha256
+from mlbert.data.formats.tfrecord import write_examples
+from mlbert.data.formats.wordpiece import WordPieceTokenizer, load_vocabulary
+from mlbert.data.loading.packed import PackedSource
+from mlbert.data.loading.synthetic import lengths_at
+from mlbert.data.prepare import python_text
+from mlbert.data.prepare.corpus import write_text
+from mlbert.data.prepare.generator import Generator, NativeGenerator, PlainGenerator
+from mlbert.data.prepare.instances import InstanceOptions
+from mlbert.data.prepare.shuffle import Packing, shuffle_set
+from mlbert.data.prepare.tfrecords import tfrecords_to_hdf5
+from mlbert.data.prepare.vocab import count_words, train_vocabulary
 from mlbert.host import native
 from mlbert.host.errors import UserError
-from mlbert.prepare import python_text
-from mlbert.prepare.corpus import write_text
-from mlbert.prepare.generator import Generator, NativeGenerator, PlainGenerator
-from mlbert.prepare.instances import InstanceOptions
-from mlbert.prepare.shuffle import Packing, shuffle_set
-from mlbert.prepare.tfrecords import tfrecords_to_hdf5
-from mlbert.prepare.vocab import count_words, train_vocabulary
-from mlbert.store.deals import contiguous
-from mlbert.store.manifest import file_sha256
-from mlbert.store.prepared import ShardWriter
-from mlbert.store.ragged import Ragged
-from mlbert.store.shard_file import content_sha256
-from mlbert.store.tfrecord import write_examples
-from mlbert.store.wordpiece import WordPieceTokenizer, load_vocabulary
 
 OWN_TEXT_BYTES = 1_000_000
 OWN_VOCAB_SIZE = 8192

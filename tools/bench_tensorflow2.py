@@ -24,15 +24,15 @@ import numpy as np
 import tensorflow as tf
 import torch
 
-from mlbert.bench.step import LAMB, LEARNING_RATE, Side, alternate, our_side
+from mlbert.config.bert_config import BertConfig
 from mlbert.config.tensorflow import TensorFlowConfig
-from mlbert.core.bert_config import BertConfig
-from mlbert.core.packing import pack_lengths
-from mlbert.feed.host_batch import HostBatch
-from mlbert.feed.synthetic import lengths_at, sequences
+from mlbert.data.formats.packing import pack_lengths
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.synthetic import lengths_at, sequences
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
-from mlbert.store.ragged import Ragged
+from mlbert.programs.bench.step import LAMB, LEARNING_RATE, Side, alternate, our_side
 from tf2_bert.model import BertPretrainer
 from tf2_bert.optimizers import Lamb
 from tf2_bert.step import TrainStep

@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.core.masking_rates import MaskingRate
-from mlbert.feed.text import SPLIT, TRUNCATE, TextEvalSet, TextSet, TextSource
+from mlbert.data.formats.mds_write import MdsWriter
+from mlbert.data.formats.token_shards import TEXT, open_texts
+from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
+from mlbert.data.loading.masking_rates import MaskingRate
+from mlbert.data.loading.text import SPLIT, TRUNCATE, TextEvalSet, TextSet, TextSource
+from mlbert.data.prepare import python_text
 from mlbert.host import native
 from mlbert.host.errors import UserError
-from mlbert.prepare import python_text
-from mlbert.store.mds_write import MdsWriter
-from mlbert.store.token_shards import TEXT, open_texts
-from mlbert.store.tokenizer import Tokenizer, load_tokenizer
 
 LENGTH = 128
 SEQUENCES = 256  # of a step

@@ -31,10 +31,10 @@ from triton.runtime.jit import JITFunction
 
 import attention_model
 import sass
-from mlbert.dist.sharding import ShardLayout
-from mlbert.feed import triton_expand
-from mlbert.feed.budget import Budget
-from mlbert.feed.host_batch import HostBatch
+from mlbert.data.loading import triton_expand
+from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.distributed.sharding import ShardLayout
 from mlbert.ops.api import dropout_key
 from mlbert.ops.triton import cast, device, embedding, loss, norm, norm_fp8
 from mlbert.ops.triton.attention import attention

@@ -1,6 +1,6 @@
 """Fits the numbers of `mlbert plan` on every second published result, and tells the errors on the others.
 
-    python tools/fit_plan.py [--svg FILE]     rewrites mlbert/plan/parameters.json, prints the errors
+    python tools/fit_plan.py [--svg FILE]     rewrites mlbert/report/planner/parameters.json, prints the errors
 
 Fitted are the 1st, 3rd, 5th ... row of tests/assets/plan/published.csv, tested the 2nd, 4th ... (the file holds no
 re-submission twice). Smoothed absolute deviations of the logarithm, of the score by the samples that the model predicts
@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from mlbert.plan.model import Job, seconds_to_train
-from mlbert.plan.parameters import GPUS, PATH, Parameters
+from mlbert.report.planner.model import Job, seconds_to_train
+from mlbert.report.planner.parameters import GPUS, PATH, Parameters
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "tests/assets/plan/published.csv"

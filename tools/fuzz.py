@@ -38,7 +38,13 @@ NUMBER_OF_FILES = (1, 1, 1, 2)
 _IMPORTED = (
     *("mlbert.report.page", "mlbert.recipes.packed_lamb_build", "mlbert.recipes.classification_build"),
     *("mlbert.recipes.masked_lm_stored_build", "mlbert.recipes.masked_lm_text_build"),
-    *("mlbert.train.experiment", "mlbert.convert.nvidia_pt", "matplotlib.pyplot", "tokenizers", "pandas"),
+    *(
+        "mlbert.training.experiment",
+        "mlbert.models.weights.convert.nvidia_pt",
+        "matplotlib.pyplot",
+        "tokenizers",
+        "pandas",
+    ),
     *("transformers.models.bert.modeling_bert", "sklearn.metrics", "torch.distributed.tensor"),
 )
 _FRAME = re.compile(r'File "[^"]*/(\w+/\w+\.py)", line \d+, in (\w+)')

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mlbert.store import tfrecord_plain
+from mlbert.data.formats import tfrecord_plain
 
 _TOKEN = ":::MLLOG "
 _DEEP = 20_000

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mlbert.cli.plan import read_measured
 from mlbert.host.provenance import git_state
-from mlbert.plan.calibrate import Measured, shared_cores_rate
+from mlbert.report.planner.calibrate import Measured, shared_cores_rate
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "benchmarks/bert/implementations/cpu_demo/config_cpu_1x1x32x1_demo.sh"

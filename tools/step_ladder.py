@@ -19,7 +19,7 @@ from gpu_check.hardware import environment_facts
 from gpu_check.ladder import Ladder, Sizes, rungs
 from gpu_check.parts import CONFIGS, profiled
 from gpu_check.tables import TABLES, aligned, budget_section
-from mlbert.core.bert_config import BertConfig
+from mlbert.config.bert_config import BertConfig
 from mlbert.ops import api as ops
 from mlbert.ops.precision import compute_dtype
 

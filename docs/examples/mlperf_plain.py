@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from mlbert.log import MLPerfCallback
+from mlbert.mlperf.callback import MLPerfCallback
 
 BATCH, STEPS, LR = 64, 400, 0.02
 for index in range(10):

@@ -7,7 +7,7 @@ import tempfile
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 
-from mlbert.log import MLPerfCallback
+from mlbert.mlperf.callback import MLPerfCallback
 
 SHAPE = {"vocab_size": 12, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 OPTIONS = {"per_device_train_batch_size": 32, "max_steps": 400, "learning_rate": 0.01, "eval_strategy": "steps"}

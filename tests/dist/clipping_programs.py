@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from mlbert.dist.bucket_clipping import BucketClippingReducer
-from mlbert.dist.reduce import cut_buckets
-from mlbert.dist.world import World
+from mlbert.distributed.bucket_clipping import BucketClippingReducer
+from mlbert.distributed.reduce import cut_buckets
+from mlbert.distributed.world import World
 from mlbert.optim.flat import FlatParameters
 from rank_programs import SAMPLES, VOCABULARY, Probe, TinyModel
 

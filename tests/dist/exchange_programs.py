@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from mlbert.dist.groups import exchange_group
-from mlbert.dist.world import World
-from mlbert.feed.host_batch import HostBatch
-from mlbert.feed.packed import PackedSource
-from mlbert.feed.synthetic import SyntheticSource
-from mlbert.store.deals import by_length, contiguous
+from mlbert.data.formats.deals import by_length, contiguous
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.packed import PackedSource
+from mlbert.data.loading.synthetic import SyntheticSource
+from mlbert.distributed.groups import exchange_group
+from mlbert.distributed.world import World
 
 UNITS, STEPS = 4, 9
 

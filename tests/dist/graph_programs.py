@@ -14,19 +14,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from capturable import SHAPE, TensorLamb, select_capturable
 from host_batches import made_up_batches
-from mlbert.dist.bucket_clipping import BucketClippingReducer
-from mlbert.dist.capture import NoCapture
-from mlbert.dist.lifecycle import Lifecycle
-from mlbert.dist.reduce import GradientReducer, cut_buckets
-from mlbert.dist.world import World
-from mlbert.feed.budget import Budget
-from mlbert.feed.synthetic import SyntheticSource
+from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.synthetic import SyntheticSource
+from mlbert.distributed.bucket_clipping import BucketClippingReducer
+from mlbert.distributed.capture import NoCapture
+from mlbert.distributed.lifecycle import Lifecycle
+from mlbert.distributed.reduce import GradientReducer, cut_buckets
+from mlbert.distributed.world import World
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters
-from mlbert.train.reader import Reader
-from mlbert.train.step import GraphMode, Graphs, Step
+from mlbert.training.reader import Reader
+from mlbert.training.step import GraphMode, Graphs, Step
 from recorded_graph import RecordedGraph
 
 SEED, STEPS, BUCKET_ELEMENTS = 4, 3, 2000

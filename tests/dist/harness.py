@@ -28,7 +28,7 @@ PRELOADED = [
     "torch.distributed",
     "mlbert.cli.train",
     "mlbert.recipes.packed_lamb",
-    "mlbert.train.experiment",
+    "mlbert.training.experiment",
     "matplotlib.figure",
 ]
 HERE = Path(__file__).resolve().parent
@@ -198,7 +198,7 @@ def _meet(folder: Path, rank: int, world_size: int) -> None:
 
 def _run_program(fn_path: str, kwargs: dict[str, Any], result: str) -> None:
     """One rank: connects, runs the function, writes what it returns."""
-    from mlbert.dist.world import World
+    from mlbert.distributed.world import World
 
     module, _, name = fn_path.partition(":")
     world = World.identify()

@@ -10,9 +10,9 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from mlbert.cli.main import exit_code
-from mlbert.dist import meeting
-from mlbert.dist.lifecycle import Lifecycle
-from mlbert.dist.world import World
+from mlbert.distributed import meeting
+from mlbert.distributed.lifecycle import Lifecycle
+from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 
 DEADLINE = 3.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from mlbert.bench.network import measure
-from mlbert.dist.world import World
+from mlbert.distributed.world import World
+from mlbert.programs.bench.network import measure
 
 
 def measure_as(world: World, hosts: list[str]) -> dict:

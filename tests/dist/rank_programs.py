@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlbert.dist.reduce import GradientReducer, cut_buckets
-from mlbert.dist.sharding import ShardLayout
-from mlbert.dist.world import World
+from mlbert.distributed.reduce import GradientReducer, cut_buckets
+from mlbert.distributed.sharding import ShardLayout
+from mlbert.distributed.world import World
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlbert.dist.bucket_clipping import BucketClippingReducer
-from mlbert.dist.groups import ShardGroups
-from mlbert.dist.reduce import GradientReducer, cut_buckets
-from mlbert.dist.sharding import ShardedReducer, ShardLayout
-from mlbert.dist.world import World
+from mlbert.distributed.bucket_clipping import BucketClippingReducer
+from mlbert.distributed.groups import ShardGroups
+from mlbert.distributed.reduce import GradientReducer, cut_buckets
+from mlbert.distributed.sharding import ShardedReducer, ShardLayout
+from mlbert.distributed.world import World
 from mlbert.optim.flat import FlatParameters
 
 SHAPES = ((37, 11), (5,), (64, 64), (1,), (129,))  # no bucket divides by the number of ranks

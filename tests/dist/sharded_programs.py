@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mlbert.dist.groups import ShardGroups
-from mlbert.dist.reduce import GradientReducer, cut_buckets
-from mlbert.dist.sharding import ShardedReducer, ShardLayout
-from mlbert.dist.world import World
+from mlbert.distributed.groups import ShardGroups
+from mlbert.distributed.reduce import GradientReducer, cut_buckets
+from mlbert.distributed.sharding import ShardedReducer, ShardLayout
+from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW

@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from capturable import TensorLamb, select_capturable
 from mlbert.cli.main import main
-from mlbert.core.events import MLPerfEvents
-from mlbert.dist.capture import NoCapture
+from mlbert.distributed.capture import NoCapture
 from mlbert.host import native
 from mlbert.recipes import packed_lamb_build
-from mlbert.train import experiment
-from mlbert.train.step import GraphMode, Graphs
+from mlbert.runs.events import MLPerfEvents
+from mlbert.training import experiment
+from mlbert.training.step import GraphMode, Graphs
 
 COLLECTIVES = (
     *("all_reduce", "broadcast", "all_gather", "barrier", "reduce", "gather", "scatter", "all_to_all"),

@@ -10,7 +10,7 @@ import torch
 
 from clipping_programs import CASES, everything
 from harness import run_ranks
-from mlbert.dist.world import World
+from mlbert.distributed.world import World
 
 Ranks = list[dict[str, Any]]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.core.bert_config import BertConfig
-from mlbert.prepare.vocab import count_words, train_vocabulary
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.prepare.vocab import count_words, train_vocabulary
 
 SHAPE = BertConfig(
     vocab_size=200,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness import RankResult, run_ranks
-from mlbert.dist.lifecycle import LOST_RANK
+from mlbert.distributed.lifecycle import LOST_RANK
 from text_programs import SEQUENCES_PER_RANK, STEPS_PER_EPOCH
 from text_sets import random_texts, write_texts
 

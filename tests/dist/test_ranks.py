@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness import RankResult, run_ranks
-from mlbert.dist.world import World
+from mlbert.distributed.world import World
 from rank_programs import train
 
 # float32 sums in another order, on gradients of size 1 (weights: after LAMB's division by their norm).

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness import run_ranks
-from mlbert.dist.world import World
+from mlbert.distributed.world import World
 from rounded_programs import LIMIT, gradients
 
 ROUNDING = 2.0**-8  # of bfloat16

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from harness import run_ranks
-from mlbert.dist.world import World
+from mlbert.distributed.world import World
 from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb

@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from mlbert.dist.lifecycle import Lifecycle
-from mlbert.dist.watch import Stage
-from mlbert.dist.world import World
-from mlbert.feed import text_lanes
-from mlbert.feed.text import TextSet, TextSource
-from mlbert.store.tokenizer import load_tokenizer
-from mlbert.train.reader import Reader
+from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.loading import text_lanes
+from mlbert.data.loading.text import TextSet, TextSource
+from mlbert.distributed.lifecycle import Lifecycle
+from mlbert.distributed.watch import Stage
+from mlbert.distributed.world import World
+from mlbert.training.reader import Reader
 
 HANG_SECONDS = 3.0
 ORDER_SECONDS = 10.0

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from mlbert.cli.main import main
-from mlbert.dist.lifecycle import Lifecycle
-from mlbert.dist.watch import Stage
-from mlbert.dist.world import World
+from mlbert.distributed.lifecycle import Lifecycle
+from mlbert.distributed.watch import Stage
+from mlbert.distributed.world import World
 
 HANG_SECONDS = 3.0
 BAD_STEP = 4

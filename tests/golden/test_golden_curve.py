@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.cli.main import main
-from mlbert.store.manifest import read_manifest
+from mlbert.data.formats.manifest import read_manifest
 from training_settings import read_metrics, train_arguments
 
 GOLDEN = Path(__file__).with_name("tiny_loss.txt")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlbert.core.bert_config import BertConfig
+from mlbert.config.bert_config import BertConfig
 from mlbert.ops import api as ops
 
 HERE = Path(__file__).parent

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from gpu_check.trainer import Trainer
 from host_batches import made_up_batches
-from mlbert.core.bert_config import BertConfig
-from mlbert.dist.capture import Capture, CudaCapture, NoCapture
-from mlbert.feed.budget import Budget
-from mlbert.feed.host_batch import HostBatch
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.distributed.capture import Capture, CudaCapture, NoCapture
 from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import FP8_CAPABILITY
-from mlbert.train.step import GraphMode, Graphs
+from mlbert.training.step import GraphMode, Graphs
 
 PACKS, SEED = 8, 7
 RATES = (1e-3, 2e-3, 5e-4, 1e-3)

@@ -11,13 +11,13 @@ import torch
 
 from gpu_check.profile import profile_step
 from gpu_check.trainer import Trainer
-from mlbert.bench.step import make_batch
-from mlbert.core.bert_config import BertConfig
-from mlbert.feed.batch import Batch
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.batch import Batch
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import FP8_CAPABILITY
+from mlbert.programs.bench.step import make_batch
 from model_loss import loss_of
 
 STEPS = 3

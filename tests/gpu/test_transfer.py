@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from host_batches import assert_same, made_up_batches, plain_filled
-from mlbert.core.bert_config import BertConfig
-from mlbert.dist.capture import CudaCapture
-from mlbert.dist.world import World
-from mlbert.feed import host_batch
-from mlbert.feed.budget import Budget
-from mlbert.feed.host_batch import HostBatch
-from mlbert.feed.synthetic import SyntheticSource, sequences
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading import host_batch
+from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.synthetic import SyntheticSource, sequences
+from mlbert.distributed.capture import CudaCapture
+from mlbert.distributed.world import World
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
-from mlbert.train.evaluate import Evaluator, evaluate
+from mlbert.training.evaluate import Evaluator, evaluate
 
 LENGTHS = ([1], [512], [1] * 70, [256, 1, 255, 512, 1, 1, 257, 3] * 20, [3] * 512)
 

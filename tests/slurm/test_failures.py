@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cluster import Cluster
-from mlbert.dist.place import expand_hostlist
+from mlbert.distributed.place import expand_hostlist
 from slurm_site import Site, read_log
 
 # Long enough to be disturbed in the middle, with a checkpoint always near; the other one where the end does not matter.

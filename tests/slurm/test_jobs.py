@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cluster import Cluster, running
-from mlbert.prepare.split_bins import make_bins
-from mlbert.store.manifest import read_manifest
+from mlbert.data.formats.manifest import read_manifest
+from mlbert.data.prepare.split_bins import make_bins
 from slurm_site import Site, read_log
 from training_settings import SHAPE
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import bench_prepare as prepare
-from mlbert.store.wordpiece import load_vocabulary
+from mlbert.data.formats.wordpiece import load_vocabulary
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets" / "instances"
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH: nothing to compare with")

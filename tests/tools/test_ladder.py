@@ -11,9 +11,9 @@ import torch
 from gpu_check import ladder
 from gpu_check.ladder import Ladder, Rung, Sizes, fp8_rungs, rungs, token_budget, variants, without
 from gpu_check.parts import tiny_scale
-from mlbert.bench.step import make_batch
-from mlbert.feed.host_batch import HostBatch
+from mlbert.data.loading.host_batch import HostBatch
 from mlbert.ops import registry
+from mlbert.programs.bench.step import make_batch
 
 CPU = torch.device("cpu")
 SIZES = Sizes(8, 2, 3, 1)

@@ -9,10 +9,10 @@ import torch
 
 from gpu_check import profile
 from gpu_check.trainer import Trainer
-from mlbert.bench.step import make_batch
-from mlbert.core.bert_config import BertConfig
+from mlbert.config.bert_config import BertConfig
 from mlbert.ops import api as ops
 from mlbert.ops import registry
+from mlbert.programs.bench.step import make_batch
 
 SHAPE = BertConfig(
     vocab_size=200,

@@ -16,22 +16,22 @@ import torch
 from safetensors.torch import load_file
 
 from mds_samples import write_mds
+from mlbert.config.bert_config import BertConfig
 from mlbert.config.resolution import resolve
 from mlbert.config.sections import settings_by_key
-from mlbert.convert.common import Checkpoint, write_own
-from mlbert.convert.nvidia_pt import torch_to_nvidia
-from mlbert.core import schedules
-from mlbert.core.bert_config import BertConfig
-from mlbert.core.checkpoint_names import VOCABULARY
-from mlbert.core.checkpoint_state import Report
+from mlbert.mlperf import official
+from mlbert.mlperf.config import SubmissionConfig
+from mlbert.mlperf.findings import Outcome
+from mlbert.mlperf.logs import Log, read_log
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.config import ModelConfig
+from mlbert.models.weights.checkpoint_names import VOCABULARY
+from mlbert.models.weights.checkpoint_state import Report
+from mlbert.models.weights.convert.common import Checkpoint, write_own
+from mlbert.models.weights.convert.nvidia_pt import torch_to_nvidia
+from mlbert.optim import schedules
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes import masked_lm_stored
-from mlbert.submission import official
-from mlbert.submission.config import SubmissionConfig
-from mlbert.submission.findings import Outcome
-from mlbert.submission.logs import Log, read_log
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths
 
 HOME = Path("benchmarks/bert/implementations")

@@ -12,24 +12,24 @@ from pathlib import Path
 
 import pytest
 
+from mlbert.config.bert_config import BertConfig
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import Resolved, peek, resolve
 from mlbert.config.sections import Configuration, settings_by_env
 from mlbert.config.sources import check_exports, read_yaml
-from mlbert.core.bert_config import BertConfig
-from mlbert.core.plan import Plan, make_plan, planned_world_size
-from mlbert.dist.config import DistributedConfig
-from mlbert.feed.config import DataConfig
+from mlbert.data.loading.config import DataConfig
+from mlbert.distributed.config import DistributedConfig
 from mlbert.host.provenance import TENSORFLOW2
+from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import ScheduleConfig
-from mlbert.plan import memory
-from mlbert.plan.parameters import GPUS
-from mlbert.plan.shapes import BENCHMARK
 from mlbert.recipes.registry import find
-from mlbert.submission.config import SubmissionConfig
-from mlbert.train.config import EvaluationConfig, RunConfig
+from mlbert.report.planner import memory
+from mlbert.report.planner.parameters import GPUS
+from mlbert.report.planner.shapes import BENCHMARK
+from mlbert.report.run_plan import Plan, make_plan, planned_world_size
+from mlbert.training.config import EvaluationConfig, RunConfig
 from tf2_bert import recipe as tensorflow2
 
 NAME = re.compile(r"config_(?P<system>\w+?)_(?P<nodes>\d+)x(?P<ranks>\d+)x(?P<batch>\d+)x(?P<steps>\d+)(_\w+)?\.sh")
@@ -293,7 +293,7 @@ def test_plan_of_every_config_has_no_warning(config_file: Path) -> None:
 
 
 def gpu_of(platform: str, tree_root: Path) -> str | None:
-    """As `mlbert.plan` calls it; None: the system has no GPU that it knows."""
+    """As `mlbert.report.planner` calls it; None: the system has no GPU that it knows."""
     folders = (tree_root / "systems", tree_root / "systems/templates")
     path = next(folder / f"{platform}.json" for folder in folders if (folder / f"{platform}.json").is_file())
     name = json.loads(path.read_text())["accelerator_model_name"]
@@ -301,7 +301,7 @@ def gpu_of(platform: str, tree_root: Path) -> str | None:
 
 
 def test_a_step_of_the_config_fits_its_gpu(config_file: Path, tree_root: Path) -> None:
-    """As the planner counts it; what it says is compared with a counted step in tests/unit/bench/counted."""
+    """As the planner counts it; what it says is compared with a counted step in tests/unit/programs/bench/counted."""
     values = exports_after(config_file)
     gpu = gpu_of(values["MLPERF_SUBMISSION_PLATFORM"], tree_root)
     if gpu is None:

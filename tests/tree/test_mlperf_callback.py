@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from mlbert.host.errors import UserError
-from mlbert.log import REQUIRED, REQUIRED_IN_CLOSED, MLPerfCallback
-from mlbert.submission import official
-from mlbert.submission.findings import Finding, Outcome, failed
-from mlbert.submission.logs import Log, read_log
-from mlbert.submission.own_checks import run_checks
-from mlbert.submission.result_set import ResultSet
+from mlbert.mlperf import official
+from mlbert.mlperf.callback import REQUIRED, REQUIRED_IN_CLOSED, MLPerfCallback
+from mlbert.mlperf.findings import Finding, Outcome, failed
+from mlbert.mlperf.logs import Log, read_log
+from mlbert.mlperf.own_checks import run_checks
+from mlbert.mlperf.result_set import ResultSet
 from user_errors import user_error
 
 EXAMPLES = Path("docs/examples")
@@ -136,7 +136,9 @@ def test_a_missed_target_is_aborted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["", "; raise ValueError", "; sys.exit(3)"])
 def test_a_process_that_ends_closes_its_log(end: str, tmp_path: Path, tree_root: Path) -> None:
-    text = "import sys, json; from mlbert.log import MLPerfCallback as C; assert 'torch' not in sys.modules;"
+    text = (
+        "import sys, json; from mlbert.mlperf.callback import MLPerfCallback as C; assert 'torch' not in sys.modules;"
+    )
     text += f"log = C(sys.argv[1], 3, system_name='sys'); log.fit_start(json.loads(sys.argv[2])){end}"
     done = run_program(tree_root, text, tmp_path, json.dumps(NUMBERS))
     assert (done.returncode != 0) == bool(end), done.stderr

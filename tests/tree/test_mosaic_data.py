@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.store.tokenizer import load_tokenizer
+from mlbert.data.formats.tokenizer import load_tokenizer
 from user_errors import assert_error_line
 
 TEXTS = [f"Sentence {number} of the river, the bridge and the kitchen." for number in range(400)]

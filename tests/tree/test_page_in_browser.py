@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from mlbert.mlperf.findings import Finding, Outcome
 from mlbert.report.page import findings_page, report_page
 from mlbert.report.results import read_result
 from mlbert.report.sources import read_systems
-from mlbert.submission.findings import Finding, Outcome
 from simple_logs import write_log
 
 WIDTHS = (1280, 390)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.store.open import open_store
+from mlbert.data.formats.open import open_store
 from user_errors import assert_error_line
 
 HOME = Path("benchmarks/bert/implementations/pytorch")

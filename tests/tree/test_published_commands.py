@@ -15,28 +15,28 @@ import numpy as np
 import pytest
 import torch
 
+from mlbert.config.bert_config import BertConfig
 from mlbert.config.resolution import resolve
 from mlbert.config.sections import Configuration
-from mlbert.convert.common import Checkpoint, write_own
-from mlbert.convert.nvidia_pt import torch_to_nvidia
-from mlbert.core import schedules
-from mlbert.core.bert_config import BertConfig
-from mlbert.core.checkpoint_names import VOCABULARY, tf1_names
-from mlbert.core.checkpoint_state import Report
-from mlbert.core.plan import make_plan, planned_world_size
-from mlbert.dist.config import DistributedConfig
-from mlbert.feed.config import DataConfig
+from mlbert.data.formats.open import open_store
+from mlbert.data.loading.config import DataConfig
+from mlbert.data.prepare.bins_hdf5 import make_hdf5_bins
+from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
+from mlbert.distributed.config import DistributedConfig
+from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.config import ModelConfig
-from mlbert.models.load import load_weights
+from mlbert.models.weights.checkpoint_names import VOCABULARY, tf1_names
+from mlbert.models.weights.checkpoint_state import Report
+from mlbert.models.weights.convert.common import Checkpoint, write_own
+from mlbert.models.weights.convert.nvidia_pt import torch_to_nvidia
+from mlbert.models.weights.load import load_weights
 from mlbert.ops.config import ComputeConfig
+from mlbert.optim import schedules
 from mlbert.optim.config import ScheduleConfig
-from mlbert.prepare.bins_hdf5 import make_hdf5_bins
-from mlbert.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.recipes import ddp_adam
-from mlbert.store.open import open_store
-from mlbert.submission.config import SubmissionConfig
-from mlbert.train.config import EvaluationConfig, RunConfig
+from mlbert.report.run_plan import make_plan, planned_world_size
+from mlbert.training.config import EvaluationConfig, RunConfig
 from nvidia_shards import PREDICTIONS, bert_rows, write_fixed
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths, same_sequences, write_set
 

@@ -123,7 +123,7 @@ def test_ten_runs_make_a_submission_tree(stage: Stage) -> None:
     system = next((out / "systems").glob("*.json")).stem
     logs = {path.name for path in (out / "results" / system / "bert").iterdir()}
     assert logs == {f"result_{i}.txt" for i in range(10)}
-    assert (out / "benchmarks/bert/implementations/pytorch/mlbert/train/loop.py").is_file()
+    assert (out / "benchmarks/bert/implementations/pytorch/mlbert/training/loop.py").is_file()
     again = stage.run("./quickstart.sh --out runs/ten --runs 10", stage.root)
     assert again.returncode == 0
     assert len(re.findall(r"^Run \d is finished", again.stdout, re.MULTILINE)) == 10
@@ -135,7 +135,7 @@ def test_links_lead_somewhere(readme: Path) -> None:
 
 
 def test_named_paths_exist(readme: Path, tree_root: Path) -> None:
-    """`mlbert/train/loop.py`, `tools/gpu_check.sh` and their like; acme_x1_n1 is the system of an example."""
+    """`mlbert/training/loop.py`, `tools/gpu_check.sh` and their like; acme_x1_n1 is the system of an example."""
     pytorch = tree_root / PACKAGE_HOME
     homes = (tree_root, pytorch, pytorch.parent, readme.parent)
     named = [path for path in NAMED.findall(readme.read_text(encoding="utf-8")) if "acme_x1_n1" not in path]

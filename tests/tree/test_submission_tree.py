@@ -12,10 +12,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from mlbert.submission.call_sites import Sources
-from mlbert.submission.logs import read_log
-from mlbert.submission.run_files import NAMES
-from mlbert.submission.seal import SUMS
+from mlbert.mlperf.call_sites import Sources
+from mlbert.mlperf.logs import read_log
+from mlbert.mlperf.run_files import NAMES
+from mlbert.mlperf.seal import SUMS
 
 SYSTEM_FIELDS = set(
     re.findall(

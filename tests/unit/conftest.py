@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlbert.config.recipe import Recipe
-from mlbert.store.prepared import ShardWriter
+from mlbert.data.formats.prepared import ShardWriter
 from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE, random_rows
 from simple_recipe import FOLDERS, simple_recipe
 

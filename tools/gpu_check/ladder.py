@@ -24,18 +24,18 @@ from torch import Tensor
 from gpu_check.hardware import device_name, peaks_of, synchronize
 from gpu_check.op_speed import lamb_implementations
 from gpu_check.trainer import Trainer
-from mlbert.bench.step import make_batch, their_side
-from mlbert.core.bert_config import BertConfig
-from mlbert.dist.capture import CudaCapture, NoCapture
-from mlbert.feed.batch import Batch
-from mlbert.feed.budget import Budget
-from mlbert.feed.host_batch import HostBatch
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.batch import Batch
+from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.distributed.capture import CudaCapture, NoCapture
 from mlbert.host.errors import UserError
 from mlbert.models.flops import Work, training_flops
 from mlbert.ops import registry
 from mlbert.ops.cublaslt_tuning import tuned
 from mlbert.ops.precision import fp8_products
-from mlbert.train.step import GraphMode, Graphs
+from mlbert.programs.bench.step import make_batch, their_side
+from mlbert.training.step import GraphMode, Graphs
 
 # The order in which ops become fast: the ones that keep most memory first. Others follow.
 OPS = (

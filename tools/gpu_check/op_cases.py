@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.core.bert_config import BertConfig
-from mlbert.feed.batch import Batch
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.batch import Batch
 from mlbert.models.flops import Work
 from mlbert.ops.api import dropout_key
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from gpu_check.op_cases import Case, OpCases
-from mlbert.core.bert_config import BertConfig
-from mlbert.dist.sharding import ShardLayout
-from mlbert.feed.batch import Batch
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.batch import Batch
+from mlbert.distributed.sharding import ShardLayout
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import registry
 from mlbert.ops.api import dropout_key

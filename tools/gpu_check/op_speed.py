@@ -13,14 +13,14 @@ from torch import Tensor
 
 from gpu_check.hardware import Peaks, device_name, median_seconds, peaks_of
 from gpu_check.op_cases import Case, OpCases
-from mlbert.bench.step import LAMB
-from mlbert.core.bert_config import BertConfig
-from mlbert.dist.sharding import ShardLayout
+from mlbert.config.bert_config import BertConfig
+from mlbert.distributed.sharding import ShardLayout
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import registry
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from mlbert.programs.bench.step import LAMB
 
 Row = tuple[str, Callable[[], dict[str, Any]]]
 LAMB_BYTES = 44  # read gradient, weight, two moments, write moments; read three, write the weight; and the norm

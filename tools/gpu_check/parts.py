@@ -20,10 +20,10 @@ from gpu_check.op_checks import check_rows
 from gpu_check.op_speed import speed_rows
 from gpu_check.profile import profile_step
 from gpu_check.rows import Rows
-from mlbert.bench.step import make_batch
-from mlbert.core.bert_config import BertConfig
-from mlbert.feed.host_batch import HostBatch
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.host_batch import HostBatch
 from mlbert.ops import api as ops
+from mlbert.programs.bench.step import make_batch
 
 SEED = 1
 CONFIGS = Path(mlbert.__file__).resolve().parents[1] / "configs"

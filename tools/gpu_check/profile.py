@@ -28,7 +28,7 @@ from gpu_check.hardware import device_name, peaks_of, synchronize
 from gpu_check.op_cases import OpCases
 from gpu_check.op_speed import LAMB_BYTES
 from gpu_check.trainer import OPTIMIZER_RANGE, Trainer
-from mlbert.core.bert_config import BertConfig
+from mlbert.config.bert_config import BertConfig
 from mlbert.models.flops import Work, training_flops
 from mlbert.ops import registry
 

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from mlbert.bench.step import LAMB, LEARNING_RATE
-from mlbert.core.bert_config import BertConfig
-from mlbert.dist.reduce import GradientReducer
-from mlbert.dist.sharding import ShardLayout
-from mlbert.dist.world import World
-from mlbert.feed.host_batch import HostBatch
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.distributed.reduce import GradientReducer
+from mlbert.distributed.sharding import ShardLayout
+from mlbert.distributed.world import World
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
-from mlbert.train.step import Graphs, Step, StepResult
+from mlbert.programs.bench.step import LAMB, LEARNING_RATE
+from mlbert.training.step import Graphs, Step, StepResult
 
 OPTIMIZER_RANGE = "mlbert::optimizer"
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from mlbert.cli.main import main
-from mlbert.cli.mosaic_bert import glue_yaml
-from mlbert.cli.mosaic_bert.leaves import Leaves
-from mlbert.core.bert_config import BertConfig
-from mlbert.core.glue import TASKS
-from mlbert.core.glue_jobs import Job
-from mlbert.core.nested_yaml import read_nested
-from mlbert.prepare import python_glue
-from mlbert.prepare.vocab import count_words, train_vocabulary
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.glue import TASKS
+from mlbert.data.prepare import python_glue
+from mlbert.data.prepare.vocab import count_words, train_vocabulary
+from mlbert.programs.glue_jobs import Job
+from mlbert.programs.mosaic import glue_yaml
+from mlbert.programs.mosaic.leaves import Leaves
+from mlbert.programs.nested_yaml import read_nested
 from user_errors import assert_error_line
 
 SHAPE = BertConfig(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlbert.cli.main import main
-from mlbert.core.mllog import MLPerfLogger
+from mlbert.mlperf.mllog import MLPerfLogger
 from user_errors import assert_error_line
 
 SBATCH = """#!/bin/sh

@@ -11,8 +11,8 @@ from typer.main import get_command
 
 from mlbert.cli.main import main
 from mlbert.cli.prepare import app
-from mlbert.prepare.shuffle import Packing, shuffle_set
-from mlbert.store.open import describe
+from mlbert.data.formats.open import describe
+from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from stored_sets import flip, make_rows, random_lengths, tree, write_set
 from user_errors import assert_error_line
 

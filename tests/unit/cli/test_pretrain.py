@@ -16,7 +16,7 @@ import pytest
 import transformers
 
 from mlbert.cli.main import main
-from mlbert.cli.own_text.display import final_accuracy
+from mlbert.programs.custom_corpus.display import final_accuracy
 from user_errors import assert_error_line
 
 WORDS = [["The old", "A young", "Every"], ["river", "teacher", "engine", "window"], ["finds", "builds", "paints"]]

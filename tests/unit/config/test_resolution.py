@@ -18,12 +18,12 @@ from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import peek, resolve, split_arguments
 from mlbert.config.section import Setting, settings_of
 from mlbert.config.sections import COMMON, SECTIONS, settings_by_key
-from mlbert.feed.config import DataConfig
+from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes import ddp_adam, masked_lm_stored, masked_lm_text, packed_lamb
 from mlbert.recipes.registry import RECIPES, find
-from mlbert.train.config import EvaluationConfig, RunConfig
+from mlbert.training.config import EvaluationConfig, RunConfig
 from simple_recipe import FOLDERS, NUMBERS, simple_recipe
 from user_errors import user_error
 
@@ -273,7 +273,7 @@ def test_printing_and_saving(recipe, environ) -> None:
 def test_the_process_environment_is_the_default() -> None:
     code = (
         "from mlbert.config.resolution import resolve\n"
-        "from mlbert.feed.config import DataConfig\n"
+        "from mlbert.data.loading.config import DataConfig\n"
         "from simple_recipe import simple_recipe\n"
         "print(resolve(simple_recipe(), None, {}, [], []).config[DataConfig].train_batch_size)"
     )

@@ -12,7 +12,7 @@ import mlbert
 from mlbert.config.launch import LaunchConfig
 from mlbert.config.section import settings_of
 from mlbert.config.sections import SECTIONS, settings_by_env, settings_by_key
-from mlbert.feed.config import DataConfig
+from mlbert.data.loading.config import DataConfig
 from mlbert.ops.config import ComputeConfig
 from simple_recipe import simple_configuration
 

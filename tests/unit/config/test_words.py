@@ -11,7 +11,7 @@ from mlbert.config.section import settings_of
 from mlbert.config.sections import COMMON, SECTIONS, settings_by_env, settings_by_key
 from mlbert.config.words import _OTHERS, default_words, hint_at, markdown_table
 from mlbert.host.names import name_shape
-from mlbert.train.config import RunConfig
+from mlbert.training.config import RunConfig
 from user_errors import user_error
 
 

@@ -8,10 +8,10 @@ from transformers import BertConfig as PeerConfig
 from transformers import BertForPreTraining as PeerModel
 
 from host_batches import made_up_batches
-from mlbert.core.bert_config import BertConfig
+from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForPreTraining
-from mlbert.models.huggingface import huggingface_config, padded_inputs
-from mlbert.models.renaming import load_state
+from mlbert.models.weights.huggingface import huggingface_config, padded_inputs
+from mlbert.models.weights.renaming import load_state
 from mlbert.optim.flat import FlatParameters
 from model_loss import loss_of, masked_sums
 

@@ -9,10 +9,10 @@ import torch
 import transformers
 from tokenizers import BertWordPieceTokenizer
 
-from mlbert.core.bert_config import BertConfig
+from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForMaskedLM
-from mlbert.models.export import write_weights
 from mlbert.models.fill_mask import fill, open_masked_lm
+from mlbert.models.weights.export import write_weights
 from user_errors import user_error
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "dog", "sat", "on", "mat", "##s", "."]

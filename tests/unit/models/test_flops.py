@@ -6,7 +6,7 @@ import pytest
 
 from host_batches import made_up_batches
 from mlbert.cli.bench import CONFIGS
-from mlbert.core.bert_config import BertConfig
+from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.flops import Work, encoder, forward_flops, training_flops
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from host_batches import made_up_batches
-from mlbert.core.bert_config import BertConfig
-from mlbert.dist.sharding import ShardLayout
-from mlbert.feed.batch import Batch
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.batch import Batch
+from mlbert.distributed.sharding import ShardLayout
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.linears import Fp8Linears
 from mlbert.ops import api as ops

@@ -11,13 +11,13 @@ import transformers
 from torch import Tensor
 
 from host_batches import filled, made_up_batches
-from mlbert.core.bert_config import BertConfig
-from mlbert.feed.batch import Batch
-from mlbert.feed.budget import Budget
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.batch import Batch
+from mlbert.data.loading.budget import Budget
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
-from mlbert.models.huggingface import huggingface_config, model_config, padded_inputs
 from mlbert.models.objectives import Classification, MaskedLM, Regression
-from mlbert.models.renaming import load_state
+from mlbert.models.weights.huggingface import huggingface_config, model_config, padded_inputs
+from mlbert.models.weights.renaming import load_state
 from model_loss import loss_of
 from user_errors import user_error
 

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mlbert.core.bert_config import BertConfig
-from mlbert.feed.batch import Batch
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.batch import Batch
 from mlbert.models.bert import BertForMaskedLM, BertForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, Regression
-from mlbert.models.renaming import load_state, own_state, parameter_sizes
+from mlbert.models.weights.renaming import load_state, own_state, parameter_sizes
 from mlbert.ops import api as ops
 from model_loss import loss_of
 from padded_batches import unpadded

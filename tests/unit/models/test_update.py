@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from mlbert.config.bert_config import BertConfig
 from mlbert.config.recipe import Recipe
-from mlbert.core.bert_config import BertConfig
-from mlbert.dist.config import DistributedConfig
-from mlbert.dist.reduce import GradientReducer
-from mlbert.dist.world import World
+from mlbert.distributed.config import DistributedConfig
+from mlbert.distributed.reduce import GradientReducer
+from mlbert.distributed.world import World
 from mlbert.models.bert import BertForSequenceClassification
 from mlbert.models.update import whole_update
 from mlbert.ops.config import ComputeConfig

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from host_batches import made_up_batches
-from mlbert.core.bert_config import BertConfig
+from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import cublaslt, proof, reference, registry
 from mlbert.ops.cublaslt_library import Epilogue

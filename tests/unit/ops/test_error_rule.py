@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpu_check import op_checks
 from gpu_check.op_cases import OpCases
-from mlbert.core.bert_config import BertConfig
+from mlbert.config.bert_config import BertConfig
 from mlbert.ops import registry
 from mlbert.ops.error_rule import MAX_DRAWS, MIN_DRAWS, ErrorRule, draws_for
 

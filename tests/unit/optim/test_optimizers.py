@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from mlbert.config.sections import Configuration
-from mlbert.dist.config import DistributedConfig
-from mlbert.dist.sharding import ShardLayout
+from mlbert.distributed.config import DistributedConfig
+from mlbert.distributed.sharding import ShardLayout
+from mlbert.mlperf.keys import SETTINGS_OF
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import methods
 from mlbert.optim.adam import Adam
@@ -25,7 +26,6 @@ from mlbert.optim.lamb import Lamb
 from mlbert.optim.madgrad import Madgrad
 from mlbert.optim.sgd import SGD
 from mlbert.recipes import packed_lamb
-from mlbert.submission.keys import SETTINGS_OF
 from optimizer_cases import (
     BY_HAND,
     COMMON,

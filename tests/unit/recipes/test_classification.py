@@ -13,10 +13,10 @@ import torch
 import transformers
 
 from mlbert.cli.main import main
-from mlbert.core.bert_config import BertConfig
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.prepare.vocab import count_words, train_vocabulary
 from mlbert.models.bert import BertForMaskedLM
-from mlbert.models.export import write_weights
-from mlbert.prepare.vocab import count_words, train_vocabulary
+from mlbert.models.weights.export import write_weights
 
 WARM = ["sun", "fire", "summer", "desert", "oven", "toast"]
 COLD = ["snow", "ice", "winter", "glacier", "fridge", "frost"]

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from mlbert.cli.main import main
-from mlbert.submission.logs import read_log
-from mlbert.submission.trace import Tracer
+from mlbert.mlperf.logs import read_log
+from mlbert.mlperf.trace import Tracer
 from training_settings import read_metrics, train_arguments
 
 METHOD = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbert.core.rules import reference_point
+from mlbert.mlperf.rules import reference_point
 from mlbert.report.reference import nearest_hyperparameters, scaling
 from mlbert.report.results import FASTEST, MISSED, SLOWEST, read_result
 from mlbert.report.runs import read_run, thin

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from mlbert.core.bert_config import BertConfig
-from mlbert.store.ragged import Ragged
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.ragged import Ragged
 from tf2_bert.rows import Rows
 
 # Its vocabulary is no multiple of 8: PyTorch's model pads it.

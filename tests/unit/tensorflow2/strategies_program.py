@@ -20,12 +20,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
+from mlbert.config.bert_config import BertConfig
 from mlbert.config.resolution import resolve
 from mlbert.config.sections import Configuration
 from mlbert.config.tensorflow import TensorFlowConfig
-from mlbert.core.bert_config import BertConfig
-from mlbert.dist.config import DistributedConfig
-from mlbert.feed.config import DataConfig
+from mlbert.data.loading.config import DataConfig
+from mlbert.distributed.config import DistributedConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import OptimizerConfig
 from tf2_bert.loss_scale import LossScale

@@ -15,8 +15,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from mlbert.core.bert_config import BertConfig
-from mlbert.core.progress import TrainState
+from mlbert.config.bert_config import BertConfig
+from mlbert.runs.progress import TrainState
 from tf2_bert.checkpoints import CheckpointFolder, initial_values
 from tf2_bert.model import BertPretrainer
 from user_errors import user_error

@@ -15,10 +15,10 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the 
 
 from safetensors.numpy import load_file, save_file
 
-from mlbert.convert.tensorflow_checkpoint import tf2_to_torch
-from mlbert.core.bert_config import BertConfig
-from mlbert.core.checkpoint_names import VOCABULARY, tf1_names
-from mlbert.core.checkpoint_state import parameter_shapes
+from mlbert.config.bert_config import BertConfig
+from mlbert.models.weights.checkpoint_names import VOCABULARY, tf1_names
+from mlbert.models.weights.checkpoint_state import parameter_shapes
+from mlbert.models.weights.convert.tensorflow_checkpoint import tf2_to_torch
 from tf2_bert.checkpoints import copy_weights, initial_values, write_weights
 from tf2_bert.model import BertPretrainer
 from user_errors import user_error
@@ -32,7 +32,7 @@ SHAPE = BertConfig(
     intermediate_size=48,
     max_position_embeddings=40,
 )
-PROGRAM = Path(__file__).parents[1] / "convert" / "tensorflow_program.py"
+PROGRAM = Path(__file__).parents[1] / "models/weights/convert/tensorflow_program.py"
 FORMS = ("tf1/model.ckpt-28252", "tf1", "pretrainer/bert_model.ckpt", "items/bert_model.ckpt.index", "folder", "padded")
 
 

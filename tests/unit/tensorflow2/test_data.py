@@ -17,16 +17,16 @@ from host_batches import tokens_of
 from mlbert.config.resolution import resolve
 from mlbert.config.sections import Configuration
 from mlbert.config.tensorflow import TensorFlowConfig
-from mlbert.feed.config import DataConfig
-from mlbert.feed.evaluation import EvalSet
-from mlbert.feed.packed import PackedSource
-from mlbert.prepare.shuffle import Packing, shuffle_set
-from mlbert.prepare.split_bins import make_bins
-from mlbert.store.deals import contiguous
-from mlbert.store.open import open_store
-from mlbert.store.ragged import Ragged
-from mlbert.store.tfrecord import write_examples
-from mlbert.train.config import EvaluationConfig
+from mlbert.data.formats.deals import contiguous
+from mlbert.data.formats.open import open_store
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.tfrecord import write_examples
+from mlbert.data.loading.config import DataConfig
+from mlbert.data.loading.evaluation import EvalSet
+from mlbert.data.loading.packed import PackedSource
+from mlbert.data.prepare.shuffle import Packing, shuffle_set
+from mlbert.data.prepare.split_bins import make_bins
+from mlbert.training.config import EvaluationConfig
 from sequences_of_rows import sequences_of
 from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences, write_set
 from tf2_bert.data import EVALUATED_ON_TRAINING, Data, evaluation_data, training_data
@@ -324,7 +324,7 @@ import numpy as np
 import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
-from mlbert.store.open import describe, open_store
+from mlbert.data.formats.open import describe, open_store
 from tf2_bert.store_data import StoreEvaluation, StoreTraining
 from tf2_bert.store_rows import RowShape
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.store.open import describe
-from mlbert.store.tfrecord import write_examples
+from mlbert.data.formats.open import describe
+from mlbert.data.formats.tfrecord import write_examples
 from random_set import VOCAB_SIZE, random_rows
 
 needs_tensorflow = pytest.mark.skipif(

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from mlbert.core.bert_config import BertConfig
-from mlbert.core.checkpoint_names import is_tf2_bookkeeping, is_transposed, own_tf2_name, parameter_names
+from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForPreTraining
+from mlbert.models.weights.checkpoint_names import is_tf2_bookkeeping, is_transposed, own_tf2_name, parameter_names
 from user_errors import user_error
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlbert.core.bert_config import BertConfig
-from mlbert.dist.reduce import GradientReducer, cut_buckets
-from mlbert.dist.world import World
-from mlbert.feed.host_batch import HostBatch
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.distributed.reduce import GradientReducer, cut_buckets
+from mlbert.distributed.world import World
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.optim import lamb
 from mlbert.optim.flat import FlatParameters
-from mlbert.train.step import Step
+from mlbert.training.step import Step
 from unsharded import unsharded
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbert.core.packing import pack_lengths
-from mlbert.store.ragged import Ragged
+from mlbert.data.formats.packing import pack_lengths
+from mlbert.data.formats.ragged import Ragged
 from random_set import random_rows
 from sequences_of_rows import sequences_of
 from stored_sets import make_rows, names

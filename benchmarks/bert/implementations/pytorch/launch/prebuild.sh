@@ -11,7 +11,7 @@ python3 - <<'PYTHON'
 import torch  # the OpenMP runtime that the kernels share
 
 from mlbert.host import native
-from mlbert.store import tfrecord_native
+from mlbert.data.formats import tfrecord_native
 from mlbert.ops import native_library
 
 native.load("ops", native_library.SOURCES)

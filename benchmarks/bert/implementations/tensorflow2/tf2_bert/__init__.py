@@ -1,1 +1,2 @@
-"""Google's BERT pre-training in plain TensorFlow 2. Of this tree it needs `mlbert.core` and `mlbert.store` only."""
+"""Google's BERT pre-training in plain TensorFlow 2. Of this tree it needs `mlbert.core` and `mlbert.data.formats`
+only."""

@@ -23,14 +23,14 @@ import tensorflow as tf
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
-from mlbert.core.bert_config import BertConfig
-from mlbert.core.checkpoint_state import Report, check_unseen, numpy_float32, own_state
-from mlbert.core.model_card import model_card
-from mlbert.core.progress import TrainState
-from mlbert.core.step_folders import StepFolders
+from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_weights_file
-from mlbert.store.tensorflow_variables import REMEDY, read_variables, without_suffix
+from mlbert.models.weights.checkpoint_state import Report, check_unseen, numpy_float32, own_state
+from mlbert.models.weights.model_card import model_card
+from mlbert.models.weights.tensorflow_variables import REMEDY, read_variables, without_suffix
+from mlbert.runs.progress import TrainState
+from mlbert.runs.step_folders import StepFolders
 from tf2_bert.messages import plain
 from tf2_bert.model import BertPretrainer
 

@@ -5,9 +5,9 @@
     data.open(first_step)
     rows = next(data.batches)
 
-A data set is one that `mlbert.store` opens, or TFRecords for tf.data (`tf2_bert.tfrecords`). From a store, a step holds
-the same sequences as in the PyTorch implementation with the same seed, global batch and packing, whatever the number of
-replicas: `mlbert.store.order` says which.
+A data set is one that `mlbert.data.formats` opens, or TFRecords for tf.data (`tf2_bert.tfrecords`). From a store, a
+step holds the same sequences as in the PyTorch implementation with the same seed, global batch and packing, whatever
+the number of replicas: `mlbert.data.formats.order` says which.
 
 Legend: B rows of one replica's batch, L tokens of a row, P predictions of a row, S sequences of a row.
 """
@@ -19,14 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from mlbert.config.bert_config import BertConfig
 from mlbert.config.tensorflow import TensorFlowConfig
-from mlbert.core.bert_config import BertConfig
-from mlbert.feed.config import DataConfig
-from mlbert.host.errors import UserError
-from mlbert.models.config import ModelConfig
-from mlbert.store.base import Store, StoreInfo, named_by_files
-from mlbert.store.checksums import FileChecks, FileSum
-from mlbert.store.open import (
+from mlbert.data.formats.base import Store, StoreInfo, named_by_files
+from mlbert.data.formats.checksums import FileChecks, FileSum
+from mlbert.data.formats.open import (
     check_opened,
     check_same_vocabulary,
     check_shape,
@@ -35,7 +32,10 @@ from mlbert.store.open import (
     open_store,
     widths_at_most,
 )
-from mlbert.train.config import EvaluationConfig
+from mlbert.data.loading.config import DataConfig
+from mlbert.host.errors import UserError
+from mlbert.models.config import ModelConfig
+from mlbert.training.config import EvaluationConfig
 from tf2_bert.rows import Rows
 from tf2_bert.store_data import StoreEvaluation, StoreTraining
 from tf2_bert.store_rows import RowShape, row_shape, zero_rows

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from mlbert.core.mllog import MLPerfLogger, constants
+from mlbert.mlperf.mllog import MLPerfLogger, constants
 
 BY_SIGNAL = 128
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

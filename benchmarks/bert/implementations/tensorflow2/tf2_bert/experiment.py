@@ -27,31 +27,24 @@ from rich.console import Console
 from mlbert.config.resolution import Resolved
 from mlbert.config.sections import Configuration
 from mlbert.config.tensorflow import TensorFlowConfig
-from mlbert.core import rules, schedules
-from mlbert.core.events import MLPerfEvents, Several
-from mlbert.core.identity import (
-    Identity,
-    Told,
-    identify,
-    log_batch_size,
-    log_ends,
-    log_identity,
-    log_submission,
-)
-from mlbert.core.mllog import MLPerfLogger
-from mlbert.core.monitor import Monitor
-from mlbert.core.progress import Limits, Outcome, TrainState
-from mlbert.core.run_folder import RunFolder, choose_seed, summarize, write_curve
-from mlbert.dist.config import DistributedConfig
-from mlbert.feed.config import DataConfig
+from mlbert.data.loading.config import DataConfig
+from mlbert.distributed.config import DistributedConfig
 from mlbert.host.errors import UserError
 from mlbert.host.machine import NONE
 from mlbert.host.provenance import tree_root
+from mlbert.mlperf import rules
+from mlbert.mlperf.config import SubmissionConfig
+from mlbert.mlperf.mllog import MLPerfLogger
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
+from mlbert.optim import schedules
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
-from mlbert.submission.config import SubmissionConfig
-from mlbert.train.config import EvaluationConfig, RunConfig
+from mlbert.runs.events import MLPerfEvents, Several
+from mlbert.runs.identity import Identity, Told, identify, log_batch_size, log_ends, log_identity, log_submission
+from mlbert.runs.monitor import Monitor
+from mlbert.runs.progress import Limits, Outcome, TrainState
+from mlbert.runs.run_folder import RunFolder, choose_seed, summarize, write_curve
+from mlbert.training.config import EvaluationConfig, RunConfig
 from tf2_bert import checkpoints, optimizers
 from tf2_bert.data import Data, Inputs
 from tf2_bert.endings import guard

@@ -15,10 +15,10 @@ from absl import flags
 from mlbert.config.resolution import Resolved, peek, resolve
 from mlbert.config.sections import settings_by_key
 from mlbert.config.tensorflow import TensorFlowConfig
-from mlbert.core import rules
-from mlbert.feed.config import DataConfig
+from mlbert.data.loading.config import DataConfig
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
+from mlbert.mlperf import rules
 from tf2_bert.recipe import RECIPE
 
 FLAGS = flags.FLAGS

@@ -24,10 +24,10 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from mlbert.core.events import Events
-from mlbert.core.mllog import MLPerfLogger, constants
-from mlbert.core.progress import Clock, Counts, Limits, Outcome, TrainState
-from mlbert.core.schedules import Schedule
+from mlbert.mlperf.mllog import MLPerfLogger, constants
+from mlbert.optim.schedules import Schedule
+from mlbert.runs.events import Events
+from mlbert.runs.progress import Clock, Counts, Limits, Outcome, TrainState
 from tf2_bert import objective
 from tf2_bert.checkpoints import CheckpointFolder
 from tf2_bert.data import Data

@@ -12,12 +12,12 @@ from absl import flags as absl_flags
 from rich.console import Console
 
 from mlbert.config.tensorflow import TensorFlowConfig
-from mlbert.core.mllog import constants
-from mlbert.core.run_folder import RunFolder
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
+from mlbert.mlperf.mllog import constants
 from mlbert.ops.config import ComputeConfig
-from mlbert.train.config import RunConfig
+from mlbert.runs.run_folder import RunFolder
+from mlbert.training.config import RunConfig
 from tf2_bert import flags
 
 FLAGS = flags.FLAGS

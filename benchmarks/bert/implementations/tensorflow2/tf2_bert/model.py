@@ -4,8 +4,8 @@ Weights are float32. The encoder's products run in the compute precision; softma
 residuals and both heads, the decoder's product included, in float32, as Google's model has them. Shapes are static but
 for B, so XLA compiles it whole. The vocabulary has no padding: matrices that PyTorch's model pads are cut.
 
-The tree of objects gives keys that `mlbert.core.checkpoint_names.own_tf2_name` reads: Google's own names where its
-checkpoints have some.
+The tree of objects gives keys that `mlbert.models.weights.checkpoint_names.own_tf2_name` reads: Google's own names
+where its checkpoints have some.
 
 Legend: B rows, L tokens of a row, P predictions of a row, S sequences of a row, T = B L, D hidden, N heads, H head
 size, V vocabulary.
@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from mlbert.core.bert_config import BertConfig
-from mlbert.core.checkpoint_names import VOCABULARY, parameter_names
+from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
+from mlbert.models.weights.checkpoint_names import VOCABULARY, parameter_names
 from tf2_bert.rows import Rows
 
 Parameters = Iterator[tuple[str, tf.Variable]]

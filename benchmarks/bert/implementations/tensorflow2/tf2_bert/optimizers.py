@@ -35,7 +35,7 @@ class Optimizer(tf.Module):
     """What both have in common. Made in the strategy's scope.
 
     Args:
-        parameters: float32, by the names of `mlbert.core.checkpoint_names.parameter_names`.
+        parameters: float32, by the names of `mlbert.models.weights.checkpoint_names.parameter_names`.
         beta_1, beta_2, epsilon, weight_decay_rate: see the module docstring.
         max_grad_norm: what `tf2_bert.step` clips to; None: nothing is clipped.
         compiled: XLA compiles the update of each parameter.

@@ -12,7 +12,7 @@ from typing import Any
 from mlbert.config.recipe import Recipe
 from mlbert.config.sections import COMMON, Configuration
 from mlbert.config.tensorflow import TensorFlowConfig
-from mlbert.feed.config import DataConfig
+from mlbert.data.loading.config import DataConfig
 from mlbert.models.config import ModelConfig
 
 

@@ -1,7 +1,7 @@
 """What a step consumes: rows of static shape, each with one sequence (as published) or several (packed).
 
-The flat token stream of `mlbert.store.ragged` is cut into rows because XLA compiles for one shape. A row with several
-sequences keeps them apart by `sequence_ids`; positions begin anew with each.
+The flat token stream of `mlbert.data.formats.ragged` is cut into rows because XLA compiles for one shape. A row with
+several sequences keeps them apart by `sequence_ids`; positions begin anew with each.
 
 Legend: B rows, L tokens of a row, P predictions of a row, S sequences of a row.
 """

@@ -1,4 +1,5 @@
-"""Rows of a stored set for every replica, read in a background thread: the sequences that `mlbert.store.order` names.
+"""Rows of a stored set for every replica, read in a background thread: the sequences that `mlbert.data.formats.order`
+names.
 
 Legend: B rows of one replica's batch, L tokens of a row, P predictions of a row, S sequences of a row.
 """
@@ -11,14 +12,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mlbert.data.formats.base import Store, StoreInfo
+from mlbert.data.formats.bins import check_counts
+from mlbert.data.formats.checks import check_rows
+from mlbert.data.formats.deals import contiguous
+from mlbert.data.formats.open import in_memory
+from mlbert.data.formats.order import StepReader, StepShare, Units, make_units
+from mlbert.data.formats.ragged import Ragged
 from mlbert.host.errors import UserError
-from mlbert.store.base import Store, StoreInfo
-from mlbert.store.bins import check_counts
-from mlbert.store.checks import check_rows
-from mlbert.store.deals import contiguous
-from mlbert.store.open import in_memory
-from mlbert.store.order import StepReader, StepShare, Units, make_units
-from mlbert.store.ragged import Ragged
 from tf2_bert.distributed import distributed
 from tf2_bert.rows import Rows
 from tf2_bert.store_rows import RowShape, rows_of

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlbert.core.rules import MASKED_SHARE
+from mlbert.data.formats.masking import MASKED_SHARE
+from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.host.errors import UserError
-from mlbert.store.ragged import Ragged, offsets_of
 from tf2_bert.rows import Rows
 
 

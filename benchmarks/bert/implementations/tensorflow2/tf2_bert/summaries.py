@@ -7,8 +7,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from mlbert.core.events import Events
-from mlbert.core.progress import Outcome, TrainState
+from mlbert.runs.events import Events
+from mlbert.runs.progress import Outcome, TrainState
 
 
 class Summaries(Events):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.core.rules import MASKED_SHARE, MAX_PREDICTIONS
+from mlbert.data.formats.base import StoreInfo
+from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
+from mlbert.data.formats.ragged import Ragged
 from mlbert.host.errors import UserError
-from mlbert.store.base import StoreInfo
-from mlbert.store.ragged import Ragged
 
 NUM_SEQUENCES = 1 << 20
 DIFFERENT = 1024  # sequences that all others repeat
@@ -17,7 +17,7 @@ FIRST_WORD = 5  # ids below are special tokens
 
 
 class SyntheticStore:
-    """A `mlbert.store.base.Store` of sequences that all have the same length, the same at each start.
+    """A `mlbert.data.formats.base.Store` of sequences that all have the same length, the same at each start.
 
     Args:
         tokens: slots of a pack, which are filled as far as they can be.

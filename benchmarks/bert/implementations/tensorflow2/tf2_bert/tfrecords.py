@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mlbert.data.formats.base import StoreInfo
+from mlbert.data.formats.checksums import FileSum, listed_sums
+from mlbert.data.formats.content import content_of
+from mlbert.data.formats.tfrecord import RESTORE, ExampleReader, read_widths
+from mlbert.data.formats.tfrecord_list import LIST
+from mlbert.data.formats.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, BadExample, Widths, parse_example
+from mlbert.data.formats.tfrecord_store import outline
 from mlbert.host.errors import UserError
-from mlbert.store.base import StoreInfo
-from mlbert.store.checksums import FileSum, listed_sums
-from mlbert.store.content import content_of
-from mlbert.store.tfrecord import RESTORE, ExampleReader, read_widths
-from mlbert.store.tfrecord_list import LIST
-from mlbert.store.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, BadExample, Widths, parse_example
-from mlbert.store.tfrecord_store import outline
 from tf2_bert.distributed import distributed
 from tf2_bert.messages import plain
 from tf2_bert.rows import Rows
@@ -46,7 +46,7 @@ class Files:
 
     patterns: str  # as they were given
     names: tuple[str, ...]  # sorted
-    identity: str  # as `mlbert.store.tfrecord_store.describe` gives it for a folder of these files
+    identity: str  # as `mlbert.data.formats.tfrecord_store.describe` gives it for a folder of these files
     content: str | None  # likewise
     widths: Widths  # of every record
     listed: tuple[StoreInfo, ...] = ()  # what their folders' `instances.json` say, where they have one
@@ -253,8 +253,8 @@ def _named_records(name: Any) -> Any:
 
 
 def parse(names: Any, records: Any, widths: Widths, vocab_size: int) -> Rows:
-    """Rows of serialized tf.train.Examples (see `mlbert.store.tfrecord_plain`), one sequence each; what is not a token
-    or a prediction becomes 0.
+    """Rows of serialized tf.train.Examples (see `mlbert.data.formats.tfrecord_plain`), one sequence each; what is not a
+    token or a prediction becomes 0.
 
     Args:
         names: string [B], the file of each record, for messages.

@@ -1,6 +1,6 @@
 /*
- * The benchmark's instance generator, draw by draw. Called through ctypes from mlbert/prepare/generator.py; the plain
- * form and the rules are mlbert/prepare/instances.py and mlbert/core/masking.py.
+ * The benchmark's instance generator, draw by draw. Called through ctypes from mlbert/data/prepare/generator.py; the plain
+ * form and the rules are mlbert/data/prepare/instances.py and mlbert/data/formats/masking.py.
  *
  * Sentences of a document lie back to back, and so do the A and B of an instance: each is a range of the text's tokens.
  * Instances are therefore kept as two ranges and their masks, and written out as rows after the last shuffle.
@@ -345,7 +345,7 @@ struct result *instances_make(const uint16_t *tokens, const int64_t *sentences, 
     return r;
 }
 
-/* Write the instances as rows, in shuffled order, into the arrays of mlbert/store/ragged.py. */
+/* Write the instances as rows, in shuffled order, into the arrays of mlbert/data/formats/ragged.py. */
 void instances_take(const struct result *r, uint16_t *tokens, int64_t *offsets, uint16_t *positions, uint16_t *labels,
                     int64_t *masked_offsets, uint16_t *first_lengths, uint8_t *next_sentence)
 {

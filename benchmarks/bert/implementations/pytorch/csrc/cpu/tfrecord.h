@@ -1,7 +1,7 @@
 /*
  * TFRecord framing, CRC32C, and the benchmark's tf.train.Example read into and written from ragged arrays: what
  * tfrecord_frame.c, tfrecord_read.c and tfrecord_write.c share. Called through ctypes from
- * mlbert/store/tfrecord_native.py; mlbert/store/tfrecord_plain.py is the same in Python, and makes the message for whatever
+ * mlbert/data/formats/tfrecord_native.py; mlbert/data/formats/tfrecord_plain.py is the same in Python, and makes the message for whatever
  * is refused here. Little-endian machines.
  */
 #ifndef MLBERT_TFRECORD_H
@@ -16,7 +16,7 @@ enum { WIRE_VARINT, WIRE_64, WIRE_BYTES, WIRE_32 = 5 };
 /* In the order in which the benchmark's files hold them. No two names have the same length. */
 extern const char *const tfrecord_names[NUM_LISTS];
 
-struct rows { /* see mlbert/store/ragged.py */
+struct rows { /* see mlbert/data/formats/ragged.py */
     uint16_t *tokens;
     int64_t *offsets;
     uint16_t *masked_positions, *masked_labels;

@@ -1,5 +1,5 @@
 /*
- * Text to token ids, exactly as mlbert/store/wordpiece.py. Called through ctypes from mlbert/store/wordpiece_native.py.
+ * Text to token ids, exactly as mlbert/data/formats/wordpiece.py. Called through ctypes from mlbert/data/formats/wordpiece_native.py.
  *
  * What a chunk (bytes between spaces, tabs and line ends; the text has no carriage returns) gives depends on the chunk
  * alone, so each distinct one is worked out once and remembered. Chunks of ASCII alone are worked out here; the others
@@ -12,7 +12,7 @@
 
 #include "growing.h"
 
-enum { MAX_WORD = 200 }; /* MAX_CHARS_PER_WORD of mlbert/store/wordpiece.py */
+enum { MAX_WORD = 200 }; /* MAX_CHARS_PER_WORD of mlbert/data/formats/wordpiece.py */
 #define LINE_END UINT32_MAX
 #define NO_NODE 0u
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from mlbert.cli.output import standard_output
-from mlbert.core.bert_config import BertConfig
+from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 from mlbert.host.provenance import shipped
+from mlbert.programs.output import standard_output
 
 if TYPE_CHECKING:
-    from mlbert.bench.counted.table import Modelled
+    from mlbert.programs.bench.counted.table import Modelled
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -58,8 +58,8 @@ def step(
     """Time one training step: forward, backward, optimizer. With --model, tell what it would take on a GPU."""
     import torch
 
-    from mlbert.bench.step import run
     from mlbert.ops.precision import compute_dtype
+    from mlbert.programs.bench.step import run
 
     if precision not in ("auto", "fp32", "bf16"):
         raise UserError("config.choice", "--precision", f"{precision!r} is unknown", "Give auto, fp32 or bf16")
@@ -103,8 +103,8 @@ def mosaic(
     """Time a MosaicBERT step against the same one padded, with logits everywhere, on the same texts."""
     import torch
 
-    from mlbert.bench.mosaic import first_texts, run
     from mlbert.ops.precision import compute_dtype
+    from mlbert.programs.bench.mosaic import first_texts, run
 
     if precision not in ("fp32", "bf16"):
         raise UserError("config.choice", "--precision", f"{precision!r} is unknown", "Give fp32 or bf16")
@@ -134,7 +134,7 @@ def pretrain(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write a line of JSON for each point there.")] = None,
 ) -> int:
     """Pre-train on the same text for the same time, ours and transformers', and compare held-out accuracy."""
-    from mlbert.bench import pretrain as race
+    from mlbert.programs.bench import pretrain as race
 
     if size not in race.NAMES:
         raise UserError("config.choice", "--size", f"{size!r} is unknown", f"Give {' or '.join(race.NAMES)}")
@@ -153,8 +153,8 @@ def pretrain(
 def _model(config: BertConfig, name: str, packs: int | None, json_file: str | None) -> int:
     """Tells what a step would take on a GPU that need not be here, in bfloat16 and in FP8."""
     try:
-        from mlbert.bench.counted import table
-        from mlbert.bench.counted.gpus import GPUS
+        from mlbert.programs.bench.counted import table
+        from mlbert.programs.bench.counted.gpus import GPUS
     except ImportError as error:
         raise UserError(
             "package.missing", "--model", f"needs Triton, which counts kernels: {error}", "Install triton"

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from mlbert.config.recipe import Recipe
 from mlbert.config.sections import Configuration
-from mlbert.core.run_folder import RunFolder
-from mlbert.core.starting_weights import weights_file
-from mlbert.feed.config import DataConfig
+from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
 from mlbert.host.machine import threads_per_rank
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
-from mlbert.train.config import RunConfig
+from mlbert.runs.run_folder import RunFolder
+from mlbert.runs.starting_weights import weights_file
+from mlbert.training.config import RunConfig
 
 if TYPE_CHECKING:
-    from mlbert.train.protocols import Inputs
+    from mlbert.training.protocols import Inputs
 
 
 def check_run(config: Configuration, recipe: Recipe, local_world_size: int, say: Callable[[str], None]) -> None:
@@ -58,8 +58,8 @@ def _data(config: DataConfig, inputs: Inputs) -> str:
 
 
 def _weights(start: Path, inspect: Callable[[], Inputs]) -> str:
-    from mlbert.models.load import read_file
-    from mlbert.models.renaming import own_state, parameters_in
+    from mlbert.models.weights.load import read_file
+    from mlbert.models.weights.renaming import own_state, parameters_in
 
     file = weights_file(start)
     weights, shape = read_file(file), inspect().shape

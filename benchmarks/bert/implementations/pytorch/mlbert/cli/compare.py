@@ -13,12 +13,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mlbert.cli.output import new_table, safe, standard_output
 from mlbert.cli.repeat import repeat_command
-from mlbert.core.rules import UNVERIFIED
 from mlbert.host.provenance import tree_root
-from mlbert.submission.compare import Comparison, Difference, Measure, Side, compare_sides, read_side
-from mlbert.submission.significance import LEVEL, Ratio
+from mlbert.mlperf.compare import Comparison, Difference, Measure, Side, compare_sides, read_side
+from mlbert.mlperf.rules import UNVERIFIED
+from mlbert.mlperf.significance import LEVEL, Ratio
+from mlbert.programs.output import new_table, safe, standard_output
 
 _NAME_WIDTH = 30  # columns
 _MOST_FILES = 20  # that are shown

@@ -11,13 +11,13 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.output import standard_output
-from mlbert.core.mllog import close_interrupted
-from mlbert.dist.lifecycle import BY_SIGNAL, LOST_RANK
+from mlbert.distributed.lifecycle import BY_SIGNAL, LOST_RANK
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import shown
 from mlbert.host.provenance import tree_root
+from mlbert.mlperf.mllog import close_interrupted
+from mlbert.programs.output import standard_output
 
 _MOST_MIB = 4096  # of a message
 
@@ -167,8 +167,8 @@ def abort_log(
 @app.command("test-network")
 def network_command(sizes: Annotated[str, typer.Option(help="Message sizes, MiB.")] = "1,16,64") -> None:
     """On every rank of a launcher: bandwidth of the all-reduce, of each node, and the slowest node's name."""
-    from mlbert.bench.network import measure
-    from mlbert.dist.world import World
+    from mlbert.distributed.world import World
+    from mlbert.programs.bench.network import measure
 
     sizes_mib = [int(size) if size.strip().isdecimal() else 0 for size in sizes[:_MOST_MIB].split(",")]
     if not all(1 <= size <= _MOST_MIB for size in sizes_mib):

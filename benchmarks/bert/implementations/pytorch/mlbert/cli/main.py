@@ -17,7 +17,7 @@ from typer import completion
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from mlbert.dist.lifecycle import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
+from mlbert.distributed.lifecycle import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
 from mlbert.host.errors import UserError
 
 # name -> (module with a Typer `app`, line for the help)
@@ -210,7 +210,7 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
 def _tell(text: str, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    from mlbert.cli.output import printable  # names of files may hold anything
+    from mlbert.programs.output import printable  # names of files may hold anything
 
     print(f"mlbert: error: {printable(' '.join(text.split()))}", file=sys.stderr)
     return WRONG_INPUT

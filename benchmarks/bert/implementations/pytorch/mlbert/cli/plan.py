@@ -12,25 +12,25 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.output import standard_output
+from mlbert.config.bert_config import BertConfig
 from mlbert.config.resolution import split_arguments
-from mlbert.core import rules
-from mlbert.core.bert_config import BertConfig
-from mlbert.core.plan import planned_world_size
-from mlbert.dist.config import DistributedConfig
-from mlbert.feed.config import DataConfig
+from mlbert.data.loading.config import DataConfig
+from mlbert.distributed.config import DistributedConfig
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
+from mlbert.mlperf import rules
+from mlbert.mlperf.logs import read_log
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
-from mlbert.plan import calibrate as calibration
-from mlbert.plan import model as times
-from mlbert.plan import report, shapes, simulate, sweep
-from mlbert.plan.estimate import Estimate, Prices, estimate
-from mlbert.plan.model import Job
-from mlbert.plan.parameters import ALIASES, GPUS, Parameters, load
-from mlbert.plan.request import MOST_GPUS, Given, job_of
-from mlbert.submission.logs import read_log
+from mlbert.programs.output import standard_output
+from mlbert.report.planner import calibrate as calibration
+from mlbert.report.planner import model as times
+from mlbert.report.planner import report, shapes, simulate, sweep
+from mlbert.report.planner.estimate import Estimate, Prices, estimate
+from mlbert.report.planner.model import Job
+from mlbert.report.planner.parameters import ALIASES, GPUS, Parameters, load
+from mlbert.report.planner.request import MOST_GPUS, Given, job_of
+from mlbert.report.run_plan import planned_world_size
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

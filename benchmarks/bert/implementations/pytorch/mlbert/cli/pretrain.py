@@ -69,8 +69,8 @@ def pretrain(
     if vocab is not None and cased:
         remedy = 'Leave --cased out, and put a tokenizer_config.json with "do_lower_case": false beside the vocabulary'
         raise UserError("config.conflict", "--cased", "is for a new vocabulary", remedy)
-    from mlbert.cli.own_text.run import Asked  # torch takes a second
-    from mlbert.cli.own_text.run import pretrain as run
+    from mlbert.programs.custom_corpus.run import Asked  # torch takes a second
+    from mlbert.programs.custom_corpus.run import pretrain as run
 
     return run(Asked(texts, out, seconds, size.value, vocab, cased, start, mlperf))
 

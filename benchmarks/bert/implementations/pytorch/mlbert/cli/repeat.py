@@ -16,17 +16,17 @@ import typer
 from rich.console import Console
 
 from mlbert.cli.launch import local_command
-from mlbert.cli.output import new_table, safe, standard_output
 from mlbert.config.sections import settings_by_env
-from mlbert.core.rules import UNVERIFIED
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.provenance import TENSORFLOW2, tree_root
-from mlbert.submission.agreement import Row, judge, remarks
-from mlbert.submission.compare import alike
-from mlbert.submission.logs import Log, read_log
-from mlbert.submission.repeat import IMPLEMENTATIONS, Plan, code_of, make_plan, other_settings, read_repeatable
-from mlbert.submission.significance import FEWEST_RUNS
+from mlbert.mlperf.agreement import Row, judge, remarks
+from mlbert.mlperf.compare import alike
+from mlbert.mlperf.logs import Log, read_log
+from mlbert.mlperf.repeat import IMPLEMENTATIONS, Plan, code_of, make_plan, other_settings, read_repeatable
+from mlbert.mlperf.rules import UNVERIFIED
+from mlbert.mlperf.significance import FEWEST_RUNS
+from mlbert.programs.output import new_table, safe, standard_output
 
 _SAME = "same"
 _LARGEST_SEED = 2**31 - 1

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mlbert.cli.output import new_table, safe, standard_output, write_page
+from mlbert.programs.output import new_table, safe, standard_output, write_page
 from mlbert.report.numbers import as_json
 from mlbert.report.results import Result, read_result
 from mlbert.report.sources import read_systems

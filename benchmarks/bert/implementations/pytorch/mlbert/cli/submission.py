@@ -11,19 +11,19 @@ from rich.console import Console
 from rich.table import Table
 
 from mlbert.cli import compare
-from mlbert.cli.output import new_table, printable, safe, standard_output, write_page
 from mlbert.host.errors import UserError
 from mlbert.host.provenance import tree_root
-from mlbert.submission import official
-from mlbert.submission.check import check
-from mlbert.submission.describe import describe_system, write_description
-from mlbert.submission.export import export_tree
-from mlbert.submission.findings import Finding, Outcome, failed
-from mlbert.submission.findings_file import STANDARD_OUTPUT, write_json
-from mlbert.submission.logs import read_log
-from mlbert.submission.new_system import new_system
-from mlbert.submission.seal import SUMS, seal
-from mlbert.submission.trace import Tracer
+from mlbert.mlperf import official
+from mlbert.mlperf.check import check
+from mlbert.mlperf.describe import describe_system, write_description
+from mlbert.mlperf.export import export_tree
+from mlbert.mlperf.findings import Finding, Outcome, failed
+from mlbert.mlperf.findings_file import STANDARD_OUTPUT, write_json
+from mlbert.mlperf.logs import read_log
+from mlbert.mlperf.new_system import new_system
+from mlbert.mlperf.seal import SUMS, seal
+from mlbert.mlperf.trace import Tracer
+from mlbert.programs.output import new_table, printable, safe, standard_output, write_page
 
 app = typer.Typer(
     help="Check, describe, extend, seal, export a submission tree.", add_completion=False, rich_markup_mode=None

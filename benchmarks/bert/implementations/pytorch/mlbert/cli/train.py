@@ -15,22 +15,22 @@ from mlbert.config.resolution import CommandLine, Resolved, peek, resolve, split
 from mlbert.config.sections import settings_by_key
 from mlbert.config.sources import check_exports
 from mlbert.config.words import REQUIRED, default_words, missing
-from mlbert.core.plan import make_plan, planned_world_size
-from mlbert.core.rules import INITIAL_MLM_ACCURACY
-from mlbert.dist.config import DistributedConfig
-from mlbert.dist.lifecycle import exit_status
-from mlbert.dist.place import Place
-from mlbert.feed.config import DataConfig
+from mlbert.data.loading.config import DataConfig
+from mlbert.distributed.config import DistributedConfig
+from mlbert.distributed.lifecycle import exit_status
+from mlbert.distributed.place import Place
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
+from mlbert.mlperf.config import SubmissionConfig
+from mlbert.mlperf.rules import INITIAL_MLM_ACCURACY
 from mlbert.models.config import ModelConfig
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes.registry import RECIPES, find
-from mlbert.submission.config import SubmissionConfig
-from mlbert.train.config import EvaluationConfig, RunConfig
+from mlbert.report.run_plan import make_plan, planned_world_size
+from mlbert.training.config import EvaluationConfig, RunConfig
 
 if TYPE_CHECKING:
-    from mlbert.dist.world import World
+    from mlbert.distributed.world import World
 
 EVALUATE_ONLY_HELP = (
     "Print the masked-LM accuracy of INIT_CHECKPOINT on EVALDIR and stop: no training set, no MLPerf log. The "
@@ -67,8 +67,8 @@ def _run(args: Sequence[str]) -> int:
     place = Place.identify(environment())
     if print_config and place.world_size == 1:
         return _print_plan(resolve_run(split_arguments(line)), place, speed)
-    from mlbert.dist.world import World
-    from mlbert.train.evaluate_only import evaluate_only
+    from mlbert.distributed.world import World
+    from mlbert.training.evaluate_only import evaluate_only
 
     world = World.identify(environment())
 
@@ -126,7 +126,7 @@ def run_resolved(resolved: Resolved, world: World, notes: Sequence[str] = ()) ->
 
 
 def _train(resolved: Resolved, world: World, console: Console) -> int:
-    from mlbert.train.experiment import run_experiment
+    from mlbert.training.experiment import run_experiment
 
     outcome = run_experiment(resolved, world, console)
     state = outcome.state

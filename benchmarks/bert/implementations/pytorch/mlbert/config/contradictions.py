@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from mlbert.config.section import Contradiction
 from mlbert.config.sections import Configuration, settings_by_key
+from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig
 from mlbert.optim.config import SCHEDULE_SETTINGS, OptimizerConfig, ScheduleConfig
-from mlbert.submission.config import SubmissionConfig
-from mlbert.train.config import EvaluationConfig, RunConfig
+from mlbert.training.config import EvaluationConfig, RunConfig
 
 
 def contradictions(config: Configuration) -> Iterator[Contradiction]:

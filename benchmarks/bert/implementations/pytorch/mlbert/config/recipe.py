@@ -21,9 +21,9 @@ class Recipe:
     Attributes:
         name: value of RECIPE.
         sections: the settings that the recipe reads.
-        inspect: returns what the configuration's inputs are (`mlbert.train.protocols.Inputs`); reads no sample. Raises
-            UserError if something is missing or does not fit.
-        build: module with the functions of `mlbert.train.protocols.RecipeBuild`.
+        inspect: returns what the configuration's inputs are (`mlbert.training.protocols.Inputs`); reads no sample.
+            Raises UserError if something is missing or does not fit.
+        build: module with the functions of `mlbert.training.protocols.RecipeBuild`.
         overrides: export to value, where it differs from the section's default.
         required: exports that must not be none though their section allows it.
         not_read: exports of these sections that the recipe does not read.

@@ -10,13 +10,13 @@ from typing import TypeVar
 from mlbert.config.launch import LaunchConfig
 from mlbert.config.section import Section, Setting, settings_of
 from mlbert.config.tensorflow import TensorFlowConfig
-from mlbert.dist.config import DistributedConfig
-from mlbert.feed.config import CorpusConfig, DataConfig, TaskConfig, TextConfig
+from mlbert.data.loading.config import CorpusConfig, DataConfig, TaskConfig, TextConfig
+from mlbert.distributed.config import DistributedConfig
+from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
-from mlbert.submission.config import SubmissionConfig
-from mlbert.train.config import EvaluationConfig, RunConfig
+from mlbert.training.config import EvaluationConfig, RunConfig
 
 # What every recipe reads.
 COMMON = (

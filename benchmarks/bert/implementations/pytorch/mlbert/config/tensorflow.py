@@ -12,7 +12,7 @@ class TensorFlowConfig(Section):
 
     input_files: str | None = setting(
         "INPUT_FILES",
-        "TFRecords for tf.data, globs with commas between; none: DATADIR_PHASE2 through mlbert.store.",
+        "TFRecords for tf.data, globs with commas between; none: DATADIR_PHASE2 through mlbert.data.formats.",
         key="input_files",
         default=None,
     )

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mlbert.core.bert_config import BertConfig
-from mlbert.feed.batch import Batch
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.batch import Batch
 from mlbert.models import flops
 from mlbert.models.encoder import NUM_SITES, SITE_CLASSIFIER, BertModel, Dense, Keys
 from mlbert.models.neighbours import neighbour_biases

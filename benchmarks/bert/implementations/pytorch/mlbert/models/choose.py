@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlbert.core.bert_config import BertConfig
+from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForMaskedLM, BertForSequenceClassification
 from mlbert.models.config import ModelConfig
 from mlbert.models.huggingface_model import HuggingFaceForMaskedLM, HuggingFaceForSequenceClassification

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mlbert.core.bert_config import BertConfig
-from mlbert.feed.batch import Batch
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.batch import Batch
 from mlbert.models.linears import ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT, Hidden, LayerLinears, linears
 from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products

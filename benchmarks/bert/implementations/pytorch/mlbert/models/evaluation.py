@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mlbert.core.bert_config import BertConfig
-from mlbert.dist.world import World
-from mlbert.feed.config import DataConfig
-from mlbert.feed.evaluation import EvalSet
-from mlbert.feed.pretraining import make_evaluation_set
-from mlbert.feed.synthetic import SyntheticEvalSet
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.open import check_shape
+from mlbert.data.loading.config import DataConfig
+from mlbert.data.loading.evaluation import EvalSet
+from mlbert.data.loading.pretraining import make_evaluation_set
+from mlbert.data.loading.synthetic import SyntheticEvalSet
+from mlbert.distributed.world import World
 from mlbert.models.bert import AnyBert, BertForPreTraining
 from mlbert.models.config import ModelConfig
 from mlbert.models.objectives import MaskedLM, PreTraining
 from mlbert.models.start import Compute, choose_compute, start_weights
 from mlbert.ops.config import ComputeConfig
-from mlbert.store.open import check_shape
-from mlbert.train.config import EvaluationConfig
+from mlbert.training.config import EvaluationConfig
 
 MakeModel = Callable[[BertConfig, Compute], AnyBert]
 

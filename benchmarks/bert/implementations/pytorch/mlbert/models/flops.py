@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import torch
 
-from mlbert.core.bert_config import BertConfig
-from mlbert.feed.batch import Batch
-from mlbert.feed.host_batch import HostBatch
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.batch import Batch
+from mlbert.data.loading.host_batch import HostBatch
 
 BACKWARD_FACTOR = 3  # forward and backward
 Counted = Batch | HostBatch  # what both tell on the host of a batch's sizes

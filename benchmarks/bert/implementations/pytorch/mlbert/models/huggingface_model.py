@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlbert.core.bert_config import BertConfig
-from mlbert.feed.batch import Batch
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.batch import Batch
 from mlbert.host.errors import UserError
 from mlbert.models import flops
 from mlbert.models.bert import MaskedLogits, SequenceLogits
 from mlbert.models.encoder import Keys
-from mlbert.models.huggingface import huggingface_config, obstacle, padded_tokens
+from mlbert.models.weights.huggingface import huggingface_config, obstacle, padded_tokens
 from mlbert.ops import api as ops
 
 SETTING = "MODEL_IMPLEMENTATION=huggingface"

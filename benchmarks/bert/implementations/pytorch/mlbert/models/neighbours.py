@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mlbert.core.bert_config import BertConfig
+from mlbert.config.bert_config import BertConfig
 
 DISTANCES = (-1, 1, -2, 2, -3, 3)  # of the first layer's heads, where there are so many; the others start as usual
 _HEIGHT, _FALL = 8.0, 1.2  # of the scores; the exponent by which weights fall with the angle

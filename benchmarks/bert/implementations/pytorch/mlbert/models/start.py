@@ -13,7 +13,7 @@ from mlbert.host import native
 from mlbert.host.errors import UserError
 from mlbert.models.bert import AnyBert
 from mlbert.models.config import ModelConfig
-from mlbert.models.load import load_weights
+from mlbert.models.weights.load import load_weights
 from mlbert.ops import api as ops
 from mlbert.ops.config import ComputeConfig
 from mlbert.ops.fp8_scaling import Products

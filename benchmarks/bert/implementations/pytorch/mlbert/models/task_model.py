@@ -19,16 +19,16 @@ import numpy as np
 import torch
 from pydantic import Field, Strict
 
-from mlbert.core.bert_config import BertConfig
-from mlbert.feed.tasks import TaskEvalSet
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.tasks import TaskForm, TaskRows
+from mlbert.data.formats.tokenizer import Tokenizer
+from mlbert.data.loading.tasks import TaskEvalSet
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 from mlbert.host.schema import Document, read_model
 from mlbert.models.bert import AnyBert, BertForSequenceClassification
-from mlbert.models.export import write_weights
-from mlbert.models.load import load_weights
-from mlbert.store.tasks import TaskForm, TaskRows
-from mlbert.store.tokenizer import Tokenizer
+from mlbert.models.weights.export import write_weights
+from mlbert.models.weights.load import load_weights
 
 TASK = "task.json"
 PREDICTIONS, CONFUSION = "predictions.csv", "confusion_matrix.png"

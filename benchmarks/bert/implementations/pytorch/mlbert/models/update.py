@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mlbert.dist.config import DistributedConfig
-from mlbert.dist.reduce import GradientReducer, cut_buckets
-from mlbert.dist.sharding import ShardLayout
-from mlbert.dist.world import World
+from mlbert.distributed.config import DistributedConfig
+from mlbert.distributed.reduce import GradientReducer, cut_buckets
+from mlbert.distributed.sharding import ShardLayout
+from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.models.bert import AnyBert
 from mlbert.ops.config import ComputeConfig

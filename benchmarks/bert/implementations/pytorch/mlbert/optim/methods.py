@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.dist.config import DistributedConfig
+from mlbert.distributed.config import DistributedConfig
 from mlbert.host.errors import UserError
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.acclip import ACClip

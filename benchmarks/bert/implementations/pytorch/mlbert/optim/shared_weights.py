@@ -34,7 +34,7 @@ class Work(Protocol):
 
 
 class Layout(Protocol):
-    """How the padded flat buffer is shared out; see `mlbert.dist.sharding`.
+    """How the padded flat buffer is shared out; see `mlbert.distributed.sharding`.
 
     Attributes:
         size: ranks that share it out.

@@ -19,7 +19,7 @@ from typing import Any
 
 from mlbert.config.recipe import Recipe
 from mlbert.config.sections import COMMON, Configuration
-from mlbert.feed.config import TaskConfig, TextConfig
+from mlbert.data.loading.config import TaskConfig, TextConfig
 
 
 def inspect(config: Configuration) -> Any:

@@ -8,33 +8,34 @@ from pathlib import Path
 
 import torch
 
+from mlbert.config.bert_config import BertConfig
 from mlbert.config.sections import Configuration
-from mlbert.core import glue, schedules
-from mlbert.core.bert_config import BertConfig
-from mlbert.dist.config import DistributedConfig
-from mlbert.dist.world import World
-from mlbert.feed.config import DataConfig, TaskConfig, TextConfig
-from mlbert.feed.tasks import TaskEvalSet, TaskSource, budget_of
-from mlbert.feed.text_run import sequence_length
+from mlbert.data.formats import glue
+from mlbert.data.formats.order import StepShare
+from mlbert.data.formats.tasks import TaskForm, TaskRows, form_of_task, read_evaluation, read_training
+from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
+from mlbert.data.loading.config import DataConfig, TaskConfig, TextConfig
+from mlbert.data.loading.tasks import TaskEvalSet, TaskSource, budget_of
+from mlbert.data.loading.text_run import sequence_length
+from mlbert.distributed.config import DistributedConfig
+from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.models import task_model
 from mlbert.models.bert import BertForSequenceClassification
 from mlbert.models.choose import make_classifier
 from mlbert.models.config import ModelConfig
 from mlbert.models.huggingface_model import HuggingFaceForSequenceClassification
-from mlbert.models.load import load_weights
 from mlbert.models.objectives import Classification, Regression
 from mlbert.models.start import choose_compute
 from mlbert.models.task_model import TaskCard
 from mlbert.models.update import whole_update
+from mlbert.models.weights.load import load_weights
 from mlbert.ops.config import ComputeConfig
+from mlbert.optim import schedules
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.optim.loss_scale import LossScale
-from mlbert.store.order import StepShare
-from mlbert.store.tasks import TaskForm, TaskRows, form_of_task, read_evaluation, read_training
-from mlbert.store.tokenizer import Tokenizer, load_tokenizer
-from mlbert.train.config import EvaluationConfig
-from mlbert.train.protocols import Method
+from mlbert.training.config import EvaluationConfig
+from mlbert.training.protocols import Method
 
 MOST_PADDING = 64  # a checkpoint's vocabulary may be filled up to a multiple of it
 

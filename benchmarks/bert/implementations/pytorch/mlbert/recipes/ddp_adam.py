@@ -7,11 +7,11 @@ The method of Samsung's submissions to MLPerf Training v2.0 and v2.1 (open divis
 
 * loss       mean over this rank's masked tokens plus mean over its sequences; the ranks' gradients are averaged
 * gradient   GRADIENT_CLIPPING=buckets: each full bucket is clipped to MAX_GRAD_NORM / sqrt(buckets) and its mean over
-             the ranks starts (`mlbert.dist.bucket_clipping`); no pass over the whole gradient, no wait
+             the ranks starts (`mlbert.distributed.bucket_clipping`); no pass over the whole gradient, no wait
 * update     Adam with decoupled decay, none for biases and LayerNorm
 * rate       a ramp that begins below step 0, then a line to END_LR at LR_DECAY_END; updates count from 1
 * data       single sequences; BIN_COUNTS of each rank's batch from each length bin, and EXCHANGE_PADDING deals them out
-             so that ranks have about equally many tokens (`mlbert.store.deals`)
+             so that ranks have about equally many tokens (`mlbert.data.formats.deals`)
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 
 from mlbert.config.recipe import Recipe
 from mlbert.config.sections import COMMON, Configuration
-from mlbert.feed.config import DataConfig
+from mlbert.data.loading.config import DataConfig
 from mlbert.models.config import ModelConfig
 
 
 def inspect(config: Configuration) -> Any:
-    """Look at the inputs; see `mlbert.feed.inputs.inspect`."""
-    from mlbert.feed import inputs  # reads data sets: not needed for --help
+    """Look at the inputs; see `mlbert.data.loading.inputs.inspect`."""
+    from mlbert.data.loading import inputs  # reads data sets: not needed for --help
 
     return inputs.inspect(config[ModelConfig], config[DataConfig])
 

@@ -18,15 +18,15 @@ from typing import Any
 
 from mlbert.config.recipe import Recipe
 from mlbert.config.sections import COMMON, Configuration
-from mlbert.feed.config import DataConfig
+from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
 from mlbert.models.config import ModelConfig
 
 
 def inspect(config: Configuration) -> Any:
-    """Look at the inputs; see `mlbert.feed.inputs.inspect`. Raises UserError besides: MAX_SEQ_LENGTH, to which Hugging
-    Face's model pads, is more than the model's positions."""
-    from mlbert.feed import inputs  # reads data sets: not needed for --help
+    """Look at the inputs; see `mlbert.data.loading.inputs.inspect`. Raises UserError besides: MAX_SEQ_LENGTH, to which
+    Hugging Face's model pads, is more than the model's positions."""
+    from mlbert.data.loading import inputs  # reads data sets: not needed for --help
 
     found = inputs.inspect(config[ModelConfig], config[DataConfig])
     length, positions = config[DataConfig].max_seq_length or 0, found.shape.max_position_embeddings

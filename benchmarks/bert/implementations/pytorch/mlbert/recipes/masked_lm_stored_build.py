@@ -5,28 +5,28 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from mlbert.config.bert_config import BertConfig
 from mlbert.config.sections import Configuration
-from mlbert.core import schedules
-from mlbert.core.bert_config import BertConfig
-from mlbert.dist.config import DistributedConfig
-from mlbert.dist.groups import exchange_group
-from mlbert.dist.world import World
-from mlbert.feed.config import DataConfig
-from mlbert.feed.inputs import PreTrainingInputs
-from mlbert.feed.pretraining import budget_of, make_evaluation_set, make_source
+from mlbert.data.loading.config import DataConfig
+from mlbert.data.loading.inputs import PreTrainingInputs
+from mlbert.data.loading.pretraining import budget_of, make_evaluation_set, make_source
+from mlbert.distributed.config import DistributedConfig
+from mlbert.distributed.groups import exchange_group
+from mlbert.distributed.world import World
 from mlbert.models import evaluation
 from mlbert.models.bert import AnyBert
 from mlbert.models.choose import make_masked_lm
 from mlbert.models.config import ModelConfig
-from mlbert.models.export import write_weights
 from mlbert.models.objectives import MaskedLM
 from mlbert.models.start import Compute, choose_compute, start_weights
 from mlbert.models.update import whole_update
+from mlbert.models.weights.export import write_weights
 from mlbert.ops.config import ComputeConfig
+from mlbert.optim import schedules
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.optim.loss_scale import LossScale
-from mlbert.train.config import EvaluationConfig
-from mlbert.train.protocols import EvaluationSet, Method
+from mlbert.training.config import EvaluationConfig
+from mlbert.training.protocols import EvaluationSet, Method
 
 
 def build(

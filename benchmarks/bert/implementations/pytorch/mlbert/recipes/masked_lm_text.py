@@ -19,13 +19,13 @@ from typing import Any
 
 from mlbert.config.recipe import Recipe
 from mlbert.config.sections import COMMON, Configuration
-from mlbert.feed.config import CorpusConfig, DataConfig, TextConfig
+from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.models.config import ModelConfig
 
 
 def inspect(config: Configuration) -> Any:
-    """Look at the inputs; see `mlbert.feed.text_run.inspect`."""
-    from mlbert.feed import text_run  # reads data sets: not needed for --help
+    """Look at the inputs; see `mlbert.data.loading.text_run.inspect`."""
+    from mlbert.data.loading import text_run  # reads data sets: not needed for --help
 
     return text_run.inspect(config[ModelConfig], config[DataConfig], config[TextConfig], config[CorpusConfig])
 

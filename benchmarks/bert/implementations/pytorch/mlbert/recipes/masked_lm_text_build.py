@@ -7,27 +7,27 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mlbert.config.sections import Configuration
-from mlbert.core import schedules
-from mlbert.dist.config import DistributedConfig
-from mlbert.dist.world import World
-from mlbert.feed import text_run
-from mlbert.feed.config import CorpusConfig, DataConfig, TextConfig
-from mlbert.feed.inputs import PreTrainingInputs
+from mlbert.data.loading import text_run
+from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
+from mlbert.data.loading.inputs import PreTrainingInputs
+from mlbert.distributed.config import DistributedConfig
+from mlbert.distributed.world import World
 from mlbert.models.bert import AnyBert
 from mlbert.models.choose import make_masked_lm
 from mlbert.models.config import ModelConfig
-from mlbert.models.export import write_weights
-from mlbert.models.foreign import write_composer
-from mlbert.models.huggingface import to_huggingface
 from mlbert.models.neighbours import begin_with_frequencies
 from mlbert.models.objectives import MaskedLM
 from mlbert.models.start import choose_compute, start_weights
 from mlbert.models.update import whole_update
+from mlbert.models.weights.export import write_weights
+from mlbert.models.weights.foreign import write_composer
+from mlbert.models.weights.huggingface import to_huggingface
 from mlbert.ops.config import ComputeConfig
+from mlbert.optim import schedules
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.optim.loss_scale import LossScale
-from mlbert.train.config import EvaluationConfig, RunConfig
-from mlbert.train.protocols import EvaluationSet, Method
+from mlbert.training.config import EvaluationConfig, RunConfig
+from mlbert.training.protocols import EvaluationSet, Method
 
 
 def build(

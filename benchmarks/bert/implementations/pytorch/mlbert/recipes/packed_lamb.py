@@ -18,13 +18,13 @@ from typing import Any
 
 from mlbert.config.recipe import Recipe
 from mlbert.config.sections import COMMON, Configuration
-from mlbert.feed.config import DataConfig
+from mlbert.data.loading.config import DataConfig
 from mlbert.models.config import ModelConfig
 
 
 def inspect(config: Configuration) -> Any:
-    """Look at the inputs; see `mlbert.feed.inputs.inspect`."""
-    from mlbert.feed import inputs  # reads data sets: not needed for --help
+    """Look at the inputs; see `mlbert.data.loading.inputs.inspect`."""
+    from mlbert.data.loading import inputs  # reads data sets: not needed for --help
 
     return inputs.inspect(config[ModelConfig], config[DataConfig])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from mlbert.core.metrics_file import read_points
+from mlbert.mlperf.metrics_file import read_points
 from mlbert.report.marks import DOTTED, HEIGHT, WIDTH, Chart, Key, few_ticks
 from mlbert.report.page import Headline, Tile, environment
 from mlbert.report.svg import colour, draw

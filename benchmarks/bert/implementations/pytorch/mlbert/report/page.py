@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from mlbert.mlperf.findings import Finding, Outcome
+from mlbert.mlperf.own_checks import run_checks
+from mlbert.mlperf.result_set import ResultSet
 from mlbert.report import bars, curves, tables
 from mlbert.report.marks import Chart, style_of_system
 from mlbert.report.results import TERAFLOPS_PER_SEQUENCE, Result
 from mlbert.report.words import count, percent, speed
-from mlbert.submission.findings import Finding, Outcome
-from mlbert.submission.own_checks import run_checks
-from mlbert.submission.result_set import ResultSet
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 
-from mlbert.core.rules import RULESET, ReferencePoint
+from mlbert.mlperf.rules import RULESET, ReferencePoint
 
 _FILE = f"rcp_checker/training_{RULESET}/rcps_bert.json"
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from mlbert.core.rules import NUM_EVAL_SAMPLES, TARGET_MLM_ACCURACY, ReferencePoint, olympic_mean, reference_point
+from mlbert.mlperf.keys import is_hyperparameter
+from mlbert.mlperf.result_set import is_ours
+from mlbert.mlperf.rules import NUM_EVAL_SAMPLES, TARGET_MLM_ACCURACY, ReferencePoint, olympic_mean, reference_point
+from mlbert.mlperf.run_numbers import samples_per_second
 from mlbert.report.reference import nearest_hyperparameters, scaling
 from mlbert.report.runs import Run, finite, number, read_run
 from mlbert.report.sources import System
-from mlbert.submission.keys import is_hyperparameter
-from mlbert.submission.result_set import is_ours
-from mlbert.submission.run_numbers import samples_per_second
 
 FASTEST, SLOWEST, MISSED = "fastest, not counted", "slowest, not counted", "missed the target"
 _LEAST_RUNS = 3  # of an olympic mean

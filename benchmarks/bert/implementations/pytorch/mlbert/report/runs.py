@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from mlbert.core.rules import BENCHMARK, TARGET_MLM_ACCURACY
+from mlbert.mlperf.logs import Event, Log
+from mlbert.mlperf.result_set import is_number
+from mlbert.mlperf.rules import BENCHMARK, TARGET_MLM_ACCURACY
+from mlbert.mlperf.run_numbers import samples_to_target
+from mlbert.mlperf.run_view import setting
 from mlbert.report.sources import Source
-from mlbert.submission.logs import Event, Log
-from mlbert.submission.result_set import is_number
-from mlbert.submission.run_numbers import samples_to_target
-from mlbert.submission.run_view import setting
 
 _MOST, _MOST_SECONDS = 1e15, 1e9  # of what a run counts, and of its time
 Points = Sequence[tuple[float, float]]

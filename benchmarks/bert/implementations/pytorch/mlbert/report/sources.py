@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlbert.core.metrics_file import read_points
-from mlbert.core.rules import BENCHMARK
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
 from mlbert.host.json_files import parse_json
-from mlbert.submission.logs import Log, read_log
-from mlbert.submission.result_set import is_number
-from mlbert.submission.run_files import run_file
+from mlbert.mlperf.logs import Log, read_log
+from mlbert.mlperf.metrics_file import read_points
+from mlbert.mlperf.result_set import is_number
+from mlbert.mlperf.rules import BENCHMARK
+from mlbert.mlperf.run_files import run_file
 
 RESULT_PATTERN = "result_*.txt"
 _PREDICTORS = ("most_frequent", "bigram")  # of data/baselines.json; the bigram model is the better of two

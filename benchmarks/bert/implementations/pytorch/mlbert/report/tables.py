@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from mlbert.core.rules import UNVERIFIED
+from mlbert.mlperf.rules import UNVERIFIED
 from mlbert.report.results import FASTEST, Result
 from mlbert.report.runs import Run
 from mlbert.report.words import count, duration, percent, speed

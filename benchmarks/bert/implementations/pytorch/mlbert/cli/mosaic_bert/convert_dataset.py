@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 
 from mlbert.cli.main import exit_code
-from mlbert.cli.prepare.progress import console_progress
 from mlbert.cli.published import Parser
-from mlbert.dist.lifecycle import SUCCEEDED
-from mlbert.host.errors import UserError
-from mlbert.prepare.streaming import (
+from mlbert.data.formats.tokenizer import UNCASED_NAMES, load_tokenizer
+from mlbert.data.prepare.streaming import (
     HUB_SETS,
     SPLITS,
     Concatenation,
@@ -22,7 +20,9 @@ from mlbert.prepare.streaming import (
     own_texts,
     python_texts,
 )
-from mlbert.store.tokenizer import UNCASED_NAMES, load_tokenizer
+from mlbert.distributed.lifecycle import SUCCEEDED
+from mlbert.host.errors import UserError
+from mlbert.programs.console_progress import console_progress
 
 PROGRAM = "convert_dataset.py"
 OWN, PYTHON = "text", "python-text"

@@ -11,19 +11,19 @@ import torch
 import typer
 from rich.console import Console
 
-from mlbert.cli.mosaic_bert import finetuning_yaml, glue_yaml
-from mlbert.cli.mosaic_bert.glue_display import FIGURE, SCORES, Display, scores_table, write_scores
-from mlbert.cli.mosaic_bert.glue_runner import LOG, Runner, Slot, State, make_slots
-from mlbert.cli.mosaic_bert.glue_yaml import GlueYaml
-from mlbert.cli.mosaic_bert.leaves import Leaves
 from mlbert.cli.mosaic_bert.main import WORDS, Words, YamlFile, check_yaml_file, resolve_layer
-from mlbert.cli.mosaic_bert.results import last_evaluation
-from mlbert.core.glue_jobs import FIRST, Job
-from mlbert.core.nested_yaml import read_nested
-from mlbert.dist.lifecycle import FAILED, SUCCEEDED
-from mlbert.dist.world import World
+from mlbert.distributed.lifecycle import FAILED, SUCCEEDED
+from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
+from mlbert.programs.glue_jobs import FIRST, Job
+from mlbert.programs.mosaic import finetuning_yaml, glue_yaml
+from mlbert.programs.mosaic.glue_display import FIGURE, SCORES, Display, scores_table, write_scores
+from mlbert.programs.mosaic.glue_runner import LOG, Runner, Slot, State, make_slots
+from mlbert.programs.mosaic.glue_yaml import GlueYaml
+from mlbert.programs.mosaic.leaves import Leaves
+from mlbert.programs.mosaic.results import last_evaluation
+from mlbert.programs.nested_yaml import read_nested
 
 PROGRAM, JOB_YAML = "glue.py", "job.yaml"
 

@@ -9,15 +9,15 @@ from typing import Annotated
 import torch
 import typer
 
-from mlbert.cli.mosaic_bert import pretraining_yaml
-from mlbert.cli.mosaic_bert.leaves import Layer, Leaves
 from mlbert.cli.train import run_resolved
 from mlbert.config.resolution import Resolved, resolve
-from mlbert.core.nested_yaml import read_nested
-from mlbert.dist.world import World
-from mlbert.feed import text_run
+from mlbert.data.loading import text_run
+from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
+from mlbert.programs.mosaic import pretraining_yaml
+from mlbert.programs.mosaic.leaves import Layer, Leaves
+from mlbert.programs.nested_yaml import read_nested
 from mlbert.recipes.registry import RECIPES, find
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

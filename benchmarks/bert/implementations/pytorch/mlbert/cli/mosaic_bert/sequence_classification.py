@@ -15,21 +15,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mlbert.cli.mosaic_bert import finetuning_yaml
-from mlbert.cli.mosaic_bert.leaves import Leaves
 from mlbert.cli.mosaic_bert.main import WORDS, Words, check_yaml_file, notes, resolve_layer
-from mlbert.cli.mosaic_bert.results import last_evaluation
 from mlbert.cli.train import run_resolved
-from mlbert.core.nested_yaml import read_nested
-from mlbert.core.run_folder import RunFolder
-from mlbert.dist.lifecycle import SUCCEEDED
-from mlbert.dist.world import World
+from mlbert.data.formats.tasks import read_texts
+from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.distributed.lifecycle import SUCCEEDED
+from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.models import task_model
-from mlbert.store.tasks import read_texts
-from mlbert.store.tokenizer import load_tokenizer
-from mlbert.train.config import RunConfig
+from mlbert.programs.mosaic import finetuning_yaml
+from mlbert.programs.mosaic.leaves import Leaves
+from mlbert.programs.mosaic.results import last_evaluation
+from mlbert.programs.nested_yaml import read_nested
+from mlbert.runs.run_folder import RunFolder
+from mlbert.training.config import RunConfig
 
 PROGRAM = "sequence_classification.py"
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

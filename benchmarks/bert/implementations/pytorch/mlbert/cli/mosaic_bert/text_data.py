@@ -7,12 +7,12 @@ from pathlib import Path
 
 from mlbert.cli.main import exit_code
 from mlbert.cli.published import Parser
-from mlbert.core.masking_rates import MaskingRate
-from mlbert.dist.lifecycle import SUCCEEDED
-from mlbert.feed.host_batch import HostBatch
-from mlbert.feed.text import TRUNCATE, TextSet, TextSource
+from mlbert.data.formats.tokenizer import UNCASED_NAMES, Tokenizer, load_tokenizer
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.masking_rates import MaskingRate
+from mlbert.data.loading.text import TRUNCATE, TextSet, TextSource
+from mlbert.distributed.lifecycle import SUCCEEDED
 from mlbert.host.errors import UserError
-from mlbert.store.tokenizer import UNCASED_NAMES, Tokenizer, load_tokenizer
 
 PROGRAM = "text_data.py"
 BATCHES, BATCH_SIZE = 5, 2

@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 
 from mlbert.cli.prepare.options import Cased, Workers, console, say
-from mlbert.prepare.estimate import Estimate, estimate
-from mlbert.prepare.text_parts import expand_inputs
+from mlbert.data.prepare.estimate import Estimate, estimate
+from mlbert.data.prepare.text_parts import expand_inputs
 
 app = typer.Typer()
 

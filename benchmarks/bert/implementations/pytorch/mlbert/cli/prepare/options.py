@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mlbert.cli.prepare.progress import console
-from mlbert.prepare.instances import InstanceOptions
-from mlbert.prepare.pipeline import TextOptions
+from mlbert.data.prepare.instances import InstanceOptions
+from mlbert.data.prepare.pipeline import TextOptions
+from mlbert.programs.console_progress import console
 
 MOST_FILES = 99_999  # their names have five digits
 

@@ -9,14 +9,14 @@ import typer
 from rich.table import Table
 
 from mlbert.cli.prepare.options import MOST_FILES, Out, Workers, console, counted, say
-from mlbert.cli.prepare.progress import console_progress
+from mlbert.data.formats.manifest import MAX_TOKENS, Manifest
+from mlbert.data.prepare import verify
+from mlbert.data.prepare.bins_hdf5 import make_hdf5_bins
+from mlbert.data.prepare.eval_set import make_eval_set
+from mlbert.data.prepare.shuffle import Packing, shuffle_set
+from mlbert.data.prepare.split_bins import EDGES, make_bins
 from mlbert.host.errors import UserError
-from mlbert.prepare import verify
-from mlbert.prepare.bins_hdf5 import make_hdf5_bins
-from mlbert.prepare.eval_set import make_eval_set
-from mlbert.prepare.shuffle import Packing, shuffle_set
-from mlbert.prepare.split_bins import EDGES, make_bins
-from mlbert.store.manifest import MAX_TOKENS, Manifest
+from mlbert.programs.console_progress import console_progress
 
 app = typer.Typer()
 _LISTED = 30  # problems on the console

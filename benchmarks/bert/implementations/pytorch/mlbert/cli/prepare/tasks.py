@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mlbert.cli.prepare.options import Out, say
-from mlbert.prepare import glue_files, python_glue
+from mlbert.data.prepare import glue_files, python_glue
 
 app = typer.Typer()
 

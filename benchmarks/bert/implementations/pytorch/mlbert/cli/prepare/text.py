@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 
 from mlbert.cli.prepare.options import Out, TextArguments, Workers, console, with_options
-from mlbert.cli.prepare.progress import console_progress
-from mlbert.prepare import pipeline, python_text, text_folder
+from mlbert.data.prepare import pipeline, python_text, text_folder
+from mlbert.programs.console_progress import console_progress
 
 app = typer.Typer()
 

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from mlbert.cli.prepare.options import Out, Workers, counted, say
-from mlbert.cli.prepare.progress import console_progress
-from mlbert.prepare import benchmark_files, clean, download
-from mlbert.prepare.recognise import recognise
+from mlbert.data.prepare import benchmark_files, clean, download
+from mlbert.data.prepare.recognise import recognise
+from mlbert.programs.console_progress import console_progress
 
 app = typer.Typer()
 

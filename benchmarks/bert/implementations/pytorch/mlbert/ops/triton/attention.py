@@ -32,10 +32,7 @@ from mlbert.ops import reference, registry
 from mlbert.ops.attention import TRITON_HEAD_SIZES
 from mlbert.ops.dropout import dropout_threshold
 from mlbert.ops.native_library import check_rows
-from mlbert.ops.triton.attention_backward import (
-    attention_key_value_gradient_kernel,
-    attention_query_gradient_kernel,
-)
+from mlbert.ops.triton.attention_backward import attention_key_value_gradient_kernel, attention_query_gradient_kernel
 from mlbert.ops.triton.attention_forward import attention_forward_kernel
 from mlbert.ops.triton.device import capability
 from mlbert.ops.triton.mask import key_argument

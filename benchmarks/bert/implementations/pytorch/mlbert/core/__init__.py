@@ -1,1 +1,0 @@
-"""Everything that needs neither torch nor TensorFlow: configuration, rules, schedules, packing, masking, logging."""

@@ -1,0 +1,153 @@
+"""Several stores seen as one, cut by the length of their sequences.
+
+A folder of bins holds one prepared set per bin and ``bins.json``, written last: the bins' upper edges, their folders
+and the sha256 of each one's manifest. Training takes from all bins at every step, in proportion or in given numbers, so
+that every rank's micro-batches hold the same mix of lengths (`mlbert.data.formats.order`).
+
+Legend: N sequences, S sequences asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from mlbert.data.formats.base import BinInfo, Store, StoreInfo
+from mlbert.data.formats.checksums import FileChecks
+from mlbert.data.formats.manifest import REMAKE, Tokens, check_format, read_manifest
+from mlbert.data.formats.prepared import ShardSet, info_of
+from mlbert.data.formats.ragged import Ragged, offsets_of
+from mlbert.host.errors import UserError
+from mlbert.host.json_files import read_json
+from mlbert.host.schema import Document, FileName, Sha256, parse_model
+
+BINS = "bins.json"
+BINS_FORMAT = "mlbert-bins"
+BINS_VERSION = 1
+BIN_COUNTS = "BIN_COUNTS"  # the setting, for messages
+
+
+class BinnedStore:
+    """The sequences of several opened stores, bin after bin; a `mlbert.data.formats.base.Store` without packs."""
+
+    num_packs = 0
+
+    def __init__(self, info: StoreInfo, bins: Sequence[Store]) -> None:
+        self.info = info
+        self.bins = list(bins)
+        self.first: np.ndarray = offsets_of([len(store) for store in bins])  # int64 [bins+1]
+
+    def __len__(self) -> int:
+        return int(self.first[-1])
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """int32 [N], tokens of every sequence, bin after bin; read at first use."""
+        return np.concatenate([np.empty(0, np.int32), *(store.lengths for store in self.bins)])
+
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """int64 [S], tokens of the sequences ``indices`` (int64 [S], bin after bin)."""
+        lengths = np.empty(len(indices), np.int64)
+        bin_of = np.searchsorted(self.first, indices, side="right") - 1
+        for number in np.unique(bin_of).tolist():
+            mine = bin_of == number
+            lengths[mine] = self.bins[number].lengths_of(indices[mine] - self.first[number])
+        return lengths
+
+    def gather(self, indices: np.ndarray) -> Ragged:
+        """The sequences ``indices`` (int64 [S], bin after bin as in `lengths`), in that order."""
+        indices = np.asarray(indices, np.int64)
+        bin_of = np.searchsorted(self.first, indices, side="right") - 1
+        by_bin = np.argsort(bin_of, kind="stable")
+        parts = []
+        for number in np.unique(bin_of):
+            wanted = by_bin[bin_of[by_bin] == number]
+            parts.append(self.bins[number].gather(indices[wanted] - self.first[number]))
+        return Ragged.concatenate(parts).take(np.argsort(by_bin, kind="stable"))
+
+    def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
+        """Bins hold single sequences."""
+        raise AssertionError("bins hold no packs")
+
+
+class ListedBin(Document):
+    """A bin as ``bins.json`` lists it."""
+
+    folder: FileName
+    manifest_sha256: Sha256
+
+
+class BinsIndex(Document):
+    """What ``bins.json`` says."""
+
+    edges: list[Tokens]  # longest sequence of each bin
+    bins: Annotated[list[ListedBin], Field(min_length=1)]
+    provenance: dict[str, Any]
+
+
+def read_bins(folder: Path) -> BinsIndex:
+    """Return the index of a folder of bins. Raises UserError: unreadable, another format, or it contradicts itself."""
+    path = folder / BINS
+    document = read_json(path, REMAKE)
+    check_format(path, document, BINS_FORMAT, BINS_VERSION, REMAKE)
+    index = parse_model(BinsIndex, document, path, REMAKE)
+    if len(index.bins) != len(index.edges) or index.edges != sorted(set(index.edges)):
+        raise UserError("data.damaged", path, f"names {len(index.bins)} bins and the edges {index.edges}", REMAKE)
+    if len({entry.folder for entry in index.bins}) < len(index.bins):
+        raise UserError("data.damaged", path, "names a bin twice", REMAKE)
+    return index
+
+
+def describe_bins(folder: Path) -> StoreInfo:
+    """What is known of a folder of bins from its manifests alone. Raises UserError: a bin is missing or not the one
+    that ``bins.json`` names, or bins do not fit each other."""
+    index = read_bins(folder)
+    manifests = [read_manifest(folder / entry.folder) for entry in index.bins]
+    for manifest, entry in zip(manifests, index.bins, strict=True):
+        if manifest.sha256 != entry.manifest_sha256:
+            raise UserError("data.checksum", manifest.path, f"is not the manifest that {folder / BINS} names", REMAKE)
+        if manifest.vocabulary_sha256 != manifests[0].vocabulary_sha256:
+            raise UserError(
+                "vocabulary.mismatch", manifest.path, f"names another vocabulary than {manifests[0].path}", REMAKE
+            )
+    return replace(
+        info_of(manifests[0]),
+        folder=folder,
+        kind="bins",
+        identity=hashlib.sha256((folder / BINS).read_bytes()).hexdigest(),
+        max_seq_length=max(manifest.max_seq_length for manifest in manifests),
+        max_predictions=max(manifest.max_predictions for manifest in manifests),
+        num_sequences=sum(manifest.num_sequences for manifest in manifests),
+        bins=tuple(BinInfo(manifest.path.parent.name, manifest.num_sequences) for manifest in manifests),
+    )
+
+
+def check_counts(info: StoreInfo, counts: Sequence[int], world_size: int) -> None:
+    """Make sure that a set has bins to take so many sequences from, for each of ``world_size`` ranks; a bin whose size
+    is not known passes. Raises UserError naming BIN_COUNTS."""
+    if not info.bins:
+        reason = f"is set, and {info.folder} has no length bins"
+        raise UserError("config.conflict", BIN_COUNTS, reason, "Cut it with `mlbert prepare bins`, or unset BIN_COUNTS")
+    if len(counts) != len(info.bins):
+        names = ", ".join(bin.name for bin in info.bins)
+        reason = f"has {len(counts)} numbers, {info.folder} has {len(info.bins)} bins ({names})"
+        raise UserError("config.conflict", BIN_COUNTS, reason, "Give one number for each bin")
+    for bin, count in zip(info.bins, counts, strict=True):
+        if bin.num_sequences is not None and bin.num_sequences < count * world_size:
+            reason = f"one step takes {count * world_size} sequences of bin {bin.name}, which holds {bin.num_sequences}"
+            raise UserError("data.too-small", BIN_COUNTS, reason, "Take fewer of it, or prepare more data")
+
+
+def open_bins(folder: Path, verify: bool | None = None, checks: FileChecks | None = None) -> BinnedStore:
+    """Open and check a folder of bins; see `mlbert.data.formats.prepared.ShardSet.open` for ``verify`` and
+    ``checks``."""
+    info = describe_bins(folder)
+    bins = read_bins(folder).bins
+    return BinnedStore(info, [ShardSet.open(folder / entry.folder, verify, checks) for entry in bins])

@@ -1,0 +1,96 @@
+"""Are the values of a set what they must be? Each rule gives the sequences that break it.
+
+Legend: S sequences, T tokens, M masked tokens, P packs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from mlbert.data.formats.base import StoreInfo
+from mlbert.data.formats.ragged import Ragged
+from mlbert.host.errors import UserError
+
+
+def row_problems(rows: Ragged, info: StoreInfo) -> dict[str, np.ndarray]:
+    """Rules that reading relies on: {what is wrong: int64, numbers of the sequences, ascending; one may come several
+    times}. Limits are those of ``info``; without a vocabulary size, token ids are not judged."""
+    lengths, masked = rows.lengths, np.diff(rows.masked_offsets)
+    after_end = rows.masked_positions >= np.repeat(lengths, np.maximum(masked, 0))
+    problems = {
+        "is empty or longer than max_seq_length": np.flatnonzero((lengths < 1) | (lengths > info.max_seq_length)),
+        "has more masked tokens than max_predictions": np.flatnonzero(masked > info.max_predictions),
+        "has a first segment longer than itself": np.flatnonzero(rows.first_lengths > lengths),
+        "has a next-sentence label other than 0 or 1": np.flatnonzero(rows.next_sentence > 1),
+        "has a masked position after its end": _sequence_of(rows.masked_offsets, after_end),
+    }
+    if info.vocab_size is not None:
+        problems["has a token outside the vocabulary"] = _sequence_of(rows.offsets, rows.tokens >= info.vocab_size)
+        labels = rows.masked_labels >= info.vocab_size
+        problems["has a label outside the vocabulary"] = _sequence_of(rows.masked_offsets, labels)
+    return problems
+
+
+def mask_problems(rows: Ragged) -> dict[str, np.ndarray]:
+    """Rules of masking that training does not need to hold; as `row_problems`."""
+    falling = np.zeros(len(rows.masked_positions), bool)
+    falling[1:] = rows.masked_positions[1:] <= rows.masked_positions[:-1]
+    starts = rows.masked_offsets[:-1]
+    falling[starts[starts < len(falling)]] = False
+    return {
+        "has no masked token": np.flatnonzero(np.diff(rows.masked_offsets) < 1),
+        "has masked positions that do not ascend": _sequence_of(rows.masked_offsets, falling),
+        "has its first token masked": _sequence_of(rows.masked_offsets, rows.masked_positions == 0),
+    }
+
+
+def pack_problems(rows: Ragged, pack_offsets: np.ndarray, max_tokens: int) -> dict[str, np.ndarray]:
+    """Packs (int64 [P+1] offsets into ``rows``) that are empty, do not follow each other or hold too much."""
+    borders = np.clip(pack_offsets, 0, len(rows))
+    tokens = np.diff(rows.offsets[borders])
+    wrong = np.diff(pack_offsets) < 1
+    if len(pack_offsets) == 0 or pack_offsets[0] != 0 or pack_offsets[-1] != len(rows):
+        wrong[:] = True
+    return {
+        "is empty or does not follow the pack before it": np.flatnonzero(wrong),
+        f"holds more than {max_tokens} tokens": np.flatnonzero(tokens > max_tokens),
+    }
+
+
+def first_problem(rows: Ragged, info: StoreInfo, pack_offsets: np.ndarray | None = None) -> str | None:
+    """The first rule broken, as words that follow a file's name; None when all is well."""
+    if (rows.lengths < 0).any() or (np.diff(rows.masked_offsets) < 0).any():
+        return "has offsets that fall"
+    for problem, where in row_problems(rows, info).items():
+        if len(where):
+            return f"sequence {int(where[0])} {problem}"
+    if pack_offsets is not None and info.max_pack_tokens is not None:
+        for problem, where in pack_problems(rows, pack_offsets, info.max_pack_tokens).items():
+            if len(where):
+                return f"pack {int(where[0])} {problem}"
+    return None
+
+
+def check_rows(rows: Ragged, info: StoreInfo, vocab_size: int | None) -> None:
+    """Values that a model can take, of sequences about to be used: shards may have changed since they were checked.
+    ``vocab_size`` is the model's. Raises UserError naming the set."""
+    model = replace(info, vocab_size=vocab_size, max_predictions=info.max_seq_length)  # masks may be drawn anew
+    broken = [problem for problem, where in row_problems(rows, model).items() if len(where)]
+    if not broken:
+        return
+    largest = max(int(array.max(initial=0)) for array in (rows.tokens, rows.masked_labels))
+    if vocab_size is not None and largest >= vocab_size and info.vocab_size is None:
+        reason = f"holds token id {largest}, the model's vocabulary has {vocab_size} entries"
+        raise UserError(
+            "data.model-mismatch", info.folder, reason, "Set BERT_CONFIG to a configuration of the data's vocabulary"
+        )
+    raise UserError(
+        "data.damaged", info.folder, f"holds a sequence that {broken[0]}", "`mlbert prepare verify` names the file"
+    )
+
+
+def _sequence_of(offsets: np.ndarray, wrong: np.ndarray) -> np.ndarray:
+    """Numbers of the sequences that the elements marked in ``wrong`` (bool) belong to."""
+    return np.searchsorted(offsets, np.flatnonzero(wrong), side="right") - 1

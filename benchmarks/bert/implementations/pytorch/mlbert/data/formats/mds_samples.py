@@ -1,0 +1,314 @@
+"""MDS sets of samples that were tokenised and masked when they were made, as a `mlbert.data.formats.base.Store`.
+
+MosaicML Streaming's converter of the benchmark's Wikipedia writes these seven columns, all ``bytes`` of one width in
+the whole set, with L slots for tokens and P for predictions:
+
+====================  ============  ==========================================================
+input_ids             int32 [L]     token ids after masking, then zeros
+input_mask            int32 [L]     1 for each token, then 0
+segment_ids           int32 [L]     0 in sentence A, 1 in sentence B, then 0
+masked_lm_positions   int32 [P]     of the predictions, then 0
+masked_lm_ids         int32 [P]     their original ids, then 0
+masked_lm_weights     float32 [P]   1 for each prediction, then 0
+next_sentence_labels  int32 [1]     1 when sentence B is a random one
+====================  ============  ==========================================================
+
+A prediction is what has weight 1. Streaming's own reader takes all P slots, so that each sample with fewer predictions
+gets one more, of [PAD] in place of [CLS]; here it has none.
+
+Compressed shards are unpacked beside themselves. Opening a folder for the first time compares every shard with its
+checksums and keeps the lengths (`mlbert.data.formats.index_cache`). Samples are checked whenever they are read.
+
+Legend: N samples, F shards, S samples asked for, L slots for tokens, P slots for predictions, B bytes of a sample.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mlbert.data.formats.base import StoreInfo
+from mlbert.data.formats.file_map import FileMap
+from mlbert.data.formats.index_cache import IndexCache
+from mlbert.data.formats.manifest import reading
+from mlbert.data.formats.mds import UINT32
+from mlbert.data.formats.mds_fetch import Damaged, cached_shard, check_file, zstandard_module
+from mlbert.data.formats.mds_index import INDEX, MdsIndex, ShardInfo, parse_index
+from mlbert.data.formats.ragged import Ragged, offsets_of
+from mlbert.host.errors import UserError
+
+# As they follow each other in a sample.
+COLUMNS = (
+    *("input_ids", "input_mask", "masked_lm_ids", "masked_lm_positions", "masked_lm_weights"),
+    *("next_sentence_labels", "segment_ids"),
+)
+_ITEM = 4  # bytes of every value
+_HEAD = UINT32.itemsize * len(COLUMNS)  # sizes of the columns, in front of each sample
+_LARGEST = (1 << 16) - 1  # of what `Ragged` holds
+_GATHERED = 1024  # samples read at a time
+_THREADS = min(16, os.cpu_count() or 1)
+_VERSION = 1
+_RESTORE = "Restore the file, or write the set again"
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Slots of a sample."""
+
+    tokens: int
+    predictions: int
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """uint32 [7], bytes of each column."""
+        slots = [self.tokens, self.tokens, *[self.predictions] * 3, 1, self.tokens]
+        return np.array(slots, UINT32) * _ITEM
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a whole sample (B)."""
+        return _HEAD + int(self.sizes.sum())
+
+
+def accepts(folder: Path) -> bool:
+    """Whether the folder holds the index of an MDS set, of whatever columns."""
+    return (folder / INDEX).is_file()
+
+
+def describe(folder: Path) -> StoreInfo:
+    """What the index and the head of the first shard tell. Raises UserError: the index is damaged, its columns are
+    others, or the first shard is missing."""
+    index, identity = _read_index(folder)
+    widths = _widths(folder, index.shards[0])
+    return StoreInfo(
+        folder=Path(folder),
+        kind="mds",
+        identity=identity,
+        max_seq_length=widths.tokens,
+        max_predictions=widths.predictions,
+        num_sequences=sum(shard.num_samples for shard in index.shards),
+        vocab_size=None,
+        vocabulary_sha256=None,
+    )
+
+
+def open_folder(folder: Path) -> MdsSamples:
+    """`MdsSamples` of a folder."""
+    return MdsSamples(folder)
+
+
+class MdsSamples:
+    """A set opened for random access; with ``cached`` the lengths are kept in the user's cache folder and taken from
+    there. Raises UserError: a shard is missing or damaged, or has samples of another width than the first one."""
+
+    num_packs = 0  # single sequences
+
+    def __init__(self, folder: Path | str, cached: bool = True) -> None:
+        folder = Path(folder)
+        self.info = describe(folder)
+        self._widths = Widths(self.info.max_seq_length, self.info.max_predictions)
+        shards = _read_index(folder)[0].shards
+        with ThreadPoolExecutor(_THREADS) as pool:
+            self._paths = list(pool.map(lambda shard: _unpacked(folder, shard), shards))
+        self._map = FileMap(self._paths)
+        self._first = offsets_of([shard.num_samples for shard in shards])
+        self._rows = self._map.view(np.dtype((np.void, self._widths.num_bytes)))
+        # Behind the offsets of a shard's samples are words about it, whose length is the shard's own.
+        places = [_first_place(self._map, number) for number in range(len(shards))]
+        self._places: np.ndarray = np.array(places, np.int64) + self._map.starts
+        self._cache = IndexCache("mds", self._paths, [_VERSION, self.info.identity])
+        self._lengths: np.ndarray = self._load_lengths(shards, cached)
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int32 [N], tokens of every sequence."""
+        return self._lengths.astype(np.int32)
+
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
+        return self._lengths[indices].astype(np.int64)
+
+    def gather(self, indices: np.ndarray) -> Ragged:
+        """The sequences ``indices`` (int64 [S]), in that order. Raises UserError: one is wrong; names shard and
+        sample."""
+        indices = np.asarray(indices, np.int64)
+        pieces = [indices[first : first + _GATHERED] for first in range(0, len(indices), _GATHERED)]
+        return Ragged.concatenate([self._gather(piece) for piece in pieces])
+
+    def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
+        """There are no packs."""
+        raise AssertionError("MDS sets hold no packs")
+
+    def _gather(self, indices: np.ndarray) -> Ragged:
+        columns = self._columns(indices)
+        for problem, bad in _problems(columns).items():
+            if bad.any():
+                shard, place = self._place(int(indices[np.flatnonzero(bad)[0]]))
+                raise UserError("data.damaged", self._paths[shard], f"sample {place} {problem}", _RESTORE)
+        return _ragged(columns)
+
+    def _columns(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Every column of the samples ``indices``: [S, L], [S, P] or [S, 1]. Raises UserError: another width."""
+        shard = np.searchsorted(self._first, indices, side="right") - 1
+        starts = self._places[shard] + (indices - self._first[shard]) * self._widths.num_bytes
+        rows = self._rows[starts].view(np.uint8).reshape(len(indices), self._widths.num_bytes)
+        found = np.ascontiguousarray(rows[:, :_HEAD]).view(UINT32)
+        if bad := np.flatnonzero((found != self._widths.sizes).any(axis=1)).tolist():
+            number, place = self._place(int(indices[bad[0]]))
+            reason = f"sample {place} has columns of other sizes than the first sample of the set"
+            raise UserError("data.mixed", self._paths[number], reason, "Keep samples of one width in a set")
+        columns, start = {}, _HEAD
+        for name, size in zip(COLUMNS, self._widths.sizes.tolist(), strict=True):
+            values = np.ascontiguousarray(rows[:, start : start + size])
+            columns[name] = values.view("<f4" if name == "masked_lm_weights" else "<i4")
+            start += size
+        return columns
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Shard of a sample, and its number there."""
+        shard = int(np.searchsorted(self._first, index, side="right")) - 1
+        return shard, index - int(self._first[shard])
+
+    def _load_lengths(self, shards: Sequence[ShardInfo], cached: bool) -> np.ndarray:
+        """uint16 [N], from the cache or made now by several threads, which check the shards."""
+        if cached:
+            with contextlib.suppress(OSError, ValueError):
+                if len(lengths := self._cache.read(["lengths"])["lengths"]) == len(self):
+                    return lengths
+        with ThreadPoolExecutor(_THREADS) as pool:
+            lengths = np.concatenate(list(pool.map(self._lengths_of_shard, range(len(shards)), shards)))
+        if cached:
+            self._cache.write({"lengths": lengths})
+        return lengths
+
+    def _lengths_of_shard(self, number: int, shard: ShardInfo) -> np.ndarray:
+        path = self._paths[number]
+        try:
+            check_file(path, shard.raw)
+        except Damaged as damage:
+            raise UserError("data.damaged", path, str(damage), _RESTORE) from None
+        inside = self._map.bytes[self._map.starts[number] : self._map.ends[number]]
+        edges = inside[UINT32.itemsize : UINT32.itemsize * (shard.num_samples + 2)].view(UINT32).astype(np.int64)
+        if (np.diff(edges) != self._widths.num_bytes).any() or edges[-1] != len(inside):
+            raise UserError(
+                "data.mixed",
+                path,
+                "has samples of another width than the first one",
+                "Keep samples of one width in a set",
+            )
+        first, end = int(self._first[number]), int(self._first[number + 1])
+        pieces = [np.arange(low, min(low + _GATHERED, end)) for low in range(first, end, _GATHERED)]
+        return np.concatenate([self._columns(piece)["input_mask"].sum(axis=1) for piece in pieces]).astype(np.uint16)
+
+
+def _read_index(folder: Path) -> tuple[MdsIndex, str]:
+    """The index and its SHA-256. Raises UserError: it is damaged, or of a set with other columns."""
+    path = Path(folder) / INDEX
+    with reading(path):
+        raw = path.read_bytes()
+    index = parse_index(path, raw)
+    if set(index.columns) != set(COLUMNS) or set(index.columns.values()) != {"bytes"}:
+        found = ", ".join(f"{name} ({encoding})" for name, encoding in index.columns.items())
+        reason = f"holds columns {found}, and no masked samples"
+        raise UserError(
+            "data.columns", path, reason, f"Samples have {', '.join(COLUMNS)}, all as bytes; text needs another recipe"
+        )
+    return index, hashlib.sha256(raw).hexdigest()
+
+
+def _widths(folder: Path, shard: ShardInfo) -> Widths:
+    """Of a shard's first sample."""
+    path = folder / shard.raw.name
+    first = UINT32.itemsize * (shard.num_samples + 2)
+    head = _head(folder, shard, first)
+    start = int(head[UINT32.itemsize :][: UINT32.itemsize].view(UINT32)[0]) if len(head) == first else 0
+    sizes = _head(folder, shard, start + _HEAD)[start:]
+    if len(sizes) != _HEAD or start < first:
+        raise UserError("data.damaged", path, "is too short for its samples", _RESTORE)
+    slots = (sizes.view(UINT32) // _ITEM).tolist()
+    widths = Widths(slots[0], slots[2])
+    if (widths.sizes != sizes.view(UINT32)).any() or not 0 < widths.predictions <= widths.tokens <= _LARGEST:
+        raise UserError("data.damaged", path, "has columns whose sizes do not fit each other", _RESTORE)
+    return widths
+
+
+def _head(folder: Path, shard: ShardInfo, num_bytes: int) -> np.ndarray:
+    """uint8, the first bytes of a shard in the form in which it is read, as far as there are so many."""
+    path = folder / shard.raw.name
+    if path.exists() or shard.zipped is None:
+        with reading(path), path.open("rb") as file:
+            return np.frombuffer(file.read(num_bytes), np.uint8)
+    zstandard, path = zstandard_module(), folder / shard.zipped.name
+    try:
+        with reading(path), path.open("rb") as file:
+            reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+            return np.frombuffer(reader.read(num_bytes), np.uint8)
+    except zstandard.ZstdError as error:
+        raise UserError("data.damaged", path, f"cannot be decompressed ({error})", _RESTORE) from None
+
+
+def _unpacked(folder: Path, shard: ShardInfo) -> Path:
+    """The shard's file as it is read, made where only the compressed one is there."""
+    path = folder / shard.raw.name
+    if path.exists() or shard.zipped is None:
+        return path
+    return cached_shard(str(folder), folder, shard)
+
+
+def _first_place(files: FileMap, number: int) -> int:
+    """Where a shard's first sample begins in its file."""
+    start = int(files.starts[number]) + UINT32.itemsize
+    return int(files.bytes[start : start + UINT32.itemsize].view(UINT32)[0]) if files.ends[number] > start else 0
+
+
+def _problems(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What can be wrong with samples: {words: bool [S]}."""
+    mask, weights = columns["input_mask"], columns["masked_lm_weights"]
+    inside, predicted = _ones_first(mask), _ones_first(weights)
+    lengths = (mask != 0).sum(axis=1)
+    segments = np.where(mask != 0, columns["segment_ids"], 1)  # ascending up to the end
+    positions = np.where(weights != 0, columns["masked_lm_positions"], 0)
+    ids = np.concatenate([columns["input_ids"], columns["masked_lm_ids"]], axis=1)
+    labels = columns["next_sentence_labels"][:, 0]
+    return {
+        "has an input_mask that is not ones and then zeros": ~inside | (lengths == 0),
+        "has masked_lm_weights that are not ones and then zeros": ~predicted,
+        "has segment_ids that are not zeros and then ones": ~_ones_first(1 - segments),
+        "has a masked position outside of the sequence": ((positions < 0) | (positions >= lengths[:, None])).any(
+            axis=1
+        ),
+        "has a token id below 0 or above 65,535": ((ids < 0) | (ids > _LARGEST)).any(axis=1),
+        "has a next-sentence label other than 0 or 1": (labels < 0) | (labels > 1),
+    }
+
+
+def _ones_first(values: np.ndarray) -> np.ndarray:
+    """bool [S], which rows [S, n] are ones and then zeros."""
+    return ((values == 0) | (values == 1)).all(axis=1) & (np.diff(values, axis=1) <= 0).all(axis=1)
+
+
+def _ragged(columns: dict[str, np.ndarray]) -> Ragged:
+    """Samples without problems, without their padding. Predictions are put in ascending order."""
+    mask, predicted = columns["input_mask"] != 0, columns["masked_lm_weights"] != 0
+    # Slots of no prediction come last, as no position is as large.
+    order = np.argsort(np.where(predicted, columns["masked_lm_positions"], _LARGEST + 1), axis=1, kind="stable")
+    positions, labels = (np.take_along_axis(columns[f"masked_lm_{name}"], order, 1) for name in ("positions", "ids"))
+    return Ragged(
+        tokens=columns["input_ids"][mask].astype(np.uint16),
+        offsets=offsets_of(mask.sum(axis=1)),
+        masked_positions=positions[predicted].astype(np.uint16),
+        masked_labels=labels[predicted].astype(np.uint16),
+        masked_offsets=offsets_of(predicted.sum(axis=1)),
+        first_lengths=(mask & (columns["segment_ids"] == 0)).sum(axis=1).astype(np.uint16),
+        next_sentence=columns["next_sentence_labels"][:, 0].astype(np.uint8),
+    )

@@ -1,0 +1,291 @@
+"""Folders of HDF5 shards that NVIDIA's data pipeline made, read as they are: fixed, variable and packed.
+
+`mlbert.data.formats.nvidia_shard` describes the three kinds. Rows lie in memory maps of all files at once, so a step's
+sequences from as many different shards are taken with a few array operations, by any number of threads; only shards in
+an unusual form (compressed, chunked) go through the HDF5 library.
+
+Token ids are stored as signed 16-bit numbers: ids up to 32,767, enough for the benchmark's 30,522 entries; negative
+ones are refused. In fixed shards zeros fill the places of masked tokens; position 0 is [CLS] and never masked, so the
+real positions are the ones above 0.
+
+Legend: N sequences, S sequences asked for, R rows (sequences, or packs in packed shards), T tokens, M masked tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from mlbert.data.formats.base import BinInfo, Store, StoreInfo
+from mlbert.data.formats.bins import BinnedStore
+from mlbert.data.formats.content import content_of, name_of
+from mlbert.data.formats.file_map import FileMap
+from mlbert.data.formats.nvidia_folder import bin_name, bins_of, check_bins, list_shards
+from mlbert.data.formats.nvidia_index import Limits, item_starts, load_index
+from mlbert.data.formats.nvidia_shard import (
+    COLUMNS,
+    REFERENCE,
+    Items,
+    Shard,
+    inspect,
+    item_dtype,
+    open_shard,
+    read_column,
+)
+from mlbert.data.formats.ragged import Ragged, offsets_of
+from mlbert.host.errors import UserError
+
+DEFAULT_LIMITS = Limits()
+
+
+def accepts(folder: Path) -> bool:
+    """Whether the folder, or its sub-folders, hold HDF5 files."""
+    return bool(list_shards(folder) or bins_of(folder))
+
+
+def describe(folder: Path, limits: Limits = DEFAULT_LIMITS) -> StoreInfo:
+    """What file names, sizes and the head of the first file, of every bin, tell; reads no sample. Raises UserError:
+    shards are missing or doubled, or the first is damaged."""
+    groups = bins_of(folder)
+    if not groups:
+        return _describe(folder, list_shards(folder), limits)
+    heads = [_describe(folder, group, limits) for group in groups]
+    return replace(
+        _describe(folder, [path for group in groups for path in group], limits),
+        max_seq_length=max(head.max_seq_length for head in heads),
+        max_predictions=max(head.max_predictions for head in heads),
+        bins=tuple(BinInfo(bin_name(group[0]), None) for group in groups),
+    )
+
+
+def _describe(folder: Path, paths: Sequence[Path], limits: Limits) -> StoreInfo:
+    if not paths:
+        raise UserError("data.missing", folder, "holds no HDF5 file", "Give a folder of NVIDIA's HDF5 shards")
+    first = inspect(paths[0])
+    named = [f"{name_of(folder, path)} {path.stat().st_size}" for path in paths]
+    return StoreInfo(
+        folder=folder,
+        kind=f"nvidia-{first.kind}",
+        identity=hashlib.sha256("\n".join(sorted(named)).encode()).hexdigest(),
+        max_seq_length=first.max_tokens or limits.max_seq_length,
+        max_predictions=first.max_masked or limits.max_predictions,
+        num_sequences=None,
+        vocab_size=None,
+        vocabulary_sha256=None,
+        is_listed=False,
+        content=content_of(folder, paths),
+        max_pack_tokens=limits.max_seq_length if first.kind == "packed" else None,
+    )
+
+
+def open_folder(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Store:
+    """Open a folder of shards, or of bins by length: sub-folders of shards, or files named by ``bin<number>``.
+    Raises UserError naming the first file, and row, that is wrong."""
+    groups = bins_of(folder)
+    if not groups:
+        return NvidiaStore(folder, limits=limits)
+    bins = [NvidiaStore(folder, group, limits=limits) for group in groups]
+    bins.sort(key=lambda store: int(store.lengths.min(initial=np.iinfo(np.int32).max)))
+    for store in bins:
+        if store.num_packs:
+            raise UserError(
+                "data.format", store.paths[0], "is a packed shard in a folder of bins", "Bins hold single sequences"
+            )
+    filled = {bin_name(store.paths[0]): store.lengths for store in bins if len(store)}
+    check_bins(folder, {name: (int(lengths.min()), int(lengths.max())) for name, lengths in filled.items()})
+    info = replace(
+        describe(folder, limits),
+        num_sequences=sum(len(store) for store in bins),
+        bins=tuple(BinInfo(bin_name(store.paths[0]), len(store)) for store in bins),
+    )
+    return BinnedStore(info, bins)
+
+
+class NvidiaStore:
+    """Shards of one folder as a `mlbert.data.formats.base.Store`.
+
+    Args:
+        folder: where they lie, or one file.
+        paths: the shards; None: all of the folder.
+        limits: most tokens of a row and masked tokens of a sequence, where the shards do not say.
+        strict: refuse the set when a row is wrong; otherwise only taking that row is an error.
+        cached: keep what opening finds in the user's cache folder.
+
+    Raises UserError naming the first file, and row, that is wrong.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        paths: Sequence[Path] | None = None,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        strict: bool = True,
+        cached: bool = True,
+    ) -> None:
+        folder = Path(folder)
+        self.paths = list(paths) if paths is not None else list_shards(folder)
+        info = _describe(folder, self.paths, limits)
+        self._map = FileMap(self.paths)
+        self._index = load_index(self.paths, self._map, limits, cached)
+        self._first_row = offsets_of(self._index.rows)
+        if strict and self._index.problems:
+            row = min(self._index.problems)
+            raise self._error(row, self._index.problems[row])
+        self._packed = self._index.kind == "packed"
+        if self._packed:
+            self._first_sequence: np.ndarray = offsets_of(self._index.counts)
+        self.lengths: np.ndarray = self._index.lengths.astype(np.int32)
+        self.num_packs: int = len(self._index.counts)
+        self.info = replace(info, num_sequences=len(self.lengths))
+        self._bad_rows = np.asarray(sorted(self._index.problems), np.int64)
+        self._views = {size: self._map.view(np.dtype(f"<i{size}")) for size in (1, 2)}
+        self._references = self._map.view(REFERENCE)
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
+        return self.lengths[indices].astype(np.int64)
+
+    def gather(self, indices: np.ndarray) -> Ragged:
+        """The sequences ``indices`` (int64 [S], into `lengths`), in that order."""
+        indices = np.asarray(indices, np.int64)
+        if not self._packed:
+            return self._rows(indices)
+        pack_of = np.searchsorted(self._first_sequence, indices, side="right") - 1
+        packs, place = np.unique(pack_of, return_inverse=True)
+        rows, counts = self.gather_packs(packs)
+        return rows.take(offsets_of(counts)[:-1][place] + indices - self._first_sequence[pack_of])
+
+    def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
+        """The packs ``indices`` (int64): their sequences pack by pack, and int64 [packs] sequences of each."""
+        assert self._packed, "a set of single sequences"
+        indices = np.asarray(indices, np.int64)
+        return self._rows(indices), self._index.counts[indices].astype(np.int64)
+
+    def _error(self, row: int, reason: str) -> UserError:
+        number = int(np.searchsorted(self._first_row, row, side="right")) - 1
+        reason = f"row {row - int(self._first_row[number])} {reason}"
+        return UserError(
+            "data.damaged", self.paths[number], reason, "Restore the file, or import the folder with --skip-bad"
+        )
+
+    def _rows(self, rows: np.ndarray) -> Ragged:
+        """Sequences of the rows (int64 [R], of all files), in that order."""
+        if len(bad := rows[np.isin(rows, self._bad_rows)]):
+            raise self._error(int(bad[0]), self._index.problems[int(bad[0])])
+        row_counts, lengths = self._sizes(rows)
+        offsets = offsets_of(lengths)
+        row_starts = offsets[offsets_of(row_counts)]  # first token of each row, and the end
+        row_lengths = np.diff(row_starts)
+        columns = self._columns(rows)
+        each_row = np.arange(len(rows))
+
+        def refuse(row_of: np.ndarray, wrong: np.ndarray, reason: str) -> None:
+            if wrong.any():
+                raise self._error(int(rows[row_of[np.argmax(wrong)]]), reason)
+
+        def items(name: str, wanted: np.ndarray) -> np.ndarray:
+            column = columns[name]
+            if self._index.kind == "fixed":
+                column = column._replace(counts=wanted)  # the rest is padding
+            refuse(each_row, column.counts != wanted, f"has {name} of another length than the columns beside it")
+            return column.gather()
+
+        tokens, segments = items("input_ids", row_lengths), items("segment_ids", row_lengths)
+        token_row = np.repeat(each_row, row_lengths)
+        refuse(token_row, tokens < 0, "has a negative token id")
+        first_lengths = lengths - np.diff(np.concatenate([[0], np.cumsum(segments, dtype=np.int64)])[offsets])
+        expected = np.arange(len(tokens)) >= np.repeat(offsets[:-1] + first_lengths, lengths)
+        refuse(token_row, segments != expected, "has segment_ids that are not zeros and then ones")
+        row_of = np.repeat(each_row, row_counts)  # of each sequence
+        refuse(row_of, first_lengths < 1, "has segment_ids without a zero")
+        refuse(
+            each_row, columns["next_sentence_labels"].counts != row_counts, "has too many or few next_sentence_labels"
+        )
+        labels = items("next_sentence_labels", row_counts)
+        refuse(row_of, (labels != 0) & (labels != 1), "has a next_sentence_label other than 0 or 1")
+
+        masked_counts = columns["masked_lm_positions"].counts
+        if self._index.kind == "fixed":
+            masked_counts, gaps = self._before_padding(columns["masked_lm_positions"].gather(), len(rows))
+            refuse(each_row, gaps, "has a masked position after the padding")
+        positions = items("masked_lm_positions", masked_counts).astype(np.int64)  # from the start of the row
+        ids = items("masked_lm_ids", masked_counts)
+        masked_row = np.repeat(each_row, masked_counts)
+        outside = (positions < 0) | (positions >= row_lengths[masked_row])
+        refuse(masked_row, outside, "has a masked position outside the row")
+        refuse(masked_row, ids < 0, "has a negative id in masked_lm_ids")
+        place = positions + row_starts[masked_row]  # among all tokens
+        refuse(masked_row, np.diff(place, prepend=-1) <= 0, "has masked positions that do not ascend")
+        sequence = np.searchsorted(offsets, place, side="right") - 1
+        per_sequence, most = np.bincount(sequence, minlength=len(lengths)), self.info.max_predictions
+        refuse(row_of, per_sequence > most, f"has a sequence with more than {most} masked tokens")
+        return Ragged(
+            tokens=tokens.view(np.uint16),
+            offsets=offsets,
+            masked_positions=(place - offsets[sequence]).astype(np.uint16),
+            masked_labels=ids.view(np.uint16),
+            masked_offsets=offsets_of(per_sequence),
+            first_lengths=first_lengths.astype(np.uint16),
+            next_sentence=labels.view(np.uint8),
+        )
+
+    def _before_padding(self, positions: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Masked positions of each row before the zeros that fill it up, and whether one follows them."""
+        used = positions.reshape(num_rows, self._index.max_masked) != 0
+        counts = used.sum(axis=1)
+        return counts, (used != (np.arange(used.shape[1]) < counts[:, None])).any(axis=1)
+
+    def _sizes(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64 [R], sequences of each row; int64 [S], tokens of each sequence."""
+        if not self._packed:
+            return np.ones(len(rows), np.int64), self._index.lengths[rows].astype(np.int64)
+        counts = self._index.counts[rows].astype(np.int64)
+        shift = self._first_sequence[rows] - offsets_of(counts)[:-1]
+        return counts, self._index.lengths[np.repeat(shift, counts) + np.arange(counts.sum())].astype(np.int64)
+
+    def _columns(self, rows: np.ndarray) -> dict[str, Items]:
+        file_of = np.searchsorted(self._first_row, rows, side="right") - 1
+        if (self._index.offsets[file_of, 0] >= 0).all():
+            return {name: self._mapped_column(name, rows, file_of) for name in COLUMNS}
+        return self._plain_columns(rows, file_of)
+
+    def _plain_columns(self, rows: np.ndarray, file_of: np.ndarray) -> dict[str, Items]:
+        """Through h5py; one file at a time, since its handles are shared by threads."""
+        order = np.argsort(file_of, kind="stable")  # rows as they are read, file by file
+        read: dict[str, list[Items]] = {name: [] for name in COLUMNS}
+        for number in np.unique(file_of).tolist():
+            inside = rows[order[file_of[order] == number]] - self._first_row[number]
+            shard = Shard(self.paths[number], self._index.kind, int(self._index.rows[number]))
+            with self._lock, open_shard(shard.path) as file:
+                for name in COLUMNS:
+                    read[name].append(read_column(file, shard, name, inside))
+        columns, back = {}, np.argsort(order)
+        for name, parts in read.items():
+            flat, counts = (np.concatenate([getattr(part, of) for part in parts]) for of in ("source", "counts"))
+            columns[name] = Items(flat, offsets_of(counts)[:-1], counts, 1).of(back)
+        return columns
+
+    def _mapped_column(self, name: str, rows: np.ndarray, file_of: np.ndarray) -> Items:
+        index, number, size = self._index, COLUMNS.index(name), item_dtype(name).itemsize
+        inside = rows - self._first_row[file_of]
+        base = self._map.starts[file_of]
+        table = base + index.offsets[file_of, number]
+        if index.kind == "fixed" or (index.kind == "variable" and name == "next_sentence_labels"):
+            width = 1 if name == "next_sentence_labels" else index.max_masked if "masked" in name else index.max_tokens
+            return Items(self._views[size], table + inside * (width * size), np.full(len(rows), width, np.int64), size)
+        references = self._references[table + inside * REFERENCE.itemsize]
+        counts = references["length"].astype(np.int64)
+        starts = base + item_starts(references, index.places[rows, number])
+        if (starts + counts * size > self._map.ends[file_of])[counts > 0].any():
+            raise UserError("data.changed", self.info.folder, "was changed while it was open", "Open it again")
+        return Items(self._views[size], starts, counts, size)

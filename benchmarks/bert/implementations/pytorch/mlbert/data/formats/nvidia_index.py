@@ -1,0 +1,260 @@
+"""What a reader of NVIDIA's shards must know before it can take rows in any order, found once and kept.
+
+Finding it reads every file's references and heap chains (or input masks), so it is kept
+(`mlbert.data.formats.index_cache`).
+
+Legend: F files, R rows of all files, N sequences, C variable-length columns of `COLUMNS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from mlbert.data.formats.file_map import FileMap, at_every_byte
+from mlbert.data.formats.index_cache import IndexCache
+from mlbert.data.formats.nvidia_shard import (
+    COLUMNS,
+    HEADER_BYTES,
+    KINDS,
+    Items,
+    Shard,
+    heap_places,
+    inspect,
+    item_dtype,
+    open_shard,
+    read_column,
+)
+from mlbert.data.formats.ragged import offsets_of
+from mlbert.host.errors import UserError
+
+_VERSION = 2
+_THREADS = 4
+_BLOCK_ROWS = 8192
+_ARRAYS = ("head", "rows", "offsets", "lengths", "counts", "places")
+
+
+@dataclass(frozen=True)
+class Index:
+    """Rows and lengths of a set of shards."""
+
+    # int64 [3], place of the kind in `KINDS`, widths of tokens and masked tokens of fixed shards (or 0).
+    head: np.ndarray
+    rows: np.ndarray  # int64 [F]
+    # int64 [F, 5], byte offset of each of `COLUMNS` in its file; -1 where the file is read through h5py.
+    offsets: np.ndarray
+    lengths: np.ndarray  # uint16 [N], tokens of each sequence
+    counts: np.ndarray  # uint16 [R], sequences of each row; empty when each has one
+    places: np.ndarray  # uint16 [R, C], see `heap_places`; empty for fixed shards
+    # Row (of all files) -> what is wrong with it; its lengths are not to be trusted.
+    problems: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """ "fixed", "variable" or "packed"."""
+        return KINDS[self.head[0]]
+
+    @property
+    def max_tokens(self) -> int:
+        """Width of ``input_ids`` of fixed shards."""
+        return int(self.head[1])
+
+    @property
+    def max_masked(self) -> int:
+        """Width of ``masked_lm_ids`` of fixed shards."""
+        return int(self.head[2])
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Most tokens of a row, most masked tokens of a sequence."""
+
+    max_seq_length: int = 512
+    max_predictions: int = 76
+
+
+def load_index(paths: Sequence[Path], content: FileMap, limits: Limits, cached: bool = True) -> Index:
+    """The index of some shards, from the cache or from the files. Raises UserError: a file is damaged, of another kind
+    than the first, or a copy of another."""
+    cache = IndexCache("nvidia", paths, [_VERSION, limits.max_seq_length, limits.max_predictions])
+    if cached:
+        with contextlib.suppress(OSError, ValueError):
+            return Index(**cache.read(_ARRAYS))
+    index = build_index(paths, content, limits)
+    if cached and not index.problems:
+        cache.write({name: getattr(index, name) for name in _ARRAYS})
+    return index
+
+
+def build_index(paths: Sequence[Path], content: FileMap, limits: Limits) -> Index:
+    """`load_index` without the cache."""
+
+    def one(number: int) -> Index:
+        inside = content.bytes[content.starts[number] : content.ends[number]]
+        return index_shard(inspect(paths[number]), inside, limits)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        parts = list(pool.map(one, range(len(paths))))
+    first = parts[0]
+    for path, part in zip(paths, parts, strict=True):
+        if part.kind != first.kind:
+            reason = f"is a {part.kind} shard beside the {first.kind} shard {paths[0].name}"
+            raise UserError("data.mixed", path, reason, "Keep one kind in a folder")
+        if (part.head != first.head).any():
+            reason = f"its rows have {part.max_tokens} tokens and {part.max_masked} masked tokens"
+            reason += f", those of {paths[0].name} {first.max_tokens} and {first.max_masked}"
+            raise UserError("data.mixed", path, reason, "Keep one set in a folder")
+    _refuse_copies(paths, parts)
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS if name != "head"}
+    starts = offsets_of(joined["rows"])[:-1].tolist()
+    problems = {
+        start + row: text for start, part in zip(starts, parts, strict=True) for row, text in part.problems.items()
+    }
+    return replace(first, **joined, problems=problems)
+
+
+def _refuse_copies(paths: Sequence[Path], parts: Sequence[Index]) -> None:
+    seen: dict[bytes, Path] = {}
+    for path, part in zip(paths, parts, strict=True):
+        if len(part.lengths):
+            digest = hashlib.sha256(part.lengths.tobytes()).digest()
+            other = seen.setdefault(digest, path)
+            if other is not path and filecmp.cmp(path, other, shallow=False):
+                raise UserError("data.duplicate", path, f"is a copy of {other.name}", "Remove one of them")
+
+
+def index_shard(shard: Shard, content: np.ndarray, limits: Limits) -> Index:
+    """Find lengths and places of one shard's rows and check them; ``content`` is the file's bytes, uint8."""
+    if shard.kind == "fixed":
+        return _index_fixed(shard, content, limits)
+    return _index_rows(shard, *_columns(shard, content), limits)
+
+
+def _index_of(
+    shard: Shard, mapped: bool, lengths: np.ndarray, counts: np.ndarray, places: np.ndarray, problems: dict[int, str]
+) -> Index:
+    return Index(
+        head=np.array([KINDS.index(shard.kind), shard.max_tokens, shard.max_masked]),
+        rows=np.array([shard.rows]),
+        offsets=np.array([[shard.offsets[name] if mapped else -1 for name in COLUMNS]]),
+        lengths=lengths.astype(np.uint16),
+        counts=counts.astype(np.uint16),
+        places=places.astype(np.uint16),
+        problems=problems,
+    )
+
+
+def _index_fixed(shard: Shard, content: np.ndarray, limits: Limits) -> Index:
+    lengths = np.zeros(shard.rows, np.int64)
+    problems: dict[int, str] = {}
+    with open_shard(shard.path) as file:
+        for start in range(0, shard.rows, _BLOCK_ROWS):
+            rows = np.arange(start, min(start + _BLOCK_ROWS, shard.rows))
+            if shard.offsets:
+                begin = shard.offsets["input_mask"] + start * shard.max_tokens
+                flat = np.frombuffer(content, np.int8, len(rows) * shard.max_tokens, begin)
+            else:
+                flat = read_column(file, shard, "input_mask", rows).source
+            mask = flat.reshape(len(rows), shard.max_tokens)
+            lengths[rows] = (mask == 1).sum(axis=1)
+            odd = (mask != (np.arange(shard.max_tokens) < lengths[rows, None])).any(axis=1)
+            problems.update({int(row): "has an input_mask that is not ones and then zeros" for row in rows[odd]})
+    _note(problems, lengths < 1, "is empty")
+    _note(problems, lengths > limits.max_seq_length, f"has more than {limits.max_seq_length} tokens")
+    lengths[list(problems)] = 1
+    return _index_of(shard, bool(shard.offsets), lengths, np.empty(0), np.empty((shard.rows, 0)), problems)
+
+
+def _columns(shard: Shard, content: np.ndarray) -> tuple[dict[str, Items], dict[str, np.ndarray] | None]:
+    """The variable-length columns of a shard and their `heap_places`; None where it is read through h5py."""
+    found = heap_places(content, shard) if shard.offsets else None
+    if found is None:
+        names = [name for name in shard.columns if shard.is_variable(name)]
+        with open_shard(shard.path) as file:
+            return {name: read_column(file, shard, name, np.arange(shard.rows)) for name in names}, None
+    references, places = found
+    columns = {}
+    for name, table in references.items():
+        dtype = item_dtype(name)
+        starts, counts = item_starts(table, places[name]), table["length"].astype(np.int64)
+        columns[name] = Items(at_every_byte(content, dtype), starts, counts, dtype.itemsize)
+    return columns, places
+
+
+def item_starts(references: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """int64 [S], byte of the file where each row's items begin, from `REFERENCE` [S] and its `heap_places`."""
+    return references["address"].astype(np.int64) + 8 * places.astype(np.int64) + HEADER_BYTES
+
+
+def _index_rows(shard: Shard, columns: dict[str, Items], places: dict[str, np.ndarray] | None, limits: Limits) -> Index:
+    """Index of a shard with rows of their own length; every check that needs no token."""
+    problems: dict[int, str] = {}
+    counts = {name: items.counts for name, items in columns.items()}
+    for name, places_of in (places or {}).items():
+        _note(problems, (counts[name] > 0) & (places_of == 0), f"has a {name} that is not in the file")
+    tokens, masked = counts["input_ids"], counts["masked_lm_ids"]
+    _note(problems, tokens < 1, "is empty")
+    _note(problems, tokens > limits.max_seq_length, f"has more than {limits.max_seq_length} tokens")
+    _note(problems, counts["segment_ids"] != tokens, "has segment_ids of another length than input_ids")
+    different = "has masked_lm_positions of another length than masked_lm_ids"
+    _note(problems, counts["masked_lm_positions"] != masked, different)
+    if shard.kind == "packed":
+        lengths, sequences = _index_packs(shard, columns, limits, problems)
+    else:
+        _note(problems, masked > limits.max_predictions, f"has more than {limits.max_predictions} masked tokens")
+        lengths, sequences = tokens.copy(), np.empty(0, np.int64)
+        lengths[list(problems)] = 1
+    kept = [name for name in COLUMNS if name in counts]
+    table = np.stack([places[name] for name in kept], axis=1) if places else np.zeros((shard.rows, len(kept)))
+    return _index_of(shard, places is not None, lengths, sequences, table, problems)
+
+
+def _index_packs(
+    shard: Shard, columns: dict[str, Items], limits: Limits, problems: dict[int, str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths of the sequences (int64 [N]) and how many each pack has (int64 [R]); notes bad packs."""
+    counts = columns["packed_input_len"].counts
+    _note(problems, counts < 1, "has no packed_input_len")
+    for name in ("packed_masked_lm_len", "next_sentence_labels"):
+        _note(problems, columns[name].counts != counts, f"has {name} of another length than packed_input_len")
+    good = np.ones(shard.rows, bool)
+    good[list(problems)] = False
+    chosen = np.flatnonzero(good)
+    pack_of = np.repeat(chosen, counts[chosen])
+    lengths = columns["packed_input_len"].of(chosen).gather().astype(np.int64)
+    masked = columns["packed_masked_lm_len"].of(chosen).gather().astype(np.int64)
+
+    def with_any(bad: np.ndarray) -> np.ndarray:
+        return np.bincount(pack_of[bad], minlength=shard.rows) > 0
+
+    def total(values: np.ndarray) -> np.ndarray:
+        return np.bincount(pack_of, values, minlength=shard.rows).astype(np.int64)
+
+    _note(problems, with_any(lengths < 1), "has a sequence without tokens in packed_input_len")
+    for name, values, column in (
+        ("packed_input_len", lengths, "input_ids"),
+        ("packed_masked_lm_len", masked, "masked_lm_ids"),
+    ):
+        _note(problems, good & (total(values) != columns[column].counts), f"has a {name} that does not add up")
+    too_many = (masked < 0) | (masked > limits.max_predictions)
+    _note(problems, with_any(too_many), f"has a sequence with more than {limits.max_predictions} masked tokens")
+    bad = np.asarray(sorted(problems), np.int64)
+    result = np.ones(shard.rows, np.int64)
+    good[bad] = False
+    result[good] = counts[good]
+    flat = np.ones(int(result.sum()), np.int64)
+    flat[np.repeat(good, result)] = lengths[good[pack_of]]
+    return flat, result
+
+
+def _note(problems: dict[int, str], where: np.ndarray, text: str) -> None:
+    """Remember the first problem of each row."""
+    for row in np.flatnonzero(where).tolist():
+        problems.setdefault(row, text)

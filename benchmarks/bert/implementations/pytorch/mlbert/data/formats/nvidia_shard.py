@@ -1,0 +1,268 @@
+"""One HDF5 shard of NVIDIA's data pipeline: its datasets, and where their rows lie in the file.
+
+=========  ==============================================================================================
+fixed      ``input_ids`` i2 [N, S], ``input_mask`` i1 [N, S], ``segment_ids`` i1 [N, S], ``masked_lm_positions``
+           i2 [N, P], ``masked_lm_ids`` i2 [N, P], ``next_sentence_labels`` i1 [N]; zeros pad
+variable   the same without ``input_mask``, rows of their own length (HDF5's variable-length type)
+packed     as variable, a row is a pack: also ``packed_input_len`` i2 and ``packed_masked_lm_len`` i2 (lengths of its
+           sequences), ``masked_lm_positions`` count from the start of the pack, ``next_sentence_labels`` is variable
+=========  ==============================================================================================
+
+HDF5 keeps the items of a variable-length row in a "global heap" (the layout is in the "HDF5 File Format Specification",
+III.E): the dataset itself is a table of references (length, address of a heap collection, number of the object in it),
+and a collection is a chain of numbered objects. `heap_places` follows the chains of a whole file at once; afterwards
+any row is found by two look-ups, without the HDF5 library and its global lock. Shards in another form (compressed,
+chunked, big-endian, with a user block) are read through h5py.
+
+Legend: N rows, S positions, P predictions, C columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+
+from mlbert.data.formats.file_map import at_every_byte
+from mlbert.data.formats.ragged import offsets_of
+from mlbert.host.errors import UserError
+
+REMAKE = "Restore the file or make it again"
+KINDS = ("fixed", "variable", "packed")
+COLUMNS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
+_PACK_COLUMNS = ("packed_input_len", "packed_masked_lm_len")
+_ITEM_SIZE = {"input_ids": 2, "masked_lm_positions": 2, "masked_lm_ids": 2, **dict.fromkeys(_PACK_COLUMNS, 2)}
+
+REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
+HEAP_OBJECT = np.dtype([("index", "<u2"), ("references", "<u2"), ("reserved", "<u4"), ("size", "<u8")])
+_COLLECTION = np.dtype([("signature", "S4"), ("version", "u1"), ("reserved", "u1", 3), ("size", "<u8")])
+HEADER_BYTES = 16  # of a collection and of an object in it
+_BLOCK_ROWS = 4096
+
+
+def item_dtype(column: str) -> np.dtype:
+    """Type of a column's items: int16 or int8."""
+    return np.dtype(f"<i{_ITEM_SIZE.get(column, 1)}")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What the head of a shard says."""
+
+    path: Path
+    kind: str  # "fixed", "variable" or "packed"
+    rows: int  # samples, or packs
+    max_tokens: int = 0  # width of ``input_ids`` of a fixed shard, 0 otherwise
+    max_masked: int = 0  # width of ``masked_lm_ids`` of a fixed shard, 0 otherwise
+    # Byte offset in the file of each dataset's rows or references; empty when they are not plain bytes.
+    offsets: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of all its datasets."""
+        extra = {"fixed": ("input_mask",), "variable": (), "packed": _PACK_COLUMNS}
+        return COLUMNS + extra[self.kind]
+
+    def is_variable(self, column: str) -> bool:
+        """Whether the column's rows have lengths of their own."""
+        return self.kind == "packed" or (self.kind == "variable" and column != "next_sentence_labels")
+
+
+def open_shard(path: Path) -> h5py.File:
+    """Open a shard. Raises UserError: unreadable, truncated, or no HDF5 at all."""
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        reason = "is empty" if path.exists() and not path.stat().st_size else f"is damaged or no HDF5 file ({error})"
+        raise UserError("data.damaged", path, reason.splitlines()[0], REMAKE) from None
+
+
+def inspect(path: Path) -> Shard:
+    """Read and check the head of a shard: keys, types, row counts. Raises UserError: it is damaged, or not one of the
+    three kinds."""
+    with open_shard(path) as file:
+        try:
+            return _inspect(path, file)
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError("data.damaged", path, f"is damaged ({str(error).splitlines()[0]})", REMAKE) from None
+
+
+def _inspect(path: Path, file: h5py.File) -> Shard:
+    names = set(file)
+    kind = "packed" if "packed_input_len" in names else "fixed" if "input_mask" in names else "variable"
+    needed = Shard(path, kind, 0).columns
+    for name in needed:
+        if name not in names or not isinstance(file[name], h5py.Dataset):
+            raise UserError(
+                "data.format",
+                path,
+                f"has no dataset {name} (it looks like a {kind} shard)",
+                "Give NVIDIA's HDF5 shards",
+            )
+    rows = file["input_ids"].shape[0] if file["input_ids"].shape else 0
+    shard = Shard(path, kind, rows)
+    widths = {name: _check_dataset(shard, name, file[name]) for name in needed}
+    pairs = ("input_ids", "segment_ids"), ("input_ids", "input_mask"), ("masked_lm_positions", "masked_lm_ids")
+    for one, other in pairs:
+        if widths[one] != widths.get(other, 0):  # rows of their own length have width 0
+            raise UserError("data.damaged", path, f"{one} and {other} have different widths", REMAKE)
+    offsets = {name: _byte_offset(path, file, file[name]) for name in needed}
+    plain = any(offset < 0 for offset in offsets.values())
+    return Shard(path, kind, rows, widths["input_ids"], widths["masked_lm_ids"], {} if plain else offsets)
+
+
+def _check_dataset(shard: Shard, name: str, dataset: h5py.Dataset) -> int:
+    """Check shape and type; returns the width of a fixed column (0 for others)."""
+    wanted = item_dtype(name)
+    variable = shard.is_variable(name)
+    dimensions = 2 if shard.kind == "fixed" and name != "next_sentence_labels" else 1
+    found = h5py.check_vlen_dtype(dataset.dtype)
+    items = found if variable else dataset.dtype
+    fits = isinstance(items, np.dtype) and items.kind in "iu" and items.itemsize == wanted.itemsize
+    if not fits or (found is not None) != variable:
+        form = f"variable-length {found}" if found is not None else str(dataset.dtype)
+        expected = f"variable-length {wanted}" if variable else str(wanted)
+        raise UserError("data.format", shard.path, f"{name} is {form}, not {expected}", "Give NVIDIA's HDF5 shards")
+    # The pipeline writes the labels of fixed and variable shards as [N]; [N, 1] says the same.
+    column = name == "next_sentence_labels" and dataset.ndim == 2 and dataset.shape[1] == 1
+    if dataset.ndim != dimensions and not column:
+        raise UserError("data.damaged", shard.path, f"{name} has {dataset.ndim} dimensions, not {dimensions}", REMAKE)
+    if dataset.shape[0] != shard.rows:
+        reason = f"{name} has {dataset.shape[0]} rows, input_ids has {shard.rows}"
+        raise UserError("data.damaged", shard.path, reason, REMAKE)
+    return int(dataset.shape[1]) if dimensions == 2 else 0
+
+
+def _byte_offset(path: Path, file: h5py.File, dataset: h5py.Dataset) -> int:
+    """Where a dataset's rows (or references) lie as plain bytes; -1 when they do not."""
+    if dataset.shape[0] == 0:
+        return 0
+    start = dataset.id.get_offset()
+    items = h5py.check_vlen_dtype(dataset.dtype) or dataset.dtype
+    usual = items.newbyteorder("<") == items and file.userblock_size == 0
+    if start is None or not usual or file.id.get_create_plist().get_sizes() != (8, 8):
+        return -1
+    row_bytes = REFERENCE.itemsize if h5py.check_vlen_dtype(dataset.dtype) else dataset.dtype.itemsize
+    if start + dataset.size * row_bytes > path.stat().st_size:
+        raise UserError("data.damaged", path, f"is truncated: {dataset.name} ends after the end of the file", REMAKE)
+    return int(start)
+
+
+def heap_places(content: np.ndarray, shard: Shard) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
+    """Follow the heap chains of a shard with variable-length columns; ``content`` is the file's bytes, uint8.
+
+    Returns:
+        references: column -> `REFERENCE` [N];
+        places: column -> uint16 [N], where the row's object begins within its collection in units of 8 bytes, 0 for a
+        row without items and for one whose object is not there or too short.
+        None when a collection is so large that 16 bits do not hold a place.
+    """
+    names = [name for name in shard.columns if shard.is_variable(name)]
+    none = np.empty(0, REFERENCE)
+    references = {
+        name: np.frombuffer(content, REFERENCE, shard.rows, shard.offsets[name]) if shard.rows else none
+        for name in names
+    }
+    addresses = np.unique(np.concatenate([table["address"][table["length"] > 0] for table in references.values()]))
+    keys, places, rooms = _walk(content, _collections(content, addresses))
+    if len(places) and int(places.max()) > 0xFFFF:
+        return None
+    result = {}
+    for name, table in references.items():
+        collection = np.searchsorted(addresses, table["address"])
+        wanted = (collection.astype(np.int64) << 16) + table["index"]
+        result[name] = np.zeros(len(table), np.uint16)
+        if len(keys):
+            at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+            known = (table["length"] > 0) & (table["index"] <= 0xFFFF) & (keys[at] == wanted)
+            known &= table["length"].astype(np.int64) * item_dtype(name).itemsize <= rooms[at]
+            result[name][known] = places[at][known]
+    return references, result
+
+
+def _collections(content: np.ndarray, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int64 start and end of each collection; start = end for an address without one."""
+    last = len(content) - HEADER_BYTES
+    starts = np.where(addresses <= max(last, 0), addresses, 0).astype(np.int64)
+    heads = at_every_byte(content, _COLLECTION)[starts] if len(starts) else np.empty(0, _COLLECTION)
+    sizes = np.minimum(heads["size"], len(content)).astype(np.int64)
+    good = (heads["signature"] == b"GCOL") & (heads["version"] == 1) & (starts + sizes <= len(content))
+    return starts, np.where(good, starts + sizes, starts)
+
+
+def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All objects that lie within their collections: int64 ascending (collection << 16) + object number; int64 place of
+    each object, units of 8 bytes; int64 bytes of its items."""
+    starts, ends = collections
+    objects = at_every_byte(content, HEAP_OBJECT)
+    current, at = np.arange(len(starts)), starts + HEADER_BYTES
+    steps = [np.empty((3, 0), np.int64)]
+    while True:
+        inside = at + HEADER_BYTES <= ends[current]
+        current, at = current[inside], at[inside]
+        if not len(at):
+            break
+        found = objects[at]
+        room = np.minimum(found["size"], len(content)).astype(np.int64)
+        # Object 0 is the free room at the end.
+        used = (found["index"] > 0) & (at + HEADER_BYTES + room <= ends[current])
+        current, at, room = current[used], at[used], room[used]
+        steps.append(np.stack([(current << 16) + found["index"][used], (at - starts[current]) >> 3, room]))
+        at = at + HEADER_BYTES + ((room + 7) & ~7)
+    table = np.concatenate(steps, axis=1)
+    keys, places, rooms = table[:, np.argsort(table[0], kind="stable")]
+    return keys, places, rooms
+
+
+class Items(NamedTuple):
+    """Where the items (int8 or int16) of some rows of a column lie."""
+
+    source: np.ndarray  # [B]; where it is a file's bytes, with an item at every byte
+    starts: np.ndarray  # int64 [R], index of each row's first item
+    counts: np.ndarray  # int64 [R], items of each row
+    step: int  # distance between a row's items in ``source``
+
+    def of(self, rows: np.ndarray) -> Items:
+        """Those of some rows."""
+        return self._replace(starts=self.starts[rows], counts=self.counts[rows])
+
+    def gather(self) -> np.ndarray:
+        """The items, back to back."""
+        ends = np.cumsum(self.counts)
+        index = np.arange(int(ends[-1]) if len(ends) else 0) * self.step
+        return self.source[index + np.repeat(self.starts - (ends - self.counts) * self.step, self.counts)]
+
+
+def read_column(file: h5py.File, shard: Shard, column: str, rows: np.ndarray) -> Items:
+    """Items of some rows (int64 [R], any order) through h5py: the plain form of what the mapped reading does. Raises
+    UserError: the file is damaged there."""
+    dataset: Any = file[column]
+    wanted = item_dtype(column)
+    ordered, back = np.unique(rows, return_inverse=True)
+    try:
+        pieces = [_read_rows(dataset, part) for part in np.array_split(ordered, -(-len(ordered) // _BLOCK_ROWS))]
+    except (OSError, RuntimeError, ValueError) as error:
+        where = f"{column} of rows {ordered[0]} to {ordered[-1]}"
+        raise UserError(
+            "data.damaged", shard.path, f"{where} cannot be read ({str(error).splitlines()[0]})", REMAKE
+        ) from None
+    read = [row for piece in pieces for row in piece]
+    chosen = [np.atleast_1d(read[index]) for index in back]
+    counts = np.asarray([len(row) for row in chosen], np.int64)
+    flat = np.concatenate(chosen) if chosen else np.empty(0, wanted)
+    return Items(flat.astype(wanted), offsets_of(counts)[:-1], counts, 1)
+
+
+def _read_rows(dataset: Any, rows: np.ndarray) -> np.ndarray:
+    """Ascending ``rows``: as one range where they are dense enough, since HDF5 takes ranges much faster than points."""
+    if not len(rows):
+        return np.empty(0, dataset.dtype)
+    first, end = int(rows[0]), int(rows[-1]) + 1
+    if end - first <= 4 * len(rows):
+        return dataset[first:end][rows - first]
+    return dataset[rows]

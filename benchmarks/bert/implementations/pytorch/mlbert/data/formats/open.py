@@ -1,0 +1,152 @@
+"""Recognises a data set by its files, describes and opens it; stands above all formats."""
+
+from __future__ import annotations
+
+import math
+import re
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.base import Store, StoreInfo
+from mlbert.data.formats.bins import BINS, BinnedStore, describe_bins, open_bins
+from mlbert.data.formats.checksums import FileChecks, listed_sums
+from mlbert.data.formats.manifest import MANIFEST, SHARD_NAME, file_sha256, no_folder, read_manifest
+from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
+from mlbert.data.formats.prepared import ShardSet, info_of
+from mlbert.data.formats.tfrecord_list import LIST
+from mlbert.data.formats.tfrecord_plain import Widths
+from mlbert.host.errors import UserError
+from mlbert.host.files import reading
+
+ACCEPTED = (
+    "a prepared set (manifest.json), bins (bins.json), TFRecord files, HDF5 shards in NVIDIA's fixed-length, "
+    "variable-length or packed form, or an MDS set of masked samples (index.json)"
+)
+
+_RECORDS_NOTE = re.compile(r"\.part-\d{5}-of-\d{5}\.tfrecord\.json")  # of a step that makes them
+
+IN_MEMORY_BYTES = 4 << 30  # smaller sets are held in memory as one piece
+
+
+def describe(folder: Path | str, most: Widths | None = None) -> StoreInfo:
+    """What is known of the set in ``folder`` without training or evaluating on it. With ``most``, what a sequence may
+    have, not even the first record of TFRecords is read, so that it is allowed before ``run_start``; `check_opened`
+    compares it then. Raises UserError: no such folder, nothing in it that is a set, or a set that contradicts itself.
+    """
+    folder = Path(folder)
+    if (folder / MANIFEST).exists():
+        return info_of(read_manifest(folder))
+    if (folder / BINS).exists():
+        return describe_bins(folder)
+    module = _foreign(folder)
+    if most is not None and hasattr(module, "outline"):
+        return module.outline(folder, most)
+    return module.describe(folder)
+
+
+def widths_at_most(max_seq_length: int | None, max_predictions: int | None, shape: BertConfig) -> Widths:
+    """What a sequence may have: as MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ say, else the model's positions and the
+    benchmark's share of masked tokens."""
+    tokens = max_seq_length or shape.max_position_embeddings
+    return Widths(tokens, max_predictions or min(MAX_PREDICTIONS, math.ceil(MASKED_SHARE * tokens)))
+
+
+def check_opened(known: StoreInfo, found: StoreInfo) -> None:
+    """Compares a set, now that it is open, with what it was taken for. Raises UserError: its sequences are longer, or
+    have more masked tokens."""
+    for name, setting in (("max_seq_length", "MAX_SEQ_LENGTH"), ("max_predictions", "MAX_PREDICTIONS_PER_SEQ")):
+        expected, there = getattr(known, name), getattr(found, name)
+        if there > expected:
+            what = "tokens" if name == "max_seq_length" else "masked tokens"
+            reason = f"has sequences of {there} {what}, {expected} were expected"
+            raise UserError(
+                "config.conflict",
+                known.folder,
+                reason,
+                f"Set {setting}={there}; the model needs as many positions as tokens",
+            )
+
+
+def open_store(folder: Path | str, verify: bool | None = None, checks: FileChecks | None = None) -> Store:
+    """Open the set in ``folder``, whatever its kind; ``verify`` and ``checks`` say when prepared sets are re-read and
+    every value is checked, see `mlbert.data.formats.prepared.ShardSet.open`. Files of other kinds are compared with the
+    list that `mlbert prepare verify` left. Raises UserError as `describe`, and where a file is missing or damaged."""
+    folder = Path(folder)
+    if (folder / MANIFEST).exists():
+        return ShardSet.open(folder, verify, checks)
+    if (folder / BINS).exists():
+        return open_bins(folder, verify, checks)
+    store = _foreign(folder).open_folder(folder)
+    for number, file in enumerate(listed_sums(folder)):
+        if checks is not None:
+            checks.add(number, file)
+        elif verify is not False and (problem := file.problem()):
+            raise problem
+    return store
+
+
+def in_memory(store: Store) -> Store:
+    """The same store held in memory where it is a prepared one and small: faster to gather from."""
+    parts = store.bins if isinstance(store, BinnedStore) else [store]
+    shards = [part for part in parts if isinstance(part, ShardSet)]
+    if len(shards) < len(parts) or sum(part.manifest.num_bytes for part in shards) > IN_MEMORY_BYTES:
+        return store
+    loaded = [part.load() for part in shards]
+    return BinnedStore(store.info, loaded) if isinstance(store, BinnedStore) else loaded[0]
+
+
+def _foreign(folder: Path) -> ModuleType:
+    """The module that reads this folder's files; imported only now, each brings libraries of its own."""
+    if not folder.is_dir():
+        raise UserError("file.missing", folder, no_folder(folder), f"Give {ACCEPTED}")
+    if inside := sorted(path.parent.name for name in (MANIFEST, BINS) for path in folder.glob(f"*/{name}")):
+        reason = f"is no data set, or not a finished one, but holds {', '.join(inside)}"
+        raise UserError("data.format", folder, reason, "Give one of these folders")
+    with reading(folder):
+        names = [path.name for path in folder.iterdir()]
+    if any(SHARD_NAME.fullmatch(name) for name in names):
+        reason = f"holds shards but no {MANIFEST}: it was not finished, or lost it"
+        raise UserError(
+            "data.format", folder, reason, "Run the `mlbert prepare` that makes it again, or give another folder"
+        )
+    if LIST not in names and any(_RECORDS_NOTE.fullmatch(name) for name in names):
+        reason = f"holds TFRecords but no {LIST}: it was not finished"
+        raise UserError("data.incomplete", folder, reason, "Run the `mlbert prepare` that makes it again")
+    for name in ("mds_samples", "tfrecord_store", "nvidia"):
+        module = import_module(f"mlbert.data.formats.{name}")
+        if module.accepts(folder):
+            return module
+    raise UserError("data.missing", folder, "holds no data set", f"Accepted: {ACCEPTED}")
+
+
+def check_vocabulary(info: StoreInfo, vocab_file: Path) -> None:
+    """Make sure that a set was made with this vocabulary file; a set that does not know its own passes.
+    Raises UserError: the file cannot be read, or it is another vocabulary."""
+    found = file_sha256(vocab_file)
+    if info.vocabulary_sha256 not in (None, found):
+        reason = f"is not the vocabulary that {info.folder} was prepared with (sha256 {found[:12]}...)"
+        raise UserError(
+            "vocabulary.mismatch", vocab_file, reason, f"Use the one with sha256 {info.vocabulary_sha256[:12]}..."
+        )
+
+
+def check_same_vocabulary(train: StoreInfo, evaluation: StoreInfo) -> None:
+    """Make sure that two sets share one vocabulary, where both know theirs. Raises UserError: they do not."""
+    if None not in (known := {train.vocabulary_sha256, evaluation.vocabulary_sha256}) and len(known) > 1:
+        reason = f"was prepared with another vocabulary than {train.folder}"
+        raise UserError("vocabulary.mismatch", evaluation.folder, reason, "Prepare both with the same vocab.txt")
+
+
+def check_shape(data: StoreInfo, shape: BertConfig, shape_file: Path) -> None:
+    """Compares a data set with the model's vocabulary and positions. Raises UserError where they differ."""
+    if data.vocab_size not in (None, shape.vocab_size):
+        reason = f"has a vocabulary of {data.vocab_size}, {shape_file} says {shape.vocab_size}"
+        remedy = "Set BERT_CONFIG to the configuration of this vocabulary, or prepare with --vocab-size"
+        raise UserError("data.model-mismatch", data.folder, reason, remedy)
+    if data.max_seq_length > shape.max_position_embeddings:
+        positions = shape.max_position_embeddings
+        reason = f"has sequences of {data.max_seq_length} tokens, the model has {positions} positions"
+        remedy = "Raise max_position_embeddings or prepare with a smaller --max-seq-length"
+        raise UserError("data.model-mismatch", data.folder, reason, remedy)

@@ -1,0 +1,391 @@
+"""The prepared set: ragged HDF5 shards and one manifest.
+
+A folder holds ``manifest.json`` and ``shard-00000-of-00004.h5`` and so on (`mlbert.data.formats.shard_file`). Files are
+written under a temporary name, flushed to disk and renamed, the manifest last: a folder with a manifest is complete,
+whatever happened while it was made; ``checksums.xxh3`` lies beside it (`mlbert.data.formats.checksums`). A packed set
+also says which consecutive sequences share a pack.
+
+Legend: N sequences of the set, S sequences asked for, P packs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlbert.data.formats.base import StoreInfo
+from mlbert.data.formats.checks import first_problem
+from mlbert.data.formats.checksums import (
+    CHECKSUMS,
+    FileChecks,
+    FileSum,
+    check_files,
+    file_sums,
+    file_xxh3,
+    write_checksums,
+)
+from mlbert.data.formats.manifest import (
+    FORMAT,
+    FORMAT_VERSION,
+    MANIFEST,
+    REMAKE,
+    SHARD_NAME,
+    Manifest,
+    file_sha256,
+    make_folder,
+    read_manifest,
+    write_json,
+)
+from mlbert.data.formats.ragged import Ragged, check_spans, offsets_of
+from mlbert.data.formats.shard_file import PACK_OFFSETS, Shard, content_sha256, is_written, map_file, write_shard_file
+from mlbert.host.errors import UserError
+
+VERIFY_BYTES = 2 << 30  # sets up to this size are hashed when opened; larger ones shard by shard
+_MANY_OF_A_SHARD = 32  # sequences above which it pays to gather a shard's share by index arrays
+
+
+def shard_name(index: int, count: int) -> str:
+    """File name of shard ``index`` of ``count``."""
+    return f"shard-{index:05d}-of-{count:05d}.h5"
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One shard as the manifest lists it."""
+
+    values: dict[str, Any]  # JSON-able: file, sha256, bytes, counts
+    xxh3: str  # of the file
+    histogram: np.ndarray  # int64 [longest sequence + 1], number of sequences of each length
+
+
+class ShardWriter:
+    """Writes one prepared set, shard by shard; `finish` writes the manifest. Several processes may each write shards
+    of their own with `write_shard`; one of them then calls `finish`. The fingerprint names input and options: a shard
+    already there with the same one is kept on a rerun."""
+
+    def __init__(self, folder: Path, num_shards: int, fingerprint: str) -> None:
+        self.folder = Path(folder)
+        self.num_shards = num_shards
+        self.fingerprint = fingerprint
+        make_folder(self.folder)
+
+    def path(self, index: int) -> Path:
+        """Final path of shard ``index``."""
+        return self.folder / shard_name(index, self.num_shards)
+
+    def clear_leftovers(self) -> None:
+        """Remove what an earlier run left: its manifest (the set is unfinished from now on), temporary files, and
+        shards of another count."""
+        for path in self.folder.iterdir():
+            match = SHARD_NAME.fullmatch(path.name)
+            of_another_count = match is not None and int(match.group(2)) != self.num_shards
+            if path.name in (MANIFEST, CHECKSUMS) or of_another_count or path.name.endswith(".tmp"):
+                path.unlink()
+
+    def is_written(self, index: int) -> bool:
+        """Whether shard ``index`` of the same fingerprint is there from an earlier, interrupted run."""
+        return is_written(self.path(index), self.fingerprint)
+
+    def write_shard(self, index: int, rows: Ragged, pack_offsets: np.ndarray | None = None) -> None:
+        """Write shard ``index`` as a whole. In a packed set pack p is rows pack_offsets[p] to pack_offsets[p+1] (int64
+        [P+1]). Raises UserError: the disk is full or the folder not writable; nothing under the final name then."""
+        extra = {} if pack_offsets is None else {PACK_OFFSETS: pack_offsets}
+        write_shard_file(self.path(index), rows, self.fingerprint, extra)
+
+    def entry(self, index: int) -> ShardEntry:
+        """Read shard ``index`` back for the manifest; reads the whole file. Raises UserError: it is not as it was
+        written."""
+        path = self.path(index)
+        shard = map_file(path)
+        xxh3 = file_xxh3(path)
+        if content_sha256(shard.rows, shard.extra) != shard.content_sha256:
+            raise UserError(
+                "data.checksum",
+                path,
+                "is not what was written into it",
+                "Check the disk, remove the file and try again",
+            )
+        values: dict[str, Any] = {
+            "file": path.name,
+            "sha256": file_sha256(path),
+            "content_sha256": shard.content_sha256,
+            "bytes": path.stat().st_size,
+            **_counts(shard),
+        }
+        return ShardEntry(values, xxh3, np.bincount(shard.rows.lengths))
+
+    def finish(
+        self,
+        *,
+        vocabulary: Mapping[str, Any],
+        max_seq_length: int,
+        max_predictions: int,
+        provenance: Mapping[str, Any],
+        packs: Mapping[str, int] | None = None,
+        entries: Sequence[ShardEntry] | None = None,
+    ) -> Manifest:
+        """Write the manifest.
+
+        Args:
+            vocabulary: {"sha256": of vocab.txt, "size": entries}.
+            max_seq_length, max_predictions: limits of one sequence, tokens.
+            provenance: JSON-able: options, seed, tool version.
+            packs: of a packed set: {"max_tokens": slots of a pack, "max_sequences": most sequences of one}.
+            entries: what `entry` gave for every shard; None: read them back now.
+        """
+        entries = entries or [self.entry(index) for index in range(self.num_shards)]
+        histogram = np.zeros(max_seq_length + 1, np.int64)
+        for entry in entries:
+            histogram[: len(entry.histogram)] += entry.histogram
+        shards = [entry.values for entry in entries]
+        totals = {key: sum(shard[key] for shard in shards) for key in ("num_sequences", "num_tokens", "num_masked")}
+        document = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "vocabulary": dict(vocabulary),
+            "max_seq_length": max_seq_length,
+            "max_predictions": max_predictions,
+            **totals,
+            "shards": shards,
+            "provenance": dict(provenance),
+            "length_histogram": histogram.tolist(),
+        }
+        if packs is not None:
+            num_packs = sum(shard["num_packs"] for shard in shards)
+            slots = num_packs * packs["max_tokens"]
+            fill = round(totals["num_tokens"] / slots, 6) if slots else 1.0
+            document["packs"] = {**packs, "num_packs": num_packs, "fill": fill}
+        write_checksums(self.folder, {entry.values["file"]: entry.xxh3 for entry in entries})
+        write_json(self.folder / MANIFEST, document)
+        return read_manifest(self.folder)
+
+
+def map_shard(path: Path) -> Ragged:
+    """The sequences of one shard, mapped into memory; see `mlbert.data.formats.shard_file.map_file`."""
+    return map_file(path).rows
+
+
+class ShardSet:
+    """A prepared set opened for reading; a `mlbert.data.formats.base.Store`. Shards are mapped when they are first
+    touched, by ``touch``, which is given the number of one."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        shards: Sequence[Shard | None],
+        one_piece: bool = False,
+        touch: Callable[[int], Shard] | None = None,
+    ) -> None:
+        self.manifest = manifest
+        self.info = info_of(manifest)
+        self._shards = list(shards)
+        self._touch = touch or partial(matching_shard, manifest)
+        counts = [manifest.num_sequences] if one_piece else [entry.num_sequences for entry in manifest.shards]
+        packs = [manifest.num_packs] if one_piece else [entry.num_packs for entry in manifest.shards]
+        self._first, self._first_pack = offsets_of(counts), offsets_of(packs)
+
+    def __len__(self) -> int:
+        return self.manifest.num_sequences
+
+    @property
+    def num_packs(self) -> int:
+        """Stored packs (P); 0 for a set of single sequences."""
+        return self.manifest.num_packs
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """int32 [N], tokens of every sequence, shard by shard; read at first use (4 bytes a sequence). Raises
+        UserError: there is one that no sequence of the set may have."""
+        parts = [np.empty(0, np.int32)]
+        for number, rows in enumerate(self):
+            lengths = rows.lengths
+            if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= self.info.max_seq_length:
+                name = self.manifest.shards[number].file
+                reason = f"has a sequence of {lengths.min()} or {lengths.max()} tokens"
+                raise UserError("data.damaged", self.info.folder / name, reason, REMAKE)
+            parts.append(lengths.astype(np.int32))
+        return np.concatenate(parts)
+
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """int64 [S], tokens of the sequences ``indices`` (int64 [S]); reads only theirs."""
+        lengths = np.empty(len(indices), np.int64)
+        shard_of = np.searchsorted(self._first, indices, side="right") - 1
+        for number in np.unique(shard_of).tolist():
+            mine = shard_of == number
+            within, offsets = indices[mine] - self._first[number], self.shard(number).rows.offsets
+            with self._damage():
+                check_spans(offsets[within], offsets[within + 1], int(offsets[-1]))
+            lengths[mine] = offsets[within + 1] - offsets[within]
+        return lengths
+
+    @contextmanager
+    def _damage(self) -> Iterator[None]:
+        """Makes a UserError of what arrays say that do not fit each other."""
+        try:
+            yield
+        except ValueError as error:
+            raise UserError(
+                "data.damaged", self.info.folder, f"is damaged: {error}", "`mlbert prepare verify` names the file"
+            ) from None
+
+    @classmethod
+    def open(cls, folder: Path | str, verify: bool | None = None, checks: FileChecks | None = None) -> ShardSet:
+        """Open a prepared set and check it.
+
+        Always: every shard of the manifest is there, no other shard lies beside them, sizes agree; counts and content
+        name when a shard is first touched. Checksums, and every value in its range: with ``verify`` now and for all
+        shards; with None now where the set has at most 2 GiB, else of each shard when it is first touched, checksums by
+        ``checks`` in the background where it is given. Not at all with False.
+
+        Raises UserError naming the first bad file.
+        """
+        manifest = read_manifest(folder)
+        check_files(manifest)
+        count = len(manifest.shards)
+        if verify or (verify is None and manifest.num_bytes <= VERIFY_BYTES):
+            sums = file_sums(manifest)
+            return cls(manifest, [verified_shard(manifest, index, sums[index]) for index in range(count)])
+        touch = None
+        if verify is None:
+            touch = _checked_later(manifest, checks) if checks else partial(verified_shard, manifest)
+        return cls(manifest, [None] * count, touch=touch)
+
+    def shard(self, index: int) -> Shard:
+        """Shard ``index`` of the set, mapped."""
+        shard = self._shards[index]
+        if shard is None:  # two threads may both map it: no harm
+            shard = self._shards[index] = self._touch(index)
+        return shard
+
+    def gather(self, indices: np.ndarray) -> Ragged:
+        """Copy the sequences ``indices`` (int64 [S], shard by shard as in `lengths`), in that order. Raises UserError:
+        they are damaged."""
+        with self._damage():
+            return self._gather(np.asarray(indices, np.int64))
+
+    def _gather(self, indices: np.ndarray) -> Ragged:
+        if len(self._shards) == 1:
+            return self.shard(0).rows.take(indices)
+        shard_of = np.searchsorted(self._first, indices, side="right") - 1
+        within = indices - self._first[shard_of]
+        touched = np.unique(shard_of)
+        if len(indices) <= _MANY_OF_A_SHARD * len(touched):
+            return self._ranges(shard_of, within, within + 1)
+        by_shard = np.argsort(shard_of, kind="stable")
+        ends = np.searchsorted(shard_of[by_shard], touched, side="right")
+        groups = np.split(by_shard, ends[:-1])
+        parts = [self.shard(s).rows.take(within[group]) for s, group in zip(touched.tolist(), groups, strict=True)]
+        if len(parts) == 1:  # the stable sort kept the order
+            return parts[0]
+        return Ragged.concatenate(parts).take(np.argsort(by_shard, kind="stable"))
+
+    def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
+        """The packs ``indices`` (int64): their sequences pack by pack, and int64 [packs] sequences of each. Raises
+        UserError: they are damaged."""
+        indices = np.asarray(indices, np.int64)
+        shard_of = np.searchsorted(self._first_pack, indices, side="right") - 1
+        within = indices - self._first_pack[shard_of]
+        with self._damage():
+            if len(self._shards) == 1:
+                offsets = self._pack_offsets(0)
+                first, end = offsets[within], offsets[within + 1]
+                check_spans(first, end, len(self))
+                counts = end - first
+                shift = np.repeat(first - offsets_of(counts)[:-1], counts)
+                return self.shard(0).rows.take(np.arange(len(shift)) + shift), counts
+            first, end = np.empty_like(within), np.empty_like(within)
+            for number, (shard, pack) in enumerate(zip(shard_of.tolist(), within.tolist(), strict=True)):
+                first[number], end[number] = self._pack_offsets(shard)[pack : pack + 2]
+            check_spans(first, end, np.diff(self._first)[shard_of])
+            return self._ranges(shard_of, first, end), end - first
+
+    def _pack_offsets(self, index: int) -> np.ndarray:
+        offsets = self.shard(index).pack_offsets
+        assert offsets is not None, "a set without packs"
+        return offsets
+
+    def _ranges(self, shard_of: np.ndarray, first: np.ndarray, end: np.ndarray) -> Ragged:
+        """Sequences first[i] to end[i] of shard shard_of[i], one range after the other; each is one copy."""
+        ranges = zip(shard_of.tolist(), first.tolist(), end.tolist(), strict=True)
+        return Ragged.of_ranges((self.shard(index).rows, low, high) for index, low, high in ranges)
+
+    def load(self) -> ShardSet:
+        """The same set held in memory as one piece: faster to gather from."""
+        with self._damage():
+            rows, extra = Ragged.concatenate(list(self)), {}
+        if self.num_packs:
+            counts = [np.diff(self._pack_offsets(index)) for index in range(len(self._shards))]
+            extra = {PACK_OFFSETS: offsets_of(np.concatenate(counts))}
+        return ShardSet(self.manifest, [Shard(rows, extra)], one_piece=True)
+
+    def __iter__(self) -> Iterator[Ragged]:
+        """The sequences of each shard, in order."""
+        return (self.shard(index).rows for index in range(len(self._shards)))
+
+
+def info_of(manifest: Manifest) -> StoreInfo:
+    """What the manifest says, in the terms of every kind of data."""
+    return StoreInfo(
+        folder=manifest.path.parent,
+        kind="mlbert",
+        identity=manifest.sha256,
+        max_seq_length=manifest.max_seq_length,
+        max_predictions=manifest.max_predictions,
+        num_sequences=manifest.num_sequences,
+        vocab_size=manifest.vocab_size,
+        vocabulary_sha256=manifest.vocabulary_sha256,
+        max_pack_tokens=manifest.max_pack_tokens,
+        num_packs=manifest.num_packs or None,
+    )
+
+
+def _counts(shard: Shard) -> dict[str, int]:
+    """What a manifest counts of a shard."""
+    rows = shard.rows
+    counts = {"num_sequences": len(rows), "num_tokens": len(rows.tokens), "num_masked": len(rows.masked_labels)}
+    return counts if shard.pack_offsets is None else {**counts, "num_packs": len(shard.pack_offsets) - 1}
+
+
+def _checked_later(manifest: Manifest, checks: FileChecks) -> Callable[[int], Shard]:
+    sums = file_sums(manifest)
+
+    def touch(index: int) -> Shard:
+        checks.add(index, sums[index])
+        return matching_shard(manifest, index)
+
+    return touch
+
+
+def matching_shard(manifest: Manifest, index: int) -> Shard:
+    """Map shard ``index`` and make sure that it is the one the manifest lists; reads only its header.
+    Raises UserError: it is missing, damaged, or belongs to another set."""
+    entry = manifest.shards[index]
+    path = manifest.path.parent / entry.file
+    shard = map_file(path)
+    if entry.content_sha256 not in (None, shard.content_sha256):
+        raise UserError("data.mixed", path, "is a shard of another set than the manifest beside it", REMAKE)
+    if manifest.max_pack_tokens is not None and shard.pack_offsets is None:
+        raise UserError("data.damaged", path, "has no packs, the manifest says it has", REMAKE)
+    for key, count in _counts(shard).items():
+        if count != (listed := getattr(entry, key)):
+            raise UserError("data.damaged", path, f"{key} is {count}, the manifest says {listed}", REMAKE)
+    return shard
+
+
+def verified_shard(manifest: Manifest, index: int, expected: FileSum | None = None) -> Shard:
+    """`matching_shard`, with its checksum and every value checked; reads all of it. ``expected`` is its `file_sums`,
+    None: look now. Raises UserError naming the file and the first bad sequence."""
+    expected = expected or file_sums(manifest)[index]
+    if expected.path.exists() and (problem := expected.problem()):
+        raise problem
+    shard = matching_shard(manifest, index)
+    wrong = first_problem(shard.rows, info_of(manifest), shard.pack_offsets)
+    if wrong is not None:
+        raise UserError("data.damaged", expected.path, wrong, "Prepare the data again")
+    return shard

@@ -1,0 +1,139 @@
+"""One shard file: sequences back to back in HDF5, every array one-dimensional, contiguous and little-endian.
+
+The arrays are those of `mlbert.data.formats.ragged`; a shard of packed sequences also holds ``pack_offsets`` int64
+[P+1]: pack p is the sequences pack_offsets[p] to pack_offsets[p+1]. Nothing is pickled. A reader maps the file into
+memory once and touches only what it takes.
+
+Legend: S sequences, P packs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from mlbert.data.formats.file_map import FileMap
+from mlbert.data.formats.manifest import FORMAT, FORMAT_VERSION, REMAKE
+from mlbert.data.formats.ragged import DTYPES, Ragged
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_atomically
+
+PACK_OFFSETS = "pack_offsets"
+INT64 = np.dtype("<i8")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard's contents."""
+
+    rows: Ragged  # its sequences
+    extra: Mapping[str, np.ndarray] = field(default_factory=dict)  # int64 arrays stored beside them, by name
+    content_sha256: str = ""  # what the file says of itself; see `content_sha256`. Empty for one held in memory
+
+    @property
+    def pack_offsets(self) -> np.ndarray | None:
+        """int64 [P+1], or None for single sequences."""
+        return self.extra.get(PACK_OFFSETS)
+
+
+def content_sha256(rows: Ragged, extra: Mapping[str, np.ndarray] | None = None) -> str:
+    """sha256 over the bytes of all arrays, in the order of `DTYPES`, then the extra ones by name."""
+    result = hashlib.sha256()
+    for name, dtype in DTYPES.items():
+        result.update(np.ascontiguousarray(getattr(rows, name), dtype).data)
+    for name, array in sorted((extra or {}).items()):
+        result.update(name.encode())
+        result.update(np.ascontiguousarray(array, INT64).data)
+    return result.hexdigest()
+
+
+def write_shard_file(path: Path, rows: Ragged, fingerprint: str, extra: Mapping[str, np.ndarray] | None = None) -> None:
+    """Write a shard, with int64 arrays (``extra``) beside its sequences, as a whole or not at all; `is_written`
+    compares the fingerprint. Raises UserError: the disk is full or the folder not writable."""
+    arrays = {name: np.ascontiguousarray(getattr(rows, name), dtype) for name, dtype in DTYPES.items()}
+    arrays |= {name: np.ascontiguousarray(array, INT64) for name, array in (extra or {}).items()}
+    # The image is built in memory and written as plain bytes: a full disk is then an ordinary error.
+    with h5py.File("shard", "w", driver="core", backing_store=False) as file:
+        file.attrs["format"] = FORMAT
+        file.attrs["version"] = FORMAT_VERSION
+        file.attrs["fingerprint"] = fingerprint
+        file.attrs["content_sha256"] = content_sha256(rows, extra)
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array, track_times=False)
+        file.flush()
+        image = file.id.get_file_image()
+    write_atomically(path, image)
+
+
+def is_written(path: Path, fingerprint: str) -> bool:
+    """Whether a whole, undamaged shard of this fingerprint is there from an earlier, interrupted run."""
+    try:
+        with h5py.File(path, "r") as file:
+            if file.attrs["fingerprint"] != fingerprint:
+                return False
+        shard = map_file(path)
+        return shard.content_sha256 == content_sha256(shard.rows, shard.extra)
+    except (OSError, KeyError, RuntimeError, UserError):
+        return False
+
+
+def map_file(path: Path) -> Shard:
+    """Map one shard's arrays into memory, read-only. Raises UserError: the file is missing, no HDF5, truncated, or its
+    arrays are not a ragged set."""
+    try:
+        with h5py.File(path, "r") as file:
+            if file.attrs.get("format") != FORMAT or int(file.attrs.get("version", -1)) != FORMAT_VERSION:
+                raise UserError("data.format", path, f"is not a shard of {FORMAT} version {FORMAT_VERSION}", REMAKE)
+            dtypes = DTYPES | {name: INT64 for name in file if name not in DTYPES}
+            files = FileMap([path])  # holds no file descriptor: a set may have thousands of shards
+            memory = files.bytes[: files.ends[0]]
+            arrays = {name: _map_dataset(memory, file[name], dtype) for name, dtype in dtypes.items()}
+            sha256 = str(file.attrs["content_sha256"])
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError("data.incomplete", path, "the shard is missing", REMAKE) from None
+    except PermissionError:
+        raise UserError(
+            "file.unreadable", path, "cannot be read (Permission denied)", "Check its permissions"
+        ) from None
+    except (OSError, KeyError, RuntimeError) as error:
+        raise UserError(
+            "data.damaged", path, f"is damaged or not a shard ({str(error).splitlines()[0]})", REMAKE
+        ) from None
+    except (ValueError, TypeError) as error:
+        raise UserError("data.damaged", path, f"is truncated or damaged ({error})", REMAKE) from None
+    rows = Ragged(**{name: arrays.pop(name) for name in DTYPES})
+    if not _is_consistent(rows):
+        raise UserError("data.damaged", path, "its arrays do not fit each other", REMAKE)
+    return Shard(rows, arrays, sha256)
+
+
+def _is_consistent(rows: Ragged) -> bool:
+    size = len(rows)
+    return bool(
+        len(rows.offsets) == len(rows.masked_offsets) == size + 1
+        and len(rows.next_sentence) == size
+        and rows.offsets[0] == rows.masked_offsets[0] == 0
+        and rows.offsets[-1] == len(rows.tokens)
+        and rows.masked_offsets[-1] == len(rows.masked_labels) == len(rows.masked_positions)
+    )
+
+
+def _map_dataset(memory: np.ndarray, dataset: Any, dtype: np.dtype) -> np.ndarray:
+    if dataset.dtype != dtype or dataset.ndim != 1:
+        raise ValueError(f"{dataset.name} is {dataset.dtype} with {dataset.ndim} dimensions")
+    if dataset.size == 0:
+        return np.empty(0, dtype)
+    start = dataset.id.get_offset()
+    if start is None or dataset.chunks is not None:
+        raise ValueError(f"{dataset.name} is not stored contiguously")
+    if start + dataset.nbytes > len(memory):
+        raise ValueError(f"{dataset.name} ends after the end of the file")
+    return np.frombuffer(memory, dtype, dataset.size, start)

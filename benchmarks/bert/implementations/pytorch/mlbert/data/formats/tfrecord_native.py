@@ -1,0 +1,109 @@
+"""Python's side of csrc/cpu/tfrecord_*.c: the functions of `mlbert.data.formats.tfrecord_plain`, compiled.
+
+Legend: R records, S sequences.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import numpy as np
+
+from mlbert.data.formats.ragged import DTYPES, Ragged, sizes_of
+from mlbert.data.formats.tfrecord_plain import MAX_ID, Scan, Widths
+from mlbert.host import native
+
+SOURCES = ("tfrecord_frame.c", "tfrecord_read.c", "tfrecord_write.c")
+_EXTRA_BYTES = 512  # of a record besides its lists' values: checksums, names, tags and lengths
+
+
+class _Rows(ctypes.Structure):
+    """`struct rows` of tfrecord.h, whose pointers stand in the order of `DTYPES`."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in DTYPES)
+
+    @classmethod
+    def over(cls, arrays: dict[str, np.ndarray]) -> _Rows:
+        return cls(**{name: array.ctypes.data for name, array in arrays.items()})
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The compiled functions. Raises mlbert.host.native.NativeUnavailable: they can't be compiled or loaded here."""
+    lib = native.load("tfrecord", SOURCES, openmp=False)
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    signatures = {
+        "tfrecord_crc32c": ((pointer, integer), ctypes.c_uint32),
+        "tfrecord_crc32c_table": ((pointer, integer), ctypes.c_uint32),
+        "tfrecord_scan": ((pointer, integer, integer, pointer, pointer, pointer), integer),
+        "tfrecord_check": ((pointer, pointer, pointer, integer, pointer), None),
+        "tfrecord_parse": ((pointer,) * 4 + (integer,) * 4 + (pointer,) * 2, integer),
+        "tfrecord_encode": ((pointer, integer, integer, integer, pointer), integer),
+    }
+    for name, (arguments, result) in signatures.items():
+        function = getattr(lib, name)
+        function.argtypes, function.restype = arguments, result
+    return lib
+
+
+def _address(array: np.ndarray, dtype: str) -> int:
+    assert array.dtype == np.dtype(dtype), f"expected {dtype}, got {array.dtype}"
+    assert array.flags.c_contiguous, "a contiguous array is needed"
+    return array.ctypes.data
+
+
+def scan(data: np.ndarray, most: int) -> Scan:
+    """`mlbert.data.formats.tfrecord_plain.scan`."""
+    starts, intact, stopped = np.empty(most + 1, np.int64), np.empty(most, bool), ctypes.c_int64()
+    count = library().tfrecord_scan(
+        _address(data, "u1"), len(data), most, starts.ctypes.data, intact.ctypes.data, ctypes.addressof(stopped)
+    )
+    return Scan(starts[: count + 1], intact[:count], stopped.value)
+
+
+def check(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """`mlbert.data.formats.tfrecord_plain.check`."""
+    intact = np.empty(len(starts), bool)
+    library().tfrecord_check(
+        _address(data, "u1"), _address(starts, "i8"), _address(ends, "i8"), len(starts), intact.ctypes.data
+    )
+    return intact
+
+
+def parse(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, wanted: np.ndarray, widths: Widths, vocab_size: int
+) -> tuple[Ragged, np.ndarray]:
+    """`mlbert.data.formats.tfrecord_plain.parse`."""
+    count = len(wanted)
+    assert len(starts) == len(ends) == count, "starts, ends and wanted are of the same records"
+    assert vocab_size <= MAX_ID + 1, "ids have 16 bits"
+    tokens, masked = count * widths.max_seq_length, count * widths.max_predictions
+    most = sizes_of(count, tokens, masked)
+    arrays = {name: np.empty(most[name], dtype) for name, dtype in DTYPES.items()}
+    good = np.empty(count, bool)
+    num_rows = library().tfrecord_parse(
+        _address(data, "u1"),
+        _address(starts, "i8"),
+        _address(ends, "i8"),
+        _address(wanted, "?"),
+        count,
+        *widths,
+        vocab_size,
+        ctypes.byref(_Rows.over(arrays)),
+        good.ctypes.data,
+    )
+    if num_rows < 0:
+        raise MemoryError("no memory for one example")
+    used = sizes_of(num_rows, int(arrays["offsets"][num_rows]), int(arrays["masked_offsets"][num_rows]))
+    # Copies of what is used: the arrays have room for examples without padding.
+    return Ragged(**{name: array[: used[name]].copy() for name, array in arrays.items()}), good
+
+
+def encode(rows: Ragged, widths: Widths) -> memoryview:
+    """`mlbert.data.formats.tfrecord_plain.encode`."""
+    arrays = {name: np.ascontiguousarray(getattr(rows, name), dtype) for name, dtype in DTYPES.items()}
+    most = _EXTRA_BYTES + 5 * widths.max_seq_length + 10 * widths.max_predictions
+    out = np.empty(len(rows) * most, np.uint8)
+    size = library().tfrecord_encode(ctypes.byref(_Rows.over(arrays)), len(rows), *widths, out.ctypes.data)
+    return out[:size].data

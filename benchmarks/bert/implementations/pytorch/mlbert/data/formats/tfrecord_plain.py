@@ -1,0 +1,346 @@
+"""TFRecord framing and the benchmark's tf.train.Example in plain Python: the specification of csrc/cpu/tfrecord_*.c.
+
+A record is: uint64 length, uint32 masked CRC32C of these eight bytes, the data, uint32 masked CRC32C of the data, all
+little-endian. The data is a tf.train.Example, a map from feature names to lists:
+
+====================  =======================  ==============================================================
+input_ids             int64 [max_seq_length]   token ids, then zeros
+input_mask            int64 [max_seq_length]   1 for tokens, then 0
+segment_ids           int64 [max_seq_length]   0 for [CLS] A [SEP], 1 for B [SEP], then 0
+masked_lm_positions   int64 [max_predictions]  positions of masked tokens, then zeros
+masked_lm_ids         int64 [max_predictions]  original ids there, then zeros
+masked_lm_weights     float [max_predictions]  1.0 for masked tokens, then 0.0
+next_sentence_labels  int64 [1]                1 when B is a random one
+====================  =======================  ==============================================================
+
+A sequence has as many tokens as ``input_mask`` has ones; masked tokens are those of weight 1, wherever they stand.
+Lists may be packed or not, map entries stand in any order (of two with one name the later counts), and what is
+unknown is passed over, as protocol buffers define it.
+
+Legend: R records, S sequences.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from mlbert.data.formats.ragged import Ragged
+
+NAMES = (  # in the order in which the benchmark's files hold them
+    "input_ids",
+    "masked_lm_positions",
+    "input_mask",
+    "segment_ids",
+    "masked_lm_weights",
+    "masked_lm_ids",
+    "next_sentence_labels",
+)
+HEADER_BYTES, FOOTER_BYTES = 12, 4
+INCOMPLETE, BAD_LENGTH, FULL = range(3)  # why a scan ended
+MAX_ID = 65_535
+_BYTES, _FLOAT, _INT = 1, 2, 3  # field numbers of tf.train.Feature
+_KIND = {name: _FLOAT if name == "masked_lm_weights" else _INT for name in NAMES}
+_KIND_NAMES = {_BYTES: "strings", _FLOAT: "floats", _INT: "integers"}
+_VARINT, _64_BITS, _LENGTH, _32_BITS = 0, 1, 2, 5  # wire types
+_NO_EXAMPLE = "is not a tf.train.Example"
+
+
+class Widths(NamedTuple):
+    """Sizes of an example's lists: tokens and predictions."""
+
+    max_seq_length: int
+    max_predictions: int
+
+
+class BadExample(ValueError):
+    """A record that is not an example of the benchmark; the text says why, to follow "record 7 (byte 1234)"."""
+
+
+class Scan(NamedTuple):
+    """The whole records at the start of some bytes."""
+
+    starts: np.ndarray  # int64 [R+1], first byte of each record, and of what follows the last
+    intact: np.ndarray  # bool [R], whether the data's checksum is right
+    # INCOMPLETE (the bytes end within the next record, or with the last one), BAD_LENGTH (the next record's length has
+    # a wrong checksum) or FULL (as many records as were asked for).
+    stopped: int
+
+
+def _crc_table() -> list[int]:
+    table = list(range(256))
+    for _ in range(8):
+        table = [crc >> 1 ^ (0x82F63B78 if crc & 1 else 0) for crc in table]
+    return table
+
+
+_CRC_TABLE = _crc_table()
+
+
+def crc32c(data: bytes) -> int:
+    """CRC32C of some bytes (Castagnoli, reflected, 0x82F63B78)."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC_TABLE[(crc ^ byte) & 255] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+def masked_crc32c(data: bytes) -> bytes:
+    """`crc32c` rotated and shifted: the four bytes that a TFRecord stores."""
+    crc = crc32c(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def scan(data: np.ndarray, most: int) -> Scan:
+    """Find the whole records at the start of ``data`` (uint8 [B]), at most ``most``."""
+    starts, intact, stopped = [0], list[bool](), FULL
+    while len(intact) < most:
+        at = starts[-1]
+        header = data[at : at + HEADER_BYTES].tobytes()
+        end = at + HEADER_BYTES + int.from_bytes(header[:8], "little") + FOOTER_BYTES
+        if len(header) == HEADER_BYTES and header[8:] != masked_crc32c(header[:8]):
+            stopped = BAD_LENGTH
+            break
+        if len(header) < HEADER_BYTES or end > len(data):
+            stopped = INCOMPLETE
+            break
+        starts.append(end)
+        intact.append(_is_intact(data[at:end].tobytes()))
+    return Scan(np.array(starts, np.int64), np.array(intact, bool), stopped)
+
+
+def _is_intact(record: bytes) -> bool:
+    return record[-FOOTER_BYTES:] == masked_crc32c(record[HEADER_BYTES:-FOOTER_BYTES])
+
+
+def check(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """bool [R]: whether a whole record with right checksums lies at ``data[starts[r]:ends[r]]``, 16 bytes or more."""
+    records = [data[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
+    return np.array([record[:HEADER_BYTES] == _header(len(record)) and _is_intact(record) for record in records], bool)
+
+
+def _header(record_bytes: int) -> bytes:
+    """The first bytes of a record of ``record_bytes`` in all."""
+    length = struct.pack("<Q", record_bytes - HEADER_BYTES - FOOTER_BYTES)
+    return length + masked_crc32c(length)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """An unsigned varint of up to 64 bits and the place after it."""
+    result = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        byte = data[at]
+        at += 1
+        result |= (byte & 127) << shift
+        if byte < 128:
+            return result & 0xFFFF_FFFF_FFFF_FFFF, at
+    raise BadExample(_NO_EXAMPLE)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(number, wire type, bytes of the value) of each field of a message."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        number, wire = tag >> 3, tag & 7
+        if tag >> 32 or number == 0 or wire not in (_VARINT, _64_BITS, _LENGTH, _32_BITS):
+            raise BadExample(_NO_EXAMPLE)
+        if wire == _VARINT:
+            _, end = _varint(data, at)
+        elif wire == _LENGTH:
+            size, at = _varint(data, at)
+            end = at + size
+        else:
+            end = at + (8 if wire == _64_BITS else 4)
+        if end > len(data):
+            raise BadExample(_NO_EXAMPLE)
+        yield number, wire, data[at:end]
+        at = end
+
+
+def _messages(data: bytes, wanted: int) -> Iterator[bytes]:
+    """The sub-messages of field ``wanted``."""
+    return (value for number, wire, value in _fields(data) if number == wanted and wire == _LENGTH)
+
+
+def _values(data: bytes, kind: int) -> list:
+    """The values of a tf.train.Int64List or FloatList, packed or one by one."""
+    values: list = []
+    for number, wire, value in _fields(data):
+        if number == 1 and kind == _INT and wire in (_VARINT, _LENGTH):
+            at = 0
+            while at < len(value):
+                element, at = _varint(value, at)
+                values.append(element - (1 << 64) if element >> 63 else element)
+        elif number == 1 and kind == _FLOAT and wire in (_32_BITS, _LENGTH):
+            if len(value) % 4:
+                raise BadExample(_NO_EXAMPLE)
+            values += struct.unpack(f"<{len(value) // 4}f", value)
+    return values
+
+
+def _read_lists(record: bytes) -> dict[str, tuple[int, list]]:
+    """Name -> (kind of list, values) of the features that the benchmark uses."""
+    found: dict[str, tuple[int, list]] = {}
+    for features in _messages(record, 1):
+        for entry in _messages(features, 1):
+            name = (list(_messages(entry, 1)) or [b""])[-1].decode("utf-8", "replace")
+            if name in NAMES:
+                found[name] = _read_feature(entry)
+    return found
+
+
+def _read_feature(entry: bytes) -> tuple[int, list]:
+    kind = 0
+    values: list = []
+    for feature in _messages(entry, 2):
+        for number, wire, value in _fields(feature):
+            if wire != _LENGTH or number > _INT:
+                continue
+            if number != kind:  # the kinds are a "oneof": another kind replaces, the same one is continued
+                values = []
+            kind = number
+            values += [] if kind == _BYTES else _values(value, kind)
+    return kind, values
+
+
+def _check_lists(lists: dict[str, tuple[int, list]], widths: Widths | None) -> Widths:
+    for name in NAMES:
+        kind = lists.get(name, (0, []))[0]
+        if kind == 0:
+            raise BadExample(f"has no feature {name}")
+        if kind != _KIND[name]:
+            raise BadExample(f"has {_KIND_NAMES[kind]} in {name}, not {_KIND_NAMES[_KIND[name]]}")
+    own = Widths(len(lists["input_ids"][1]), len(lists["masked_lm_ids"][1]))
+    tokens, predictions = widths or own
+    for name in NAMES:
+        expected = 1 if name == "next_sentence_labels" else predictions if "masked_lm" in name else tokens
+        if len(lists[name][1]) != expected:
+            raise BadExample(f"has {len(lists[name][1])} values in {name}, {expected} expected")
+    if tokens > MAX_ID:
+        raise BadExample(f"has {tokens} values in input_ids, at most {MAX_ID} are possible")
+    return own
+
+
+def _check_ids(name: str, values: list[int], vocab_size: int) -> None:
+    for value in values:
+        if not 0 <= value < vocab_size:
+            limit = "0..65535" if vocab_size > MAX_ID else f"the vocabulary of {vocab_size} entries"
+            raise BadExample(f"has {value} in {name}, outside {limit}")
+
+
+def _length(mask: list[int], segments: list[int]) -> tuple[int, int]:
+    """Tokens of the sequence and of its first segment."""
+    length = mask.index(0) if 0 in mask else len(mask)
+    if length == 0 or mask != [1] * length + [0] * (len(mask) - length):
+        raise BadExample("has an input_mask that is not ones followed by zeros")
+    first = sum(segment == 0 for segment in segments[:length])
+    if segments[:length] != [0] * first + [1] * (length - first):
+        raise BadExample("has segment_ids that are not zeros followed by ones")
+    return length, first
+
+
+Row = tuple[list[int], int, bool, list[int], list[int]]
+
+
+def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID + 1) -> tuple[Row, Widths]:
+    """The data of a record as a row for `Ragged.from_rows`, and its widths, which must be ``widths`` (None: any that
+    fit each other); ids must be smaller than ``vocab_size``. Raises BadExample, which says what is wrong."""
+    lists = _read_lists(record)
+    own = _check_lists(lists, widths)
+    values = {name: content for name, (_, content) in lists.items()}
+    length, first = _length(values["input_mask"], values["segment_ids"])
+    tokens = values["input_ids"][:length]
+    _check_ids("input_ids", tokens, vocab_size)
+    weights = values["masked_lm_weights"]
+    for weight in weights:
+        if weight not in (0.0, 1.0):
+            raise BadExample(f"has {weight:g} in masked_lm_weights, 0 or 1 expected")
+    positions = list(itertools.compress(values["masked_lm_positions"], weights))
+    labels = list(itertools.compress(values["masked_lm_ids"], weights))
+    for position in positions:
+        if not 0 <= position < length:
+            raise BadExample(f"has {position} in masked_lm_positions, the sequence has {length} tokens")
+    _check_ids("masked_lm_ids", labels, vocab_size)
+    (label,) = values["next_sentence_labels"]
+    if label not in (0, 1):
+        raise BadExample(f"has {label} in next_sentence_labels, 0 or 1 expected")
+    return (tokens, first, bool(label), positions, labels), own
+
+
+def parse(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, wanted: np.ndarray, widths: Widths, vocab_size: int
+) -> tuple[Ragged, np.ndarray]:
+    """Examples of records as sequences, and bool [R]: the records that gave one.
+
+    Args:
+        data: uint8 [B].
+        starts, ends: int64 [R], record r lies at ``data[starts[r]:ends[r]]``.
+        wanted: bool [R], records to read.
+        widths: what every record must have.
+        vocab_size: ids must be smaller.
+    """
+    rows, good = [], np.zeros(len(wanted), bool)
+    for index in np.flatnonzero(wanted):
+        record = data[starts[index] + HEADER_BYTES : ends[index] - FOOTER_BYTES].tobytes()
+        try:
+            rows.append(parse_example(record, widths, vocab_size)[0])
+        except BadExample:
+            continue
+        good[index] = True
+    return Ragged.from_rows(rows), good
+
+
+def _put_varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _put(number: int, content: bytes) -> bytes:
+    return _put_varint(number << 3 | _LENGTH) + _put_varint(len(content)) + content
+
+
+def encode_example(row: Row, widths: Widths) -> bytes:
+    """A tf.train.Example, byte for byte as the benchmark's generator wrote it; see `parse_example`."""
+    tokens, first, random_next, positions, labels = row
+    padding, unused = widths.max_seq_length - len(tokens), widths.max_predictions - len(positions)
+    lists: dict[str, list] = {
+        "input_ids": [*tokens, *[0] * padding],
+        "input_mask": [1] * len(tokens) + [0] * padding,
+        "segment_ids": [0] * first + [1] * (len(tokens) - first) + [0] * padding,
+        "masked_lm_positions": [*positions, *[0] * unused],
+        "masked_lm_ids": [*labels, *[0] * unused],
+        "masked_lm_weights": [1.0] * len(positions) + [0.0] * unused,
+        "next_sentence_labels": [int(random_next)],
+    }
+    entries = b""
+    for name in NAMES:
+        values, kind = lists[name], _KIND[name]
+        packed = struct.pack(f"<{len(values)}f", *values) if kind == _FLOAT else b"".join(map(_put_varint, values))
+        entries += _put(1, _put(1, name.encode()) + _put(2, _put(kind, _put(1, packed))))
+    return _put(1, entries)
+
+
+def frame(content: bytes) -> bytes:
+    """One record: length, data and their checksums."""
+    return _header(len(content) + HEADER_BYTES + FOOTER_BYTES) + content + masked_crc32c(content)
+
+
+def encode(rows: Ragged, widths: Widths) -> bytes:
+    """All sequences as records, back to back. They must fit ``widths``."""
+    records = []
+    for number in range(len(rows)):
+        one = rows.slice(number, number + 1)
+        masked = one.masked_positions.tolist(), one.masked_labels.tolist()
+        row = (one.tokens.tolist(), int(one.first_lengths[0]), bool(one.next_sentence[0]), *masked)
+        records.append(frame(encode_example(row, widths)))
+    return b"".join(records)

@@ -1,0 +1,222 @@
+"""The benchmark's TFRecords as a `mlbert.data.formats.base.Store`: read as they are, in any order.
+
+Opening a folder for the first time reads it once, checks every record, and keeps where each one lies
+(`mlbert.data.formats.index_cache`). Checksums are checked again whenever a record is read.
+
+Legend: N records of all files, F files, S sequences asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mlbert.data.formats.base import StoreInfo
+from mlbert.data.formats.content import content_of
+from mlbert.data.formats.file_map import FileMap
+from mlbert.data.formats.index_cache import IndexCache
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.tfrecord import RESTORE, ExampleReader, Widths, codec, find_files, named_files, read_widths
+from mlbert.data.formats.tfrecord_list import read_list
+from mlbert.data.formats.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, MAX_ID, BadExample, parse_example
+from mlbert.host.errors import UserError
+from mlbert.host.files import plain_size
+
+_VERSION = 1
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_THREADS = min(16, os.cpu_count() or 1)
+_GATHERED = 8192  # records read at a time
+
+
+def accepts(folder: Path | str) -> bool:
+    """Whether the folder holds files named like TFRecords that are not HDF5."""
+    try:
+        with named_files(Path(folder))[0].open("rb") as file:
+            return file.read(len(_HDF5)) != _HDF5
+    except (UserError, OSError, IndexError):
+        return False
+
+
+def describe(folder: Path | str) -> StoreInfo:
+    """What file names, sizes and the first record's list sizes tell of a folder of TFRecords, and its list where it has
+    one. Raises UserError: no such files, the first one is not TFRecords, or the list is damaged."""
+    # A bad record is told by whoever reads the set.
+    return _outline(folder, read_widths(find_files(folder)[0], skip_bad=True))
+
+
+def outline(folder: Path | str, most: Widths) -> StoreInfo:
+    """The same without reading a record: the list sizes are those that the records may have at most, where no list says
+    them. Raises UserError: no such files, or others than listed."""
+    folder = Path(folder)
+    listed = read_list(folder)
+    if listed is None:
+        return _outline(folder, most)
+    listed.check_sizes(find_files(folder))
+    return _outline(folder, Widths(listed.max_seq_length, listed.max_predictions))
+
+
+def _outline(folder: Path | str, widths: Widths) -> StoreInfo:
+    folder = Path(folder)
+    files, listed = find_files(folder), read_list(folder)
+    named = [(file.name, plain_size(file)) for file in files]
+    return StoreInfo(
+        folder=folder,
+        kind="tfrecord",
+        identity=hashlib.sha256(json.dumps(named).encode()).hexdigest(),
+        max_seq_length=widths.max_seq_length,
+        max_predictions=widths.max_predictions,
+        num_sequences=listed.num_sequences if listed else None,
+        vocab_size=listed.vocab_size if listed else None,
+        vocabulary_sha256=listed.vocabulary_sha256 if listed else None,
+        is_listed=False,
+        content=content_of(folder, files),
+    )
+
+
+def open_folder(folder: Path | str) -> TFRecordStore:
+    """`TFRecordStore` of a folder."""
+    return TFRecordStore(folder)
+
+
+@dataclass(frozen=True)
+class Index:
+    """Where the records of some files lie. Raises ValueError for arrays that do not fit each other."""
+
+    widths: np.ndarray  # int64 [2], tokens and predictions of every record
+    counts: np.ndarray  # int64 [F], records of each file
+    starts: np.ndarray  # int64 [N], first byte in its file
+    sizes: np.ndarray  # uint32 [N], bytes
+    lengths: np.ndarray  # uint16 [N], tokens
+
+    def __post_init__(self) -> None:
+        if {len(self.starts), len(self.sizes), len(self.lengths)} != {int(self.counts.sum())}:
+            raise ValueError("arrays of different sets")
+
+
+_PER_RECORD = ("starts", "sizes", "lengths")
+_ARRAYS = ("widths", "counts", *_PER_RECORD)
+
+
+class TFRecordStore:
+    """TFRecord files (see `mlbert.data.formats.tfrecord.find_files`) opened for random access; with ``cached`` the
+    index is kept in the user's cache folder and taken from there. Raises UserError: a file is unreadable or damaged,
+    has records of another width than the first one, or other ones than its list says."""
+
+    num_packs = 0  # single sequences
+
+    def __init__(self, folder: Path | str, cached: bool = True) -> None:
+        self.info = describe(folder)
+        self._paths = find_files(folder)
+        listed = read_list(Path(folder))
+        if listed:
+            listed.check_sizes(self._paths)
+        self._map = FileMap(self._paths)
+        self._cache = IndexCache("tfrecord", self._paths, [_VERSION])
+        self._index = load_index(self._paths, self._cache if cached else None)
+        self._widths = Widths(*self._index.widths.tolist())
+        self._first = np.cumsum(self._index.counts) - self._index.counts
+        for path, lengths in zip(self._paths, np.split(self._index.lengths, self._first[1:]), strict=True):
+            if listed:
+                listed.check_counts(path, len(lengths), int(lengths.sum(dtype=np.int64)))
+
+    def __len__(self) -> int:
+        return len(self._index.lengths)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int32 [N], tokens of every sequence."""
+        return self._index.lengths.astype(np.int32)
+
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
+        return self._index.lengths[indices].astype(np.int64)
+
+    def gather(self, indices: np.ndarray) -> Ragged:
+        """The sequences ``indices`` (int64 [S]), in that order. Raises UserError: a record changed or cannot be read
+        back; names file, record and byte."""
+        indices = np.asarray(indices, np.int64)
+        if len(indices) <= _GATHERED:
+            return self._gather(indices)
+        pieces = [indices[first : first + _GATHERED] for first in range(0, len(indices), _GATHERED)]
+        return Ragged.concatenate([self._gather(piece) for piece in pieces])
+
+    def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
+        """There are no packs."""
+        raise AssertionError("TFRecords hold no packs")
+
+    def _gather(self, indices: np.ndarray) -> Ragged:
+        file = np.searchsorted(self._first, indices, side="right") - 1
+        starts = self._index.starts[indices] + self._map.starts[file]
+        ends = starts + self._index.sizes[indices]
+        inside = (starts >= self._map.starts[file]) & (ends <= self._map.ends[file])
+        inside &= ends - starts >= HEADER_BYTES + FOOTER_BYTES
+        if inside.all():
+            intact = codec().check(self._map.bytes, starts, ends)
+            rows, good = codec().parse(self._map.bytes, starts, ends, intact, self._widths, MAX_ID + 1)
+            if good.all():
+                good[good] = rows.lengths == self._index.lengths[indices[good]]
+        else:
+            good = inside
+        if good.all():
+            return rows
+        bad = int(np.flatnonzero(~good)[0])
+        raise self._problem(int(indices[bad]), int(file[bad]))
+
+    def _problem(self, record: int, file: int) -> UserError:
+        """Why a record is refused that was fine when the index was made."""
+        start = int(self._index.starts[record])
+        place = start + int(self._map.starts[file])
+        content = self._map.bytes[place : place + int(self._index.sizes[record])]
+        whole = len(content) >= HEADER_BYTES + FOOTER_BYTES
+        reason = "has damaged data: a checksum is wrong"
+        if whole and codec().check(content, np.array([0]), np.array([len(content)])):
+            try:
+                (tokens, *_), _ = parse_example(content[HEADER_BYTES:-FOOTER_BYTES].tobytes(), self._widths)
+                reason = f"has {len(tokens)} tokens, its index says {self._index.lengths[record]}"
+            except BadExample as error:
+                reason = str(error)
+        number = record - int(self._first[file])
+        remedy = f"{RESTORE}, and remove {self._cache.folder} if the file is right"
+        return UserError("data.damaged", self._paths[file], f"record {number} (byte {start}) {reason}", remedy)
+
+
+def load_index(paths: Sequence[Path], cache: IndexCache | None) -> Index:
+    """The index of some files, from the cache or made now by several threads. Raises UserError: a file is unreadable or
+    damaged, or has records of another width than the first one."""
+    if cache:
+        with contextlib.suppress(OSError, ValueError):
+            return Index(**cache.read(_ARRAYS))
+    index = build_index(paths)
+    if cache:
+        cache.write(vars(index))
+    return index
+
+
+def build_index(paths: Sequence[Path]) -> Index:
+    """`load_index` without the cache: reads every file once."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        parts = list(pool.map(_index_file, paths))
+    for path, part in zip(paths, parts, strict=True):
+        if (part.widths != parts[0].widths).any():
+            reason = f"its records have {part.widths[0]} tokens and {part.widths[1]} predictions"
+            reason += f", those of {paths[0].name} {parts[0].widths[0]} and {parts[0].widths[1]}"
+            raise UserError("data.mixed", path, reason, "Keep one set in a folder")
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("counts", *_PER_RECORD)}
+    return Index(widths=parts[0].widths, **joined)
+
+
+def _index_file(path: Path) -> Index:
+    reader = ExampleReader(path)
+    parts = [(part.starts, part.ends - part.starts, part.rows.lengths) for part in reader]
+    assert reader.widths is not None
+    starts, sizes, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
+    counts = np.array([len(starts)], np.int64)
+    return Index(np.array(reader.widths), counts, starts, sizes.astype(np.uint32), lengths.astype(np.uint16))

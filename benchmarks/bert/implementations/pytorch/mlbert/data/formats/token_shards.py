@@ -1,0 +1,296 @@
+"""The texts of an MDS set as token ids: each shard is tokenised once and kept beside the set's local copy.
+
+A set has a column ``text`` (str), or ``tokens`` (bytes of int64 ids), which was tokenised and cut when it was written.
+Shard F of the set becomes ``tokens-<tokenizer>/<F's name>.ids`` in the local folder, little-endian:
+
+==================  =====================================================================
+magic               8 bytes
+identity            32 bytes, SHA-256 of the set's index, the shard's name and the tokenizer
+n, T, checksum      int64 each; the checksum is CRC-32 of what follows
+offsets             int64 [n+1], text i has tokens[offsets[i]:offsets[i+1]]
+tokens              uint16 [T]
+==================  =====================================================================
+
+Processes share these files: a file gets its name when it is whole, one process at a time makes it, and one that does
+not fit its head is made again. Where nothing can be written, tokens are kept in memory.
+
+Legend: n texts of a shard, T tokens, F shards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import struct
+import threading
+import zlib
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mlbert.data.formats.file_map import FileMap
+from mlbert.data.formats.mds import UINT32, MdsReader
+from mlbert.data.formats.mds_fetch import local_folder
+from mlbert.data.formats.ragged import offsets_of
+from mlbert.data.formats.tokenizer import Tokenizer
+from mlbert.data.formats.vocabulary_checks import unknown_share
+from mlbert.host.errors import UserError
+from mlbert.host.files import whole_file
+
+TEXT, TOKENS = "text", "tokens"
+_ENCODINGS = {TEXT: "str", TOKENS: "bytes"}
+_MAGIC = b"MLBERTI1"
+_HEAD = struct.Struct("<8s32sqqq")
+_MOST_MEMORY = 4 << 30  # bytes of shards that cannot be kept in files
+_MOST_LOOSE = 16_384  # texts
+_INT64, _UINT16 = np.dtype("<i8"), np.dtype("<u2")
+
+
+@dataclass(frozen=True)
+class TokenShard:
+    """The texts of one shard."""
+
+    tokens: np.ndarray  # uint16 [T]
+    offsets: np.ndarray  # int64 [n+1]
+
+    def text(self, place: int) -> np.ndarray:
+        """Tokens of one text, uint16."""
+        return self.tokens[self.offsets[place] : self.offsets[place + 1]]
+
+
+def open_texts(local: Path, remote: str | None) -> MdsReader:
+    """The set in the folder ``local``, or the one at the address ``remote``, whose shards are copied to ``local`` when
+    they are needed; reads the index alone. Raises UserError: there is none, or one without a column of texts."""
+    if remote is not None and local_folder(remote) != local:
+        reader = MdsReader(remote, local)
+    else:
+        reader = MdsReader(local)
+        if any(shard.zipped for shard in reader.shards):
+            reader = MdsReader(local, local)  # unpacks beside the packed files
+    if column_of(reader) is None:
+        found = ", ".join(f"{name} ({encoding})" for name, encoding in reader.columns.items())
+        raise UserError(
+            "data.columns", remote or local, f"has the columns {found}", "Give a set with a column text (str)"
+        )
+    return reader
+
+
+def column_of(reader: MdsReader) -> str | None:
+    """The column that holds a sample's text or its tokens."""
+    return next((name for name, kind in _ENCODINGS.items() if reader.columns.get(name) == kind), None)
+
+
+class TokenShards:
+    """The tokens of a set, shard by shard; can be used by several threads.
+
+    Args:
+        reader: an opened set.
+        tokenizer: makes tokens of texts, and says which ids there are.
+        folder: the set's local copy.
+
+    Attributes:
+        is_text: whether the set holds texts; False: tokens, cut to samples and with their special tokens.
+        first: int64 [F+1], number of each shard's first text, and of texts.
+    """
+
+    def __init__(self, reader: MdsReader, tokenizer: Tokenizer, folder: Path) -> None:
+        self._reader, self._tokenizer = reader, tokenizer
+        column = column_of(reader)
+        assert column is not None, "open_texts looks at the columns"
+        self._column = column
+        self.is_text = column == TEXT
+        self.first = offsets_of(reader.shard_sizes)
+        digest = hashlib.sha256(tokenizer.identity.encode()).hexdigest()
+        self.folder = folder / f"tokens-{digest[:16]}"
+        self._own = threading.local()
+        self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+        self._shards: dict[int, TokenShard] = {}
+        self._in_memory: dict[int, int] = {}  # bytes of shards that no file holds, oldest first
+        self._loose: OrderedDict[int, np.ndarray] = OrderedDict()  # tokens of texts whose shard was not there yet
+        self._loose_lock = threading.Lock()
+
+    def shards_of(self, texts: np.ndarray) -> np.ndarray:
+        """Shards that texts (int [k]) lie in, int64 [k]."""
+        return np.searchsorted(self.first, texts, side="right") - 1
+
+    def ready(self, number: int) -> TokenShard | None:
+        """Shard ``number``, where it was made before, by whichever process."""
+        found = self._shards.get(number)
+        if found is None and (found := self._kept(number)) is not None:
+            self._shards[number] = found
+        return found
+
+    def loose(self, texts: Sequence[int]) -> list[np.ndarray]:
+        """Tokens of each of ``texts``, uint16, without their shards; the latest are remembered.
+        Raises UserError: their shards cannot be read or fetched."""
+        with self._loose_lock:
+            found = {text: self._loose[text] for text in texts if text in self._loose}
+        missing = [text for text in dict.fromkeys(texts) if text not in found]
+        if missing:
+            made = self._encode(missing)
+            found |= zip(missing, np.split(made.tokens, made.offsets[1:-1]), strict=True)
+        with self._loose_lock:
+            self._loose |= found
+            while len(self._loose) > max(_MOST_LOOSE, len(found)):
+                self._loose.popitem(last=False)
+        return [found[text] for text in texts]
+
+    def shard(self, number: int) -> TokenShard:
+        """Shard ``number``; made now unless it was. Raises UserError: it cannot be read or fetched."""
+        found = self._shards.get(number) or self._open(number, wait=True)
+        assert found is not None, "waited for"
+        return found
+
+    def prepare(self, number: int) -> bool:
+        """Make shard ``number`` unless it is there; False, at once, where another process or thread is making it.
+        Raises UserError as `shard`."""
+        return number in self._shards or self._open(number, wait=False) is not None
+
+    def _open(self, number: int, wait: bool) -> TokenShard | None:
+        lock = self._locks[number]
+        if not lock.acquire(blocking=wait):
+            return None
+        try:
+            found = self.ready(number) or self._make(number, wait)
+            if found is not None:
+                self._shards[number] = found
+            return found
+        finally:
+            lock.release()
+
+    def _make(self, number: int, wait: bool) -> TokenShard | None:
+        """None: another process is making it, and ``wait`` is not set."""
+        path = self._path(number)
+        try:
+            with _locked(path, wait) as is_mine:
+                if not is_mine:
+                    return None
+                if (found := self._kept(number)) is not None:  # another process made it meanwhile
+                    return found
+                made = self._tokenised(number)
+                return self._write(number, path, made)
+        except _Unwritable:
+            return self._remember(number, self._tokenised(number))
+
+    def _write(self, number: int, path: Path, made: TokenShard) -> TokenShard:
+        body = made.offsets.astype(_INT64).tobytes() + made.tokens.astype(_UINT16).tobytes()
+        head = _HEAD.pack(_MAGIC, self._identity(number), len(made.offsets) - 1, len(made.tokens), zlib.crc32(body))
+        try:
+            with whole_file(path) as file:
+                file.write(head)
+                file.write(body)
+        except UserError:  # the disk is full
+            return self._remember(number, made)
+        return self._kept(number) or self._remember(number, made)
+
+    def _remember(self, number: int, made: TokenShard) -> TokenShard:
+        self._in_memory[number] = made.tokens.nbytes + made.offsets.nbytes
+        while sum(self._in_memory.values()) > _MOST_MEMORY and len(self._in_memory) > 1:
+            oldest = next(iter(self._in_memory))
+            del self._in_memory[oldest]
+            self._shards.pop(oldest, None)
+        return made
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{self._reader.shards[number].raw.name}.ids"
+
+    def _identity(self, number: int) -> bytes:
+        parts = (self._reader.identity, self._reader.shards[number].raw.name, self._tokenizer.identity)
+        return hashlib.sha256("\0".join(parts).encode()).digest()
+
+    def _kept(self, number: int) -> TokenShard | None:
+        """From its file; None where that is missing or damaged."""
+        path = self._path(number)
+        try:
+            if path.stat().st_size < _HEAD.size:
+                return None
+            files = FileMap([path])
+        except (OSError, UserError):
+            return None
+        content = files.bytes[: files.ends[0]]
+        magic, identity, texts, tokens, checksum = _HEAD.unpack(content[: _HEAD.size].tobytes())
+        middle = _HEAD.size + (texts + 1) * _INT64.itemsize
+        if (magic, identity) != (_MAGIC, self._identity(number)) or texts != self._reader.shard_sizes[number]:
+            return None
+        if len(content) != middle + tokens * _UINT16.itemsize or zlib.crc32(content[_HEAD.size :].data) != checksum:
+            return None
+        return TokenShard(content[middle:].view(_UINT16), content[_HEAD.size : middle].view(_INT64))
+
+    def _tokenised(self, number: int) -> TokenShard:
+        found = self._at_once(number) if self.is_text and len(self._reader.columns) == 1 else None
+        found = found or self._encode(range(self.first[number], self.first[number + 1]))
+        if self.is_text:
+            name = self._reader.shards[number].raw.name
+            unknown_share(found.tokens, self._tokenizer.vocabulary, name, self._tokenizer.name)
+        return found
+
+    def _at_once(self, number: int) -> TokenShard | None:
+        """The same without the work for each sample, which here is the size of a text and the text. None: one is
+        damaged, which reading it tells."""
+        samples, starts = self._reader.shard_bytes(number)
+        lengths = np.diff(starts) - UINT32.itemsize
+        if (lengths < 0).any():
+            return None
+        sizes = samples[starts[:-1, None] + np.arange(UINT32.itemsize)].view(UINT32)[:, 0]
+        if (sizes != lengths).any():
+            return None
+        try:
+            return TokenShard(*self._tokenizer_of_thread().encode_records(samples, starts))
+        except UnicodeDecodeError:
+            return None
+
+    def _encode(self, texts: Sequence[int]) -> TokenShard:
+        """Some texts of the set, as if they were a shard."""
+        values = [self._reader[text][self._column] for text in texts]
+        if not self.is_text:
+            return self._ids(texts, values)
+        return TokenShard(*self._tokenizer_of_thread().encode_all(values))
+
+    def _tokenizer_of_thread(self) -> Tokenizer:
+        if not hasattr(self._own, "tokenizer"):
+            self._own.tokenizer = self._tokenizer.clone()
+        return self._own.tokenizer
+
+    def _ids(self, texts: Sequence[int], values: list[bytes]) -> TokenShard:
+        sizes = np.asarray([len(value) for value in values], np.int64)
+        cut = np.flatnonzero((sizes % _INT64.itemsize != 0) | (sizes == 0))
+        if len(cut):
+            raise self._wrong(texts[cut[0]], "is empty or not made of 64-bit numbers", "Write the set again")
+        ids = np.frombuffer(b"".join(values), _INT64)
+        size, offsets = len(self._tokenizer.vocabulary), offsets_of(sizes // _INT64.itemsize)
+        outside = np.flatnonzero((ids < 0) | (ids >= size))
+        if len(outside):
+            text = texts[int(np.searchsorted(offsets, outside[0], side="right")) - 1]
+            reason = f"has token {ids[outside[0]]}, the vocabulary of {self._tokenizer.name} has {size} entries"
+            raise self._wrong(text, reason, "Give the tokenizer that the set was written with")
+        return TokenShard(ids.astype(np.uint16), offsets)
+
+    def _wrong(self, text: int, reason: str, remedy: str) -> UserError:
+        number = int(self.shards_of(np.asarray(text)))
+        place = text - int(self.first[number])
+        return UserError("data.damaged", self._reader.shards[number].raw.name, f"sample {place} {reason}", remedy)
+
+
+class _Unwritable(Exception):
+    """The folder cannot be written, or has no locks."""
+
+
+@contextmanager
+def _locked(path: Path, wait: bool) -> Iterator[bool]:
+    """Whether this process alone makes the file now; always, unless ``wait`` is False. Raises _Unwritable."""
+    with contextlib.ExitStack() as stack:
+        is_mine = True
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.with_name(f".{path.name}.lock").open("wb"))
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_mine = False
+        except OSError as error:
+            raise _Unwritable from error
+        yield is_mine

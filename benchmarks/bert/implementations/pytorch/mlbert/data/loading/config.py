@@ -1,0 +1,248 @@
+"""Settings of the data: sets, batches, text and tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from mlbert.config.section import MOST_IN_PACK, MOST_PACKS, Contradiction, Section, setting
+
+
+class DataConfig(Section):
+    """Data sets, batches and packing."""
+
+    input_dir: Path = setting(
+        "DATADIR_PHASE2",
+        "Training set: a prepared one, TFRecords, or HDF5 shards of NVIDIA's scripts.",
+        key="input_dir",
+    )
+    eval_dir: Path = setting("EVALDIR", "Evaluation set, in one of the same forms.", key="eval_dir")
+    data_reader: Literal["auto", "dali"] = setting(
+        "DATA_READER", "dali reads a training set of TFRecords by NVIDIA DALI.", key="data_reader", default="auto"
+    )
+    train_batch_size: int = setting(
+        "BATCHSIZE",
+        "Packs of one optimizer step.",
+        key="train_batch_size",
+        unit="packs per rank and step",
+        ge=1,
+        le=MOST_PACKS,
+    )
+    gradient_accumulation_steps: int = setting(
+        "GRADIENT_STEPS",
+        "Parts of a step's batch; divides BATCHSIZE.",
+        key="gradient_accumulation_steps",
+        default=1,
+        unit="micro-batches",
+        ge=1,
+        le=MOST_PACKS,
+        fixed_on_resume=True,
+    )
+    average_packing_rate: float = setting(
+        "PACKING_FACTOR",
+        "Nominal value; global_batch_size is BATCHSIZE * ranks * PACKING_FACTOR.",
+        key="average_packing_rate",
+        unit="sequences per pack",
+        ge=1,
+        le=MOST_IN_PACK,
+    )
+    max_sequences_per_pack: int = setting(
+        "MAX_SEQUENCES_PER_PACK",
+        "Most that share a pack; 1 trains unpacked.",
+        key="max_sequences_per_pack",
+        default=1,
+        unit="sequences",
+        ge=1,
+        le=MOST_IN_PACK,
+        fixed_on_resume=True,
+    )
+    max_seq_length: int | None = setting(
+        "MAX_SEQ_LENGTH",
+        "Longest sequence that is made of text.",
+        key="max_seq_length",
+        default=None,
+        unit="tokens",
+        ge=8,
+        le=65535,
+        fixed_on_resume=True,
+    )
+    max_predictions_per_seq: int | None = setting(
+        "MAX_PREDICTIONS_PER_SEQ",
+        "Most masked tokens of a sequence.",
+        key="max_predictions_per_seq",
+        default=None,
+        unit="tokens",
+        ge=1,
+        le=65535,
+    )
+    bin_counts: str | None = setting(
+        "BIN_COUNTS",
+        "How many of a rank's BATCHSIZE come from each length bin, shortest first: 6 3 2 5; none: in proportion.",
+        key="bin_counts",
+        default=None,
+        unit="sequences",
+        fixed_on_resume=True,
+    )
+    exchange_padding: Literal["off", "group", "all"] = setting(
+        "EXCHANGE_PADDING",
+        "Ranks that deal out each micro-batch's packs by length, for as many tokens each: none, a node's, or all.",
+        key="exchange_padding",
+        default="off",
+    )
+    exchange_by: Literal["lengths", "gather"] = setting(
+        "EXCHANGE_BY",
+        "lengths: each rank reads what it is dealt; gather: it reads its own share, and the ranks exchange theirs.",
+        key="exchange_by",
+        default="lengths",
+    )
+    synthetic_data: bool = setting(
+        "SYNTH_DATA", "Train on generated tokens; needs no files.", key="synthetic_data", default=False
+    )
+
+    @property
+    def counts_of_bins(self) -> tuple[int, ...] | None:
+        """BIN_COUNTS as numbers. Raises ValueError: they are not whole numbers above 0."""
+        if self.bin_counts is None:
+            return None
+        words = self.bin_counts.replace(",", " ").split()
+        counts = tuple(int(word) for word in words if word.isdecimal())
+        if not words or len(counts) < len(words) or 0 in counts:
+            raise ValueError(self.bin_counts)
+        return counts
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield contradictions of batch, packing and bins; `mlbert.data.formats.bins.check_counts` compares with the
+        data."""
+        packs, parts = self.train_batch_size, self.gradient_accumulation_steps
+        if packs % parts:
+            problem = f"{parts} does not divide BATCHSIZE {packs}"
+            remedy = "BATCHSIZE counts the packs of all accumulation steps together; choose one that is divisible"
+            yield Contradiction("config.conflict", "GRADIENT_STEPS", problem, remedy)
+        rate, most = self.average_packing_rate, self.max_sequences_per_pack
+        if rate > most:
+            problem = f"is {rate:g} while MAX_SEQUENCES_PER_PACK is {most}"
+            remedy = "Set PACKING_FACTOR=1 for unpacked training, or allow more sequences"
+            yield Contradiction("config.conflict", "PACKING_FACTOR", problem, remedy)
+        yield from self._contradictions_of_bins()
+
+    def _contradictions_of_bins(self) -> Iterator[Contradiction]:
+        try:
+            counts = self.counts_of_bins
+        except ValueError:
+            problem = f"{self.bin_counts!r} are not whole numbers above 0"
+            yield Contradiction("config.value", "BIN_COUNTS", problem, 'Give for example "6 3 2 5"')
+            return
+        if counts is None:
+            return
+        if sum(counts) != self.train_batch_size:
+            problem = f"{self.bin_counts!r} sums to {sum(counts)}, BATCHSIZE is {self.train_batch_size}"
+            remedy = "Let them sum to BATCHSIZE, which counts all accumulation steps together"
+            yield Contradiction("config.conflict", "BIN_COUNTS", problem, remedy)
+        if self.max_sequences_per_pack > 1:
+            problem = f"is set while MAX_SEQUENCES_PER_PACK is {self.max_sequences_per_pack}: packs come from no bin"
+            remedy = "Set MAX_SEQUENCES_PER_PACK=1, or unset BIN_COUNTS"
+            yield Contradiction("config.conflict", "BIN_COUNTS", problem, remedy)
+        if self.synthetic_data:
+            problem = "is set while SYNTH_DATA is: random tokens have no bins"
+            yield Contradiction("config.conflict", "BIN_COUNTS", problem, "Unset one of them")
+
+    def oddities(self) -> Iterator[str]:
+        """Yield a sentence if EXCHANGE_BY has no effect."""
+        if self.exchange_by == "gather" and self.exchange_padding == "off":
+            yield "EXCHANGE_BY is gather, but nothing is exchanged: EXCHANGE_PADDING is off"
+
+
+class TextConfig(Section):
+    """Text that becomes tokens when it is read."""
+
+    tokenizer: str = setting(
+        "TOKENIZER", "Vocabulary of text: a vocab.txt, its folder, or the name of a model.", key="tokenizer"
+    )
+    shuffle: Literal["naive", "py1s", "py2s", "py1b", "py1br", "py1e"] | None = setting(
+        "SHUFFLE", "Order of the texts, as MosaicML Streaming names it; none: as they lie.", key="shuffle", default=None
+    )
+    drop_last: bool | None = setting(
+        "DROP_LAST",
+        "Leave an epoch's last step out where it is not full.",
+        key="drop_last",
+        default=None,
+        fixed_on_resume=True,
+    )
+
+
+class CorpusConfig(Section):
+    """A corpus of text to pre-train on, masked anew each time it is read."""
+
+    data_remote: str | None = setting(
+        "DATA_REMOTE",
+        "Folder or address that DATADIR_PHASE2 is the local copy of; none: it is the set itself.",
+        key="data_remote",
+        default=None,
+    )
+    eval_remote: str | None = setting("EVAL_REMOTE", "Likewise for EVALDIR.", key="eval_remote", default=None)
+    long_texts: Literal["split", "truncate"] | None = setting(
+        "LONG_TEXTS",
+        "What becomes of a text beyond MAX_SEQ_LENGTH: further sequences, or nothing.",
+        key="long_texts",
+        default=None,
+    )
+    shuffle_seed: int | None = setting(
+        "SHUFFLE_SEED", "Of that order.", key="shuffle_seed", default=None, ge=0, le=4294967295
+    )
+    canonical_nodes: int | None = setting(
+        "CANONICAL_NODES",
+        "Parts of the set that are shuffled and read side by side.",
+        key="canonical_nodes",
+        default=None,
+        ge=1,
+        le=65536,
+    )
+    masking_rate: float = setting(
+        "MASKING_RATE", "Chance of a token to be predicted.", key="masking_rate", gt=0, lt=1, fixed_on_resume=True
+    )
+    masking_rate_end: float | None = setting(
+        "MASKING_RATE_END",
+        "The same at the end of training; none: it stays.",
+        key="masking_rate_end",
+        default=None,
+        gt=0,
+        lt=1,
+        fixed_on_resume=True,
+    )
+    masking_schedule: Literal["constant", "linear", "cosine", "step"] | None = setting(
+        "MASKING_SCHEDULE",
+        "How the rate gets there; step: half-way.",
+        key="masking_schedule",
+        default=None,
+        fixed_on_resume=True,
+    )
+    eval_masking_rate: float | None = setting(
+        "EVAL_MASKING_RATE", "MASKING_RATE of the evaluation.", key="eval_masking_rate", default=None, gt=0, lt=1
+    )
+
+
+class TaskConfig(Section):
+    """A task to fine-tune on: files with columns, or one of GLUE's."""
+
+    task: str | None = setting(
+        "TASK", "Task to fine-tune on: one of GLUE's, or none for files with columns.", key="task", default=None
+    )
+    text_columns: str | None = setting(
+        "TEXT_COLUMNS",
+        "Columns of a task's text or pair of texts, with a comma between.",
+        key="text_columns",
+        default=None,
+    )
+    label_column: str | None = setting("LABEL_COLUMN", "Column of a task's label.", key="label_column", default=None)
+    num_labels: int | None = setting(
+        "NUM_LABELS",
+        "Classes of a task; 1 for a number to be predicted.",
+        key="num_labels",
+        default=None,
+        ge=1,
+        le=100000,
+    )
+    metric: str | None = setting(
+        "METRIC", "The task's metric that TARGET_MLM_ACCURACY is compared with.", key="metric", default=None
+    )

@@ -1,0 +1,135 @@
+"""TFRecords read by NVIDIA DALI's CPU pipeline (the ``nvidia-dali`` extra), as store and as source of batches.
+
+The same sequences in the same order as `mlbert.data.formats.tfrecord_store.TFRecordStore`, which finds and checks the
+records once; DALI then reads and decodes those that are asked for: a pipeline for each request, with an index that
+lists just these records. That costs some milliseconds a request, so it pays to ask for many at a time, and it does not
+check checksums again (every value is looked at). For those who have DALI's reader in their path; `TFRecordStore` is
+faster.
+
+Legend: S sequences asked for, W width of a list.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlbert.data.formats.ragged import DTYPES, Ragged, offsets_of
+from mlbert.data.formats.tfrecord_plain import MAX_ID, NAMES
+from mlbert.data.formats.tfrecord_store import TFRecordStore
+from mlbert.data.loading.packed import PackedSource
+from mlbert.host.errors import UserError
+
+_BATCH = 256  # records DALI decodes at a time
+_THREADS = min(4, os.cpu_count() or 1)
+
+
+def _import_dali() -> Any:
+    try:
+        for module in ("nvidia.dali.fn", "nvidia.dali.tfrecord"):
+            import_module(module)
+        return import_module("nvidia.dali")
+    except ImportError as error:
+        remedy = "Install it (pip install nvidia-dali-cuda120), or read the files without it"
+        raise UserError("package.missing", "nvidia-dali", f"cannot be imported ({error})", remedy) from None
+
+
+class DaliStore(TFRecordStore):
+    """`TFRecordStore` whose records come through DALI. Raises UserError as `TFRecordStore`, and where DALI cannot be
+    imported."""
+
+    def __init__(self, folder: Path | str, cached: bool = True) -> None:
+        self._dali = _import_dali()
+        super().__init__(folder, cached)
+
+    def _gather(self, indices: np.ndarray) -> Ragged:
+        if len(indices) == 0:
+            return Ragged.from_rows([])
+        wanted, place = np.unique(indices, return_inverse=True)
+        rows = _without_padding(self._decode(wanted))
+        if rows is None or (rows.lengths != self._index.lengths[wanted]).any():
+            reason = "a record is not what it was when the index was made"
+            raise UserError("data.changed", self.info.folder, reason, "Restore the files, and open them again")
+        return rows.take(place)
+
+    def _decode(self, wanted: np.ndarray) -> dict[str, np.ndarray]:
+        """Feature name -> [S, W], of the records ``wanted`` (ascending)."""
+        file = np.searchsorted(self._first, wanted, side="right") - 1
+        with tempfile.TemporaryDirectory(prefix="mlbert-dali-") as folder:
+            paths, lists = [], []
+            for number in np.unique(file).tolist():
+                records = wanted[file == number]
+                lines = zip(self._index.starts[records].tolist(), self._index.sizes[records].tolist(), strict=True)
+                lists.append(f"{folder}/{number}")
+                paths.append(str(self._paths[number]))
+                Path(lists[-1]).write_text("".join(f"{start} {size}\n" for start, size in lines))
+            return self._run(paths, lists, len(wanted))
+
+    def _run(self, paths: list[str], lists: list[str], count: int) -> dict[str, np.ndarray]:
+        batch = min(count, _BATCH)
+        pipeline = self._dali.Pipeline(batch, _THREADS, device_id=None, prefetch_queue_depth=1)
+        with pipeline:
+            read = self._dali.fn.readers.tfrecord(path=paths, index_path=lists, features=self._features())
+            pipeline.set_outputs(*(read[name] for name in NAMES))
+        try:
+            pipeline.build()
+            runs = [pipeline.run() for _ in range(-(-count // batch))]
+        except RuntimeError as error:
+            reason = f"DALI cannot read it: {next(line for line in str(error).splitlines() if line.strip())}"
+            raise UserError(
+                "data.damaged", self.info.folder, reason, "Open the files again, or read them without DALI"
+            ) from None
+        columns = zip(NAMES, zip(*runs, strict=True), strict=True)
+        return {name: np.concatenate([part.as_array() for part in parts])[:count] for name, parts in columns}
+
+    def _features(self) -> dict[str, Any]:
+        form = self._dali.tfrecord
+        features = {}
+        for name in NAMES:
+            size = self._widths.max_predictions if name.startswith("masked") else self._widths.max_seq_length
+            size = 1 if name == "next_sentence_labels" else size
+            kind, absent = (form.float32, 0.0) if name == "masked_lm_weights" else (form.int64, 0)
+            features[name] = form.FixedLenFeature([size], kind, absent)
+        return features
+
+
+class DaliSource(PackedSource):
+    """`PackedSource` over a folder of TFRecords that DALI reads: the same batches, and the same arguments."""
+
+    def _open_store(self) -> DaliStore:
+        return DaliStore(self.info.folder)
+
+
+def _without_padding(lists: dict[str, np.ndarray]) -> Ragged | None:
+    """Sequences of padded lists [S, W]; None when a value is not allowed."""
+    mask, used = lists["input_mask"], lists["masked_lm_weights"] > 0
+    lengths = mask.sum(axis=1)
+    inside = np.arange(mask.shape[1]) < lengths[:, None]
+    first = ((lists["segment_ids"] == 0) & inside).sum(axis=1)
+    segments = inside & (np.arange(mask.shape[1]) >= first[:, None])
+    tokens, labels = lists["input_ids"][inside], lists["masked_lm_ids"][used]
+    positions, next_sentence = lists["masked_lm_positions"], lists["next_sentence_labels"][:, 0]
+    fine = (
+        (mask == inside).all()
+        and (np.where(inside, lists["segment_ids"], 0) == segments).all()
+        and all(((ids >= 0) & (ids <= MAX_ID)).all() for ids in (tokens, labels))
+        and ((positions >= 0) & (positions < lengths[:, None]) | ~used).all()
+        and np.isin(next_sentence, (0, 1)).all()
+    )
+    if not fine:
+        return None
+    arrays = {
+        "tokens": tokens,
+        "offsets": offsets_of(lengths),
+        "masked_positions": positions[used],
+        "masked_labels": labels,
+        "masked_offsets": offsets_of(used.sum(axis=1)),
+        "first_lengths": first,
+        "next_sentence": next_sentence,
+    }
+    return Ragged(**{name: array.astype(DTYPES[name]) for name, array in arrays.items()})

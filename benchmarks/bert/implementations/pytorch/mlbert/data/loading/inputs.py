@@ -1,0 +1,73 @@
+"""What a pre-training run reads, looked at before a sample is read: model shape, data sets, vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.open import check_same_vocabulary, check_shape, check_vocabulary, describe, widths_at_most
+from mlbert.data.formats.wordpiece import load_vocabulary
+from mlbert.data.loading.config import DataConfig
+from mlbert.host.errors import UserError
+from mlbert.models.config import ModelConfig
+from mlbert.runs.starting_weights import weights_file
+
+SYNTHETIC = "synthetic"
+
+
+@dataclass(frozen=True)
+class PreTrainingInputs:
+    """Inputs that fit each other."""
+
+    shape: BertConfig  # of the model
+    train_data: str  # see `StoreInfo.known_as`, or "synthetic"
+    eval_data: str  # likewise
+    max_sequence_length: int  # of the training set, tokens
+    sequences_per_pack: float | None  # see `StoreInfo.sequences_per_pack`
+    vocabulary: Path | None  # the file that `mlbert prepare` leaves beside the training set; None where there is none
+
+
+def vocabulary_of(folder: Path) -> Path | None:
+    """The file that `mlbert prepare` leaves beside a training set, where it is there."""
+    vocabulary = folder.parent / "vocab.txt"
+    return vocabulary if vocabulary.exists() else None
+
+
+def inspect(model: ModelConfig, data: DataConfig) -> PreTrainingInputs:
+    """Looks at what BERT_CONFIG, DATADIR_PHASE2 and EVALDIR name; reads no sample. Raises UserError: something is
+    missing, or model, data sets and vocabulary do not fit each other."""
+    shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
+    packed = data.max_sequences_per_pack
+    if data.synthetic_data:
+        rate = 1.0 if packed == 1 else None
+        return PreTrainingInputs(shape, SYNTHETIC, SYNTHETIC, shape.max_position_embeddings, rate, None)
+    most = widths_at_most(data.max_seq_length, data.max_predictions_per_seq, shape)
+    train_set, eval_set = describe(data.input_dir, most), describe(data.eval_dir, most)
+    check_same_vocabulary(train_set, eval_set)
+    found = vocabulary_of(data.input_dir)
+    if found:
+        check_vocabulary(train_set, found)
+        check_start(model.init_checkpoint, found)
+    for one in (train_set, eval_set):
+        check_shape(one, shape, model.bert_config_file)
+    return PreTrainingInputs(
+        shape,
+        train_set.known_as,
+        eval_set.known_as,
+        train_set.max_seq_length,
+        train_set.sequences_per_pack(packed),
+        found,
+    )
+
+
+def check_start(init_checkpoint: Path | None, vocabulary: Path) -> None:
+    """Raises UserError where the vocabulary beside the starting weights is not the training set's."""
+    if init_checkpoint is None:
+        return
+    theirs = weights_file(init_checkpoint).with_name(vocabulary.name)
+    if theirs.is_file() and load_vocabulary(theirs) != load_vocabulary(vocabulary):
+        reason = f"is another vocabulary than {vocabulary}, which the training set is made of"
+        raise UserError(
+            "vocabulary.mismatch", theirs, reason, "Prepare the text with this one, or set another INIT_CHECKPOINT"
+        )

@@ -1,0 +1,141 @@
+"""Batches of random tokens with a real length distribution: for smoke tests and speed, no files needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mlbert.data.formats.deals import contiguous
+from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
+from mlbert.data.formats.order import Deal, Portion, StepShare
+from mlbert.data.formats.ragged import Ragged, offsets_of
+from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.exchange import ExchangeGroup
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.source import StepSource
+from mlbert.host.errors import UserError
+
+# Quantiles of the sequence lengths of the benchmark's training set, 512 tokens at most (public length histogram).
+LENGTH_QUANTILES = ((0.0, 5), (0.01, 22), (0.05, 36), (0.10, 48), (0.25, 84), (0.50, 204), (0.75, 484), (0.766, 512))
+CLS, SEP, MASK, FIRST_WORD = 2, 3, 4, 5
+
+
+def lengths_at(shares: np.ndarray, max_tokens: int) -> np.ndarray:
+    """Sequence lengths, int64, at these shares (0 to 1) of Wikipedia's distribution, scaled to ``max_tokens``."""
+    share, length = zip(*LENGTH_QUANTILES, strict=True)
+    return np.clip((np.interp(shares, share, length) * (max_tokens / 512)).astype(np.int64), 5, max_tokens)
+
+
+def sequences(lengths: np.ndarray, vocab_size: int, generator: np.random.Generator) -> Ragged:
+    """Made-up sequences of these lengths (int64 [S], each at least 5); token ids are below ``vocab_size``."""
+    offsets = offsets_of(lengths)
+    tokens = generator.integers(FIRST_WORD, vocab_size, offsets[-1]).astype(np.uint16)
+    first_lengths = generator.integers(3, lengths - 1)
+    tokens[offsets[:-1]] = CLS
+    tokens[offsets[:-1] + first_lengths - 1] = SEP
+    tokens[offsets[1:] - 1] = SEP
+    masked = np.clip(np.rint(lengths * MASKED_SHARE).astype(np.int64), 1, MAX_PREDICTIONS)
+    words = [np.setdiff1d(np.arange(1, n - 1), [f - 1]) for n, f in zip(lengths, first_lengths, strict=True)]
+    masked = np.minimum(masked, [len(positions) for positions in words])
+    chosen = [np.sort(generator.choice(w, n, replace=False)) for w, n in zip(words, masked, strict=True)]
+    positions = np.concatenate(chosen)
+    where = positions + np.repeat(offsets[:-1], masked)
+    labels = tokens[where].copy()
+    tokens[where] = MASK
+    return Ragged(
+        tokens=tokens,
+        offsets=offsets,
+        masked_positions=positions.astype(np.uint16),
+        masked_labels=labels,
+        masked_offsets=offsets_of(masked),
+        first_lengths=first_lengths.astype(np.uint16),
+        next_sentence=generator.integers(0, 2, len(lengths)).astype(np.uint8),
+    )
+
+
+class SyntheticSource(StepSource):
+    """Random tokens; each pack depends on (seed, step, its number in the step) only.
+
+    Args:
+        packs_per_step, accumulation, rank, world_size, deal, gather_over: see
+            `mlbert.data.loading.packed.PackedSource`.
+        max_sequences_per_pack: sequences are put into a pack in the order they are drawn, at most so many.
+        vocab_size: token ids are below it.
+        max_tokens: slots of a pack and longest sequence.
+    """
+
+    def __init__(
+        self,
+        *,
+        packs_per_step: int,
+        accumulation: int = 1,
+        max_sequences_per_pack: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        deal: Deal = contiguous,
+        gather_over: ExchangeGroup | None = None,
+        vocab_size: int,
+        max_tokens: int,
+    ) -> None:
+        if vocab_size <= FIRST_WORD or max_tokens < 5:
+            raise UserError(
+                "config.range", "SYNTH_DATA", f"vocabulary {vocab_size} or pack length {max_tokens} is too small"
+            )
+        self.share = StepShare(packs_per_step, accumulation, rank, world_size)
+        self.max_tokens = max_tokens
+        self._vocab_size, self._max_sequences, self._seed = vocab_size, max_sequences_per_pack, seed
+        self._deal = deal
+        super().__init__("SYNTH_DATA", {"seed": seed, "global_packs": self.share.global_units})
+        self._read = self._exchanged(self._made_up, self.share, gather_over)
+
+    def batches_of(self, step: int) -> list[HostBatch]:
+        """See `StepSource.batches_of`."""
+        return [
+            HostBatch.of(part.rows, part.sequences_per_unit, part.units, self.max_tokens, self._page_locked)
+            for part in self._read(step)
+        ]
+
+    def _made_up(self, step: int) -> list[Portion]:
+        def lengths(units: np.ndarray) -> np.ndarray:
+            return np.asarray([self._lengths(self._generator(step, unit)).sum() for unit in units.tolist()], np.int64)
+
+        portions = []
+        for units in self._deal(self.share, lengths):
+            packs = [self._pack(step, pack) for pack in units.tolist()]
+            counts = np.asarray([len(pack) for pack in packs])
+            portions.append(Portion(Ragged.concatenate(packs), counts, units))
+        return portions
+
+    def _generator(self, step: int, pack: int) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, step, pack])))
+
+    def _lengths(self, generator: np.random.Generator) -> np.ndarray:
+        """Of the sequences of the generator's pack; the first that is drawn of it."""
+        lengths = lengths_at(generator.random(self._max_sequences), self.max_tokens)
+        return lengths[: max(1, int(np.searchsorted(np.cumsum(lengths), self.max_tokens, side="right")))]
+
+    def _pack(self, step: int, pack: int) -> Ragged:
+        generator = self._generator(step, pack)
+        return sequences(self._lengths(generator), self._vocab_size, generator)
+
+
+class SyntheticEvalSet:
+    """The interface of `mlbert.data.loading.evaluation.EvalSet` over one step's batches of a synthetic source."""
+
+    def __init__(self, source: SyntheticSource) -> None:
+        self._batches = source.batches_of(0)
+        self.num_examples = sum(batch.num_samples for batch in self._batches) * source.share.world_size
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """As of `EvalSet`."""
+        return (Budget.over(self._batches),)
+
+    def open(self) -> None:
+        """Nothing to open."""
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        """The same batches at every pass."""
+        return iter(self._batches)

@@ -1,0 +1,164 @@
+"""A task's rows as batches: [CLS] text [SEP], or [CLS] first [SEP] second [SEP] as segments 0 and 1, unpadded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mlbert.data.formats.order import StepShare, even_parts
+from mlbert.data.formats.permutation import Permutation
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.tasks import TaskRows
+from mlbert.data.formats.tokenizer import Tokenizer
+from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.source import StepSource
+from mlbert.host.errors import UserError
+
+
+def truncated(first: int, second: int, room: int) -> tuple[int, int]:
+    """Lengths of a pair's texts that fit ``room`` tokens when tokens are taken off the end of the longer one, of the
+    second of two equals, as BERT's published code does."""
+    second = min(second, max(room - first, room // 2))
+    return min(first, room - second), second
+
+
+def encode(rows: TaskRows, tokenizer: Tokenizer, max_seq_length: int) -> Ragged:
+    """The sequences of all rows, cut to ``max_seq_length`` tokens, with labels (0 where there are none)."""
+    cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
+    encoded = [tokenizer.encode_all(texts) for texts in rows.texts]
+
+    def text(column: int, row: int) -> list[int]:
+        ids, offsets = encoded[column]
+        return ids[offsets[row] : offsets[row + 1]].tolist()
+
+    def sequences() -> Iterator[tuple[list[int], int, bool, list[int], list[int]]]:
+        for row in range(len(rows)):
+            first = text(0, row)
+            if len(encoded) == 1:
+                tokens = [*cls, *first[: max_seq_length - 2], *sep]
+                yield tokens, len(tokens), False, [], []
+            else:
+                second = text(1, row)
+                a, b = truncated(len(first), len(second), max_seq_length - 3)
+                yield [*cls, *first[:a], *sep, *second[:b], *sep], a + 2, False, [], []
+
+    labels = np.zeros(len(rows), np.float32) if rows.labels is None else rows.labels
+    return replace(Ragged.from_rows(sequences()), labels=labels)
+
+
+def budget_of(share: StepShare, max_seq_length: int) -> Budget:
+    """What a micro-batch holds at most."""
+    return _budget(share.units // share.accumulation, max_seq_length)
+
+
+def _budget(sequences: int, max_seq_length: int) -> Budget:
+    return replace(Budget.rounded(sequences * max_seq_length, sequences, 0, max_seq_length), has_labels=True)
+
+
+class TaskSource(StepSource):
+    """Endless optimizer steps over a task's training rows; every epoch takes each row once.
+
+    Args:
+        rows: with labels; texts become tokens in `open`.
+        tokenizer, max_seq_length: see `encode`.
+        share: of a full step. An epoch's last step is smaller where it does not come out even; the rows of one too
+            small for every micro-batch to have one are left out.
+        drop_last: leave every step out that is not full.
+        seed: of the order of each epoch; None: as the rows lie.
+    """
+
+    def __init__(
+        self,
+        rows: TaskRows,
+        tokenizer: Tokenizer,
+        *,
+        max_seq_length: int,
+        share: StepShare,
+        drop_last: bool,
+        seed: int | None,
+    ) -> None:
+        self._rows, self._tokenizer, self._max_tokens = rows, tokenizer, max_seq_length
+        self._share, self._seed = share, seed
+        self._encoded: Ragged | None = None
+        self.steps_per_epoch = steps_per_epoch(len(rows), share, drop_last)
+        if self.steps_per_epoch == 0:
+            reason = f"its {len(rows)} rows are fewer than one step's {share.global_units}"
+            raise UserError("data.too-small", rows.path, reason, "Lower BATCHSIZE or give more rows")
+        identity = {"seed": seed, "global_batch": share.global_units, "data": rows.identity, "drop_last": drop_last}
+        super().__init__(rows.path, identity)
+
+    def open(self) -> None:
+        """Makes tokens of all texts."""
+        self._encoded = encode(self._rows, self._tokenizer, self._max_tokens)
+
+    def batches_of(self, step: int) -> list[HostBatch]:
+        """See `StepSource.batches_of`."""
+        assert self._encoded is not None, "open() first"
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+        share, first = self._share, step_in_epoch * self._share.global_units
+        count = min(share.global_units, len(self._rows) - first)
+        mine = np.array_split(np.arange(count), share.world_size)[share.rank]
+        batches = []
+        for units in np.array_split(mine, share.accumulation):
+            chosen = self._order(epoch, first + units)
+            batches.append(
+                HostBatch.of_sequences(self._encoded.take(chosen), units, self._max_tokens, self._page_locked)
+            )
+        return batches
+
+    def _order(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        return positions if self._seed is None else Permutation(len(self._rows), (self._seed, epoch))(positions)
+
+
+def steps_per_epoch(num_rows: int, share: StepShare, drop_last: bool) -> int:
+    """Optimizer steps of an epoch, see `TaskSource`."""
+    full, rest = divmod(num_rows, share.global_units)
+    return full + (not drop_last and rest >= share.world_size * share.accumulation)
+
+
+class TaskEvalSet:
+    """This rank's share of one or several files' rows, each once, in their order: rank by rank they are all rows.
+
+    Args:
+        parts: the files.
+        tokenizer, max_seq_length: see `encode`.
+        batch_size: most rows of one batch.
+        rank, world_size: of this process.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[TaskRows],
+        tokenizer: Tokenizer,
+        *,
+        max_seq_length: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self._parts, self._tokenizer, self._max_tokens = parts, tokenizer, max_seq_length
+        self._batch_size = batch_size
+        self.num_examples = sum(len(part) for part in parts)
+        self._mine = even_parts(self.num_examples, rank, world_size, batch_size)
+        self._batches: list[HostBatch] | None = None
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """As of `mlbert.data.loading.evaluation.EvalSet`."""
+        whole = _budget(self._batch_size, self._max_tokens)
+        return (*whole.smaller_ones(), whole)
+
+    def open(self) -> None:
+        """Makes tokens of all texts of this rank."""
+        encoded = Ragged.concatenate([encode(part, self._tokenizer, self._max_tokens) for part in self._parts])
+        self._batches = [
+            HostBatch.of_sequences(encoded.take(chosen), chosen, self._max_tokens) for chosen in self._mine
+        ]
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        """This rank's batches, always in the same order."""
+        assert self._batches is not None, "open() first"
+        return iter(self._batches)

@@ -1,0 +1,296 @@
+"""Masked language modelling on texts: training batches and the evaluation set.
+
+The texts are an MDS set, here or elsewhere (`mlbert.data.formats.token_shards`); `mlbert.data.loading.text_lanes` says
+which piece of which text a step holds, `mlbert.data.formats.text_masking` what is to be predicted.
+
+Legend: B sequences of a step over all ranks ("lanes").
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlbert.data.formats.order import StepShare, even_parts
+from mlbert.data.formats.ragged import offsets_of
+from mlbert.data.formats.text_masking import Masking
+from mlbert.data.formats.token_shards import TokenShards, open_texts
+from mlbert.data.formats.tokenizer import Tokenizer
+from mlbert.data.formats.vocabulary_checks import unknown_share
+from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.source import StepSource
+from mlbert.data.loading.text_lanes import EpochOrders, Lanes, PieceLanes, WholeLanes
+from mlbert.data.loading.text_pieces import Ahead, Pieces
+from mlbert.host.errors import UserError
+
+SPLIT, TRUNCATE = "split", "truncate"
+
+
+@dataclass(frozen=True)
+class TextInfo:
+    """What is known of a set of texts before one is read."""
+
+    identity: str  # "sha256:...", of its index and the tokenizer
+    num_texts: int
+
+
+@dataclass(frozen=True)
+class TextSet:
+    """A set of texts and how they become sequences.
+
+    Args:
+        local: its folder on this machine.
+        remote: where ``local`` is copied from, a path or an address; None: it is the set itself.
+        max_seq_length: longest sequence, tokens.
+        long_texts: "split": a text becomes as many sequences as it takes, none if it is empty; "truncate": one, of
+            its beginning; of an empty text [CLS] [SEP] alone.
+    """
+
+    local: Path
+    remote: str | None
+    tokenizer: Tokenizer
+    max_seq_length: int
+    long_texts: str
+
+
+def describe_text(local: Path, remote: str | None, tokenizer: Tokenizer) -> TextInfo:
+    """Reads the index alone, which is copied to ``local``. Raises UserError: there is none, or one without texts."""
+    reader = open_texts(local, remote)
+    digest = hashlib.sha256(f"{reader.identity}\0{tokenizer.identity}".encode()).hexdigest()
+    return TextInfo(f"sha256:{digest}", len(reader))
+
+
+def count_sequences(texts: TextSet) -> int:
+    """Sequences of one pass over the set; where texts are split, all are tokenised for it."""
+    reader = open_texts(texts.local, texts.remote)
+    if texts.long_texts == TRUNCATE:
+        return len(reader)
+    pieces = Pieces(TokenShards(reader, texts.tokenizer, texts.local), texts.tokenizer, texts.max_seq_length)
+    return int(pieces.all_counts(0, 1).sum())
+
+
+def _masking(tokenizer: Tokenizer, seed: int) -> Masking:
+    return Masking(tokenizer.special_ids, tokenizer.mask_id, len(tokenizer.vocabulary), seed)
+
+
+class TextSource(StepSource):
+    """Endless optimizer steps over a set of texts, of which nothing but the index is touched before `open`.
+
+    A rank has the lanes rank, rank + world_size, ..., so that it needs the shards of its own canonical nodes alone
+    where texts are truncated and the ranks divide the nodes. Where texts are split, each rank follows all lanes.
+
+    Args:
+        sequences_per_step: of one rank, all micro-batches together.
+        accumulation, rank, world_size: see `mlbert.data.formats.order.StepShare`.
+        shuffle, shuffle_seed, canonical_nodes: see `mlbert.data.formats.mds_order.sample_order`.
+        rate: from the step to the chance of a token to be predicted.
+        seed: of the masks.
+    """
+
+    def __init__(
+        self,
+        texts: TextSet,
+        *,
+        sequences_per_step: int,
+        accumulation: int = 1,
+        shuffle: str | None,
+        shuffle_seed: int,
+        canonical_nodes: int,
+        rate: Callable[[int], float],
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.share = StepShare(sequences_per_step, accumulation, rank, world_size)
+        self.max_tokens = texts.max_seq_length
+        self.info = describe_text(texts.local, texts.remote, texts.tokenizer)
+        lanes = self.share.global_units
+        if self.info.num_texts < lanes:
+            reason = f"its {self.info.num_texts} texts are fewer than one step's {lanes} sequences"
+            raise UserError("data.too-small", texts.remote or texts.local, reason, "Lower BATCHSIZE or give more text")
+        self._texts, self._rate = texts, rate
+        self._masking = _masking(texts.tokenizer, seed)
+        self._order: dict[str, Any] = {"shuffle": shuffle, "seed": shuffle_seed, "canonical_nodes": canonical_nodes}
+        self._canonical_nodes = canonical_nodes
+        self._mine = np.arange(rank, lanes, world_size)
+        self._opened: _Opened | None = None
+        self._position: dict[str, Any] = {}  # what was loaded before `open`
+        identity = {
+            "seed": seed,
+            "global_sequences": lanes,
+            "max_tokens": self.max_tokens,
+            "long_texts": texts.long_texts,
+            "order": self._order,
+            "data": self.info.identity,
+        }
+        super().__init__(texts.remote or texts.local, identity)
+
+    def open(self) -> None:
+        """Open the set. Raises UserError: it is gone, or another one than before; or the order cannot be had."""
+        texts = self._texts
+        reader = open_texts(texts.local, texts.remote)
+        shards = TokenShards(reader, texts.tokenizer, texts.local)
+        orders = EpochOrders(reader.shard_sizes, self.share.global_units, **self._order)
+        pieces = Pieces(shards, texts.tokenizer, texts.max_seq_length)
+        lanes: Lanes = WholeLanes(orders, self.share.global_units)
+        if texts.long_texts == SPLIT:
+            lanes = PieceLanes(orders, self.share.global_units, pieces.counts)
+        mine = (self.share.rank, self.share.world_size) if texts.long_texts == TRUNCATE else (0, 1)
+        ahead = Ahead(shards, orders, self._canonical_nodes, *mine)
+        self._opened = _Opened(orders, lanes, pieces, ahead)
+        self._go_to(self._step, self._position)
+
+    @property
+    def is_preparing(self) -> bool:
+        """See `StepSource.is_preparing`."""
+        return self._opened is not None and self._opened.orders.is_computing
+
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of one epoch, the mean over the lanes, rounded down; after `open`. Where texts are split, all
+        are tokenised for it."""
+        assert self._opened is not None, "open() first"
+        if self._texts.long_texts == TRUNCATE:
+            return self._opened.orders.length // self.share.global_units
+        counts = self._opened.pieces.all_counts(self.share.rank, self.share.world_size)
+        return int(counts[self._opened.orders(0)].sum()) // self.share.global_units
+
+    def batches_of(self, step: int) -> list[HostBatch]:
+        """See `StepSource.batches_of`."""
+        assert self._opened is not None, "open() first"
+        self._opened.ahead.reach(*self._opened.lanes.front(step))
+        texts, pieces = self._opened.lanes.take(step)
+        tokens, offsets = self._opened.pieces.rows(texts[self._mine], pieces[self._mine])
+        rows = self._masking(tokens, offsets, step, self._mine, self._rate(step))
+        size = self.share.units // self.share.accumulation
+        return [
+            HostBatch.of_sequences(
+                rows.slice(first, first + size), self._mine[first : first + size], self.max_tokens, self._page_locked
+            )
+            for first in range(0, self.share.units, size)
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `StepSource.state_dict`; where texts are split, with the position of every lane, on every rank."""
+        lanes = self._position if self._opened is None else self._opened.lanes.state(self._step)
+        return {**super().state_dict(), "lanes": lanes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `StepSource.load_state_dict`."""
+        super().load_state_dict(state)
+        self._position = state.get("lanes", {})
+        if self._opened is not None:
+            self._go_to(self._step, self._position)
+
+    def close(self) -> None:
+        """See `StepSource.close`."""
+        super().close()
+        if self._opened is not None:
+            self._opened.ahead.close()
+
+    def _go_to(self, step: int, position: dict[str, Any]) -> None:
+        assert self._opened is not None, "after open()"
+        if not step and not position:
+            return
+        try:
+            self._opened.lanes.go_to(step, position)
+        except (ValueError, TypeError):
+            raise UserError(
+                "checkpoint.damaged", self._name, "the saved position is damaged", "Resume from another checkpoint"
+            ) from None
+
+
+@dataclass(frozen=True)
+class _Opened:
+    orders: EpochOrders
+    lanes: Lanes
+    pieces: Pieces
+    ahead: Ahead
+
+
+class TextEvalSet:
+    """The interface of `mlbert.data.loading.evaluation.EvalSet` over texts in the order of their set; masks stay the
+    same.
+
+    Args:
+        num_examples: the first so many sequences are used, or all where there are fewer; None: all.
+        batch_size: most sequences of one batch.
+        rate: chance of a token to be predicted.
+        seed: of the masks.
+    """
+
+    def __init__(
+        self,
+        texts: TextSet,
+        num_examples: int | None,
+        batch_size: int,
+        *,
+        rate: float,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        assert 0 <= rank < world_size
+        if batch_size < 1:
+            raise UserError(
+                "config.range", "EVAL_BATCH_SIZE", f"{batch_size} is not a number of sequences", "Set it to 1 or more"
+            )
+        self.info = describe_text(texts.local, texts.remote, texts.tokenizer)
+        self._texts, self._batch_size, self._rate = texts, batch_size, rate
+        self._masking = _masking(texts.tokenizer, seed)
+        self._rank, self._world_size = rank, world_size
+        self._num_examples = num_examples
+        if texts.long_texts == TRUNCATE:
+            self._settle(self.info.num_texts)
+        self._batches: list[HostBatch] | None = None
+
+    @property
+    def num_examples(self) -> int:
+        """Sequences over all ranks; where texts are split, known after `open`."""
+        assert self._num_examples is not None, "open() first"
+        return self._num_examples
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """As of `mlbert.data.loading.evaluation.EvalSet`."""
+        whole = Budget.of_sequences(self._batch_size, self._texts.max_seq_length, self._rate)
+        return (*whole.smaller_ones(), whole)
+
+    def open(self) -> None:
+        """Read the texts and mask them: the first touch of evaluation data. Raises UserError: a file is missing or
+        damaged, there is no sequence, or most of their words are [UNK]."""
+        texts = self._texts
+        shards = TokenShards(open_texts(texts.local, texts.remote), texts.tokenizer, texts.local)
+        pieces = Pieces(shards, texts.tokenizer, texts.max_seq_length)
+        counts = np.ones(self.info.num_texts, np.int64)
+        if texts.long_texts == SPLIT:
+            counts = pieces.all_counts(self._rank, self._world_size)
+        first = offsets_of(counts)  # sequence of each text
+        self._settle(int(first[-1]))
+        parts = even_parts(self.num_examples, self._rank, self._world_size, self._batch_size)
+        of_parts = [np.searchsorted(first, numbers, side="right") - 1 for numbers in parts]
+        pieces.prepare(np.unique(np.concatenate([np.empty(0, np.int64), *of_parts])))
+        self._batches, read = [], [np.empty(0, np.uint16)]
+        for numbers, chosen in zip(parts, of_parts, strict=True):
+            tokens, offsets = pieces.rows(chosen, numbers - first[chosen])
+            read.append(tokens)
+            rows = self._masking(tokens, offsets, 0, numbers, self._rate)
+            self._batches.append(HostBatch.of_sequences(rows, numbers, texts.max_seq_length))
+        unknown_share(np.concatenate(read), texts.tokenizer.vocabulary, texts.local, texts.tokenizer.name)
+
+    def _settle(self, available: int) -> None:
+        if available < 1:
+            raise UserError(
+                "data.empty", self._texts.remote or self._texts.local, "holds no text", "Give texts to evaluate on"
+            )
+        self._num_examples = min(available, self._num_examples or available)
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        """This rank's batches, always in the same order."""
+        assert self._batches is not None, "open() first"
+        return iter(self._batches)

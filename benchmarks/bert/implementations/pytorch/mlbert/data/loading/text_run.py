@@ -1,0 +1,122 @@
+"""The batches of a masked-LM run on texts, as its settings ask for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.token_shards import TokenShards, open_texts
+from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
+from mlbert.data.loading.inputs import PreTrainingInputs
+from mlbert.data.loading.masking_rates import MaskingRate
+from mlbert.data.loading.text import TextEvalSet, TextSet, TextSource, count_sequences, describe_text
+from mlbert.host.errors import UserError
+from mlbert.models.config import ModelConfig
+from mlbert.training.config import EvaluationConfig
+
+_COUNTED_TEXTS = 4096
+
+
+def inspect(model: ModelConfig, data: DataConfig, text: TextConfig, corpus: CorpusConfig) -> PreTrainingInputs:
+    """Looks at the sets' indices, the vocabulary and the model's shape; reads no text. Raises UserError: something is
+    missing, or they do not fit each other."""
+    shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
+    tokenizer = load_tokenizer(text.tokenizer)
+    if len(tokenizer.vocabulary) != shape.vocab_size:
+        reason = f"has {len(tokenizer.vocabulary)} entries, the model's shape says vocab_size {shape.vocab_size}"
+        raise UserError(
+            "vocabulary.mismatch",
+            f"TOKENIZER={text.tokenizer}",
+            reason,
+            "Use the tokenizer of the model, or its vocab_size",
+        )
+    length = sequence_length(data)
+    if shape.position_embedding_type == "absolute" and length > shape.max_position_embeddings:
+        reason = f"is more than the model's {shape.max_position_embeddings} positions"
+        raise UserError(
+            "config.conflict", f"MAX_SEQ_LENGTH={length}", reason, "Lower it, or raise max_position_embeddings"
+        )
+    train = describe_text(data.input_dir, corpus.data_remote, tokenizer)
+    evaluation = describe_text(data.eval_dir, corpus.eval_remote, tokenizer)
+    return PreTrainingInputs(shape, train.identity, evaluation.identity, length, 1.0, tokenizer.file)
+
+
+def make_source(
+    data: DataConfig, text: TextConfig, corpus: CorpusConfig, max_steps: int, *, seed: int, rank: int, world_size: int
+) -> TextSource:
+    """This rank's share of the training texts."""
+    first = corpus.masking_rate
+    last = first if corpus.masking_rate_end is None else corpus.masking_rate_end
+    return TextSource(
+        _texts(data, text, corpus, data.input_dir, corpus.data_remote),
+        sequences_per_step=data.train_batch_size,
+        accumulation=data.gradient_accumulation_steps,
+        shuffle=text.shuffle,
+        shuffle_seed=corpus.shuffle_seed or 0,
+        canonical_nodes=corpus.canonical_nodes or 1,
+        rate=MaskingRate(corpus.masking_schedule or "constant", first, last, max_steps),
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def make_evaluation_set(
+    data: DataConfig,
+    text: TextConfig,
+    corpus: CorpusConfig,
+    evaluation: EvaluationConfig,
+    *,
+    rank: int,
+    world_size: int,
+) -> TextEvalSet:
+    """This rank's share of the evaluation texts; their masks are the same in every run."""
+    return TextEvalSet(
+        _texts(data, text, corpus, data.eval_dir, corpus.eval_remote),
+        evaluation.num_eval_examples,
+        evaluation.eval_batch_size,
+        rate=corpus.eval_masking_rate or corpus.masking_rate,
+        seed=0,
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def token_counts(data: DataConfig, text: TextConfig, corpus: CorpusConfig) -> np.ndarray:
+    """int64 [V], how often each entry of the vocabulary is in the beginning of the training set, special ones never.
+    Reads its first shard. Raises UserError: it is missing or damaged."""
+    tokenizer = load_tokenizer(text.tokenizer)
+    reader = open_texts(data.input_dir, corpus.data_remote)
+    first = range(min(int(reader.shard_sizes[0]), _COUNTED_TEXTS))
+    texts = TokenShards(reader, tokenizer, data.input_dir).loose([*first])
+    counts = np.bincount(np.concatenate([np.empty(0, np.uint16), *texts]), minlength=len(tokenizer.vocabulary))
+    counts[list(tokenizer.special_ids)] = 0
+    return counts
+
+
+def budget_of(data: DataConfig, corpus: CorpusConfig) -> Budget:
+    """What a micro-batch holds at most."""
+    sequences = data.train_batch_size // data.gradient_accumulation_steps
+    return Budget.of_sequences(
+        sequences, sequence_length(data), max(corpus.masking_rate, corpus.masking_rate_end or 0.0)
+    )
+
+
+def count(local: Path, remote: str | None, tokenizer: str, max_seq_length: int, long_texts: str) -> int:
+    """Sequences that a set of texts makes; where they are split, all are tokenised for it."""
+    return count_sequences(TextSet(local, remote, load_tokenizer(tokenizer), max_seq_length, long_texts))
+
+
+def sequence_length(data: DataConfig) -> int:
+    """Return MAX_SEQ_LENGTH, which recipes on text require."""
+    assert data.max_seq_length is not None
+    return data.max_seq_length
+
+
+def _texts(data: DataConfig, text: TextConfig, corpus: CorpusConfig, local: Path, remote: str | None) -> TextSet:
+    tokenizer = load_tokenizer(text.tokenizer)
+    return TextSet(local, remote, tokenizer, sequence_length(data), corpus.long_texts or "split")

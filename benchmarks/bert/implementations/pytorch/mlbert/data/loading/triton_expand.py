@@ -1,0 +1,119 @@
+"""The expansion of a `HostBatch` as one Triton kernel: a program for every BLOCK indices of all outputs.
+
+Legend as in `mlbert.data.loading.host_batch`; T', S', M' are the sizes of the filled batch.
+"""
+
+# mypy: disallow-untyped-defs=False
+# (kernels take what Triton makes of their arguments; their docstrings give the types)
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlbert.data.loading.batch import IGNORED_LABEL, Batch
+
+BLOCK = 256
+HALVINGS = 20  # of the sequences that a token may belong to; one number for all sizes, so that one kernel serves all
+MAX_SEQUENCES = 1 << (HALVINGS - 1)
+
+# In the order of the kernel's arguments.
+INPUTS = ["ids", "masked_labels", "masked_positions", "cu_seqlens", "first_lengths", "first_rows", "next_sentence"]
+OUTPUTS = (
+    *("input_ids", "segment_ids", "position_ids", "dropout_rows"),
+    *("cu_seqlens", "masked_positions", "masked_labels", "next_sentence_labels"),
+)
+
+
+def expand(parts: Mapping[str, Tensor], out: Batch) -> None:
+    """See `mlbert.data.loading.host_batch.expand_plain`, whose results it has bit by bit."""
+    sizes = parts["ids"].numel(), parts["next_sentence"].numel(), parts["masked_labels"].numel()
+    filled = out.num_tokens, out.num_samples, out.num_masked
+    assert all(size <= limit for size, limit in zip(sizes, filled, strict=True)), "the batch is larger than its target"
+    assert sizes[1] <= MAX_SEQUENCES, f"{sizes[1]} sequences"
+    grid = (triton.cdiv(max(filled[0], filled[1] + 1, filled[2]), BLOCK),)
+    expand_kernel[grid](
+        *(parts[name] for name in INPUTS),
+        *(getattr(out, name) for name in OUTPUTS),
+        *sizes,
+        *filled,
+        IGNORED=IGNORED_LABEL,
+        HALVINGS=HALVINGS,
+        BLOCK=BLOCK,
+    )
+    if out.labels is not None:  # of small tasks only: not worth a second form of the kernel
+        out.labels[: sizes[1]].copy_(parts["labels"])
+        out.labels[sizes[1] :].zero_()
+
+
+# Sizes change from batch to batch: a kernel specialised for some would be compiled in the middle of a run.
+@triton.jit(do_not_specialize=["tokens", "sequences", "masked", "tokens_out", "sequences_out", "masked_out"])
+def expand_kernel(
+    ids,
+    labels,
+    places,
+    bounds,
+    first_lengths,
+    first_rows,
+    next_sentence,
+    input_ids,
+    segment_ids,
+    position_ids,
+    dropout_rows,
+    cu_seqlens,
+    masked_positions,
+    masked_labels,
+    next_sentence_labels,
+    tokens,
+    sequences,
+    masked,
+    tokens_out,
+    sequences_out,
+    masked_out,
+    IGNORED: tl.constexpr,
+    HALVINGS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Index i of every output. Grid: max(T', S'+1, M') / BLOCK.
+
+    Inputs: the parts of `mlbert.data.loading.host_batch`. Outputs: int64 [T'], [T'], [T'], int32 [T'], int32 [S'+1],
+    int64 [M'], [M'], [S'].
+    """
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+
+    # The token's sequence is the first whose end lies behind the token, found by halving low to high, which hold it.
+    real = index < tokens
+    low = tl.zeros([BLOCK], tl.int32)
+    high = tl.zeros([BLOCK], tl.int32) + sequences - 1
+    for _ in tl.static_range(HALVINGS):
+        middle = (low + high) // 2
+        behind = tl.load(bounds + middle + 1, mask=real, other=0) <= index
+        behind = behind & (low < high)
+        high = tl.where(behind, high, tl.where(low < high, middle, high))
+        low = tl.where(behind, middle + 1, low)
+    position = index - tl.load(bounds + low, mask=real, other=0)
+    segment = position >= tl.load(first_lengths + low, mask=real, other=0)
+    row = position + tl.load(first_rows + low, mask=real, other=0)
+    word = tl.load(ids + index, mask=real, other=0).to(tl.int32) & 0xFFFF  # loaded as a signed number
+    inside = index < tokens_out
+    tl.store(input_ids + index, word.to(tl.int64), mask=inside)
+    tl.store(segment_ids + index, tl.where(real, segment.to(tl.int64), 0), mask=inside)
+    tl.store(position_ids + index, tl.where(real, position, 0).to(tl.int64), mask=inside)
+    tl.store(dropout_rows + index, tl.where(real, row, 0), mask=inside)
+
+    real = index < masked
+    place = tl.load(places + index, mask=real, other=0)
+    label = tl.load(labels + index, mask=real, other=0).to(tl.int32) & 0xFFFF
+    tl.store(masked_positions + index, place.to(tl.int64), mask=index < masked_out)
+    tl.store(masked_labels + index, tl.where(real, label, IGNORED).to(tl.int64), mask=index < masked_out)
+
+    real = index < sequences
+    random_next = tl.load(next_sentence + index, mask=real, other=0).to(tl.int32)
+    tl.store(
+        next_sentence_labels + index, tl.where(real, random_next, IGNORED).to(tl.int64), mask=index < sequences_out
+    )
+    bound = tl.load(bounds + index, mask=index <= sequences, other=0)
+    tl.store(cu_seqlens + index, tl.where(index <= sequences, bound, tokens), mask=index <= sequences_out)

@@ -1,0 +1,328 @@
+"""A WikiExtractor folder to text parts and evaluation text.
+
+First pass, a job for about 16 MB of neighbouring files: their articles, one after another, into a unit file, and
+beside it the length and MD5 of each. Then the evaluation articles are chosen, which takes only the counts. Second
+pass, a job a part: the part's articles are copied from the units. Memory does not grow with the input but by
+20 bytes an article. ``clean.json`` comes last; until then the same command goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlbert.data.formats.checksums import FileSum, file_xxh3
+from mlbert.data.formats.manifest import no_folder, reading, write_json
+from mlbert.data.prepare import wiki_text
+from mlbert.data.prepare.finished import is_whole, keep_apart, read_summary
+from mlbert.data.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.data.prepare.separate import drawn_articles, read_hashes
+from mlbert.host.checksummed_json import add_checksum
+from mlbert.host.errors import UserError
+from mlbert.host.files import whole_file, write_atomically
+
+FINISHED = "clean.json"
+SCRATCH = "clean.tmp"
+UNIT_BYTES = 16_000_000
+FORM = 1  # of the cleaned text; a change of any cleaning rule raises it
+_WIKI = re.compile(r"wiki_\d{1,6}")
+_PART = re.compile(r"part-\d{5}-of-\d{5}")
+_UNFINISHED = re.compile(r"(part-\d{5}-of-\d{5}|eval\.(txt|md5)|clean\.json)\.\d+\.tmp")
+_EVAL = ("eval.txt", "eval.md5")
+
+
+@dataclass(frozen=True)
+class CleanOptions:
+    """How many text parts of about equal size, and which articles to withhold."""
+
+    num_parts: int = 500
+    eval_articles: int = 10_000  # by the published draw
+    eval_md5: Path | None = None  # the articles with these hashes instead
+
+
+def clean(
+    folder: Path, out: Path, options: CleanOptions, *, workers: int = 1, progress: Progress = SILENT
+) -> dict[str, Any]:
+    """Make ``part-00000-of-00500`` ..., ``eval.txt`` and ``eval.md5`` in ``out``; returns what ``clean.json`` holds.
+    Raises UserError: the input is not WikiExtractor's, there is too little of it, or ``out`` holds something else."""
+    keep_apart(out, [folder])
+    files = wiki_files(folder)
+    stats = [path.stat() for path in files]
+    names = [path.relative_to(folder).as_posix() for path in files]
+    wanted = {
+        "form": FORM,
+        "splitter": wiki_text.splitter_name(),
+        "input": _sha256_of([[name, s.st_size, s.st_mtime_ns] for name, s in zip(names, stats, strict=True)]),
+        "num_parts": options.num_parts,
+        "eval": options.eval_articles,
+    }
+    if options.eval_md5:
+        wanted["eval"] = _sha256_of(sorted(entry.hex() for entry in read_hashes(options.eval_md5)))
+    if found := _finished(out, wanted, progress):
+        shutil.rmtree(out / SCRATCH, ignore_errors=True)
+        return found
+    if missing := missing_files(names):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        progress(
+            f"warning: {folder}: there is no {missing[0]}{more}, but files after it: their articles will be missing"
+        )
+    units = _units(files, [s.st_size for s in stats], out / SCRATCH)
+    _prepare_scratch(out, wanted)
+    run = functools.partial(run_jobs, where=out, workers=workers, progress=progress)
+    run(make_unit, units, name="cleaning", sizes=[unit.size for unit in units])
+    catalogue = Catalogue.read(units)
+    withheld = _withheld(catalogue, options, progress)
+    training = np.setdiff1d(np.flatnonzero(catalogue.train_lengths), withheld, assume_unique=True)
+    bounds = part_bounds(catalogue.train_lengths[training], options.num_parts)
+    parts = [
+        PartJob(out / f"part-{i:05d}-of-{options.num_parts:05d}", tuple(units), catalogue.unit_starts, training[a:b])
+        for i, (a, b) in enumerate(itertools.pairwise(bounds.tolist()))
+    ]
+    sizes = [int(catalogue.train_lengths[part.articles].sum()) for part in parts]
+    run(make_part, parts, name="gathering", sizes=sizes)
+    _write_evaluation(out, units, catalogue, withheld)
+    made = [*(part.path for part in parts), *(out / name for name in _EVAL)]
+    summary = {
+        "wanted": wanted,
+        "articles": len(training),
+        "eval_articles": len(withheld),
+        "files": {path.name: file_xxh3(path) for path in made},
+    }
+    write_json(out / FINISHED, add_checksum(summary))
+    shutil.rmtree(out / SCRATCH)
+    return summary
+
+
+def wiki_files(folder: Path) -> list[Path]:
+    """The files ``wiki_<number>`` below a folder, in the order of their names. Raises UserError: no such folder, or no
+    such file in it."""
+    remedy = "Give the folder that WikiExtractor wrote (AA/wiki_00, ...)"
+    if not folder.is_dir():
+        raise UserError("file.missing", folder, no_folder(folder), remedy)
+    found = sorted(folder.rglob("wiki_*"), key=lambda path: path.relative_to(folder).as_posix())
+    if files := [path for path in found if _WIKI.fullmatch(path.name) and path.is_file()]:
+        return files
+    if packed := next((path for path in found if path.suffix in (".bz2", ".gz")), None):
+        raise UserError("data.encoding", packed, "is compressed", "Unpack the files first")
+    raise UserError("data.missing", folder, "holds no file wiki_00, wiki_01, ...", remedy)
+
+
+def missing_files(names: Sequence[str]) -> list[str]:
+    """Those that must have been there, by the numbers of the others (sorted, as ``AA/wiki_00``): WikiExtractor counts
+    from 00 in every folder, and fills each with as many files before the next."""
+    found: dict[str, list[int]] = {}
+    for name in names:
+        folder, _, number = name.rpartition("wiki_")
+        found.setdefault(folder, []).append(int(number))
+    full = max((max(numbers) for folder, numbers in found.items() if folder != max(found)), default=0)
+    missing = []
+    for folder, numbers in found.items():
+        last = max(numbers) if folder == max(found) else full
+        missing += [f"{folder}wiki_{number:02d}" for number in sorted(set(range(last + 1)) - {*numbers})]
+    return missing
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Neighbouring files and where their articles go."""
+
+    files: tuple[Path, ...]
+    size: int  # of all files, bytes
+    text: Path
+
+    @property
+    def index(self) -> Path:
+        """Lengths and MD5 sums of the articles; written after the text."""
+        return self.text.with_suffix(".npz")
+
+
+def _units(files: Sequence[Path], sizes: Sequence[int], scratch: Path) -> list[Unit]:
+    groups: list[list[int]] = [[]]
+    for index, size in enumerate(sizes):
+        if groups[-1] and sum(sizes[i] for i in groups[-1]) + size > UNIT_BYTES:
+            groups.append([])
+        groups[-1].append(index)
+    return [
+        Unit(tuple(files[i] for i in group), sum(sizes[i] for i in group), scratch / f"unit-{number:06d}.txt")
+        for number, group in enumerate(groups)
+    ]
+
+
+def make_unit(unit: Unit) -> None:
+    """Clean the files of one unit, unless an earlier run did."""
+    if unit.index.exists() and unit.text.exists():
+        return
+    lengths: list[int] = []
+    counts = []
+    hashes = bytearray()
+    with whole_file(unit.text) as target:
+        for path in unit.files:
+            before = len(lengths)
+            for article in file_articles(path):
+                lengths.append(target.write(article.encode()))
+                hashes += hashlib.md5(article.rstrip().encode(), usedforsecurity=False).digest()
+            counts.append(len(lengths) - before)
+    md5 = np.frombuffer(bytes(hashes), np.uint8).reshape(-1, 16)
+    with whole_file(unit.index) as target:
+        np.savez(target, lengths=np.asarray(lengths, np.uint32), md5=md5, counts=np.asarray(counts, np.int64))
+
+
+def file_articles(path: Path) -> Iterator[str]:
+    """The cleaned articles of one WikiExtractor file, in order; also the empty ones that the benchmark counts.
+    Raises UserError as `mlbert.data.prepare.wiki_text.paragraphs`."""
+    split = wiki_text.sentence_splitter()
+    with reading(path), path.open("rb") as lines:
+        articles = wiki_text.articles(wiki_text.sentence_lines(wiki_text.paragraphs(path, lines), split))
+    yield from articles
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All articles of all units, U units, A articles, F files."""
+
+    unit_starts: np.ndarray  # int64 [U+1], number of the first article of each unit
+    lengths: np.ndarray  # uint32 [A], bytes in the unit's text
+    md5: np.ndarray  # uint8 [A, 16]
+    per_file: np.ndarray  # int64 [F], articles of each file
+
+    @classmethod
+    def read(cls, units: Sequence[Unit]) -> Catalogue:
+        """From the index files of all units."""
+        found = []
+        for unit in units:
+            with np.load(unit.index) as index:
+                found.append((index["lengths"], index["md5"], index["counts"]))
+        starts = np.cumsum([0, *(len(lengths) for lengths, _, _ in found)])
+        lengths, md5, counts = (np.concatenate(column) for column in zip(*found, strict=True))
+        return cls(starts.astype(np.int64), lengths, md5, counts)
+
+    @property
+    def train_lengths(self) -> np.ndarray:
+        """uint32 [A]: 0 for an article without text (at most a line end)."""
+        return np.where(self.lengths > 1, self.lengths, 0)
+
+
+def _withheld(catalogue: Catalogue, options: CleanOptions, progress: Progress) -> np.ndarray:
+    if options.eval_md5 is None:
+        return drawn_articles(catalogue.per_file.tolist(), options.eval_articles)
+    empty = hashlib.md5(b"", usedforsecurity=False).digest()
+    hashes = read_hashes(options.eval_md5) - {empty}
+    # Half of each hash finds the candidates without making an object of every article.
+    halves = np.frombuffer(b"".join(hashes), "<u8")[::2]
+    candidates = np.flatnonzero(np.isin(np.ascontiguousarray(catalogue.md5).view("<u8")[:, 0], halves))
+    chosen = np.asarray([i for i in candidates.tolist() if catalogue.md5[i].tobytes() in hashes], np.int64)
+    found = len({catalogue.md5[i].tobytes() for i in chosen})
+    if not found:
+        remedy = "Its sentences were split otherwise; leave --eval-md5 out"
+        raise UserError(
+            "data.other-text", options.eval_md5, f"none of its {len(hashes):,} articles is in this text", remedy
+        )
+    progress(f"evaluation: {found:,} of {len(hashes):,} articles of {options.eval_md5} found")
+    return chosen
+
+
+def part_bounds(lengths: np.ndarray, num_parts: int) -> np.ndarray:
+    """int64 [num_parts+1]: consecutive articles to parts of about equal size, at least one article each.
+    Raises UserError: fewer articles than parts."""
+    if len(lengths) < num_parts:
+        raise UserError(
+            "data.too-small", "--parts", f"{len(lengths)} articles cannot fill {num_parts} parts", "Use fewer parts"
+        )
+    starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    bounds = np.searchsorted(starts, [starts[-1] * i // num_parts for i in range(num_parts + 1)])
+    bounds[-1] = len(lengths)
+    for part in range(1, num_parts):
+        bounds[part] = min(max(bounds[part], bounds[part - 1] + 1), len(lengths) - (num_parts - part))
+    return bounds
+
+
+@dataclass(frozen=True)
+class PartJob:
+    """One text part: ``articles`` are numbers over all units, ascending."""
+
+    path: Path
+    units: tuple[Unit, ...]
+    unit_starts: np.ndarray
+    articles: np.ndarray
+
+
+def make_part(job: PartJob) -> None:
+    """Write one part, unless an earlier run did: articles with a blank line between them."""
+    if job.path.exists():
+        return
+    with whole_file(job.path) as target:
+        separator = b""
+        for article in read_articles(job.units, job.unit_starts, job.articles):
+            target.write(separator + article.strip(b"\n") + b"\n")
+            separator = b"\n"
+
+
+def read_articles(units: Sequence[Unit], unit_starts: np.ndarray, numbers: np.ndarray) -> Iterator[bytes]:
+    """The articles with the given ascending numbers, as they are in the units."""
+    for unit in np.unique(np.searchsorted(unit_starts, numbers, side="right") - 1):
+        with np.load(units[unit].index) as index:
+            ends = np.cumsum(index["lengths"], dtype=np.int64)
+        inside = numbers[(numbers >= unit_starts[unit]) & (numbers < unit_starts[unit + 1])] - unit_starts[unit]
+        with units[unit].text.open("rb") as text:
+            for number in inside.tolist():
+                start = int(ends[number - 1]) if number else 0
+                text.seek(start)
+                yield text.read(int(ends[number]) - start)
+
+
+def _write_evaluation(out: Path, units: Sequence[Unit], catalogue: Catalogue, withheld: np.ndarray) -> None:
+    articles = list(read_articles(units, catalogue.unit_starts, withheld))
+    write_atomically(out / _EVAL[0], b"".join(article + b"\n\n" for article in articles))
+    write_atomically(out / _EVAL[1], "".join(f"{catalogue.md5[i].tobytes().hex()}\n" for i in withheld))
+
+
+def _finished(out: Path, wanted: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
+    if (summary := read_summary(out / FINISHED)) is None:
+        return None
+    if summary["wanted"] != wanted:
+        raise UserError(
+            "prepare.other-options",
+            out,
+            "was made from other input or with other options",
+            "Choose another --out, or remove it",
+        )
+    sums = [FileSum(out / name, str(xxh3), "") for name, xxh3 in summary["files"].items()]
+    return summary if is_whole(out, lambda: sums, progress) else None
+
+
+def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
+    """An empty scratch folder, or that of an interrupted run with the same input and options."""
+    plan = out / SCRATCH / "plan.json"
+    wanted_bytes = (json.dumps(wanted, indent=1) + "\n").encode()
+    try:
+        for path in [path for path in out.glob("*.tmp") if _UNFINISHED.fullmatch(path.name)]:
+            path.unlink()
+        if not (out / FINISHED).exists() and plan.exists() and plan.read_bytes() == wanted_bytes:
+            return
+        made = [path for path in out.glob("*") if _PART.fullmatch(path.name) or path.name in _EVAL]
+        if made and not (out / SCRATCH).exists() and not (out / FINISHED).exists():
+            raise UserError("file.in-the-way", made[0], "was not made by this command", "Choose another --out")
+        for path in made:
+            path.unlink()
+        (out / FINISHED).unlink(missing_ok=True)
+        shutil.rmtree(out / SCRATCH, ignore_errors=True)
+        (out / SCRATCH).mkdir(parents=True)
+    except OSError as error:
+        raise UserError(
+            "file.unwritable", out, f"cannot be written ({error.strerror})", "Choose another --out"
+        ) from None
+    write_atomically(plan, wanted_bytes)
+
+
+def _sha256_of(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

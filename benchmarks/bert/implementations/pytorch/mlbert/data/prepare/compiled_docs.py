@@ -1,0 +1,56 @@
+"""Documentation of compiled modules of the standard library, as JSON on standard output.
+
+Run as a program by `mlbert.data.prepare.python_text` in a fresh interpreter without site packages (``python -I -S``):
+what a running program has put into modules such as ``sys`` would otherwise get into the text. Imports nothing but
+modules that are built into the interpreter or are its own extensions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import inspect
+import json
+import sys
+from types import ModuleType
+
+SKIPPED = ("_test", "_tkinter", "_xx", "xx", "readline", "_ctypes_test")
+
+
+def is_compiled(name: str) -> bool:
+    """Whether a module is built in or an extension."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    extensions = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+    return spec is not None and (spec.origin == "built-in" or str(spec.origin).endswith(extensions))
+
+
+def documentation(module: ModuleType) -> list[list[str]]:
+    """Texts of a module: first its own, then those of each class with its members, then of each function."""
+    groups = [[module.__doc__]]
+    for _, value in sorted(vars(module).items()):
+        if inspect.isclass(value) and value.__module__ in (module.__name__, "builtins"):
+            members = [member for _, member in sorted(vars(value).items()) if inspect.isroutine(member)]
+            groups.append([value.__doc__, *(member.__doc__ for member in members)])
+        elif inspect.isbuiltin(value):
+            groups.append([value.__doc__])
+    return [[inspect.cleandoc(text) for text in group if isinstance(text, str)] for group in groups]
+
+
+def main() -> None:
+    """Print {module: groups of texts}."""
+    found = {}
+    for name in sorted(sys.stdlib_module_names):
+        if not name.startswith(SKIPPED) and is_compiled(name):
+            try:
+                found[name] = documentation(importlib.import_module(name))
+            except ImportError:
+                continue  # an extension whose library is not installed
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""The benchmark's published files, fetched by a list of names, sizes and MD5 sums (``benchmark_files.json``).
+
+A file grows as ``<name>.partial``, is continued where it broke off, and gets its name when size and MD5 are right.
+``.verified`` in the output folder remembers size and time of the files found right, so that a second run reads
+nothing; a changed file is checked again. The text archive is unpacked into ``text/``, its files checked by the
+published list of sums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import re
+import tarfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mlbert.data.formats.manifest import file_md5, make_folder, write_json
+from mlbert.data.prepare.benchmark_files import Entry
+from mlbert.data.prepare.jobs import SILENT, Progress
+from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain, write_atomically
+from mlbert.host.json_files import parse_json
+
+VERIFIED = ".verified"
+CHUNK = 1 << 20
+TIMEOUT_SECONDS = 30
+PAUSES_SECONDS = (1, 4, 15)
+_SUM_LINE = re.compile(r"([0-9a-f]{32})[ *]+(\S+)")
+_GOES_ON = "Run the same command again; it goes on where it stopped"
+BERT_LARGE = {
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 1024,
+    "initializer_range": 0.02,
+    "intermediate_size": 4096,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "type_vocab_size": 2,
+    "vocab_size": 30522,
+}
+# Files that are known byte by byte are written, not fetched.
+_KNOWN = {"bert_config.json": (json.dumps(BERT_LARGE, indent=2) + "\n").encode()}
+
+
+def fetch_all(entries: Sequence[Entry], out: Path, mirror: str = "", *, progress: Progress = SILENT) -> list[Path]:
+    """Bring the entries into ``out``; returns all files, those of archives included. With ``mirror`` they are taken
+    from ``<mirror>/<name>`` in place of the published addresses; a folder may also hold the file itself.
+    Raises UserError: no source has the file, the host cannot be reached, content is wrong, or the disk is full."""
+    make_folder(out)
+    memory = _Memory(out)
+    found = []
+    for entry in entries:
+        target = out / entry.name
+        if not memory.knows(target, entry.md5):
+            if not _is_right(target, entry):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _fetch(entry, target, mirror, progress)
+            memory.remember({target: entry.md5})
+        found.append(target)
+    for entry in entries:
+        if entry.unpack:
+            found += _unpack(entry, out, memory, progress)
+    return found
+
+
+class _Memory:
+    """Files found right: name -> [md5, bytes, time of change in ns]."""
+
+    def __init__(self, out: Path) -> None:
+        self.path = out / VERIFIED
+        try:
+            self.known: dict[str, list[Any]] = dict(parse_json(read_plain(self.path)))
+        except (ValueError, TypeError):  # UserError too
+            self.known = {}
+
+    def knows(self, path: Path, md5: str) -> bool:
+        if not path.is_file():
+            return False
+        name, state = self._entry(path, md5)
+        return self.known.get(name) == state
+
+    def remember(self, sums: Mapping[Path, str]) -> None:
+        self.known |= dict(self._entry(path, md5) for path, md5 in sums.items())
+        write_json(self.path, self.known)
+
+    def _entry(self, path: Path, md5: str) -> tuple[str, list[Any]]:
+        stat = path.stat()
+        return path.relative_to(self.path.parent).as_posix(), [md5, stat.st_size, stat.st_mtime_ns]
+
+
+def _is_right(path: Path, entry: Entry) -> bool:
+    if not path.is_file() or (entry.size is not None and path.stat().st_size != entry.size):
+        return False
+    return file_md5(path) == entry.md5
+
+
+class _Missing(Exception):
+    """This source does not have the file."""
+
+
+class _Broken(Exception):
+    """The transfer broke off; what came so far is kept."""
+
+
+def _fetch(entry: Entry, target: Path, mirror: str, progress: Progress) -> None:
+    known = _KNOWN.get(entry.name, b"")
+    if hashlib.md5(known, usedforsecurity=False).hexdigest() == entry.md5:
+        write_atomically(target, known)
+        return
+    reasons = []
+    for source in _mirrored(entry, mirror) if mirror else entry.urls:
+        try:
+            _fetch_from(source, entry, target, progress)
+            return
+        except (_Missing, _Broken) as error:
+            reasons.append(f"{source}: {error}")
+            if isinstance(error, _Broken):
+                break  # another source would not help against a dead network; what came is kept
+    reason = "cannot be fetched (" + ("; ".join(reasons) or "no address is published for it") + ")"
+    size = "" if entry.size is None else f", {entry.size:,} bytes"
+    by_hand = f"Fetch it on another machine (MD5 {entry.md5}{size}), put it there, and run the same command again"
+    raise UserError("network.unreachable", target, reason, by_hand)
+
+
+def _mirrored(entry: Entry, mirror: str) -> list[str]:
+    base = (mirror if "://" in mirror else Path(mirror).absolute().as_uri()).rstrip("/")
+    if not base.startswith("file:"):
+        return [f"{base}/{urllib.parse.quote(entry.name)}"]
+    if not Path(urllib.request.url2pathname(urllib.parse.urlsplit(base).path)).is_dir():
+        raise UserError(
+            "file.missing",
+            "--mirror",
+            f"{mirror} is no folder",
+            "Give a folder or an address that begins with https://",
+        )
+    return [f"{base}/{urllib.parse.quote(name)}" for name in dict.fromkeys([entry.name, Path(entry.name).name])]
+
+
+def _fetch_from(source: str, entry: Entry, target: Path, progress: Progress) -> None:
+    """Fetch with several attempts; a wrong sum after a continued transfer costs one more, from the beginning."""
+    partial = target.with_name(target.name + ".partial")
+    pauses = list(PAUSES_SECONDS)
+    while True:
+        begun_at = partial.stat().st_size if partial.exists() else 0
+        if entry.size is not None and begun_at > entry.size:
+            partial.unlink()
+            begun_at = 0
+        try:
+            md5 = _transfer(source, entry, partial, progress)
+        except _Broken:
+            if partial.exists() and partial.stat().st_size > begun_at:
+                pauses = list(PAUSES_SECONDS)
+            if not pauses:
+                raise
+            time.sleep(pauses.pop(0))
+            continue
+        size = partial.stat().st_size
+        if md5 == entry.md5 and entry.size in (None, size):
+            os.replace(partial, target)
+            return
+        partial.unlink()
+        if not begun_at:
+            published = entry.md5 if entry.size is None else f"{entry.size:,} bytes with MD5 {entry.md5}"
+            reason = f"has {size:,} bytes with MD5 {md5}, published are {published}"
+            raise UserError("data.checksum", source, reason, "It is another or a damaged file; use another --mirror")
+
+
+def _transfer(source: str, entry: Entry, partial: Path, progress: Progress) -> str:
+    """Append what is missing to ``partial``; returns the MD5 of the whole."""
+    state = hashlib.md5(usedforsecurity=False)
+    with _written(partial) as file:
+        while piece := file.read(CHUNK):
+            state.update(piece)
+        if entry.size is not None and file.tell() == entry.size:
+            return state.hexdigest()
+        with _opened(source, file.tell()) as (stream, start, total):
+            if start != file.tell():
+                file.seek(0)
+                file.truncate()
+                state = hashlib.md5(usedforsecurity=False)
+            with progress.task(Path(entry.name).name, entry.size or total or 0, "bytes") as advance:
+                advance(file.tell())
+                for piece in _pieces(stream, (OSError, http.client.HTTPException)):
+                    file.write(piece)
+                    state.update(piece)
+                    advance(len(piece))
+        if total is not None and file.tell() < total:
+            raise _Broken(f"broke off after {file.tell():,} of {total:,} bytes")
+        return state.hexdigest()
+
+
+def _pieces(stream: Any, failures: tuple[type[Exception], ...]) -> Iterator[bytes]:
+    while True:
+        try:
+            piece = stream.read(CHUNK)
+        except http.client.IncompleteRead as error:
+            yield error.partial
+            return
+        except failures as error:
+            raise _Broken(str(error) or type(error).__name__) from None
+        if not piece:
+            return
+        yield piece
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[BinaryIO]:
+    """A file to continue; on disk when the block ends."""
+    try:
+        with path.open("r+b" if path.exists() else "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UserError(
+            "file.unwritable", path, f"cannot be written ({error.strerror})", f"Free space. {_GOES_ON}"
+        ) from None
+
+
+@contextmanager
+def _opened(source: str, offset: int) -> Iterator[tuple[Any, int, int | None]]:
+    """(stream, the offset that it begins at, bytes of the whole file if known); a folder always begins at 0."""
+    if not source.startswith(("http://", "https://", "file:")):
+        raise UserError(
+            "config.value",
+            "--mirror",
+            f"{source}: not an address that can be fetched",
+            "Use https://, http:// or file://",
+        )
+    headers = {"User-Agent": "mlbert", **({"Range": f"bytes={offset}-"} if offset else {})}
+    with _answer(urllib.request.Request(source, headers=headers)) as response:
+        ranged = re.match(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
+        length = response.headers.get("Content-Length")
+        if response.status == 206 and ranged:
+            yield response, int(ranged[1]), int(ranged[2])
+        else:
+            yield response, 0, int(length) if length else None
+
+
+def _answer(request: urllib.request.Request) -> Any:
+    try:
+        return urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
+    except urllib.error.HTTPError as error:
+        if error.code == 416:  # asked to go on behind the end: begin again
+            request.remove_header("Range")
+            return _answer(request)
+        lasting = error.code not in (408, 429) and error.code < 500
+        raise (_Missing if lasting else _Broken)(f"HTTP {error.code}") from None
+    except (OSError, http.client.HTTPException) as error:
+        lasting = request.type == "file"
+        raise (_Missing if lasting else _Broken)(str(getattr(error, "reason", error))) from None
+
+
+def _unpack(entry: Entry, out: Path, memory: _Memory, progress: Progress) -> list[Path]:
+    """The files of a tar archive, checked by the sums known; no folder of the archive is made."""
+    archive = out / entry.name
+    sums = {name: md5 for name, (_, md5) in entry.members.items()}
+    listed = out / entry.checksums
+    if entry.checksums and listed.is_file():
+        lines = listed.read_text("utf-8", "replace").splitlines()
+        sums |= {Path(match[2]).name: match[1] for match in map(_SUM_LINE.match, lines) if match}
+    folder = out / entry.unpack
+    if sums and all(memory.knows(folder / name, md5) for name, md5 in sums.items()):
+        return [folder / name for name in sums]
+    folder.mkdir(exist_ok=True)
+    made: dict[Path, str] = {}
+    with progress.task(f"unpacking {entry.name}", archive.stat().st_size, "bytes") as advance:
+        for path, md5 in _members(archive, folder, advance):
+            if md5 != sums.get(path.name, md5):
+                path.unlink()
+                reason = f"has MD5 {md5}, published is {sums[path.name]}"
+                raise UserError("data.damaged", path, reason, f"Remove {archive} and fetch it again")
+            made[path] = md5
+    if missing := sorted(set(sums) - {path.name for path in made}):
+        raise UserError("data.incomplete", archive, f"lacks {missing[0]} and {len(missing) - 1} more", "Fetch it again")
+    memory.remember(made)
+    return list(made)
+
+
+def _members(archive: Path, folder: Path, advance: Callable[[int], None]) -> Iterator[tuple[Path, str]]:
+    damaged = (tarfile.TarError, EOFError, OSError, zlib.error)
+    said = 0
+    try:
+        with archive.open("rb") as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
+            for member in filter(tarfile.TarInfo.isfile, tar):
+                source = tar.extractfile(member)
+                assert source is not None
+                path = folder / Path(member.name).name
+                temporary = path.with_name(path.name + ".partial")
+                temporary.unlink(missing_ok=True)
+                with _written(temporary) as target:
+                    target.writelines(_pieces(source, damaged))
+                os.replace(temporary, path)
+                advance(raw.tell() - said)
+                said = raw.tell()
+                yield path, file_md5(path)
+    except (*damaged, _Broken) as error:
+        raise UserError(
+            "data.damaged", archive, f"cannot be unpacked ({error})", "Remove it and fetch it again"
+        ) from None

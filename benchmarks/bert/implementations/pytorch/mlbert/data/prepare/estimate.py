@@ -1,0 +1,184 @@
+"""How long the preparation of a text takes, how much disk and memory: measured on a sample of it, then scaled.
+
+The sample goes through the real steps (`instances`, then `pack`), each in a process of its own whose time and peak
+memory are taken. Time and disk grow with the number of tokens; the memory of a worker grows with what it holds at
+once: a whole text part while instances are made, a shard while they are packed. Workers are taken to scale without
+loss, so the times are lower bounds where the disk or the memory bus is the limit.
+"""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlbert.data.prepare import shuffle
+from mlbert.data.prepare.instance_set import InstanceJob, prepare_instances
+from mlbert.data.prepare.instances import InstanceOptions
+from mlbert.data.prepare.jobs import processes
+from mlbert.host.errors import UserError
+from mlbert.host.files import plain_size
+
+BENCHMARK_INSTANCES = 156_726_829
+BENCHMARK_MEAN_LENGTH = 254.2  # tokens, from the published packing statistics
+BENCHMARK_PARTS = 500
+PART_SAMPLES = 4
+PLACE_BYTES = 8  # what a spill file holds beside each sequence
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One step on the sample, in one process."""
+
+    seconds: float  # wall time
+    base_bytes: int  # memory of the process before
+    peak_bytes: int  # and at most
+    disk_bytes: int  # size of what the step made
+    count: int  # sequences made
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is predicted of one step."""
+
+    name: str  # of the ``mlbert prepare`` command
+    core_seconds: float  # time on one core
+    most_workers: int  # pieces of work: more workers do not help
+    disk_bytes: int  # what the step leaves
+    peak_disk_bytes: int  # at most during the step, with what it reads from the step before
+    worker_bytes: int  # memory of a worker
+
+    def seconds(self, workers: int) -> float:
+        """Time with so many workers."""
+        return self.core_seconds / min(workers, self.most_workers)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is predicted of one amount of text."""
+
+    name: str
+    text_bytes: int
+    parts: int
+    num_sequences: int
+    steps: list[Step]
+
+    def document(self, workers: Sequence[int]) -> dict[str, Any]:
+        """JSON-able, with the times for each number of workers."""
+        steps = [
+            {
+                "step": step.name,
+                "seconds": {str(count): round(step.seconds(count), 1) for count in workers},
+                "disk_bytes": step.disk_bytes,
+                "peak_disk_bytes": step.peak_disk_bytes,
+                "worker_memory_bytes": step.worker_bytes,
+            }
+            for step in self.steps
+        ]
+        named = {"name": self.name, "text_bytes": self.text_bytes, "parts": self.parts}
+        return {**named, "num_sequences": self.num_sequences, "steps": steps}
+
+
+def estimate(
+    parts: Sequence[Path], vocab_file: Path, *, sample_bytes: int = 20_000_000, lower_case: bool = True
+) -> tuple[dict[str, Any], list[Estimate]]:
+    """Measure a sample of the text parts, ``sample_bytes`` from up to `PART_SAMPLES` of them or all where there is
+    less; predict all of them, and the benchmark's 156,726,829 instances. Returns what was measured (JSON-able), and the
+    two predictions. Raises UserError: a part or the vocabulary is bad, or a process was killed."""
+    sizes = [plain_size(path) for path in parts]
+    with tempfile.TemporaryDirectory(prefix="mlbert-estimate-") as temporary:
+        folder = Path(temporary)
+        text_bytes = _take_sample(parts, folder / "sample.txt", sample_bytes)
+        job = InstanceJob((folder / "sample.txt",), vocab_file, folder / "set", InstanceOptions(), lower_case)
+        made = _measure(_instances, job)
+        packed = _measure(_pack, folder)
+    measured = {
+        "sample_bytes": text_bytes,
+        "sequences": made.count,
+        "mean_length": made.tokens / made.count,
+        "sequences_per_second": {"instances": made.count / made.seconds, "pack": packed.count / packed.seconds},
+        "text_bytes_per_second": text_bytes / made.seconds,
+        "bytes_per_sequence": {"instances": made.disk_bytes / made.count, "pack": packed.disk_bytes / packed.count},
+    }
+    grow = sum(sizes) / text_bytes
+    sequences = round(made.count * grow)
+    steps = _steps(made, packed, grow, sequences, len(parts), max(sizes) / text_bytes)
+    here = Estimate("this input", sum(sizes), len(parts), sequences, steps)
+    grow = BENCHMARK_INSTANCES * BENCHMARK_MEAN_LENGTH / made.tokens
+    whole = round(text_bytes * grow)
+    steps = _steps(made, packed, grow, BENCHMARK_INSTANCES, BENCHMARK_PARTS, whole / BENCHMARK_PARTS / text_bytes)
+    return measured, [here, Estimate("the benchmark", whole, BENCHMARK_PARTS, BENCHMARK_INSTANCES, steps)]
+
+
+def _steps(made: Measured, packed: Measured, grow: float, sequences: int, parts: int, part_ratio: float) -> list[Step]:
+    """``grow``: tokens by those of the sample; ``part_ratio``: size of the largest part by that of the sample."""
+    set_bytes = round(made.disk_bytes * grow)
+    packed_bytes = round(packed.disk_bytes * grow)
+    held = max(shuffle.SHARD, shuffle.PIECE) / sequences * grow  # of what a worker held with the sample
+    shards, peak_bytes = shuffle.default_shards(sequences), 2 * set_bytes + PLACE_BYTES * sequences + packed_bytes
+    return [
+        Step("instances", made.seconds * grow, parts, set_bytes, set_bytes, _memory(made, part_ratio)),
+        Step("pack", packed.seconds * grow, shards, packed_bytes, peak_bytes, _memory(packed, min(held, grow))),
+    ]
+
+
+def _memory(step: Measured, ratio: float) -> int:
+    return round(step.base_bytes + (step.peak_bytes - step.base_bytes) * ratio)
+
+
+def _take_sample(parts: Sequence[Path], sample: Path, sample_bytes: int) -> int:
+    """The beginnings of a few parts spread over all, whole documents, about ``sample_bytes`` together, as one part;
+    returns bytes written."""
+    count = min(PART_SAMPLES, len(parts))
+    text = b""
+    for part in (parts[index * len(parts) // count] for index in range(count)):
+        with part.open("rb") as file:
+            text += file.read(sample_bytes // count) + file.readline()
+            while (line := file.readline()).strip():
+                text += line
+        text += b"\n"
+    if not text.strip():
+        raise UserError("data.empty", parts[0], "holds no text", "Give text parts")
+    sample.write_bytes(text)
+    return len(text)
+
+
+def _measure(step: Callable[[Any], tuple[int, int, int]], argument: Any) -> Measured:
+    """Run a step in a fresh process."""
+    try:
+        with processes(1) as pool:
+            return pool.submit(_timed, step, argument).result()
+    except BrokenProcessPool:
+        reason = "the measuring process was killed, perhaps for want of memory"
+        raise UserError("machine.memory", "--sample-mb", reason, "Use less") from None
+
+
+def _timed(step: Callable[[Any], tuple[int, int, int]], argument: Any) -> Measured:
+    base = _peak_memory()
+    began = time.monotonic()
+    count, tokens, disk = step(argument)
+    return Measured(time.monotonic() - began, base, _peak_memory(), disk, count, tokens)
+
+
+def _instances(job: InstanceJob) -> tuple[int, int, int]:
+    made = prepare_instances(job, workers=1)
+    return made.num_sequences, made.num_tokens, _folder_bytes(job.out)
+
+
+def _pack(folder: Path) -> tuple[int, int, int]:
+    made = shuffle.shuffle_set(folder / "set", folder / "packed", packing=shuffle.Packing(), workers=1)
+    return made.num_sequences, made.num_tokens, _folder_bytes(folder / "packed")
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _peak_memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,206 @@
+"""A stored set to HDF5 shards as NVIDIA's trainers read them: fixed, variable or packed
+(`mlbert.data.formats.nvidia_shard`).
+
+Legend: S sequences, R rows (sequences, or packs in the packed layout).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from mlbert.data.formats.manifest import make_folder
+from mlbert.data.formats.nvidia_shard import item_dtype
+from mlbert.data.formats.open import describe, open_store
+from mlbert.data.formats.ragged import Ragged, offsets_of
+from mlbert.data.prepare.finished import keep_apart
+from mlbert.data.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.data.prepare.leave_out import gather_rows, opened
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_atomically
+
+LAYOUTS = ("fixed", "variable", "packed")
+ROWS_A_FILE = 36_280  # what the pipeline's 4,320 shards of the whole set hold
+MAX_ID = 32_767  # ids are stored as signed 16-bit numbers
+_ATTRIBUTE = "mlbert_fingerprint"
+
+
+@dataclass(frozen=True)
+class ExportJob:
+    """One export: ``folder`` (any stored set) to ``num_files`` files in ``out``."""
+
+    folder: Path
+    out: Path
+    layout: str
+    identity: str
+    num_rows: int
+    num_files: int
+
+    def path(self, index: int) -> Path:
+        """Name of file ``index``, as the pipeline names them."""
+        return self.out / shard_name(index, self.num_files)
+
+    def rows(self, index: int) -> np.ndarray:
+        """Its rows: files differ by at most one."""
+        return np.arange(self.num_rows * index // self.num_files, self.num_rows * (index + 1) // self.num_files)
+
+    def make_file(self, index: int) -> None:
+        """Write one file unless an earlier run did. Raises UserError: the source is damaged, or holds what the layout
+        cannot store."""
+        fingerprint = [self.identity, self.layout, index, self.num_files]
+        if is_written(self.path(index), fingerprint):
+            return
+        store = opened(self.folder)
+        rows, counts = gather_rows(store, self.rows(index), self.layout == "packed")
+        widths = store.info.max_seq_length, store.info.max_predictions
+        write_shard(self.path(index), shard_columns(self.folder, rows, counts, self.layout, *widths), fingerprint)
+
+
+def shard_name(index: int, num_files: int) -> str:
+    """As the pipeline names its files."""
+    return f"part_{index:05d}_of_{num_files:05d}.hdf5"
+
+
+def shard_columns(
+    folder: Path, rows: Ragged, counts: np.ndarray, layout: str, max_seq_length: int, max_predictions: int
+) -> dict[str, np.ndarray]:
+    """Columns in one of `LAYOUTS`; widths are those of a fixed shard, ``counts`` as in `variable_columns`. Raises
+    UserError naming the source ``folder``: it holds what the layout cannot store."""
+    _refuse(folder, rows, layout)
+    if layout == "fixed":
+        return fixed_columns(rows, max_seq_length, max_predictions)
+    return variable_columns(rows, counts, layout == "packed")
+
+
+def write_shard(path: Path, columns: Mapping[str, np.ndarray], fingerprint: Sequence[object]) -> None:
+    """One HDF5 file, as a whole or not at all; ``fingerprint``, JSON-able, is what it was made from."""
+    with h5py.File("shard", "w", driver="core", backing_store=False) as file:
+        file.attrs[_ATTRIBUTE] = _digest(fingerprint)
+        for name, values in columns.items():
+            dtype = h5py.vlen_dtype(item_dtype(name)) if values.dtype == object else values.dtype
+            file.create_dataset(name, data=values, dtype=dtype, track_times=False)
+        file.flush()
+        image = file.id.get_file_image()
+    write_atomically(path, image)
+
+
+def is_written(path: Path, fingerprint: Sequence[object]) -> bool:
+    """Whether `write_shard` wrote the file, from the same."""
+    try:
+        with h5py.File(path, "r") as file:
+            return bool(file.attrs[_ATTRIBUTE] == _digest(fingerprint))
+    except (OSError, KeyError):
+        return False
+
+
+def _digest(fingerprint: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(list(fingerprint)).encode()).hexdigest()
+
+
+def _refuse(folder: Path, rows: Ragged, layout: str) -> None:
+    largest = max(int(rows.tokens.max(initial=0)), int(rows.masked_labels.max(initial=0)))
+    if largest > MAX_ID:
+        raise UserError(
+            "data.unsupported",
+            folder,
+            f"holds token id {largest}, these shards store at most {MAX_ID}",
+            "Keep it as it is",
+        )
+    if layout == "fixed" and (rows.masked_positions == 0).any():
+        raise UserError(
+            "data.unsupported",
+            folder,
+            "has a masked first token, which a fixed shard cannot store",
+            "Use --layout variable",
+        )
+
+
+def fixed_columns(rows: Ragged, max_seq_length: int, max_predictions: int) -> dict[str, np.ndarray]:
+    """Columns padded with zeros, int16 or int8 [S, max_seq_length] or [S, max_predictions]."""
+    inside = np.arange(max_seq_length) < rows.lengths[:, None]
+    masked = np.arange(max_predictions) < np.diff(rows.masked_offsets)[:, None]
+    return {
+        "input_ids": _padded(rows.tokens, inside),
+        "input_mask": inside.astype(np.int8),
+        "segment_ids": (inside & (np.arange(max_seq_length) >= rows.first_lengths[:, None])).astype(np.int8),
+        "masked_lm_positions": _padded(rows.masked_positions, masked),
+        "masked_lm_ids": _padded(rows.masked_labels, masked),
+        "next_sentence_labels": rows.next_sentence.astype(np.int8),
+    }
+
+
+def _padded(flat: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    table = np.zeros(inside.shape, np.int16)
+    table[inside] = flat
+    return table
+
+
+def variable_columns(rows: Ragged, counts: np.ndarray, packed: bool) -> dict[str, np.ndarray]:
+    """Columns with rows of their own length, as object arrays [R] of int16 or int8 arrays; row r has counts[r]
+    sequences (int64 [R])."""
+    first = offsets_of(counts)
+    starts, masked_starts = rows.offsets[first], rows.masked_offsets[first]
+    sequence = np.arange(len(rows.tokens)) - np.repeat(rows.offsets[:-1], rows.lengths)
+    segments = sequence >= np.repeat(rows.first_lengths, rows.lengths)
+    in_row = rows.offsets[:-1] - np.repeat(starts[:-1], counts)
+    masked_counts = np.diff(rows.masked_offsets)
+    positions = rows.masked_positions + np.repeat(in_row, masked_counts)
+    columns = {
+        "input_ids": _cut(rows.tokens, starts, "input_ids"),
+        "segment_ids": _cut(segments, starts, "segment_ids"),
+        "masked_lm_positions": _cut(positions, masked_starts, "masked_lm_positions"),
+        "masked_lm_ids": _cut(rows.masked_labels, masked_starts, "masked_lm_ids"),
+        "next_sentence_labels": rows.next_sentence.astype(np.int8),
+    }
+    if packed:
+        columns["next_sentence_labels"] = _cut(rows.next_sentence, first, "next_sentence_labels")
+        columns["packed_input_len"] = _cut(rows.lengths, first, "packed_input_len")
+        columns["packed_masked_lm_len"] = _cut(masked_counts, first, "packed_masked_lm_len")
+    return columns
+
+
+def _cut(flat: np.ndarray, offsets: np.ndarray, name: str) -> np.ndarray:
+    items = flat.astype(item_dtype(name))
+    result = np.empty(len(offsets) - 1, object)
+    for number, (start, end) in enumerate(itertools.pairwise(offsets.tolist())):
+        result[number] = items[start:end]
+    return result
+
+
+def export_nvidia(
+    folder: Path, out: Path, layout: str, *, num_files: int = 0, workers: int = 1, progress: Progress = SILENT
+) -> list[Path]:
+    """Write any stored set as NVIDIA's HDF5 shards, in one of `LAYOUTS` ("packed": of a set that stores packs) and in
+    ``num_files`` files (0: one for each 36,280 rows). Files of an interrupted run are kept. Raises UserError: the set
+    cannot be written in this layout, or ``out`` not at all."""
+    if layout not in LAYOUTS:
+        raise UserError("config.choice", "--layout", f"{layout} is not known", f"Use one of {', '.join(LAYOUTS)}")
+    keep_apart(out, [folder])
+    store = open_store(folder)
+    if layout == "packed" and not store.num_packs:
+        raise UserError("data.format", folder, "holds single sequences", "Pack it first with `mlbert prepare pack`")
+    num_rows = store.num_packs if layout == "packed" else len(store)
+    if num_files < 0 or num_files > num_rows:
+        raise UserError("config.range", "--files", f"{num_files} is out of range", f"Use 1 to {num_rows}")
+    num_files = num_files or max(1, round(num_rows / ROWS_A_FILE))
+    job = ExportJob(folder, out, layout, describe(folder).identity, num_rows, num_files)
+    wanted = [job.path(index) for index in range(num_files)]
+    make_folder(out)
+    for path in sorted(path for path in out.glob("part_*") if path not in wanted):
+        if path.name.endswith(".tmp"):
+            path.unlink()
+        else:
+            raise UserError("prepare.other-options", path, "is of another export", "Choose another --out, or remove it")
+    unit = "packs" if layout == "packed" else "sequences"
+    common: dict[str, Any] = {"where": out, "unit": unit, "workers": workers, "progress": progress}
+    sizes = [len(job.rows(index)) for index in range(num_files)]
+    run_jobs(job.make_file, range(num_files), name="export", sizes=sizes, **common)
+    return wanted

@@ -1,0 +1,181 @@
+"""The instance generator as prepared sets use it: text part in, rows out.
+
+`NativeGenerator` runs ``csrc/cpu/wordpiece.c`` and ``instances.c``; `PlainGenerator` is its twin, made of
+`mlbert.data.formats.wordpiece` and `mlbert.data.prepare.instances`. Both give the same rows for the same text,
+vocabulary and options. `make_generator` takes the native one where it can be compiled.
+
+Legend: T tokens, S sentences, D documents.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import io
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from mlbert.data.formats.manifest import reading
+from mlbert.data.formats.ragged import DTYPES, Ragged, offsets_of, sizes_of
+from mlbert.data.formats.wordpiece import WordPieceTokenizer
+from mlbert.data.formats.wordpiece_native import BLOCK_BYTES, NativeWordPiece, Parsed, addresses, no_memory
+from mlbert.data.prepare.instances import (
+    REMEDY,
+    Document,
+    InstanceOptions,
+    create_instances,
+    decoded_lines,
+    masking_rule,
+    read_documents,
+    without_text,
+)
+from mlbert.host import native
+
+
+class Generator(Protocol):
+    """Text part -> documents -> rows."""
+
+    name: str
+    tokenizer: WordPieceTokenizer
+
+    def read(self, path: Path) -> Any:
+        """Documents of one text part. Raises UserError: the file cannot be read, is not UTF-8 (names the line), or
+        holds no text."""
+
+    def rows(self, documents: Any, options: InstanceOptions) -> Ragged:
+        """All instances of the documents, in the benchmark's order. The documents stay as they are."""
+
+
+class PlainGenerator:
+    """Pure Python; the definition."""
+
+    name = "plain"
+
+    def __init__(self, tokenizer: WordPieceTokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def read(self, path: Path) -> list[Document]:
+        """See `Generator.read`."""
+        return read_documents(path, self.tokenizer)
+
+    def rows(self, documents: list[Document], options: InstanceOptions) -> Ragged:
+        """See `Generator.rows`."""
+        return Ragged.from_rows(create_instances(list(documents), self.tokenizer, options))
+
+
+@dataclass(frozen=True)
+class FlatDocuments(Parsed):
+    """Documents as flat arrays."""
+
+    def __len__(self) -> int:
+        return len(self.documents) - 1
+
+    @classmethod
+    def from_lists(cls, documents: Sequence[Document]) -> FlatDocuments:
+        """The same documents, flat."""
+        sentences = [sentence for document in documents for sentence in document]
+        tokens = np.asarray([token for sentence in sentences for token in sentence], np.uint16)
+        return cls(tokens, offsets_of([*map(len, sentences)]), offsets_of([*map(len, documents)]))
+
+
+def flat(documents: FlatDocuments | list[Document]) -> FlatDocuments:
+    """What either generator read, as flat arrays."""
+    return documents if isinstance(documents, FlatDocuments) else FlatDocuments.from_lists(documents)
+
+
+class _Options(ctypes.Structure):
+    """`struct options` of instances.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("masked_lm_prob", "short_seq_prob")),
+        *((name, ctypes.c_int32) for name in ("max_seq_length", "max_predictions", "dupe_factor")),
+        *((name, ctypes.c_int32) for name in ("mask_id", "cls_id", "sep_id", "vocab_size")),
+    )
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = native.load("instances", ("instances.c",), openmp=False)
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    signatures = {
+        "instances_make": ((*(pointer,) * 3, integer, *(pointer,) * 3), pointer),
+        "instances_take": ((pointer,) * 8, None),
+        "instances_free": ((pointer,), None),
+    }
+    for name, (arguments, result) in signatures.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, result
+    return library
+
+
+class NativeGenerator:
+    """The compiled generator. Raises mlbert.host.native.NativeUnavailable: it cannot be compiled or loaded here."""
+
+    name = "native"
+
+    def __init__(self, tokenizer: WordPieceTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._library = _library()
+        self._words = NativeWordPiece(tokenizer)
+
+    def read(self, path: Path) -> FlatDocuments:
+        """See `Generator.read`."""
+        with reading(path, REMEDY):
+            data = path.read_bytes()
+        documents = self.parse(data, path)
+        if not len(documents):
+            raise without_text(path)
+        return documents
+
+    def parse(self, data: bytes, path: Path, block_bytes: int = BLOCK_BYTES) -> FlatDocuments:
+        """Documents of a text in memory; ``path`` is named in errors. Works block by block of whole lines."""
+        try:
+            found = self._words.parse(data.replace(b"\r", b""), str(path), block_bytes)  # as `decoded_lines`
+        except UnicodeDecodeError:
+            for _ in decoded_lines(path, io.BytesIO(data)):
+                pass  # names the line
+            raise AssertionError("a chunk is not UTF-8, but every line is") from None
+        return FlatDocuments(found.tokens, found.sentences, found.documents)
+
+    def rows(self, documents: FlatDocuments, options: InstanceOptions) -> Ragged:
+        """See `Generator.rows`."""
+        settings = _Options(
+            **asdict(masking_rule(self.tokenizer.vocabulary, options)),
+            short_seq_prob=options.short_seq_prob,
+            max_seq_length=options.max_seq_length,
+            dupe_factor=options.dupe_factor,
+        )
+        tokens = documents.tokens
+        assert tokens.dtype == np.uint16, "16-bit tokens expected"
+        assert not np.any((tokens == settings.cls_id) | (tokens == settings.sep_id)), "text gives no special tokens"
+        state = np.asarray(random.Random(options.random_seed).getstate()[1], np.uint32)
+        counts = np.zeros(3, np.int64)
+        handle = self._library.instances_make(
+            *addresses(tokens, documents.sentences, documents.documents),
+            len(documents),
+            ctypes.addressof(settings),
+            *addresses(state, counts),
+        )
+        if not handle:
+            raise no_memory("the instances of a text part")
+        sizes = sizes_of(*counts.tolist())  # the order is that of the arguments of instances_take, too
+        try:
+            arrays = {name: np.empty(size, DTYPES[name]) for name, size in sizes.items()}
+            self._library.instances_take(handle, *addresses(*arrays.values()))
+        finally:
+            self._library.instances_free(handle)
+        return Ragged(**arrays)
+
+
+def make_generator(vocabulary: dict[str, int], lower_case: bool = True) -> Generator:
+    """The native generator, or the plain one where nothing can be compiled; `native.status` says why."""
+    tokenizer = WordPieceTokenizer(vocabulary, lower_case)
+    try:
+        return NativeGenerator(tokenizer)
+    except native.NativeUnavailable:
+        return PlainGenerator(tokenizer)

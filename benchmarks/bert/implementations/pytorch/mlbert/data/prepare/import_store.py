@@ -1,0 +1,293 @@
+"""Any stored data set to a prepared set of ours: NVIDIA's shards of every kind, bins, TFRecords.
+
+Each input file becomes one shard (a set without files of its own is cut into pieces); packs stay packs. Every sequence
+is compared with the vocabulary. A shard is written as a whole and kept on a rerun; the manifest comes last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlbert.data.formats import nvidia
+from mlbert.data.formats.base import Store, StoreInfo
+from mlbert.data.formats.bins import BINS
+from mlbert.data.formats.checksums import check_listed
+from mlbert.data.formats.manifest import MANIFEST, Manifest, file_sha256
+from mlbert.data.formats.nvidia_folder import bin_name, bins_of, check_bins, list_shards
+from mlbert.data.formats.nvidia_index import Limits
+from mlbert.data.formats.nvidia_shard import inspect
+from mlbert.data.formats.open import check_vocabulary, describe, open_store
+from mlbert.data.formats.prepared import ShardEntry, ShardWriter
+from mlbert.data.formats.ragged import Ragged, offsets_of
+from mlbert.data.formats.shard_file import map_file
+from mlbert.data.formats.vocabulary_checks import another_vocabulary
+from mlbert.data.formats.wordpiece import load_vocabulary
+from mlbert.data.prepare.finished import finished_manifest, keep_apart, tool_name
+from mlbert.data.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.data.prepare.leave_out import LeftOut, gather_rows, opened, read_past_errors
+from mlbert.host.errors import UserError
+
+PIECE = 32_768  # rows of one shard where the input has no files of its own
+LISTED = 1000  # bad rows that the manifest lists; all are counted
+_BLOCK = 4096
+_BYTES_A_ROW = 1000  # for the estimate of a set without files
+
+
+@dataclass(frozen=True)
+class Part:
+    """What becomes one shard: a file, or rows first to end of a whole set."""
+
+    name: str
+    path: Path | None
+    first: int
+    end: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """A finished shard."""
+
+    source: dict[str, str]  # name and sha256 of what it was made from
+    entry: ShardEntry  # for the manifest
+    skipped: list[str]  # a line for each row (or file) left out
+    info: StoreInfo | None  # limits of its source; None for a file that was left out
+
+
+@dataclass(frozen=True)
+class ImportJob:
+    """One import."""
+
+    source: Path
+    vocab_file: Path  # the vocabulary that it was made with
+    out: Path
+    parts: tuple[Part, ...]  # see `parts_of`
+    packed: bool  # whether rows are packs
+    limits: Limits = nvidia.DEFAULT_LIMITS  # where the data does not say
+    skip_bad: bool = False  # leave bad rows and unreadable files out instead of stopping
+
+    def options(self) -> dict[str, Any]:
+        """What the set is made of, compared on a rerun."""
+        return {
+            "input": [[part.name, part.num_bytes] for part in self.parts],
+            "vocabulary": file_sha256(self.vocab_file),
+            "max_seq_length": self.limits.max_seq_length,
+            "max_predictions": self.limits.max_predictions,
+            "skip_bad": self.skip_bad,
+        }
+
+    @property
+    def left_out(self) -> LeftOut:
+        """Notes of bad rows and files."""
+        return LeftOut(self.out, len(self.parts))
+
+    def make_shard(self, index: int) -> PartResult:
+        """Make shard ``index`` unless an earlier run did. Raises UserError naming the first bad file and row, unless
+        these are skipped."""
+        part = self.parts[index]
+        sha256 = describe(self.source).identity if part.path is None else file_sha256(part.path)
+        named = json.dumps([part.name, part.first, part.end, sha256, self.options()])
+        fingerprint = hashlib.sha256(named.encode()).hexdigest()
+        writer = ShardWriter(self.out, len(self.parts), fingerprint)
+        skipped = self.left_out.read(index) if self.skip_bad else []
+        if part.path is not None:
+            check_listed(part.path, self.source)
+        store = self._open(part)
+        if skipped is None or not writer.is_written(index):
+            rows, offsets, skipped = _read(store, part, self)
+            if self.skip_bad:
+                self.left_out.write(index, skipped)
+            writer.write_shard(index, rows, offsets if self.packed else None)
+        info = None if isinstance(store, UserError) else store.info
+        return PartResult({"file": part.name, "sha256": sha256}, writer.entry(index), skipped, info)
+
+    def _open(self, part: Part) -> Store | UserError:
+        """The part's store; or why there is none, where bad files are left out."""
+        if part.path is None:
+            return opened(self.source)
+        try:
+            store = nvidia.NvidiaStore(part.path, limits=self.limits, strict=not self.skip_bad, cached=False)
+            if bool(store.num_packs) != self.packed and len(store):
+                reason = f"{'does not hold' if self.packed else 'holds'} packs, unlike the files before it"
+                raise UserError("data.mixed", part.path, reason, "Keep one kind in a folder")
+        except UserError as error:
+            if not self.skip_bad:
+                raise
+            return error
+        return store
+
+
+def parts_of(source: Path) -> tuple[list[Part], bool]:
+    """What an import of ``source`` is cut into, and whether its rows are packs. Raises UserError: nothing there that
+    can be imported."""
+    ours = (source / MANIFEST).exists() or (source / BINS).exists()
+    if not ours and (source.is_file() or (source.is_dir() and nvidia.accepts(source))):
+        paths = [path for group in bins_of(source) for path in group] or list_shards(source)
+        top = source.parent if source.is_file() else source
+        parts = [Part(str(path.relative_to(top)), path, 0, -1, path.stat().st_size) for path in paths]
+        return parts, _first_readable_is_packed(paths)
+    store = open_store(source)
+    count = store.num_packs or len(store)
+    pieces = [(first, min(first + PIECE, count)) for first in range(0, count, PIECE)]
+    parts = [Part(f"rows {a} to {b - 1}", None, a, b, (b - a) * _BYTES_A_ROW) for a, b in pieces]
+    return parts, store.num_packs > 0
+
+
+def _first_readable_is_packed(paths: list[Path]) -> bool:
+    """A file that cannot be read is reported, or left out, by its own job."""
+    for path in paths:
+        try:
+            return inspect(path).kind == "packed"
+        except UserError:
+            continue
+    return False
+
+
+def import_store(
+    source: Path,
+    vocab_file: Path,
+    out: Path,
+    *,
+    limits: Limits = nvidia.DEFAULT_LIMITS,
+    skip_bad: bool = False,
+    workers: int = 1,
+    progress: Progress = SILENT,
+) -> Manifest:
+    """Make a prepared set of ours from any stored set, or one HDF5 file; each worker holds one shard in memory.
+
+    Args:
+        vocab_file: the vocabulary that it was made with; ids and the places of [CLS] and [SEP] are compared with it.
+        limits: most tokens of a row and masked tokens of a sequence, where the data does not say.
+        skip_bad: leave bad rows and unreadable files out, count and list them.
+
+    Raises UserError naming the first bad file and row; also when ``out`` was finished with other input or options.
+    """
+    keep_apart(out, [source])
+    load_vocabulary(vocab_file)  # a bad one is reported before anything is read
+    check_vocabulary(describe(source if source.is_dir() else source.parent), vocab_file)
+    parts, packed = parts_of(source)
+    job = ImportJob(source, vocab_file, out, tuple(parts), packed, limits, skip_bad)
+    options = json.loads(json.dumps(job.options()))
+    if found := finished_manifest(out, options, progress):
+        job.left_out.remove()
+        return found
+    ShardWriter(out, len(parts), "").clear_leftovers()
+    sizes = [part.num_bytes for part in parts]
+    results = run_jobs(
+        job.make_shard, range(len(parts)), name="import", where=out, sizes=sizes, workers=workers, progress=progress
+    )
+    manifest = _finish(job, results, options)
+    job.left_out.remove()
+    count = manifest.provenance["skipped"]["count"]
+    if count:
+        progress(f"{count:,} bad rows or files left out; {out / MANIFEST} lists them")
+    return manifest
+
+
+def _finish(job: ImportJob, results: list[PartResult], options: dict[str, Any]) -> Manifest:
+    vocabulary = load_vocabulary(job.vocab_file)
+    seen: dict[str, str] = {}
+    for result in results:
+        content, name = str(result.entry.values["content_sha256"]), result.source["file"]
+        if result.entry.values["num_sequences"] and seen.setdefault(content, name) != name:
+            raise UserError(
+                "prepare.other-options",
+                job.source / name,
+                f"holds the same sequences as {seen[content]}",
+                "Remove one of them",
+            )
+    _check_bins(job, results)
+    skipped = [line for result in results for line in result.skipped]
+    infos = [result.info for result in results if result.info]
+    if not seen:
+        reason = f"holds no good sequence; first: {skipped[0]}" if skipped else "holds no sequence"
+        raise UserError("data.empty", job.source, reason, "Check the data and the vocabulary")
+    return ShardWriter(job.out, len(job.parts), "").finish(
+        vocabulary={"sha256": options["vocabulary"], "size": len(vocabulary)},
+        max_seq_length=max(info.max_seq_length for info in infos),
+        max_predictions=max(info.max_predictions for info in infos),
+        provenance={
+            "tool": tool_name(),
+            "options": options,
+            "sources": [result.source for result in results],
+            "skipped": {"count": len(skipped), "first": skipped[:LISTED]},
+        },
+        packs=_packs(job, infos) if job.packed else None,
+        entries=[result.entry for result in results],
+    )
+
+
+def _check_bins(job: ImportJob, results: list[PartResult]) -> None:
+    """Files of several folders must be length bins of one set."""
+    found: dict[str, list[int]] = {}
+    for part, result in zip(job.parts, results, strict=True):
+        if part.path is not None:
+            found.setdefault(bin_name(part.path), []).extend(np.flatnonzero(result.entry.histogram).tolist())
+    lengths = {name: values for name, values in found.items() if values}
+    check_bins(job.source, {name: (min(values), max(values)) for name, values in lengths.items()})
+
+
+def _packs(job: ImportJob, infos: list[StoreInfo]) -> dict[str, int]:
+    writer = ShardWriter(job.out, len(job.parts), "")
+    offsets = [map_file(writer.path(index)).pack_offsets for index in range(len(job.parts))]
+    most = max((int(np.diff(array).max()) for array in offsets if array is not None and len(array) > 1), default=1)
+    return {"max_tokens": max(info.max_pack_tokens or 0 for info in infos), "max_sequences": most}
+
+
+def _read(store: Store | UserError, part: Part, job: ImportJob) -> tuple[Ragged, np.ndarray, list[str]]:
+    """Good rows of a part, int64 [rows+1] offsets of its packs, and a line for each row left out."""
+    if isinstance(store, UserError):
+        return Ragged.concatenate([]), offsets_of([]), [str(store)]
+    check = _vocabulary_check(load_vocabulary(job.vocab_file))
+    end = part.end if part.path is None else store.num_packs or len(store)
+    unit = "row" if part.path else "pack" if job.packed else "sequence"
+
+    def read(numbers: np.ndarray) -> tuple[Ragged, np.ndarray]:
+        rows, counts = gather_rows(store, numbers, job.packed)
+        if bad := check(rows):
+            sequence, reason = bad
+            row = numbers[np.searchsorted(np.cumsum(counts), sequence, side="right")]
+            remedy = "Give the data's own vocabulary, or use --skip-bad"
+            raise UserError("data.row", part.path or job.source, f"{unit} {row} {reason}", remedy)
+        return rows, counts
+
+    taken: list[tuple[Ragged, np.ndarray]] = []
+    skipped: list[str] = []
+    for found in read_past_errors(read, part.first, end, _BLOCK):
+        if not isinstance(found, UserError):
+            taken.append(found)
+        elif job.skip_bad:
+            skipped.append(str(found))
+        else:
+            raise found
+    rows, counts = zip(*taken, strict=True) if taken else ((), (np.empty(0, np.int64),))
+    joined = Ragged.concatenate(rows)
+    if problem := another_vocabulary(joined, load_vocabulary(job.vocab_file)):
+        raise UserError("vocabulary.mismatch", part.path or job.source, problem, "Give the data's own vocabulary")
+    return joined, offsets_of(np.concatenate(counts)), skipped
+
+
+def _vocabulary_check(vocabulary: dict[str, int]) -> Callable[[Ragged], tuple[int, str] | None]:
+    """A function that gives the first sequence that does not fit a vocabulary, and why."""
+    size, cls, sep = len(vocabulary), vocabulary["[CLS]"], vocabulary["[SEP]"]
+
+    def check(rows: Ragged) -> tuple[int, str] | None:
+        token_of = np.searchsorted(rows.offsets, np.flatnonzero(rows.tokens >= size), side="right") - 1
+        label_of = np.searchsorted(rows.masked_offsets, np.flatnonzero(rows.masked_labels >= size), side="right") - 1
+        found = {
+            f"has a token outside the vocabulary of {size} entries": token_of,
+            f"has a label outside the vocabulary of {size} entries": label_of,
+            "does not begin with the vocabulary's [CLS]": np.flatnonzero(rows.tokens[rows.offsets[:-1]] != cls),
+            "does not end with the vocabulary's [SEP]": np.flatnonzero(rows.tokens[rows.offsets[1:] - 1] != sep),
+        }
+        bad = [(int(sequences[0]), reason) for reason, sequences in found.items() if len(sequences)]
+        return min(bad, default=None)
+
+    return check

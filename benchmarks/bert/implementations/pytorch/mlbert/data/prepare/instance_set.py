@@ -1,0 +1,272 @@
+"""Text parts to a set of instances: a prepared set, or TFRecord files as the benchmark's generator writes them.
+
+A part is one piece of work: read, generated and written by one process, whose memory depends on the part alone. What
+an interrupted run finished is kept; the manifest comes last.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from mlbert.data.formats.manifest import MANIFEST, file_sha256, write_json
+from mlbert.data.formats.prepared import ShardEntry, ShardSet, ShardWriter, map_shard
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.tfrecord import ExampleReader, find_files
+from mlbert.data.formats.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
+from mlbert.data.formats.vocabulary_checks import WARN_UNKNOWN, keeps_case, unknown_share
+from mlbert.data.formats.wordpiece import load_vocabulary
+from mlbert.data.prepare.finished import finished_list, finished_manifest, keep_apart, tool_name
+from mlbert.data.prepare.generator import Generator, flat, make_generator
+from mlbert.data.prepare.instances import InstanceOptions, digest
+from mlbert.data.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.data.prepare.text_parts import TextPart, inspect_parts
+from mlbert.data.prepare.tfrecord_folder import TfrecordFolder
+from mlbert.host import native
+from mlbert.host.errors import UserError
+
+
+class SetFormat(StrEnum):
+    """What to write: our shards, or the benchmark's files."""
+
+    hdf5 = "hdf5"
+    tfrecord = "tfrecord"
+
+
+@dataclass(frozen=True)
+class MadeSet:
+    """What a step made, or found finished."""
+
+    num_sequences: int
+    num_tokens: int
+    vocab_size: int
+    skipped: list[dict[str, str]] = field(default_factory=list)  # {"part": file, "reason": line}
+
+
+@dataclass(frozen=True)
+class InstanceJob:
+    """Text parts to turn into one set, one shard or file for each part."""
+
+    parts: tuple[Path, ...]
+    vocab_file: Path
+    out: Path
+    options: InstanceOptions
+    lower_case: bool = True  # the uncased form
+    set_format: SetFormat = SetFormat.hdf5
+    skip_bad: bool = False  # leave bad parts out instead of ending with the first one's error
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of one part; ``entry`` is what the manifest will say of it."""
+
+    entry: ShardEntry | dict[str, Any] | None
+    kept: bool = False
+    problem: UserError | None = None
+    single_document: bool = False
+    unknown: float = 0.0  # share of [UNK]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The job as the processes get it."""
+
+    job: InstanceJob
+    parts: tuple[TextPart, ...]
+    vocabulary_sha256: str
+
+    def fingerprint(self, index: int) -> str:
+        """Names input, vocabulary and options of one part."""
+        named = [self.parts[index].sha256, self.vocabulary_sha256, asdict(self.job.options), self.job.lower_case]
+        return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+
+    def tfrecords(self) -> TfrecordFolder:
+        options = self.job.options
+        return TfrecordFolder(self.job.out, len(self.parts), options.max_seq_length, options.max_predictions_per_seq)
+
+    def make_part(self, index: int) -> _Outcome:
+        """Make one part's shard or file unless an earlier run did."""
+        return self._make_tfrecord(index) if self.job.set_format == SetFormat.tfrecord else self._make_shard(index)
+
+    def _make_shard(self, index: int) -> _Outcome:
+        writer = ShardWriter(self.job.out, len(self.parts), self.fingerprint(index))
+        # The shard of a bad part is empty; its part is looked at again, to say what is wrong with it.
+        if writer.is_written(index) and len(map_shard(writer.path(index))):
+            return _Outcome(writer.entry(index), kept=True)
+        rows, outcome = self._rows(index)
+        writer.write_shard(index, rows)
+        return replace(outcome, entry=writer.entry(index))
+
+    def _make_tfrecord(self, index: int) -> _Outcome:
+        folder, fingerprint = self.tfrecords(), self.fingerprint(index)
+        if known := folder.written(index, fingerprint):
+            return _Outcome(known, kept=True)
+        rows, outcome = self._rows(index)
+        if outcome.problem:
+            folder.leave_out(index)
+            return outcome
+        return replace(outcome, entry=folder.write(index, rows, fingerprint))
+
+    def _rows(self, index: int) -> tuple[Ragged, _Outcome]:
+        part = self.parts[index]
+        generator = _generator(self.job.vocab_file, self.vocabulary_sha256, self.job.lower_case)
+        try:
+            if part.problem:
+                raise part.problem
+            documents = generator.read(part.path)
+            words, name = generator.tokenizer.vocabulary, self.job.vocab_file.name
+            unknown = unknown_share(flat(documents).tokens, words, part.path, name)
+        except UserError as error:
+            if not self.job.skip_bad:
+                raise
+            return Ragged.from_rows([]), _Outcome(None, problem=error)
+        outcome = _Outcome(None, single_document=len(documents) == 1, unknown=unknown)
+        return generator.rows(documents, self.job.options), outcome
+
+
+@functools.lru_cache(maxsize=1)
+def _generator(vocab_file: Path, vocabulary_sha256: str, lower_case: bool) -> Generator:
+    """One for a process: it remembers words from part to part."""
+    del vocabulary_sha256  # another vocabulary under the same name is another generator
+    return make_generator(load_vocabulary(vocab_file), lower_case)
+
+
+def make_instances(
+    job: InstanceJob,
+    parts: list[TextPart],
+    provenance: dict[str, Any],
+    *,
+    workers: int,
+    progress: Progress = SILENT,
+) -> MadeSet:
+    """Make a set of the parts that `inspect_parts` found; finished ones of an interrupted run are kept. The manifest's
+    provenance (JSON-able) also says which were left out. Raises UserError: a part or the vocabulary is bad, or the
+    output folder cannot be written."""
+    vocabulary = load_vocabulary(job.vocab_file)
+    work = _Work(job, tuple(parts), file_sha256(job.vocab_file))
+    to_tfrecords = job.set_format == SetFormat.tfrecord
+    writer = ShardWriter(job.out, len(parts), "")
+    (work.tfrecords() if to_tfrecords else writer).clear_leftovers()
+    if _generator(job.vocab_file, work.vocabulary_sha256, job.lower_case).name == "plain":
+        progress(f"the compiled generator cannot be used ({native.status()}): this takes some fifty times as long")
+    _say_case(job, progress)
+    if job.lower_case and keeps_case(vocabulary):
+        progress(f"warning: {job.vocab_file} has words with capitals, and --cased is not given")
+    common: dict[str, Any] = {"where": job.out, "workers": workers, "progress": progress}
+    sizes = [part.num_bytes for part in parts]
+    outcomes = run_jobs(work.make_part, range(len(parts)), name="instances", sizes=sizes, **common)
+    skipped = _report(parts, outcomes, progress)
+    named = {"sha256": work.vocabulary_sha256, "size": len(vocabulary)}
+    provenance = {**provenance, "parts": [part.path.name for part in parts], "skipped": skipped}
+    if to_tfrecords:
+        files = (outcome.entry for outcome in outcomes if isinstance(outcome.entry, dict))
+        made = work.tfrecords().finish(files, named, provenance)
+        return MadeSet(made.num_sequences, made.num_tokens, len(vocabulary), skipped)
+    manifest = writer.finish(
+        vocabulary=named,
+        max_seq_length=job.options.max_seq_length,
+        max_predictions=job.options.max_predictions_per_seq,
+        provenance=provenance,
+        entries=[outcome.entry for outcome in outcomes if isinstance(outcome.entry, ShardEntry)],
+    )
+    return MadeSet(manifest.num_sequences, manifest.num_tokens, len(vocabulary), skipped)
+
+
+def _say_case(job: InstanceJob, progress: Progress) -> None:
+    """Whoever exports a model has to know whether its texts keep case: it is written beside the vocabulary of the set.
+    Raises UserError: what lies beside the vocabulary says otherwise."""
+    config = job.vocab_file.with_name(CONFIG_FILE)
+    if lower_cases(job.vocab_file) == job.lower_case:
+        return
+    if config.exists():
+        given = "is not" if job.lower_case else "is"
+        raise UserError(
+            "config.conflict", config, f"says do_lower_case: {str(not job.lower_case).lower()}, --cased {given} given"
+        )
+    beside = job.out.parent / VOCAB_FILE
+    if beside.exists() and file_sha256(beside) == file_sha256(job.vocab_file):
+        write_json(beside.with_name(CONFIG_FILE), {"tokenizer_class": "BertTokenizer", "do_lower_case": False})
+    else:
+        progress(
+            f"warning: write do_lower_case: false into a {CONFIG_FILE} beside the training's vocab.txt: exports ask it"
+        )
+
+
+def _report(parts: list[TextPart], outcomes: list[_Outcome], progress: Progress) -> list[dict[str, str]]:
+    """Say what deserves attention; returns the parts that were left out."""
+    kept = sum(outcome.kept for outcome in outcomes)
+    if kept:
+        progress(f"{kept} of {len(parts)} parts kept from an earlier run")
+    for part, outcome in zip(parts, outcomes, strict=True):
+        if outcome.single_document:
+            progress(f"warning: {part.path} is one document (no blank line): random second sentences are its own")
+        if outcome.unknown > WARN_UNKNOWN:
+            progress(f"warning: {part.path}: {outcome.unknown:.0%} of its words are not in the vocabulary")
+    bad = [(part.path, outcome.problem) for part, outcome in zip(parts, outcomes, strict=True) if outcome.problem]
+    if len(bad) == len(parts):
+        raise UserError("data.damaged", "--input", f"none of {len(parts)} parts can be used; {bad[0][1]}")
+    if bad:
+        progress(f"{len(bad)} of {len(parts)} parts left out:")
+    for _, problem in bad:
+        progress(f"  {problem}")
+    return [{"part": path.name, "reason": problem.problem} for path, problem in bad]
+
+
+def prepare_instances(job: InstanceJob, *, workers: int = 1, progress: Progress = SILENT) -> MadeSet:
+    """`make_instances` as a step of its own: does nothing when ``job.out`` is finished with the same input and options.
+    Raises UserError also when ``job.out`` was finished with other ones: nothing is overwritten."""
+    keep_apart(job.out, job.parts)
+    load_vocabulary(job.vocab_file)
+    parts = inspect_parts(job.parts, skip_bad=job.skip_bad, workers=workers, progress=progress)
+    work = _Work(job, tuple(parts), file_sha256(job.vocab_file))
+    options = {
+        "inputs": [work.fingerprint(index) for index in range(len(parts))],
+        "format": str(job.set_format),
+        "lower_case": job.lower_case,
+        **asdict(job.options),
+    }
+    if made := _finished(job.out, options, progress):
+        return made
+    provenance = {"tool": tool_name(), "options": options}
+    return make_instances(job, parts, provenance, workers=workers, progress=progress)
+
+
+def _finished(out: Path, options: dict[str, Any], progress: Progress) -> MadeSet | None:
+    """A finished set of either format. Raises UserError: of other options."""
+    found = finished_manifest(out, options, progress) or finished_list(out, options, progress)
+    if found is None:
+        return None
+    return MadeSet(found.num_sequences, found.num_tokens, found.vocab_size, found.provenance.get("skipped", []))
+
+
+def set_digests(path: Path) -> list[tuple[str, int, str]]:
+    """(file, instances, digest) of each file of a set, or of one file: our shards or TFRecords. The digest is the
+    sha256 over the padded features in the benchmark's form, see `mlbert.data.prepare.instances.digest`. A single shard
+    takes its limits from the manifest beside it."""
+    digests = _shard_digests if (path / MANIFEST).exists() or path.suffix == ".h5" else _tfrecord_digests
+    return list(digests(path))
+
+
+def _tfrecord_digests(path: Path) -> Iterator[tuple[str, int, str]]:
+    for file in find_files(path):
+        reader = ExampleReader(file)
+        rows = Ragged.concatenate([part.rows for part in reader])
+        assert reader.widths is not None
+        yield file.name, len(rows), digest(rows, *reader.widths)
+
+
+def _shard_digests(path: Path) -> Iterator[tuple[str, int, str]]:
+    folder = path if path.is_dir() else path.parent
+    manifest = ShardSet.open(folder).manifest
+    names = [shard.file for shard in manifest.shards]
+    if path != folder and path.name not in names:
+        raise UserError("data.format", path, f"is no shard of {folder / MANIFEST}")
+    for name in names if path == folder else [path.name]:
+        shard = map_shard(folder / name)
+        yield name, len(shard), digest(shard, manifest.max_seq_length, manifest.max_predictions)

@@ -1,0 +1,218 @@
+"""Text of one's own as documents: files, packed files and folders of them, and sets of Hugging Face's ``datasets``.
+
+=================================  ===============================================================================
+``.jsonl``, ``.json``              one JSON object a line; its ``text`` is a document
+a folder that ``datasets`` saved   likewise, a row; needs the package
+anything else, in a folder         ``.txt``, ``.text``, ``.md``, ``.rst``: a document is a file, or part of one
+=================================  ===============================================================================
+
+Each also packed, as ``.gz``. What is read at a time is bounded, whatever the size of a file, a line or a text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import gzip
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mlbert.data.formats.manifest import reading
+from mlbert.host.errors import UserError
+from mlbert.host.json_files import text_in_line
+
+PLAIN_SUFFIXES, LINES_SUFFIXES, PACKED = (".txt", ".text", ".md", ".rst"), (".jsonl", ".json"), ".gz"
+SAVED_SET, SAVED_SETS = "dataset_info.json", "dataset_dict.json"  # of `datasets`
+TEXT, TRAIN = "text", "train"
+WHOLE = 32_000  # characters: a plain file of no more is one document
+MOST_DOCUMENT = 1_000_000  # characters: a longer record is cut
+_CHUNK = 1 << 20  # bytes read at a time
+_MOST_LINE = 64 << 20  # bytes of a line of JSON
+_KINDS = f"{', '.join((*PLAIN_SUFFIXES, *LINES_SUFFIXES))}, each also packed as {PACKED}"
+_REMEDY = f"Give text: {_KINDS}, or a folder of such files"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, or a folder that ``datasets`` saved."""
+
+    path: Path
+    num_bytes: int  # on disk
+    modified: int  # nanoseconds since 1970
+
+    @property
+    def identity(self) -> list[str | int]:
+        """JSON-able; another once the file has changed."""
+        return [str(self.path.resolve()), self.num_bytes, self.modified]
+
+    @property
+    def suffix(self) -> str:
+        """Lower-case, of what is within a packed file."""
+        name = self.path.name.lower()
+        return Path(name.removesuffix(PACKED)).suffix
+
+
+def find_sources(paths: Sequence[Path], without: Path) -> list[Source]:
+    """The files and saved sets behind paths, each once, in order; nothing below the folder ``without``, nothing hidden.
+    Raises UserError: a path is not there, is no file or folder, or holds no text."""
+    found: dict[Path, Source] = {}
+    for path in paths:
+        with reading(path, _REMEDY):
+            if not path.exists():
+                raise UserError("file.missing", path, "there is no such file or folder", _REMEDY)
+            places = _of_folder(path, without.resolve()) if path.is_dir() else [path]
+            if not path.is_dir() and not path.is_file():
+                raise UserError("file.wrong-kind", path, "is neither a file nor a folder", _REMEDY)
+        if not places:
+            raise UserError("data.empty", path, "holds no text", _REMEDY)
+        for place in places:
+            found.setdefault(place.resolve(), _source(place))
+    if not sum(source.num_bytes for source in found.values()):
+        raise UserError("data.empty", paths[0], "is empty" if len(found) == 1 else "all files are empty", "Give text")
+    return list(found.values())
+
+
+def _of_folder(folder: Path, without: Path) -> list[Path]:
+    if any((folder / name).is_file() for name in (SAVED_SET, SAVED_SETS)):
+        return [folder]
+    places = []
+    for place, folders, names in os.walk(folder, onerror=_raise):
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and Path(place, f).resolve() != without)
+        places += [Path(place, name) for name in names if not name.startswith(".") and _is_text(name)]
+    return sorted(place for place in places if place.is_file() and without not in place.resolve().parents)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _is_text(name: str) -> bool:
+    # .json in a folder of other things is rarely text.
+    return name.lower().removesuffix(PACKED).endswith((*PLAIN_SUFFIXES, LINES_SUFFIXES[0]))
+
+
+def _source(path: Path) -> Source:
+    with reading(path):
+        files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+        states = [file.stat() for file in files]
+        if not path.is_dir():
+            path.open("rb").close()  # now, not after an hour of other files
+    return Source(path, sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0))
+
+
+def documents(source: Source, piece: int, is_cut: bool) -> Iterator[str]:
+    """Documents of a source, without blank ones.
+
+    Args:
+        piece: characters after which a large plain file is cut, at a blank line.
+        is_cut: cut small files and records, too.
+
+    Raises UserError: not UTF-8 or not JSON (names the line), no ``text``, damaged, or unreadable.
+    """
+    limit = piece if is_cut else MOST_DOCUMENT
+    if source.path.is_dir() or source.suffix in LINES_SUFFIXES:
+        texts = _rows(source.path) if source.path.is_dir() else _records(source.path)
+        return (part for text in texts for part in _pieces(iter([text]), limit) if part.strip())
+    is_packed = source.path.name.lower().endswith(PACKED)
+    if is_packed or source.num_bytes > WHOLE:
+        limit = piece
+    return (part for part in _pieces(_characters(source.path), limit) if part.strip())
+
+
+def _pieces(chunks: Iterator[str], size: int) -> Iterator[str]:
+    """Cuts text behind the first blank line after ``size`` characters; for want of one before twice that, behind a
+    line, a blank, or anywhere."""
+    rest = ""
+    for chunk in chunks:
+        rest, start = rest + chunk, 0
+        while len(rest) - start > 2 * size:
+            low, high = start + size, start + 2 * size
+            end = next((e for mark in ("\n\n", "\n", " ") if (e := rest.find(mark, low, high)) >= 0), high - 1)
+            yield rest[start : end + 1]
+            start = end + 1
+        rest = rest[start:]
+    yield rest
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The file, unpacked."""
+    with reading(path), contextlib.ExitStack() as stack:
+        file: Any = stack.enter_context(path.open("rb"))
+        if path.name.lower().endswith(PACKED):
+            file = stack.enter_context(gzip.GzipFile(fileobj=file))
+        try:
+            yield file
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise UserError("data.damaged", path, f"is damaged ({error})", "Restore or leave out the file") from None
+
+
+def _characters(path: Path) -> Iterator[str]:
+    decoder, lines = codecs.getincrementaldecoder("utf-8-sig")(), 0
+    with _opened(path) as file:
+        while True:
+            raw = file.read(_CHUNK)
+            try:
+                text = decoder.decode(raw, final=not raw)
+            except UnicodeDecodeError as error:
+                line = lines + error.object[: error.start].count(b"\n") + 1
+                raise _not_text(path, line, raw) from None
+            if "\0" in text:
+                raise _not_text(path, lines + text[: text.index("\0")].count("\n") + 1, raw)
+            lines += raw.count(b"\n")
+            yield text.replace("\r\n", "\n")
+            if not raw:
+                return
+
+
+def _not_text(path: Path, line: int, raw: bytes) -> UserError:
+    if b"\0" in raw:
+        return UserError("data.encoding", path, "is not text, but binary or of another encoding than UTF-8", _REMEDY)
+    return UserError(
+        "data.encoding", path, f"line {line} is not UTF-8", "Convert the file: iconv -f latin1 -t utf-8 FILE > NEW"
+    )
+
+
+def _records(path: Path) -> Iterator[str]:
+    remedy = 'Give one JSON object a line, with its text as "text"'
+    with _opened(path) as file:
+        number = 0
+        while raw := file.readline(_MOST_LINE):
+            number += 1
+            if len(raw) == _MOST_LINE:
+                raise UserError("data.row", path, f"line {number} is longer than {_MOST_LINE >> 20} MiB", remedy)
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise _not_text(path, number, raw) from None
+            if line.strip():
+                yield text_in_line(path, number, line, remedy)
+
+
+def _rows(folder: Path) -> Iterator[str]:
+    """The text of each row of a folder that ``datasets`` saved; of several splits that of training, or of all."""
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(
+            "package.missing", folder, "needs the package datasets to be read", "Run: pip install 'mlbert[bert]'"
+        ) from None
+    remedy = f"Save a set with a column {TEXT} of text, by save_to_disk"
+    try:
+        loaded = datasets.load_from_disk(str(folder))
+    except Exception as error:  # of many kinds, none of them ours
+        raise UserError("data.damaged", folder, f"cannot be read by datasets ({error})", remedy) from None
+    sets = [loaded]
+    if isinstance(loaded, datasets.DatasetDict):
+        sets = [loaded[TRAIN]] if TRAIN in loaded else list(loaded.values())
+    for one in sets:
+        if TEXT not in one.column_names:
+            raise UserError("data.columns", folder, f"has the columns {', '.join(one.column_names)}, no {TEXT}", remedy)
+        for row in one.select_columns([TEXT]):
+            if not isinstance(row[TEXT], str):
+                raise UserError("data.row", folder, f"has a row whose {TEXT} is {type(row[TEXT]).__name__}", remedy)
+            yield row[TEXT]

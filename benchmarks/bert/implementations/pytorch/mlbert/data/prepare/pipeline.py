@@ -1,0 +1,184 @@
+"""From documents to a finished data folder: text, vocabulary, training and evaluation sets, baselines.
+
+Every step writes what it makes under a temporary name first; ``prepared.json`` comes last. Started again after an
+interruption, the pipeline makes the same files; started again on a finished folder with the same options, it does
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mlbert.data.formats.checksums import FileSum
+from mlbert.data.formats.manifest import Manifest, file_sha256, make_folder, read_manifest, write_json
+from mlbert.data.formats.open import check_vocabulary
+from mlbert.data.formats.prepared import ShardSet, ShardWriter, info_of
+from mlbert.data.formats.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
+from mlbert.data.formats.wordpiece import load_vocabulary
+from mlbert.data.prepare import corpus as corpora
+from mlbert.data.prepare.baselines import baselines
+from mlbert.data.prepare.eval_set import pick_evenly
+from mlbert.data.prepare.finished import is_whole, read_summary, tool_name, whole_shards
+from mlbert.data.prepare.generator import FlatDocuments, Generator, flat, make_generator
+from mlbert.data.prepare.instance_set import InstanceJob, make_instances
+from mlbert.data.prepare.instances import InstanceOptions
+from mlbert.data.prepare.jobs import SILENT, Progress
+from mlbert.data.prepare.text_parts import inspect_parts
+from mlbert.data.prepare.vocab import check_vocab_size, count_words, train_vocabulary
+from mlbert.host.checksummed_json import add_checksum
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_atomically
+from mlbert.host.json_files import read_json
+
+FINISHED = "prepared.json"
+BASELINES = "baselines.json"
+_MOST = {"eval_sequences": 10_000_000, "num_parts": 99_999, "max_document_sentences": 1_000_000}
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Options of a preparation from text."""
+
+    instances: InstanceOptions
+    vocab_size: int = 4096  # entries to train
+    lower_case: bool = True
+    eval_share: float = 0.05  # part of the documents held out
+    eval_sequences: int = 2000  # wanted; fewer when the text does not give so many
+    split_seed: int = 0  # choice of the held-out documents
+    num_parts: int = 2  # training text parts, one shard each
+    max_document_sentences: int = 32  # longer documents are cut into pieces
+
+    def __post_init__(self) -> None:
+        if not 0 < self.eval_share < 1:
+            raise UserError(
+                "config.range", "--eval-share", f"{self.eval_share} is not between 0 and 1", "Use for example 0.05"
+            )
+        check_vocab_size(self.vocab_size)
+        for name, most in _MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise UserError("config.range", name, f"{getattr(self, name)} is out of range", f"Use 1 to {most}")
+
+
+def _finished(out: Path, options: dict[str, Any]) -> dict[str, Any] | None:
+    """The summary of a folder that was finished with the same options; with others nothing is overwritten."""
+    if (summary := read_summary(out / FINISHED)) is None:
+        return None
+    if (found := summary["options"]) != json.loads(json.dumps(options)):
+        different = sorted(key for key in {*found, *options} if found.get(key) != options.get(key))
+        reason = f"was prepared with other options ({', '.join(different)})"
+        raise UserError("prepare.other-options", out, reason, "Choose another --out, or remove the folder")
+    return summary
+
+
+def prepare_text(
+    documents: Iterable[list[str]],
+    out: Path,
+    options: TextOptions,
+    source: dict[str, Any],
+    *,
+    workers: int = 1,
+    progress: Progress = SILENT,
+) -> dict[str, Any]:
+    """Make a data folder (vocab.txt, tokenizer_config.json, text/, train/, eval/, baselines.json, prepared.json) from
+    documents of sentences, which are read only when it is not finished yet; returns what ``prepared.json`` holds.
+    ``source`` says what the documents are: stored, and compared on a rerun."""
+    wanted = {"source": source, **asdict(options)}
+    found = _finished(out, wanted)
+    if found and is_whole(out, lambda: _check_sets(out, found), progress):
+        return found
+    started = time.monotonic()
+    make_folder(out / "text")
+    corpus = corpora.split(
+        documents, options.eval_share, options.split_seed, max_sentences=options.max_document_sentences
+    )
+    counts = corpus.summary()
+    progress("text: " + ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items()))
+    parts = _write_parts(out / "text", corpus, options.num_parts)
+    vocab_file = _make_vocabulary(corpus, out, options, progress)
+    provenance = {"tool": tool_name(), "options": wanted}
+    job = InstanceJob(tuple(parts), vocab_file, out / "train", options.instances, options.lower_case)
+    train = make_instances(job, inspect_parts(parts, workers=workers), provenance, workers=workers)
+    progress(f"train: {train.num_sequences:,} sequences, {train.num_tokens:,} tokens")
+    vocabulary = load_vocabulary(vocab_file)
+    generator = make_generator(vocabulary, options.lower_case)
+    evaluation = _make_evaluation(out, generator, options, provenance)
+    progress(f"eval: {evaluation.num_sequences:,} sequences, {evaluation.num_masked:,} masked tokens")
+    guesses = _write_baselines(out, [flat(generator.read(part)) for part in parts], vocabulary)
+    summary = {
+        "options": wanted,
+        "text": counts,
+        "baselines": guesses,
+        "train_sequences": train.num_sequences,
+        "eval_sequences": evaluation.num_sequences,
+        "vocab_size": train.vocab_size,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    write_json(out / FINISHED, add_checksum(summary))
+    return summary
+
+
+def _check_sets(out: Path, summary: dict[str, Any]) -> list[FileSum]:
+    """Checksums of both sets. Raises UserError for a finished folder in which something else is not as it was made."""
+    if lower_cases(out / VOCAB_FILE) != summary["options"]["lower_case"]:
+        raise UserError("data.damaged", out / CONFIG_FILE, "does not say do_lower_case as the sets were made")
+    if read_json(out / BASELINES, "") != summary["baselines"]:
+        raise UserError("data.damaged", out / BASELINES, f"differs from {FINISHED}")
+    manifests = [read_manifest(out / name) for name in ("train", "eval")]
+    for manifest in manifests:
+        check_vocabulary(info_of(manifest), out / VOCAB_FILE)
+    return whole_shards(*manifests)
+
+
+def _make_vocabulary(corpus: corpora.Corpus, out: Path, options: TextOptions, progress: Progress) -> Path:
+    words = count_words((text for document in corpus.train for text in document), options.lower_case)
+    entries = train_vocabulary(words, options.vocab_size)
+    path = out / VOCAB_FILE
+    write_atomically(path, "\n".join(entries) + "\n")
+    write_json(out / CONFIG_FILE, {"tokenizer_class": "BertTokenizer", "do_lower_case": options.lower_case})
+    progress(f"vocabulary: {len(entries):,} entries")
+    return path
+
+
+def _write_parts(folder: Path, corpus: corpora.Corpus, num_parts: int) -> list[Path]:
+    if len(corpus.train) < num_parts:
+        reason = f"{len(corpus.train)} training documents cannot fill {num_parts} parts"
+        raise UserError("data.too-small", "--parts", reason, "Use fewer parts or more text")
+    for leftover in folder.glob("train-?????-of-?????.txt"):
+        leftover.unlink()  # of an interrupted run, perhaps with another number of parts
+    parts = []
+    for part in range(num_parts):
+        path = folder / f"train-{part:05d}-of-{num_parts:05d}.txt"
+        corpora.write_text(path, corpus.train[part::num_parts])
+        parts.append(path)
+    corpora.write_text(folder / "eval.txt", corpus.evaluation)
+    return parts
+
+
+def _make_evaluation(out: Path, generator: Generator, options: TextOptions, provenance: dict[str, Any]) -> Manifest:
+    """Static masking once, then ``eval_sequences`` examples evenly picked, as the benchmark picks its 10,000."""
+    documents = generator.read(out / "text" / "eval.txt")
+    rows = generator.rows(documents, replace(options.instances, dupe_factor=10))
+    wanted = min(options.eval_sequences, len(rows))
+    writer = ShardWriter(out / "eval", 1, "")
+    writer.clear_leftovers()
+    writer.write_shard(0, rows.take(pick_evenly(len(rows), wanted)))
+    return writer.finish(
+        vocabulary={"sha256": file_sha256(out / VOCAB_FILE), "size": len(generator.tokenizer.vocabulary)},
+        max_seq_length=options.instances.max_seq_length,
+        max_predictions=options.instances.max_predictions_per_seq,
+        provenance=provenance,
+    )
+
+
+def _write_baselines(out: Path, train: list[FlatDocuments], vocabulary: dict[str, int]) -> dict[str, Any]:
+    (rows,) = ShardSet.open(out / "eval")
+    result = baselines(train, rows, len(vocabulary))
+    entries = {number: entry for entry, number in vocabulary.items()}
+    result["most_frequent_token"] = entries[int(result.pop("most_frequent_id"))]
+    write_json(out / BASELINES, result)
+    return result

@@ -1,0 +1,328 @@
+"""A global shuffle in bounded memory: every sequence goes to a place that a keyed permutation computes.
+
+Pass 1, a job per piece of the input (at most `PIECE` sequences): its sequences, ordered by the output shard that they
+belong to, go into one spill file. Pass 2, a job per output shard: its share of every spill file, ordered by place, is
+written as a shard; packed first, where packs are wanted. The spill files are removed when all shards are there. Any
+job writes its file as a whole and keeps one that an interrupted run finished, so a rerun ends with the same bytes.
+
+`bins` is the same with a permutation for every bin, so the places of one bin follow those of the one before.
+
+Legend: N sequences, S sequences of a job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlbert.data.formats.base import Store, StoreInfo
+from mlbert.data.formats.bins import BinnedStore
+from mlbert.data.formats.manifest import Manifest, make_folder
+from mlbert.data.formats.open import describe, open_store
+from mlbert.data.formats.packing import pack_lengths
+from mlbert.data.formats.permutation import Permutation
+from mlbert.data.formats.prepared import ShardEntry, ShardSet, ShardWriter, verified_shard
+from mlbert.data.formats.ragged import Ragged, offsets_of
+from mlbert.data.formats.shard_file import is_written, map_file, write_shard_file
+from mlbert.data.prepare.finished import finished_manifest, keep_apart, tool_name
+from mlbert.data.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.host.errors import UserError
+
+PIECE = 250_000  # sequences that a job holds in memory: some 200 MB at 512 tokens
+SHARD = 300_000  # sequences of an output shard where --shards does not say
+SPILL = "spill"
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Options of packing."""
+
+    max_tokens: int | None = None  # slots of a pack; None: the data's max_seq_length
+    max_sequences: int = 3  # most sequences of one pack
+
+
+@dataclass(frozen=True)
+class Target:
+    """One output set: bin ``number`` of a folder of bins, or the only set."""
+
+    folder: Path
+    num_shards: int
+    shortest: int  # tokens of the sequences that belong to it, at least
+    longest: int  # and at most
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive input sequences."""
+
+    number: int
+    first: int  # its sequences
+    end: int
+    shard: int | None = None  # of all `prepared_sets`, the one that holds them all; None for other stores
+    row: int = 0  # of the first one in that shard
+    before: tuple[int, ...] = ()  # sequences of each target in earlier pieces; empty until they are counted
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """What to shuffle into what; picklable, and all that a job needs. Spill files go into a folder below ``out``."""
+
+    source: Path
+    identity: str  # of its data
+    out: Path
+    targets: tuple[Target, ...]
+    counts: tuple[int, ...]  # sequences of each target
+    seed: int  # of places and packing
+    packing: Packing | None = None  # None for single sequences
+
+    @property
+    def fingerprint(self) -> str:
+        """Names input and options."""
+        shards = [[target.num_shards, target.shortest, target.longest] for target in self.targets]
+        packing = [self.packing.max_tokens, self.packing.max_sequences] if self.packing else None
+        named = [self.identity, shards, self.counts, self.seed, packing, PIECE]
+        return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+    @property
+    def bounds(self) -> np.ndarray:
+        """int64 [outputs + 1]: first place of every output shard, target after target, and N."""
+        first = offsets_of(np.asarray(self.counts, np.int64))
+        parts = [
+            first[number] + np.arange(target.num_shards) * self.counts[number] // target.num_shards
+            for number, target in enumerate(self.targets)
+        ]
+        return np.concatenate([*parts, first[-1:]]).astype(np.int64)
+
+    def spill(self, piece: Piece) -> Path:
+        """The spill file of a piece."""
+        return self.out / SPILL / f"piece-{piece.number:05d}.h5"
+
+    def output(self, number: int) -> tuple[ShardWriter, int]:
+        """Writer of output shard ``number`` (target after target) and its index there."""
+        for target in self.targets:
+            if number < target.num_shards:
+                return ShardWriter(target.folder, target.num_shards, self.fingerprint), number
+            number -= target.num_shards
+        raise AssertionError("no such output shard")
+
+    def places(self, lengths: np.ndarray, before: tuple[int, ...]) -> np.ndarray:
+        """int64 [S], where sequences of these ``lengths`` go; ``before`` as in `Piece`."""
+        first = offsets_of(np.asarray(self.counts, np.int64))
+        places = np.empty(len(lengths), np.int64)
+        for number, target in enumerate(self.targets):
+            mine = np.flatnonzero((lengths >= target.shortest) & (lengths <= target.longest))
+            order = Permutation(self.counts[number], (self.seed, number))
+            places[mine] = first[number] + order(before[number] + np.arange(len(mine)))
+        return places
+
+    def write_spill(self, piece: Piece) -> None:
+        """Pass 1."""
+        path = self.spill(piece)
+        if is_written(path, self.fingerprint):
+            return
+        rows = piece_rows(opened(self.source, self.identity), piece)
+        places = self.places(rows.lengths, piece.before)
+        order = np.argsort(places, kind="stable")
+        rows, places = rows.take(order), places[order]
+        extra = {"places": places, "piece_offsets": np.searchsorted(places, self.bounds)}
+        write_shard_file(path, rows, self.fingerprint, extra)
+
+    def is_written(self, number: int) -> bool:
+        """Whether an interrupted run finished output shard ``number``."""
+        writer, index = self.output(number)
+        return writer.is_written(index)
+
+    def write_output(self, job: tuple[int, tuple[Piece, ...] | None]) -> ShardEntry:
+        """Pass 2: output shard ``job[0]`` from the spill files of the pieces ``job[1]``; None: it is there."""
+        number, pieces = job
+        writer, index = self.output(number)
+        if pieces is not None:
+            rows, pack_offsets = self._collect(number, pieces)
+            writer.write_shard(index, rows, pack_offsets)
+        return writer.entry(index)
+
+    def _collect(self, number: int, pieces: tuple[Piece, ...]) -> tuple[Ragged, np.ndarray | None]:
+        parts, places = [], []
+        for piece in pieces:
+            spill = map_file(self.spill(piece))
+            first, end = spill.extra["piece_offsets"][number : number + 2].tolist()
+            parts.append(spill.rows.slice(first, end))
+            places.append(spill.extra["places"][first:end])
+        rows = Ragged.concatenate(parts)
+        del parts
+        order = np.argsort(np.concatenate([np.empty(0, np.int64), *places]), kind="stable")
+        if self.packing is None:
+            return rows.take(order), None
+        max_tokens, max_sequences = self.packing.max_tokens, self.packing.max_sequences
+        assert max_tokens is not None
+        packs = pack_lengths(rows.lengths[order], max_tokens, max_sequences, (self.seed, number))
+        return rows.take(order[packs.order]), packs.offsets
+
+
+@lru_cache(maxsize=1)
+def opened(source: Path, identity: str) -> Store:
+    """The input, opened once a process. Its shards are verified by the jobs that read them."""
+    store = open_store(source, verify=False)
+    if store.info.identity != identity:
+        raise UserError("data.changed", source, "was changed while it was read", "Start again")
+    return store
+
+
+def prepared_sets(store: Store) -> list[ShardSet]:
+    """The prepared sets that a store is made of: itself, or its bins; none for other kinds."""
+    parts = store.bins if isinstance(store, BinnedStore) else [store]
+    return [part for part in parts if isinstance(part, ShardSet)]
+
+
+def piece_rows(store: Store, piece: Piece) -> Ragged:
+    """The sequences of a piece; the shard that they begin is verified first."""
+    if piece.shard is None:
+        return store.gather(np.arange(piece.first, piece.end))
+    shards = [(part, index) for part in prepared_sets(store) for index in range(len(part.manifest.shards))]
+    part, index = shards[piece.shard]
+    shard = part.shard(index) if piece.row else verified_shard(part.manifest, index)
+    return shard.rows.slice(piece.row, piece.row + piece.end - piece.first)
+
+
+def known_vocabulary(info: StoreInfo) -> dict[str, Any]:
+    """The vocabulary as a manifest names it. Raises UserError: this kind of data does not say."""
+    if info.vocab_size is None or info.vocabulary_sha256 is None:
+        reason = "does not say which vocabulary it was made with"
+        raise UserError(
+            "vocabulary.mismatch",
+            info.folder,
+            reason,
+            "Take it over with `mlbert prepare import --vocab vocab.txt` first",
+        )
+    return {"sha256": info.vocabulary_sha256, "size": info.vocab_size}
+
+
+def make_pieces(store: Store, most: int = PIECE) -> list[Piece]:
+    """The input cut at the borders of prepared shards, and where a shard holds more than ``most`` sequences."""
+    prepared = prepared_sets(store)
+    counts = [entry.num_sequences for part in prepared for entry in part.manifest.shards]
+    pieces: list[Piece] = []
+    start = 0
+    for shard, count in enumerate(counts or [len(store)]):
+        for row in range(0, count, most):
+            end = start + min(row + most, count)
+            pieces.append(Piece(len(pieces), start + row, end, shard if prepared else None, row))
+        start += count
+    return pieces
+
+
+def default_shards(num_sequences: int) -> int:
+    """Shards of `SHARD` sequences."""
+    return max(1, round(num_sequences / SHARD))
+
+
+def remove_spill(out: Path) -> None:
+    """Remove the folder of spill files."""
+    shutil.rmtree(out / SPILL, ignore_errors=True)
+
+
+def describe_input(source: Path, out: Path) -> StoreInfo:
+    """What is known of the input. Raises UserError: it does not say its vocabulary, or is the output folder."""
+    keep_apart(out, [source])
+    info = describe(source)
+    known_vocabulary(info)
+    return info
+
+
+def check_shards(num_shards: int, num_sequences: int, where: str = "") -> None:
+    """Raises UserError where shards would stay empty; one shard may always be."""
+    if num_shards > max(1, num_sequences):
+        reason = f"{num_shards} shards cannot be filled with {num_sequences} sequences{where}"
+        raise UserError("config.range", "--shards", reason, "Use fewer")
+
+
+def say_what_is_undone(info: StoreInfo, progress: Progress) -> None:
+    """Tell that an input's packs or bins do not come into what is made of it."""
+    if info.max_pack_tokens is not None:
+        progress(f"{info.folder} holds packs: they are taken apart, and its sequences used one by one")
+    elif info.kind == "bins":
+        progress(f"{info.folder} holds bins: their sequences are put together again")
+
+
+def run_shuffle(
+    shuffle: Shuffle, pieces: list[Piece], *, workers: int, progress: Progress
+) -> Iterator[tuple[ShardWriter, list[ShardEntry]]]:
+    """Both passes; gives each target's writer and entries, for `ShardWriter.finish`."""
+    make_folder(shuffle.out / SPILL)
+    starts = np.cumsum([0, *(target.num_shards for target in shuffle.targets)]).tolist()
+    for start in starts[:-1]:
+        shuffle.output(start)[0].clear_leftovers()
+    share = np.diff(shuffle.bounds)
+    common: dict[str, Any] = {"where": shuffle.out, "unit": "sequences", "workers": workers, "progress": progress}
+
+    there = [number for number in range(starts[-1]) if _path(shuffle, number).exists()]
+    whole = run_jobs(shuffle.is_written, there, name="checking", sizes=share[there].tolist(), **common) if there else []
+    done = {number for number, is_whole in zip(there, whole, strict=True) if is_whole}
+    if len(done) < starts[-1]:
+        sizes = [piece.end - piece.first for piece in pieces]
+        run_jobs(shuffle.write_spill, pieces, name="spreading", sizes=sizes, **common)
+    jobs = [(number, None if number in done else tuple(pieces)) for number in range(starts[-1])]
+    name = "packing" if shuffle.packing else "ordering"
+    entries = run_jobs(shuffle.write_output, jobs, name=name, sizes=share.tolist(), **common)
+    for start, end in itertools.pairwise(starts):
+        yield shuffle.output(start)[0], entries[start:end]
+
+
+def _path(shuffle: Shuffle, number: int) -> Path:
+    writer, index = shuffle.output(number)
+    return writer.path(index)
+
+
+def shuffle_set(
+    source: Path,
+    out: Path,
+    *,
+    seed: int = 0,
+    num_shards: int | None = None,
+    packing: Packing | None = None,
+    workers: int = 1,
+    progress: Progress = SILENT,
+) -> Manifest:
+    """Shuffle any kind of store that knows its vocabulary into a prepared set of ``num_shards`` (None: one for `SHARD`
+    sequences), packed where ``packing`` is given. Same input and seed, same bytes. Raises UserError: input bad or of
+    unknown vocabulary, packs too short, output finished with other options or not writable."""
+    info = describe_input(source, out)
+    if packing:
+        packing = replace(packing, max_tokens=packing.max_tokens or info.max_seq_length)
+    if packing and (packing.max_tokens or 0) < info.max_seq_length:
+        reason = f"{packing.max_tokens} is less than the data's max_seq_length {info.max_seq_length}"
+        raise UserError("data.too-long", "--max-tokens", reason, "Use longer packs or data with shorter sequences")
+    packs = asdict(packing) if packing else None
+    options: dict[str, Any] = {"step": "pack" if packing else "shuffle", "input": info.identity, "seed": seed}
+    options |= packs or {}
+    options["shards"] = num_shards or default_shards(info.num_sequences or len(open_store(source, verify=False)))
+    if found := finished_manifest(out, options, progress):
+        remove_spill(out)
+        return found
+    store = open_store(source, verify=False)
+    check_shards(options["shards"], len(store))
+    say_what_is_undone(info, progress)
+    target = Target(out, options["shards"], 0, info.max_seq_length)
+    shuffle = Shuffle(source, info.identity, out, (target,), (len(store),), seed, packing)
+    pieces = [replace(piece, before=(piece.first,)) for piece in make_pieces(store)]
+    ((writer, entries),) = run_shuffle(shuffle, pieces, workers=workers, progress=progress)
+    manifest = finish(writer, store, options, packs=packs, entries=entries)
+    remove_spill(out)
+    return manifest
+
+
+def finish(writer: ShardWriter, store: Store, options: dict[str, Any], **more: Any) -> Manifest:
+    """`ShardWriter.finish` for a set of sequences of ``store``, with the provenance that this one has."""
+    inherited = dict(store.manifest.provenance) if isinstance(store, ShardSet) else {"kind": store.info.kind}
+    limits = {"max_seq_length": store.info.max_seq_length, "max_predictions": store.info.max_predictions}
+    provenance = {"tool": tool_name(), "options": options, "input": inherited}
+    return writer.finish(vocabulary=known_vocabulary(store.info), provenance=provenance, **{**limits, **more})

@@ -1,0 +1,211 @@
+"""TFRecords to a prepared set and back: a shard for each file, a file for each shard.
+
+Both steps go on where an interrupted run stopped: what is there was written as a whole, from the same input.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlbert.data.formats.checksums import check_listed
+from mlbert.data.formats.manifest import Manifest, file_sha256, read_manifest
+from mlbert.data.formats.prepared import ShardEntry, ShardWriter, verified_shard
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.tfrecord import ExampleReader, Widths, find_files, read_widths, slowness
+from mlbert.data.formats.tfrecord_list import RecordList, read_list, unlisted_note
+from mlbert.data.formats.vocabulary_checks import another_vocabulary
+from mlbert.data.formats.wordpiece import load_vocabulary
+from mlbert.data.prepare.finished import finished_list, finished_manifest, keep_apart, tool_name
+from mlbert.data.prepare.jobs import SILENT, Progress, run_jobs
+from mlbert.data.prepare.leave_out import LeftOut
+from mlbert.data.prepare.tfrecord_folder import TfrecordFolder
+from mlbert.host.errors import UserError
+
+_SKIP = "Restore the file, or leave bad records out with --skip-bad"
+
+
+def input_files(inputs: Sequence[Path]) -> list[Path]:
+    """TFRecord files of the given files and folders, in order. Raises UserError: one is missing, given twice, or a
+    folder without TFRecords."""
+    files = [file for path in inputs for file in find_files(path)]
+    seen: set[Path] = set()
+    for file in files:
+        if not file.is_file():
+            raise UserError("file.missing", file, "there is no such file", "Give TFRecord files or a folder of them")
+        if file.resolve() in seen:
+            raise UserError("config.duplicate", file, "is given twice", "Give each file once")
+        seen.add(file.resolve())
+    return files
+
+
+@dataclass(frozen=True)
+class ImportJob:
+    """TFRecord files to turn into one prepared set."""
+
+    files: tuple[Path, ...]
+    out: Path
+    vocab_file: Path
+    widths: Widths
+    vocab_size: int
+    fingerprints: tuple[str, ...]
+    skip_bad: bool
+    left_out: LeftOut
+
+    def make_shard(self, index: int) -> tuple[ShardEntry, list[str]]:
+        """Make one shard unless an earlier run did; also gives what was left out of it."""
+        writer = ShardWriter(self.out, len(self.files), self.fingerprints[index])
+        skipped = self.left_out.read(index) if self.skip_bad else []
+        if skipped is None or not writer.is_written(index):
+            reader = ExampleReader(
+                self.files[index], widths=self.widths, vocab_size=self.vocab_size, skip_bad=self.skip_bad, remedy=_SKIP
+            )
+            rows = Ragged.concatenate([part.rows for part in reader])
+            skipped = [str(bad) for bad in reader.bad]
+            skipped += self._against_list(index, reader.num_records, rows)
+            if self.skip_bad:
+                self.left_out.write(index, skipped)
+            writer.write_shard(index, rows)
+        return writer.entry(index), skipped
+
+    def _against_list(self, index: int, records: int, rows: Ragged) -> list[str]:
+        """What the list beside the file says of it otherwise; without one, its ids tell another vocabulary. Raises
+        UserError, unless bad records are left out."""
+        path = self.files[index]
+        if not self.skip_bad:
+            check_listed(path, path.parent)
+        listed = read_list(path)
+        if listed is None or path.name not in listed.by_name:
+            if problem := another_vocabulary(rows, load_vocabulary(self.vocab_file)):
+                raise UserError("vocabulary.mismatch", path, problem, "Give the vocabulary that it was made with")
+            return []
+        tokens = len(rows.tokens) if records == len(rows) else None  # bad records were left out
+        problem = listed.count_problem(path, records, tokens)
+        if problem and not self.skip_bad:
+            raise UserError("data.incomplete", path, problem, _SKIP)
+        return [problem] if problem else []
+
+
+def _check_lists(files: Sequence[Path], vocab_file: Path) -> None:
+    """What the lists beside the files say of the vocabulary. Raises UserError: another one than given."""
+    sha256 = file_sha256(vocab_file)
+    for folder in dict.fromkeys(file.parent for file in files):
+        listed = read_list(folder)
+        if listed and listed.vocabulary_sha256 != sha256:
+            reason = f"is not the vocabulary that {folder} was prepared with (sha256 {sha256[:12]}...)"
+            raise UserError(
+                "vocabulary.mismatch", vocab_file, reason, f"Use the one with sha256 {listed.vocabulary_sha256[:12]}..."
+            )
+
+
+def tfrecords_to_hdf5(
+    inputs: Sequence[Path],
+    vocab_file: Path,
+    out: Path,
+    *,
+    skip_bad: bool = False,
+    workers: int = 1,
+    progress: Progress = SILENT,
+) -> Manifest:
+    """Make a prepared set of TFRecord files and folders of them; its ``max_seq_length`` and ``max_predictions`` are
+    those of the records. Ids outside the vocabulary are refused. With ``skip_bad`` bad records are left out, and listed
+    in the manifest's provenance.
+
+    Raises UserError: a bad file or record; records of different widths, or others than listed; another vocabulary;
+    ``out`` was finished with other input.
+    """
+    files = input_files(inputs)
+    keep_apart(out, [*inputs, *files])
+    _check_lists(files, vocab_file)
+    vocabulary: dict[str, Any] = {"sha256": file_sha256(vocab_file), "size": len(load_vocabulary(vocab_file))}
+    stats = [file.stat() for file in files]
+    named = [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in zip(files, stats, strict=True)]
+    options: dict[str, Any] = {"inputs": named, "vocabulary": vocabulary["sha256"], "skip_bad": skip_bad}
+    if found := finished_manifest(out, options, progress):
+        return found
+    for reason in (slowness(), *map(unlisted_note, dict.fromkeys(file.parent for file in files))):
+        if reason:
+            progress(reason)
+    job = ImportJob(
+        files=tuple(files),
+        out=out,
+        vocab_file=vocab_file,
+        widths=_common_widths(files, vocabulary["size"], skip_bad),
+        vocab_size=vocabulary["size"],
+        fingerprints=tuple(json.dumps([*name, vocabulary["sha256"], skip_bad]) for name in named),
+        skip_bad=skip_bad,
+        left_out=LeftOut(out, len(files)),
+    )
+    writer = ShardWriter(out, len(files), "")
+    writer.clear_leftovers()
+    common: dict[str, Any] = {"where": out, "workers": workers, "progress": progress}
+    sizes = [stat.st_size for stat in stats]
+    results = run_jobs(job.make_shard, range(len(files)), name="TFRecords to HDF5", sizes=sizes, **common)
+    skipped = {str(file): lines for file, (_, lines) in zip(files, results, strict=True) if lines}
+    manifest = writer.finish(
+        vocabulary=vocabulary,
+        max_seq_length=job.widths.max_seq_length,
+        max_predictions=job.widths.max_predictions,
+        provenance={"tool": tool_name(), "options": options, "skipped": skipped},
+        entries=[entry for entry, _ in results],
+    )
+    job.left_out.remove()
+    return manifest
+
+
+def _common_widths(files: Sequence[Path], vocab_size: int, skip_bad: bool) -> Widths:
+    """Widths of the first record of every file, before hours of work."""
+    first = read_widths(files[0], vocab_size=vocab_size, skip_bad=skip_bad, remedy=_SKIP)
+    for file in files[1:]:
+        widths = read_widths(file, vocab_size=vocab_size, skip_bad=skip_bad, remedy=_SKIP)
+        if widths != first:
+            reason = f"its records have {widths.max_seq_length} tokens and {widths.max_predictions} predictions, "
+            reason += f"those of {files[0].name} {first.max_seq_length} and {first.max_predictions}"
+            raise UserError("data.mixed", file, reason, "Prepare them as sets of their own")
+    return first
+
+
+@dataclass(frozen=True)
+class ExportJob:
+    """Shards of a prepared set to turn into TFRecord files."""
+
+    manifest: Manifest
+    out: Path
+
+    def files(self) -> TfrecordFolder:
+        """The folder to fill."""
+        manifest = self.manifest
+        return TfrecordFolder(self.out, len(manifest.shards), manifest.max_seq_length, manifest.max_predictions)
+
+    def make_file(self, index: int) -> dict[str, Any]:
+        """Write one file unless an earlier run did; returns what is to be said of it."""
+        shard = self.manifest.shards[index]
+        fingerprint = f"{self.manifest.sha256} {shard.file}"
+        done = self.files().written(index, fingerprint)
+        return done or self.files().write(index, verified_shard(self.manifest, index).rows, fingerprint)
+
+
+def hdf5_to_tfrecords(folder: Path, out: Path, *, workers: int = 1, progress: Progress = SILENT) -> RecordList:
+    """Write every shard of a prepared set as a TFRecord file, byte for byte as the benchmark's generator would; of a
+    packed one the sequences in the order of the packs. Returns what `mlbert.data.prepare.tfrecord_folder` writes down
+    of the finished folder: files and totals.
+
+    Raises UserError: a bad set; ``out`` was finished with another one; the disk is full.
+    """
+    keep_apart(out, [folder])
+    manifest = read_manifest(folder)
+    options = {"source": manifest.sha256}
+    if found := finished_list(out, options, progress):
+        return found
+    if reason := slowness():
+        progress(reason)
+    job = ExportJob(manifest, out)
+    job.files().clear_leftovers()
+    common: dict[str, Any] = {"where": out, "workers": workers, "progress": progress}
+    sizes = [shard.bytes for shard in manifest.shards]
+    files = run_jobs(job.make_file, range(len(sizes)), name="HDF5 to TFRecords", sizes=sizes, **common)
+    vocabulary: dict[str, Any] = {"sha256": manifest.vocabulary_sha256, "size": manifest.vocab_size}
+    return job.files().finish(files, vocabulary, {"tool": tool_name(), "options": options})

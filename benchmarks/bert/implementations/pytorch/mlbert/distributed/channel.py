@@ -1,0 +1,110 @@
+"""Messages between rank 0 and each other rank, a line of JSON each, that travel though a collective hangs or breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import select
+import socket
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlbert.distributed.world import World
+
+CONNECT_SECONDS = 30.0
+GREETING_SECONDS = 5.0
+MOST_GREETING_BYTES = 200
+
+
+class Channel:
+    """One connection. Two threads may send on it: a short line is one system call, so their lines do not mix."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._unread = b""
+
+    def fileno(self) -> int:
+        """What `poll` and `selectors` wait for."""
+        return self._connection.fileno()
+
+    def send(self, **message: Any) -> None:
+        """Sends a message; who cannot be reached any more is found out by the reader."""
+        with contextlib.suppress(OSError):
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def has_news(self, seconds: float) -> bool:
+        """Waits at most that long until `receive` would return at once."""
+        poll = select.poll()  # select.select refuses descriptors above 1,023, which a rank of a thousand has
+        poll.register(self, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """The messages that are complete by now, perhaps none; None at the connection's end."""
+        try:
+            data = self._connection.recv(4096)
+        except OSError:
+            data = b""  # reset: the other process ended with lines of ours unread
+        if not data:
+            return None
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _greeting(self, token: int) -> int | None:
+        """The rank that has connected; None for whoever else knocks at a port, with other words or none."""
+        self._connection.settimeout(GREETING_SECONDS)
+        with contextlib.suppress(OSError, ValueError):
+            while b"\n" not in self._unread and len(self._unread) < MOST_GREETING_BYTES:
+                data = self._connection.recv(MOST_GREETING_BYTES)
+                if not data:
+                    break
+                self._unread += data
+            # What has come behind the greeting is read with the next message, a second later.
+            line, _, self._unread = self._unread.partition(b"\n")
+            greeting = json.loads(line)
+            if isinstance(greeting, dict) and greeting.get("token") == token:
+                return int(greeting["rank"])
+        self._connection.close()
+        return None
+
+
+def connect(world: World) -> dict[int, Channel]:
+    """Connects every rank to rank 0; called on all ranks together.
+
+    Returns:
+        On rank 0 a channel to each other rank, by rank; on the others {0: channel}.
+
+    Raises:
+        OSError: a connection did not come about within 30 s.
+    """
+    listener = _listen(world.world_size) if world.rank == 0 else None
+    port = world.broadcast_int(listener.getsockname()[1] if listener else 0)
+    # The port is open to the network: who does not know this number is no rank.
+    token = world.broadcast_int(secrets.randbits(60))
+    if listener is None:
+        try:
+            channel = Channel(socket.create_connection((world.master_addr, port), CONNECT_SECONDS))
+        except OSError as error:
+            raise OSError(f"{world.master_addr}:{port}: {error}") from error
+        channel.send(rank=world.rank, token=token)
+        return {0: channel}
+    channels: dict[int, Channel] = {}
+    with listener:
+        listener.settimeout(CONNECT_SECONDS)
+        while len(channels) < world.world_size - 1:
+            try:
+                channel = Channel(listener.accept()[0])
+            except TimeoutError:
+                missing = [str(rank) for rank in range(1, world.world_size) if rank not in channels]
+                raise OSError(f"no connection from rank {', '.join(missing)}") from None
+            rank = channel._greeting(token)
+            if rank is not None:
+                channels[rank] = channel
+    return channels
+
+
+def _listen(backlog: int) -> socket.socket:
+    """A free port of this machine, for both families of addresses where there are two."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
+    return socket.create_server(("", 0), backlog=backlog)

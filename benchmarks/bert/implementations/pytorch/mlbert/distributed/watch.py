@@ -1,0 +1,398 @@
+"""Finds out soon which rank has died, hangs or fails, where, and after which step.
+
+Collectives alone cannot tell: a dead peer is "connection closed" to its neighbours, a hanging one is silence. So each
+rank keeps one connection to rank 0 on which a thread reports every second how far its main thread is:
+
+* the connection breaks without a farewell: that process died; noticed at once;
+* a rank says nothing for `HANG_SECONDS`: its machine is cut off, or the process stopped;
+* nobody gets further for `HANG_SECONDS`: the rank that is furthest behind hangs, for the others wait for it;
+* rank 0 itself is lost: the others notice, and the first of them, or of another machine, tells it.
+
+A process that was stopped itself, and goes on, cannot tell what happened meanwhile: it accuses nobody.
+
+The main thread only writes down where it is (`mark`), so a step costs the same with and without. What follows from a
+verdict is said in `mlbert.distributed.lifecycle`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from enum import IntEnum
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from mlbert.distributed.channel import Channel, connect
+from mlbert.host.errors import UserError
+
+if TYPE_CHECKING:
+    from mlbert.distributed.world import World
+
+PERIOD_SECONDS = 1.0
+LOOK_SECONDS = 0.2
+HANG_SECONDS = 25.0
+# Rank 0 has the better view and speaks first: the others wait that much longer.
+HEAD_START_SECONDS = 5.0
+# A pause is a hang when it is this many times longer than any before it, at least HANG_SECONDS.
+HANG_FACTOR = 10.0
+# Before this process's first step is done (compilation, first touch of the data), while a rank waits for its source to
+# prepare an epoch, and while rank 0 writes a checkpoint.
+PATIENT_SECONDS = 600.0
+# What a broken collective may be the consequence of shows up within this time.
+CAUSE_SECONDS = 4.0
+# The watching thread looks five times a second: where it did not for so long, this process stood still.
+ABSENCE_SECONDS = 5.0
+
+Item = TypeVar("Item")
+
+
+class Stage(IntEnum):
+    """Where in a step a rank is, in order; in COUNT, REDUCE, SUM and COUNT_AHEAD it waits for the others.
+
+    The last two but one are the next step's, which is made ready while the device evaluates. PREPARE_EPOCH replaces
+    READ and READ_AHEAD while the source prepares an epoch; no rank marks it.
+    """
+
+    SETUP = 0
+    PREPARE_EPOCH = 1
+    READ = 2
+    COUNT = 3
+    COMPUTE = 4
+    REDUCE = 5
+    EVALUATE = 6
+    SUM = 7
+    READ_AHEAD = 8
+    COUNT_AHEAD = 9
+    CHECKPOINT = 10
+
+
+_READING = (Stage.READ, Stage.READ_AHEAD)
+_PATIENT = (Stage.SETUP, Stage.PREPARE_EPOCH, Stage.CHECKPOINT)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a main thread is; `marks` counts how often it has said so, for it may be at one stage for long and move."""
+
+    step: int = 0
+    stage: int = Stage.SETUP
+    marks: int = 0
+
+
+@dataclass
+class _Peer:
+    """What rank 0 knows of a rank, itself included."""
+
+    rank: int
+    place: _Place = _Place()
+    changed: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=time.monotonic)
+    said_bye: bool = False
+
+    def is_at(self, place: _Place) -> None:
+        if place != self.place:
+            self.place, self.changed = place, time.monotonic()
+
+
+@dataclass
+class _Pauses:
+    """The longest pause that has come to its end."""
+
+    longest: float = 0.0
+    current: float = 0.0
+
+    def see(self, pause: float) -> None:
+        """Takes a growing pause, or a smaller one: then the one before it is over."""
+        if pause < self.current:
+            self.longest = max(self.longest, self.current)
+        self.current = pause
+
+
+@dataclass
+class _OwnPresence:
+    """Whether this process itself stood still: stopped by a signal or a debugger, or its machine had no time for it."""
+
+    looked: float = field(default_factory=time.monotonic)
+    looked_at_clock: float = field(default_factory=time.time)
+    gap: float = 0.0
+    returned: float = float("-inf")
+
+    def look(self) -> bool:
+        """Called at every look of the watching thread; True when it comes late: all that was heard is stale."""
+        now = time.monotonic()
+        clock = time.time()  # goes on while a virtual machine sleeps, and the other one may not
+        gap = max(now - self.looked, clock - self.looked_at_clock)
+        self.looked, self.looked_at_clock = now, clock
+        if gap > ABSENCE_SECONDS:
+            self.gap, self.returned = gap, now
+        return gap > ABSENCE_SECONDS
+
+    @property
+    def is_doubtful(self) -> bool:
+        """For a moment after it: broken connections may be the others' answer to this silence."""
+        return time.monotonic() - self.returned < CAUSE_SECONDS
+
+
+class Watch:
+    """One rank's part of the watch.
+
+    Args:
+        world: the started world.
+        tell: called with one sentence, and whether to print it, when a rank is lost: by rank 0; when that is the lost
+            one, by rank 1 and by the first rank of another machine, of which the first to come counts.
+        end: ends this process at once; called by the watching thread, for the main thread may hang in a collective.
+        hang_seconds: see `HANG_SECONDS`.
+    """
+
+    def __init__(
+        self, world: World, tell: Callable[[str, bool], None], end: Callable[[], NoReturn], hang_seconds: float
+    ) -> None:
+        self.world, self._tell_story, self._end_process, self._hang_seconds = world, tell, end, hang_seconds
+        # Replaced as a whole, so that the watching thread never sees the step of one mark and the stage of another.
+        self._place = _Place()
+        self._first_step: int | None = None
+        self._is_preparing: Callable[[], bool] = lambda: False
+        self._hosts = [world.host]
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._channels: dict[int, Channel] = {}
+        # A failure that is likely the consequence of another one: when it counts after all, and what it is.
+        self._suspicion: tuple[float, str] | None = None
+        # Rank 0 has told the others that a signal ends the run: their ends are its own doing.
+        self._leaving = False
+        self._is_signalled = False
+
+    def take_signal(self) -> None:
+        """Note that a signal ends this process, which a hanging main thread cannot; other ranks may get it too."""
+        self._is_signalled = True
+
+    def mark(self, step: int, stage: Stage) -> None:
+        """The main thread is here now; `step` counts the steps that are done."""
+        if self._first_step is None:
+            self._first_step = step
+        self._place = _Place(step, stage, self._place.marks + 1)
+
+    def expect_long_reads(self, is_preparing: Callable[[], bool]) -> None:
+        """Be patient with a rank that reads while ``is_preparing()`` is true; the watching thread calls it."""
+        self._is_preparing = is_preparing
+
+    def _current_place(self) -> _Place:
+        place = self._place
+        if place.stage in _READING and self._is_preparing():
+            return replace(place, stage=Stage.PREPARE_EPOCH)
+        return place
+
+    def each(self, items: Iterable[Item], step: int, during: Stage, after: Stage) -> Iterator[Item]:
+        """The items, with a mark for each and one when they are used up."""
+        for item in items:
+            self.mark(step, during)
+            yield item
+        self.mark(step, after)
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Watches during a block; an exception that leaves it is told to the other ranks. All ranks enter together."""
+        self._start()
+        try:
+            yield
+        except BaseException as error:
+            self._tell_failure(error)
+            raise
+        finally:
+            self.say_farewell()
+
+    @property
+    def joined(self) -> bool:
+        """This rank has told or can tell the others why it fails."""
+        return self._thread is not None
+
+    def say_farewell(self) -> None:
+        """From now on the end of this process means nothing to the others."""
+        if self._thread is None:
+            return
+        # Before the farewell: the other ranks' answers to it, closed connections, must not look like deaths here.
+        self._stopping.set()
+        for channel in self._channels.values():
+            channel.send(bye=True)
+        self._thread.join(2 * PERIOD_SECONDS)
+
+    def _start(self) -> None:
+        if self.world.world_size == 1:
+            return
+        try:
+            with self.world.meeting.together("watch"):
+                self._hosts = self.world.hosts()
+                self._channels = connect(self.world)
+        except OSError as error:
+            reason = f"cannot join the watch over the ranks ({error})"
+            remedy = "Let the nodes open any port to each other, as gloo and NCCL need it too"
+            raise UserError("distributed.join", self._name(self.world.rank), reason, remedy) from error
+        target = self._watch_ranks if self.world.rank == 0 else self._watch_head
+        self._thread = threading.Thread(target=target, name="rank-watch", daemon=True)
+        self._thread.start()
+
+    def _tell_failure(self, error: BaseException) -> None:
+        """Tells rank 0 why this rank fails. A broken collective is rarely the cause: that one is waited for.
+
+        Nor is a signal: whoever cancels a job sends it to all ranks, and Slurm ends the others when one rank is lost.
+        """
+        if not self.joined or self._stopping.is_set():
+            return
+        # Every failure of torch.distributed is a RuntimeError.
+        is_signal = not isinstance(error, Exception)
+        # A mistake that rank 0 makes as well is told by it alone.
+        is_mistake = isinstance(error, UserError)
+        is_consequence = is_signal or isinstance(error, RuntimeError) or (is_mistake and self.world.rank != 0)
+        kind = "" if is_mistake else f"{type(error).__name__}: "
+        words = f"{kind}{' '.join(str(error).split())}".removesuffix(": ").rstrip(".")
+        sentence = f"{self._name(self.world.rank)} failed {_after(self._place.step)}: {words}"
+        if self.world.rank != 0:
+            self._channels[0].send(failed=sentence, is_cause=not is_consequence)
+        elif is_signal:
+            self._stopping.wait(PERIOD_SECONDS)  # a lost rank that it is the consequence of shows up by then
+            self._leaving = True
+            self._announce(sentence)
+        elif is_consequence:
+            self._suspicion = (time.monotonic() + CAUSE_SECONDS, sentence)
+        else:
+            # Before the others hear of it: whoever ends from now on is no cause.
+            self._stopping.set()
+            self._tell_story(sentence, not is_mistake)  # the command line prints that one
+            self._announce(sentence)
+        # Meanwhile the watching thread ends the process when it knows the cause.
+        waits_for_cause = is_consequence and not self._leaving
+        self._stopping.wait(CAUSE_SECONDS + 2 * PERIOD_SECONDS if waits_for_cause else PERIOD_SECONDS)
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} on {self._hosts[rank]}"
+
+    # Rank 0's thread
+
+    def _watch_ranks(self) -> None:
+        own, others = _Peer(0), [_Peer(rank) for rank in self._channels]
+        pauses, presence, next_beat = _Pauses(), _OwnPresence(), time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            for peer in others:
+                selector.register(self._channels[peer.rank], selectors.EVENT_READ, peer)
+            while not self._stopping.is_set():
+                ready = selector.select(LOOK_SECONDS)
+                if presence.look():  # first: what is ready may be the end of those who gave this rank up
+                    for peer in (own, *others):
+                        peer.heard = peer.changed = time.monotonic()
+                for key, _ in ready:
+                    if not self._hear(key.data, presence):
+                        selector.unregister(key.fileobj)
+                own.is_at(self._current_place())
+                if self._suspicion is not None and not self._is_signalled and time.monotonic() > self._suspicion[0]:
+                    self._end(self._suspicion[1])
+                if time.monotonic() >= next_beat:
+                    next_beat = time.monotonic() + PERIOD_SECONDS
+                    self._announce(None)
+                    if self._suspicion is None:  # else who waits for the failed rank would look like a hang
+                        self._check_hang(own, others, pauses)
+
+    def _hear(self, peer: _Peer, presence: _OwnPresence) -> bool:
+        """Takes what a rank says; False when its connection is at its end."""
+        messages = self._channels[peer.rank].receive()
+        if messages is None:
+            if not peer.said_bye and not self._leaving:
+                # Its own last word may be a second old; no rank is a step ahead of another for long.
+                step = max(peer.place.step, self._place.step)
+                self._accuse(f"{self._name(peer.rank)} died {_after(step)}", presence)
+            return False
+        peer.heard = time.monotonic()
+        for message in messages:
+            if "bye" in message:
+                peer.said_bye = True
+            elif "failed" not in message:
+                peer.is_at(_Place(*message["place"]))
+            elif message["is_cause"] or presence.is_doubtful:
+                self._accuse(message["failed"], presence)
+            elif self._is_signalled:
+                self._leaving = True
+                self._announce(message["failed"])  # the others leave, and with them the collective that may hang
+            else:
+                self._suspicion = self._suspicion or (time.monotonic() + CAUSE_SECONDS, message["failed"])
+        return True
+
+    def _check_hang(self, own: _Peer, others: Sequence[_Peer], pauses: _Pauses) -> None:
+        """Ends the run when a rank is silent or nobody moves."""
+        now, present = time.monotonic(), [peer for peer in others if not peer.said_bye]
+        # Where this rank itself is past its set-up, so is every other one; what they said last may be old.
+        limit = PATIENT_SECONDS if own.place.stage == Stage.SETUP else self._hang_seconds
+        for peer in present:
+            if (silence := now - peer.heard) > limit:
+                step = max(peer.place.step, own.place.step)
+                self._end(f"{self._name(peer.rank)} is silent {_after(step)} ({silence:.0f} s)")
+        behind = min((own, *present), key=lambda peer: (peer.place.step, peer.place.stage, peer.changed))
+        pause = now - max(peer.changed for peer in (own, *others))
+        patient = behind.place.step == self._first_step or any(p.place.stage in _PATIENT for p in (own, *others))
+        limit = PATIENT_SECONDS if patient else max(self._hang_seconds, HANG_FACTOR * pauses.longest)
+        if pause > limit:
+            stage = Stage(behind.place.stage).name
+            self._end(f"{self._name(behind.rank)} hangs {_after(behind.place.step)} ({stage}, {pause:.0f} s)")
+        pauses.see(0.0 if patient else pause)
+
+    def _announce(self, verdict: str | None) -> None:
+        """Tells every rank how the run ends, or None that rank 0 is alive."""
+        for channel in self._channels.values():
+            channel.send(verdict=verdict)
+
+    # The other ranks' thread
+
+    def _watch_head(self) -> None:
+        head, presence = self._channels[0], _OwnPresence()
+        heard, next_beat = time.monotonic(), 0.0
+        while not self._stopping.is_set():
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + PERIOD_SECONDS
+                head.send(place=astuple(self._current_place()))
+            has_news = head.has_news(LOOK_SECONDS)
+            if presence.look():
+                heard = time.monotonic()
+            if has_news:
+                heard, messages = time.monotonic(), head.receive()
+                if messages is None:
+                    self._accuse(f"{self._name(0)} died {_after(self._place.step)}", presence)
+                for message in messages:
+                    if "bye" in message:
+                        return
+                    if message["verdict"]:
+                        self._end_process()  # rank 0 has told it
+            is_patient = self._current_place().stage in _PATIENT
+            limit = PATIENT_SECONDS if is_patient else self._hang_seconds + HEAD_START_SECONDS
+            if (silence := time.monotonic() - heard) > limit:
+                self._end(f"{self._name(0)} is silent {_after(self._place.step)} ({silence:.0f} s)")
+
+    # Either thread
+
+    def _accuse(self, sentence: str, presence: _OwnPresence) -> NoReturn:
+        """Ends the run over a lost or failed rank; after an absence of one's own, that is what it is put down to."""
+        if presence.is_doubtful:
+            name, step = self._name(self.world.rank), self._place.step
+            sentence = f"{name} stood still for {presence.gap:.0f} s {_after(step)}, and the others went on without it"
+        self._end(sentence)
+
+    def _end(self, sentence: str) -> NoReturn:
+        """Ends this process, and where it is rank 0 every other one; the story is told once."""
+        if self._stopping.is_set():
+            sys.exit()  # this thread; the run is at its end anyway
+        if self.world.rank == 0:
+            self._announce(sentence)
+        other_machine = [rank for rank, host in enumerate(self._hosts) if host != self._hosts[0]]
+        if self.world.rank in (0, 1, *other_machine[:1]):
+            if self.world.rank > 1:
+                time.sleep(PERIOD_SECONDS)  # rank 1 comes first, if it is alive
+            self._tell_story(sentence, True)
+        if self.world.rank == 0:
+            # A connection that is closed with beats unread is reset, and the verdict on it lost.
+            time.sleep(PERIOD_SECONDS)
+        self._end_process()
+
+
+def _after(step: int) -> str:
+    return f"after step {step}"

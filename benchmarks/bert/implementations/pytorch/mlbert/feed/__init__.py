@@ -1,1 +1,0 @@
-"""From stored sequences to batches on a device."""

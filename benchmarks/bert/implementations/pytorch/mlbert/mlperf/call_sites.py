@@ -1,0 +1,167 @@
+"""The code that a log names: files as of the log's commit, and the calls that stand at a line."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+from mlbert.host.errors import UserError
+from mlbert.host.files import read_plain
+from mlbert.host.json_files import read_json
+from mlbert.host.provenance import SOURCE_STATEMENT, git_state, tree_digest
+from mlbert.mlperf.history import git, has_commit
+from mlbert.mlperf.logs import Log
+from mlbert.mlperf.mllog import constants
+
+_MAX_NAME = 255  # what file systems allow
+
+# Where one of these is called, the end of the run is logged for whatever ended it.
+_CALLS_THAT_END_A_RUN = ("aborting", "close_interrupted")
+
+
+class Sources:
+    """The files of a tree as they were when a log was written.
+
+    Where the tree is a git checkout, the commit that the log names is read from its history.
+    """
+
+    def __init__(self, tree: Path, log: Log) -> None:
+        self.tree = tree
+        # Why the files are not, or not provably, those that wrote the log; None where they are.
+        self.gap: str | None = None
+        self._commit: str | None = None
+        self._texts: dict[str, str | None] = {}
+        self._digests = _stated_digests(tree)
+        self.lacks_commit = False  # whether the tree has a whole history, without the log's commit
+        commit = log.value("commit")
+        if not isinstance(commit, str):
+            self.gap = "the log names no commit"
+        elif log.value("tree_modified"):
+            self.gap = f"the tree had been modified since commit {commit}"
+        elif has_commit(tree, commit):
+            self._commit = commit
+        elif commit not in (git_state(tree)[0], tree_digest(tree)):
+            self.gap = f"commit {commit} is not here"
+            self.lacks_commit = git(tree, "rev-parse", "--is-shallow-repository") == "false\n"
+        elif git_state(tree)[1]:
+            self.gap = f"the tree had been modified since commit {commit} when it was exported"
+
+    @property
+    def committed_ms(self) -> float | None:
+        """When the log's commit was made, in ms since 1970; ``None`` where its history is not here."""
+        if self._commit is None:
+            return None
+        told = (git(self.tree, "show", "-s", "--format=%ct", self._commit) or "").strip()
+        return 1000.0 * int(told) if told.isdecimal() else None
+
+    def is_altered(self, name: str) -> bool:
+        """Whether a file of an export is not the one that its source.json states."""
+        if self._commit is not None or name not in self._digests:
+            return False
+        try:
+            content = (self.tree / name).read_bytes()
+        except OSError:
+            return True
+        return hashlib.sha256(content).hexdigest() != self._digests[name]
+
+    def text(self, name: str) -> str | None:
+        """A file's text by its name in the tree; ``None`` where there is none."""
+        if not is_inside(name):
+            return None
+        if name not in self._texts:
+            self._texts[name] = self._read(name)
+        return self._texts[name]
+
+    def _read(self, name: str) -> str | None:
+        if self._commit is not None:
+            return _shown(self.tree, self._commit, name)
+        try:
+            return read_plain(self.tree / name, "").decode(errors="replace")
+        except UserError:
+            return None
+
+    def line(self, name: str, number: int) -> str | None:
+        """One line of a file, from 1."""
+        return line_of(self.text(name), number)
+
+    def nodes(self, name: str) -> tuple[ast.AST, ...]:
+        """Every node of a file's syntax tree, the module first; none where it is no Python."""
+        return nodes_of(self.text(name) or "")
+
+    def call_of(self, name: str, line: int, key: str) -> ast.Call | None:
+        """The innermost call in a file that reaches over a line and names a key; ``None`` where there is none."""
+        calls = (node for node in self.nodes(name) if isinstance(node, ast.Call) and _names_key(node, key))
+        here = [call for call in calls if call.lineno <= line <= (call.end_lineno or 0)]
+        return min(here, key=lambda call: (call.end_lineno or 0) - call.lineno, default=None)
+
+    def python_files(self, folder: str) -> list[str]:
+        """Names of the Python files below a folder of the tree."""
+        if self._commit is not None:
+            listed = git(self.tree, "ls-tree", "-r", "--name-only", self._commit, "--", folder) or ""
+            return [name for name in listed.splitlines() if name.endswith(".py")]
+        return [path.relative_to(self.tree).as_posix() for path in sorted((self.tree / folder).rglob("*.py"))]
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name that a log gives can be that of a file in a tree."""
+    is_plain = name.isascii() and name.isprintable() and len(name) < _MAX_NAME
+    return is_plain and not Path(name).is_absolute() and ".." not in Path(name).parts
+
+
+def line_of(text: str | None, number: int) -> str | None:
+    """One line of a text, from 1, without the space around it."""
+    lines = (text or "").splitlines()
+    return lines[number - 1].strip() if 1 <= number <= len(lines) else None
+
+
+@lru_cache(maxsize=256)
+def nodes_of(text: str) -> tuple[ast.AST, ...]:
+    """Every node of a program's syntax tree, the module first; none where it is no Python."""
+    try:
+        return tuple(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):
+        return ()
+
+
+def _names_key(call: ast.Call, key: str) -> bool:
+    """Whether a call names a key: among its arguments, or by being a method of that name."""
+    name = terminal_name(call.func)
+    if name == key or (key == constants.RUN_STOP and name in _CALLS_THAT_END_A_RUN):
+        return True
+    return any(is_key(argument, key) for argument in (*call.args, *(word.value for word in call.keywords)))
+
+
+def is_key(argument: ast.expr, key: str) -> bool:
+    """Whether an argument is the key: its text, or the name of the constant that holds it."""
+    return key_of(argument) == key
+
+
+def key_of(argument: ast.expr) -> str | None:
+    """The text that an argument is or, as a name of `mlperf_logging`'s constants, stands for; None for others."""
+    if isinstance(argument, ast.Constant):
+        return argument.value if isinstance(argument.value, str) else None
+    return getattr(constants, terminal_name(argument) or "", None)
+
+
+def terminal_name(node: ast.expr) -> str | None:
+    """The last part of a dotted name."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _stated_digests(tree: Path) -> dict[str, str]:
+    """File name to SHA-256 as an export's source.json states them; empty without one."""
+    try:
+        files = read_json(tree / SOURCE_STATEMENT, "")["files"]
+    except (UserError, KeyError):
+        return {}
+    return {str(name): str(digest) for name, digest in files.items()} if isinstance(files, dict) else {}
+
+
+@lru_cache(maxsize=512)
+def _shown(tree: Path, commit: str, name: str) -> str | None:
+    """A file of a commit, which never changes."""
+    return git(tree, "show", f"{commit}:{name}")

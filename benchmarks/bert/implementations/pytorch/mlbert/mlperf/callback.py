@@ -1,0 +1,388 @@
+"""MLPerf logs for other people's training loops: a context manager for plain PyTorch, a callback for Hugging Face.
+
+    with MLPerfCallback(folder, index, submitter=..., system_name=...) as log:
+        ...                                         # model, optimizer
+        log.fit_start(hyperparameters)              # the clock starts: training data may be touched from here on
+        ...
+        log.eval_start(samples)
+        if log.eval_end(samples, accuracy):         # the target is reached, the log is closed
+            break
+
+    trainer = transformers.Trainer(..., callbacks=[MLPerfCallback(...)])
+
+One object writes the log of one run, ``<folder>/results/<system_name>/bert/result_<index>.txt``, and the first of a
+system ``<folder>/systems/<system_name>.json``. Arguments are named as those of Composer's callback of the same name.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from mlbert.host.provenance import tree_root
+from mlbert.mlperf import rules
+from mlbert.mlperf.mllog import MLPerfLogger, constants
+
+__all__ = ["MLPerfCallback"]
+
+# What a run of either division has to name beside the rules' own keys; the checkers of 5.0.0 want those of closed.
+REQUIRED = (
+    *("seed", "global_batch_size", "gradient_accumulation_steps", "opt_name", "opt_base_learning_rate"),
+    *("opt_learning_rate_training_steps", "opt_learning_rate_warmup_steps", "eval_samples"),
+)
+REQUIRED_IN_CLOSED = (
+    *("opt_lamb_epsilon", "opt_lamb_beta_1", "opt_lamb_beta_2", "opt_lamb_weight_decay_rate"),
+    *("num_warmup_steps", "start_warmup_step"),
+)
+# Words of the argument and of the log -> words of the system description.
+STATUS = {
+    "onprem": "Available on-premise",
+    "cloud": "Available cloud",
+    "preview": "Preview",
+    "research": "Research, Development, or Internal (RDI)",
+}
+_AT_THE_END = ("eval_samples",)  # logged behind training, so a Trainer may learn it at its first evaluation
+_BLOCK = {"first_epoch_num": 1}
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+
+Value = int | float | str
+
+
+class MLPerfCallback:
+    """Writer of one run's MLPerf log; usable as a context manager and as a callback of `transformers.Trainer`.
+
+    Leaving the block, or the process, without the target closes the log as aborted. Only rank 0 writes; every rank may
+    call every method.
+
+    Args:
+        root_folder: of the submission, which gets ``results/`` and ``systems/``.
+        index: i of result_<i>.txt; a submission has 0 to 9.
+        benchmark: "bert", all that ruleset 5.0.0 and this class have in common.
+        target: accuracy, 0 to 1, at which the run succeeds.
+        division: "open" or "closed".
+        metric_name, metric_label: a Trainer's metric, found as ``<metric_label>_<metric_name>``; evaluations with
+            another label are not logged.
+        submitter: None: MLPERF_SUBMISSION_ORG of the environment.
+        system_name: of the results folder; None: MLPERF_SUBMISSION_PLATFORM, or ``<ranks>x<device>``.
+        status: "onprem", "cloud", "preview" or "research".
+        cache_clear_cmd: program with its arguments that drops the page cache, run by the first rank of each node,
+            without a shell; None: the log says that nothing was cleared.
+        host_processors_per_node: None: as Linux says.
+        exit_at_target: tell a Trainer to stop at the target.
+        hyperparameters: by the log's names, those that are known now.
+        rank: None: RANK of the environment, or 0.
+
+    Raises:
+        UserError: an argument is not legal, the result exists, the system was described otherwise, or the command or
+            a write failed.
+    """
+
+    def __init__(
+        self,
+        root_folder: str | Path,
+        index: int,
+        benchmark: str = rules.BENCHMARK,
+        target: float = rules.TARGET_MLM_ACCURACY,
+        division: str = "open",
+        metric_name: str = "MaskedAccuracy",
+        metric_label: str = "eval",
+        submitter: str | None = None,
+        system_name: str | None = None,
+        status: str = "onprem",
+        cache_clear_cmd: str | Sequence[str] | None = None,
+        host_processors_per_node: int | None = None,
+        exit_at_target: bool = False,
+        *,
+        hyperparameters: Mapping[str, Value] | None = None,
+        rank: int | None = None,
+    ) -> None:
+        self.target, self.exit_at_target = _checked_target(target), exit_at_target
+        self.metric = f"{metric_label}_{metric_name}"
+        self._label, self._division = f"{metric_label}_", _one_of("division", division, ("open", "closed"))
+        _one_of("benchmark", benchmark, (rules.BENCHMARK,))
+        _one_of("status", status, tuple(STATUS))
+        self._known: dict[str, Value] = dict(hyperparameters or {})
+        self._samples, self._evaluates, self._reached = 0, False, False
+        self.rank = _number("RANK", 0) if rank is None else rank
+        org = submitter or environment().get("MLPERF_SUBMISSION_ORG")
+        if not org:
+            raise UserError("config.missing", "submitter", "is not given", "Give it, or export MLPERF_SUBMISSION_ORG")
+        facts = self._describe(org, status, host_processors_per_node) if self.rank == 0 else {}
+        system = system_name or environment().get("MLPERF_SUBMISSION_PLATFORM") or _default_name(facts)
+        if not _NAME.fullmatch(system):
+            raise UserError(
+                "config.value", f"system_name {system!r}", "is no name of a folder", "Use letters, digits, - _ . and +"
+            )
+        root = Path(root_folder)
+        self.path = root / "results" / system / benchmark / f"result_{int(index)}.txt"
+        if self.rank == 0:
+            _refuse_result(self.path)
+            _keep_description(root / "systems" / f"{system}.json", facts)
+        cleared = _clear_caches(cache_clear_cmd, _number("LOCAL_RANK", self.rank))
+        self._log = MLPerfLogger(self.path if self.rank == 0 else None, rank=self.rank, root=tree_root())
+        atexit.register(self.close, "the process ended")
+        self._log.event(constants.CACHE_CLEAR, cleared)
+        self._log.start(constants.INIT_START)
+        self._log.event(constants.SUBMISSION_BENCHMARK, benchmark)
+        self._log.event(constants.SUBMISSION_DIVISION, division)
+        self._log.event(constants.SUBMISSION_ORG, org)
+        self._log.event(constants.SUBMISSION_PLATFORM, system)
+        self._log.event(constants.SUBMISSION_STATUS, status)
+
+    def __enter__(self) -> MLPerfCallback:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(kind.__name__ if kind else None)
+
+    # Any loop
+
+    def fit_start(self, hyperparameters: Mapping[str, Value] | None = None) -> None:
+        """Ends the initialisation and starts the clock.
+
+        Args:
+            hyperparameters: by the log's names, on top of the constructor's: at least `REQUIRED`, in the closed
+                division `REQUIRED_IN_CLOSED` too.
+
+        Raises:
+            UserError: some are missing, or the clock runs.
+        """
+        if self._log.run_started:
+            raise UserError("callback.order", "fit_start", "was called before", "Make one MLPerfCallback a run")
+        self._known |= hyperparameters or {}
+        self._check_complete(REQUIRED)
+        self._start()
+
+    def eval_start(self, samples: int) -> None:
+        """An evaluation begins after so many training samples. Raises UserError: training has not begun, or another
+        evaluation has not ended."""
+        if self._log.status is not None:
+            return
+        if not self._log.run_started:
+            raise UserError("callback.order", "eval_start", "was called before training", "Call fit_start first")
+        if self._evaluates:
+            raise UserError("callback.order", "eval_start", "was called before", "Call eval_end after each")
+        if samples < self._samples:
+            raise UserError(
+                "callback.order",
+                f"eval_start({samples})",
+                f"comes after {self._samples} samples",
+                "Count all samples so far",
+            )
+        self._evaluates, self._samples = True, int(samples)
+        self._log.start(constants.EVAL_START, metadata={"epoch_num": self._samples})
+
+    def eval_end(self, samples: int, accuracy: Any) -> bool:
+        """The evaluation has ended; the first one at the target closes the log with success.
+
+        Args:
+            samples: as at `eval_start`.
+            accuracy: a number from 0 to 1, or a tensor of one.
+
+        Returns:
+            whether the target is, or was before, reached.
+
+        Raises:
+            UserError: no evaluation has begun, or the accuracy is not from 0 to 1.
+        """
+        value = float(accuracy)
+        if not 0.0 <= value <= 1.0:
+            raise UserError("config.range", f"accuracy {value:g}", "is not from 0 to 1", "Give a share, no percentage")
+        if self._log.status is not None:
+            return self._reached
+        if not self._evaluates or samples != self._samples:
+            raise UserError(
+                "callback.order", f"eval_end({samples})", "follows no eval_start of as many samples", "Call that first"
+            )
+        self._evaluates = False
+        self._log.end(constants.EVAL_STOP, metadata={"epoch_num": self._samples})
+        self._log.event(constants.EVAL_ACCURACY, value, metadata={"epoch_num": self._samples})
+        if value >= self.target:
+            self._reached = True
+            self._stop(constants.SUCCESS, None)
+        return self._reached
+
+    def close(self, reason: str | None = None) -> None:
+        """Closes a log that is open: as aborted, where the run has begun."""
+        atexit.unregister(self.close)
+        self._stop(constants.ABORTED, reason or f"target {self.target:g} not reached")
+
+    # Hugging Face's Trainer; what it calls besides is of no interest
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The Trainer's arguments fill in what the constructor was not given."""
+        batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        warmup = int(args.get_warmup_steps(state.max_steps))
+        own: dict[str, Value] = {
+            "seed": args.seed,
+            "global_batch_size": batch,
+            "gradient_accumulation_steps": args.gradient_accumulation_steps,
+            "opt_name": str(getattr(args.optim, "value", args.optim)),
+            "opt_base_learning_rate": args.learning_rate,
+            "opt_learning_rate_training_steps": state.max_steps,
+            "opt_learning_rate_warmup_steps": warmup,
+            "num_warmup_steps": warmup,
+            "start_warmup_step": 0,
+        }
+        if self._log.run_started:
+            raise UserError("callback.order", "MLPerfCallback", "has logged a run before", "Make one a run")
+        self._known = own | self._known
+        self._check_complete([key for key in REQUIRED if key not in _AT_THE_END])
+        self._start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """An evaluation begins behind the step, unless it was decided by a callback further behind."""
+        if control.should_evaluate and not self._evaluates:
+            self.eval_start(self._samples_of(state))
+
+    on_epoch_end = on_step_end
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Mapping[str, float], **told: Any) -> None:
+        """An evaluation has ended. Raises UserError: it has the label, but not the metric."""
+        if not self._log.run_started or not any(name.startswith(self._label) for name in metrics):
+            return
+        if self.metric not in metrics:
+            raise UserError(
+                "config.choice", self.metric, f"is not among the metrics {', '.join(metrics)}", "Set metric_name"
+            )
+        samples = self._samples_of(state)
+        if not self._evaluates:
+            self.eval_start(samples)
+        if "eval_samples" not in self._known and told.get("eval_dataloader") is not None:
+            self._known["eval_samples"] = len(told["eval_dataloader"].dataset)
+        if self.eval_end(samples, metrics[self.metric]) and self.exit_at_target:
+            control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The Trainer has reached its limit, or the target."""
+        if self._log.status is None:
+            self._samples = self._samples_of(state)
+        self.close()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("on_"):
+            return _ignore
+        raise AttributeError(f"{type(self).__name__} has no {name}")
+
+    # Parts
+
+    def _start(self) -> None:
+        for key, value in self._known.items():
+            if key not in _AT_THE_END:
+                self._log.event(key, value)
+        self._log.end(constants.INIT_STOP)
+        self._log.start(constants.RUN_START)
+        self._log.start(constants.EPOCH_START, metadata={"epoch_num": 0})
+        self._log.start(constants.BLOCK_START, metadata={**_BLOCK, "epoch_count": 1})
+
+    def _stop(self, status: str, reason: str | None) -> None:
+        if self._log.run_started and self._log.status is None:
+            self._log.end(constants.BLOCK_STOP, metadata=_BLOCK)
+            self._log.end(constants.EPOCH_STOP, metadata={"epoch_num": self._samples})
+            self._log.event(constants.TRAIN_SAMPLES, self._samples)
+            if "eval_samples" in self._known:
+                self._log.event(constants.EVAL_SAMPLES, self._known["eval_samples"])
+            self._log.run_stop(status, {"reason": reason} if reason else None)
+        self._log.close()
+
+    def _describe(self, submitter: str, status: str, host_processors: int | None) -> dict[str, str]:
+        from mlbert.mlperf.describe import describe_system
+
+        nodes = max(1, _number("WORLD_SIZE", 1) // max(1, _number("LOCAL_WORLD_SIZE", 1)))
+        facts = describe_system(submitter, self._division, nodes) | {"status": STATUS[status]}
+        return facts if host_processors is None else facts | {"host_processors_per_node": str(int(host_processors))}
+
+    def _check_complete(self, required: Sequence[str]) -> None:
+        required = (*required, *(REQUIRED_IN_CLOSED if self._division == "closed" else ()))
+        if missing := [key for key in required if key not in self._known]:
+            raise UserError(
+                "config.missing", "hyperparameters", f"lack {', '.join(missing)}", "Give them by these names"
+            )
+
+    def _samples_of(self, state: Any) -> int:
+        return int(state.global_step) * int(self._known["global_batch_size"])
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """An event of the Trainer that is not logged."""
+
+
+def _checked_target(target: float) -> float:
+    if not 0.0 < target <= 1.0:
+        raise UserError("config.range", f"target {target}", "is not from 0 to 1", "Give a share, no percentage")
+    return float(target)
+
+
+def _one_of(name: str, value: str, known: Sequence[str]) -> str:
+    if value not in known:
+        raise UserError("config.choice", f"{name} {value!r}", "is not known", f"Use {' or '.join(known)}")
+    return value
+
+
+def _number(name: str, otherwise: int) -> int:
+    """A whole number of the environment."""
+    text = environment().get(name, "").strip()
+    return int(text) if text.isdecimal() else otherwise
+
+
+def _default_name(facts: Mapping[str, str]) -> str:
+    device = facts.get("accelerator_model_name", "N/A")
+    words = re.sub(r"[^A-Za-z0-9]+", "_", device).strip("_").lower() if device != "N/A" else "cpu"
+    return f"{_number('WORLD_SIZE', 1)}x{words}"
+
+
+def _refuse_result(path: Path) -> None:
+    """A log that has begun to count is never written over."""
+    if path.exists() and f'"{constants.RUN_START}"' in path.read_text(encoding="utf-8", errors="replace"):
+        raise UserError(
+            "file.exists", path, "exists, and no result is overwritten", "Choose another index, or move it away"
+        )
+
+
+def _keep_description(path: Path, facts: dict[str, str]) -> None:
+    """Writes the description, unless there is one, which a person may have completed."""
+    from mlbert.mlperf.describe import write_description
+
+    if not path.exists():
+        write_description(path, facts)
+        return
+    try:
+        there = json.loads(path.read_text(encoding="utf-8"))
+        differing = [name for name in ("submitter", "division") if there.get(name) != facts[name]]
+    except (OSError, ValueError, AttributeError):
+        raise UserError(
+            "file.json", path, "is no description of a system", "Remove it, and it is written anew"
+        ) from None
+    if differing:
+        words = ", ".join(f"{name} {there.get(name)!r} and not {facts[name]!r}" for name in differing)
+        raise UserError("config.conflict", path, f"says {words}", "Give what it says, or another system_name")
+
+
+def _clear_caches(command: str | Sequence[str] | None, local_rank: int) -> bool:
+    """Runs the command, and tells whether there was one."""
+    if command is None or local_rank != 0:
+        return command is not None
+    words = shlex.split(command) if isinstance(command, str) else list(command)
+    try:
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    except (OSError, IndexError) as error:
+        raise UserError(
+            "program.failed", "cache_clear_cmd", f"cannot be started ({error})", "Name a program, or None"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        said = f": {error.stderr.strip()}" if error.stderr.strip() else ""
+        raise UserError(
+            "program.failed", "cache_clear_cmd", f"ended with status {error.returncode}{said}", "Mend it, or give None"
+        ) from None
+    return True

@@ -1,0 +1,227 @@
+"""The whole check: official tools on a copy, our own checks meanwhile; one list of findings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mlbert.host.errors import UserError
+from mlbert.mlperf import official, seal, tools
+from mlbert.mlperf.checks.twins import check_copies_between
+from mlbert.mlperf.export import check_source, export_tree, is_checkout, is_export
+from mlbert.mlperf.findings import Complaint, Finding, Outcome, finding_of
+from mlbert.mlperf.layout import check_layout, read_system
+from mlbert.mlperf.logs import Log, read_log
+from mlbert.mlperf.metrics import check_metrics
+from mlbert.mlperf.official import Call
+from mlbert.mlperf.own_checks import run_checks
+from mlbert.mlperf.result_set import ResultSet, is_ours
+from mlbert.mlperf.rules import BENCHMARK, NUM_RESULT_FILES, olympic_mean
+from mlbert.mlperf.workplace import READABLE, RESULT_PATTERN, Workplace, logs_in
+
+_PARTS = ("systems", "results", f"benchmarks/{BENCHMARK}")
+_DROPPED = "the one of ten that the scoring drops: "
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Runs of a tool whose findings are told together."""
+
+    calls: Sequence[Call]
+    sum_up: Callable[[list[Finding]], list[Finding]] = list
+
+
+def check(path: Path, division: str | None = None, progress: Progress = lambda step: None) -> list[Finding]:
+    """Check a submission tree, one system's results in it, a folder of result files, or one log.
+
+    Works on a temporary copy; nothing below ``path`` changes. A git checkout is judged by its export.
+
+    Args:
+        path: what to check.
+        division: "open" or "closed" if the caller insists on one.
+        progress: told what is done next, or was finished.
+
+    Raises:
+        UserError: the path is none of them.
+    """
+    if not os.path.exists(path):
+        raise UserError(
+            "file.missing", path, "does not exist", "Name a submission tree, a folder with result_*.txt, or one log"
+        )
+    with tempfile.TemporaryDirectory(prefix="mlbert-check-") as temporary:
+        copy, scratch = Path(temporary) / "submission", Path(temporary) / "scratch"
+        copy.mkdir()
+        scratch.mkdir()
+        if (path / "systems").is_dir() or (path / "results").is_dir():
+            place = Workplace(path, copy, scratch)
+            return _check_tree(place, _copy_tree(place), division, progress)
+        if (system := _system_in_a_tree(path)) is not None:
+            place = Workplace(system.parents[1], copy, scratch)
+            description = place.given / "systems" / f"{system.name}.json"
+            return _check_tree(place, _layout(place, place.take([description, system])), division, progress)
+        folder = path / BENCHMARK if (path / BENCHMARK).is_dir() else path
+        names = logs_in(folder) if folder.is_dir() else [path]
+        if not names:
+            raise UserError(
+                "log.missing", path, f"holds neither systems/ and results/ nor {RESULT_PATTERN}", "Name one that does"
+            )
+        if names == [path]:
+            read_log(path)  # for its error
+        place = Workplace(names[0].parent, copy, scratch, is_tree=False)
+        return _check_logs(place, place.take(names), division, progress)
+
+
+def _system_in_a_tree(path: Path) -> Path | None:
+    """``results/<system>`` of a tree, where that or its benchmark's folder is given."""
+    folder = path.resolve()
+    folder = folder.parent if folder.name == BENCHMARK else folder
+    is_in_tree = folder.parent.name == "results" and (folder.parents[1] / "systems").is_dir()
+    return folder if is_in_tree and folder.is_dir() else None
+
+
+def _copy_tree(place: Workplace) -> list[Finding]:
+    """Copies a tree; rows about its files. A checkout that holds what cannot be exported is taken as it is."""
+    tree = place.given
+    if not is_checkout(tree):
+        return _layout(place, place.take([tree]))
+    try:
+        export_tree(tree, place.copy)
+        return _layout(place, [])
+    except UserError as error:
+        problem = finding_of("own: export", ".", [Complaint(Outcome.ERROR, str(error), READABLE)], "")
+    shutil.rmtree(place.copy)
+    place.copy.mkdir()
+    # A checkout may hold data that is no part of a submission.
+    return [problem, *_layout(place, place.take(tree / name for name in _PARTS))]
+
+
+def _layout(place: Workplace, left_out: Sequence[Complaint]) -> list[Finding]:
+    rows = [finding_of("own: layout", ".", [*left_out, *check_layout(place)], _first_line(check_layout))]
+    if is_export(place.given):
+        rows.append(finding_of("own: source", ".", list(check_source(place.given)), _first_line(check_source)))
+    return rows
+
+
+def _first_line(function: Callable[..., object]) -> str:
+    return (function.__doc__ or "").partition("\n")[0]
+
+
+def _check_tree(place: Workplace, findings: list[Finding], division: str | None, progress: Progress) -> list[Finding]:
+    tree = place.copy
+    result_sets, groups = [], []
+    for folder in sorted(path for path in (tree / "results").glob(f"*/{BENCHMARK}") if path.is_dir()):
+        logs = [read_log(log) for log in logs_in(folder) if log.is_file()]
+        if logs:
+            facts = read_system(tree / "systems" / f"{folder.parent.name}.json")
+            results = ResultSet(logs, facts, division, place.given)
+            result_sets.append((folder, results))
+            groups += [_convergence(folder, results, place), _compliance(results.logs, place)]
+    systems = [official.system_desc_checker(path, place.name(path)) for path in sorted(tree.glob("systems/*.json"))]
+    package = [official.package_checker(tree), official.result_summarizer(tree, place.scratch / "summary.csv")]
+    groups = [_Group(package), *groups, _Group(systems), _Group([official.repo_checker(tree)])]
+
+    def own() -> list[Finding]:
+        rows = []
+        if len(result_sets) > 1:
+            copies = list(check_copies_between(results.logs for _, results in result_sets))
+            words = _first_line(check_copies_between)
+            rows.append(finding_of("own: copies between systems", place.name(tree / "results"), copies, words))
+        for folder, results in result_sets:
+            rows += _own_rows(results, place.name(folder))
+            if (folder.parent / seal.SUMS).exists() or any(is_ours(log) for log in results.logs):
+                complaints = list(seal.check_seal(folder.parent))
+                rows.append(
+                    finding_of("own: seal", place.name(folder.parent), complaints, _first_line(seal.check_seal))
+                )
+        return rows
+
+    return [*findings, *_run(groups, own, place, progress)]
+
+
+def _check_logs(
+    place: Workplace, left_out: Sequence[Complaint], division: str | None, progress: Progress
+) -> list[Finding]:
+    """A folder of logs, or one log, outside a tree."""
+    rows = [finding_of("own: layout", ".", left_out, "")] if left_out else []
+    names = sorted(path for path in place.copy.iterdir() if path.is_file())
+    if not names:
+        return rows
+    results = ResultSet([read_log(place.given / path.name) for path in names], None, division)
+    subject = names[0].name if len(names) == 1 else f"{len(names)} logs"
+    groups = [_compliance([replace(log, path=place.copy / log.path.name) for log in results.logs], place)]
+    groups.append(_convergence(place.copy, results, place))
+    rows += _run(groups, lambda: _own_rows(results, subject), place, progress)
+    return [*rows, _time_to_train(results.logs, subject)]
+
+
+def _own_rows(results: ResultSet, subject: str) -> list[Finding]:
+    rows = run_checks(results, subject)
+    if any(is_ours(log) for log in results.logs):
+        complaints = list(check_metrics(results))
+        rows.append(finding_of("own: metrics", subject, complaints, _first_line(check_metrics)))
+    return rows
+
+
+def _run(
+    groups: Sequence[_Group], own: Callable[[], list[Finding]], place: Workplace, progress: Progress
+) -> list[Finding]:
+    """Runs the tools, and our own checks while they run."""
+    calls = [call for group in groups for call in group.calls]
+    renamed = {str(place.copy): str(place.given), f"{place.scratch}/": ""}
+    with tools.started(official.jobs(calls), place.scratch, renamed) as answers:
+        progress("own checks")
+        own_findings = own()
+        progress("official tools")
+        said = iter(answers(progress))
+    findings = []
+    for group in groups:
+        findings += group.sum_up([finding for call in group.calls for finding in call.judge(next(said))])
+    return [*findings, *own_findings]
+
+
+def _compliance(logs: Sequence[Log], place: Workplace) -> _Group:
+    """A row for each log that fails, and one for all that pass; of ten, one that fails is dropped by the scoring."""
+
+    def sum_up(findings: list[Finding]) -> list[Finding]:
+        bad = [finding for finding in findings if finding.outcome is not Outcome.PASS]
+        num_good = len(findings) - len(bad)
+        if len(bad) == 1 and len(findings) == NUM_RESULT_FILES:
+            complaints = tuple(complaint._replace(outcome=Outcome.WARN) for complaint in bad[0].complaints)
+            words = _DROPPED + bad[0].words
+            bad = [replace(bad[0], outcome=Outcome.WARN, words=words, complaints=complaints)]
+        if not num_good:
+            return bad
+        subject = findings[0].subject
+        if len(logs) > 1:
+            subject = f"{place.name(logs[0].path.parent)}: {num_good} of {len(logs)} logs"
+        return [Finding("compliance_checker", subject, Outcome.PASS, "SUCCESS"), *bad]
+
+    return _Group([official.compliance_checker(log.path, place.name(log.path)) for log in logs], sum_up)
+
+
+def _convergence(folder: Path, results: ResultSet, place: Workplace) -> _Group:
+    subject, reason = place.name(folder), ""
+    if results.wanted_division != "closed":
+        reason = "only the closed division is compared with the reference"
+    elif len(results.logs) != NUM_RESULT_FILES:
+        reason = f"compares {NUM_RESULT_FILES} logs, here are {len(results.logs)}"
+    if reason:
+        return _Group([], lambda findings: [Finding("rcp_checker", subject, Outcome.SKIP, reason)])
+    return _Group([official.rcp_checker(folder, subject)])
+
+
+def _time_to_train(logs: Sequence[Log], subject: str) -> Finding:
+    minutes = [log.minutes for log in logs if log.status == "success" and log.minutes is not None]
+    if not minutes:
+        return Finding("time to train", subject, Outcome.SKIP, "no run succeeded")
+    if len(minutes) < 3:
+        words = f"{', '.join(f'{value:.4g}' for value in minutes)} minutes"
+    else:
+        words = f"{olympic_mean(minutes):.4g} minutes (olympic mean of {len(minutes)} runs)"
+    return Finding("time to train", subject, Outcome.NOTE, words)

@@ -1,0 +1,197 @@
+"""This code's own logs against their `configuration` event: a key has the value of the setting behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mlbert.config.recipe import MASKED_LM
+from mlbert.config.sections import settings_by_key
+from mlbert.config.sources import parse_config_name
+from mlbert.mlperf import rules
+from mlbert.mlperf.findings import Complaint, Complaints, Outcome
+from mlbert.mlperf.keys import SETTINGS_OF
+from mlbert.mlperf.logs import Event, Log
+from mlbert.mlperf.result_set import OWN_FORM, ResultSet, error, is_number, is_ours, where
+from mlbert.mlperf.run_view import evaluations_of, is_continued
+
+_AS_SET = "this code's own logs: a key has the value of its setting in the configuration"
+_DATA = ("train_data", "eval_data", "model_shape_sha256", "starting_weights_sha256")  # of what the settings name
+_SYNTHETIC = "synthetic"
+_CHOSEN = ("auto", "ops", "none")  # settings that leave the choice to the program
+_PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "fp8-forward": "float8"}
+_MOST_BATCHES_LATE = 5
+_LATE_SHARE, _LATE_SECONDS = 1.1, 30  # of a time limit: a step and what ends a run take their time
+
+
+def check_configuration(results: ResultSet) -> Complaints:
+    """Every key of this code's logs has the value of its setting in their configuration."""
+    for log in filter(is_ours, results.logs):
+        event = log.first("configuration")
+        if event is None:
+            continue  # told as missing provenance
+        settings = _values(event)
+        if settings is None:
+            yield error(log, "configuration is no mapping of settings to value and origin", OWN_FORM, event)
+            continue
+        for logged in log.events:
+            yield from _against_setting(log, logged, settings)
+        yield from _warmup(log, settings)
+        yield from _sources(log, settings)
+        yield from _batch(log, settings)
+        yield from _ranks(log, event)
+        yield from _intervals(log, settings)
+        yield from _totals(log, settings)
+        yield from _time_limit(log, settings)
+
+
+def _values(event: Event) -> dict[str, Any] | None:
+    """Setting to value; None where the event has another form."""
+    told = event.value
+    if not isinstance(told, dict) or not told:
+        return None
+    if not all(isinstance(entry, dict) and {"value", "origin"} <= set(entry) for entry in told.values()):
+        return None
+    return {name: entry["value"] for name, entry in told.items()}
+
+
+def _against_setting(log: Log, event: Event, settings: Mapping[str, Any]) -> Iterable[Complaint]:
+    key, known = event.key, settings_by_key()
+    fields = [field for field in dict.fromkeys((key, *SETTINGS_OF.get(key, ()))) if field in known]
+    if len(fields) != 1 or key in _DATA or key == "configuration":
+        return
+    env = known[fields[0]].env
+    wanted = settings.get(env)
+    if wanted is None or wanted in _CHOSEN or key == "opt_implementation":
+        return
+    if not _is_same(key, event.value, wanted):
+        yield error(log, f"{key} is {event.value!r}, its configuration says {env} = {wanted!r}", _AS_SET, event)
+
+
+def _is_same(key: str, logged: Any, wanted: Any) -> bool:
+    if key == "recipe" and wanted == MASKED_LM:
+        return str(logged).startswith(MASKED_LM)
+    if key == "precision":
+        return str(logged).startswith((str(wanted), f"torch.{_PRECISIONS.get(wanted, wanted)}")) or "fp8" in str(wanted)
+    if key == "ops":
+        return str(wanted) in str(logged) or not str(logged).startswith("{")
+    if key == "starting_weights":
+        return Path(str(wanted)).name == logged
+    if key == "model_shape":
+        return str(wanted).endswith(str(logged)) or str(logged).endswith(str(wanted))
+    if isinstance(logged, bool) or isinstance(wanted, bool):
+        return logged is wanted
+    return bool(logged == wanted)
+
+
+def _warmup(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
+    """The ramp is a number of steps, or a part of all steps."""
+    steps, part, limit = (settings.get(env) for env in ("WARMUP_STEPS", "WARMUP_PROPORTION", "MAX_STEPS"))
+    wanted, said = steps, f"WARMUP_STEPS = {steps}"
+    if part and is_number(part) and is_number(limit) and is_number(limit * part):
+        wanted, said = int(limit * part), f"WARMUP_PROPORTION = {part} of MAX_STEPS = {limit}"
+    for key in ("opt_learning_rate_warmup_steps", "num_warmup_steps"):
+        event = log.first(key)
+        if event is not None and is_number(wanted) and event.value != wanted:
+            yield error(log, f"{key} is {event.value!r}, its configuration says {said}", _AS_SET, event)
+
+
+def _sources(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
+    """Generated data has no digest; a run that is to go on says from where."""
+    generated = settings.get("SYNTH_DATA")
+    for event in (log.first("train_data"), log.first("eval_data")):
+        if event is not None and isinstance(generated, bool) and generated is not (event.value == _SYNTHETIC):
+            text = f"{event.key} is {event.value!r}, its configuration says SYNTH_DATA = {generated}"
+            yield error(log, text, _AS_SET, event)
+    event = log.first("configuration")
+    if settings.get("RESUME") is True and not is_continued(log):
+        text = f"{where(log, event)}its configuration says RESUME = True, but it has no resumed_from_step"
+        yield Complaint(Outcome.WARN, text, _AS_SET)
+
+
+def _batch(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
+    """The nominal batch is packs of a rank x ranks x sequences of a pack; a rank's is cut into equal micro-batches."""
+    event, ranks = log.first("global_batch_size"), log.value("ranks")
+    rows, packing = settings.get("BATCHSIZE"), settings.get("PACKING_FACTOR")
+    if event and is_number(event.value) and is_number(ranks) and is_number(rows) and is_number(packing):
+        wanted = rules.global_batch_size(int(rows), int(ranks), packing)
+        if event.value != wanted:
+            text = (
+                f"global_batch_size is {event.value!r}, but BATCHSIZE {rows} x {ranks} ranks x PACKING_FACTOR {packing}"
+            )
+            yield error(log, f"{text} is {wanted}", _AS_SET, event)
+    parts, event = settings.get("GRADIENT_STEPS"), log.first("gradient_accumulation_steps")
+    if is_number(rows) and is_number(parts) and parts >= 1 and rows % parts:
+        yield error(log, f"BATCHSIZE {rows} cannot be {parts} equal micro-batches", _AS_SET, event)
+
+
+def _ranks(log: Log, configuration: Event) -> Iterable[Complaint]:
+    """The config file's name says nodes x GPUs x batch x accumulation; its own exports follow it."""
+    event, name = log.first("ranks"), str(log.value("config_file"))
+    if event is not None and (type(event.value) is not int or event.value < 1):
+        yield error(log, f"ranks is {event.value!r}, not a count", OWN_FORM, event)
+        return
+    parts = parse_config_name(Path(name).name)
+    if event is None or parts is None:
+        return
+    if parts.nodes * parts.ranks != event.value:
+        # DGXNNODES and DGXNGPU may be set after sourcing, and are no settings: the configuration does not tell them.
+        text = f"ranks is {event.value}, but {name} is for {parts.nodes} x {parts.ranks}"
+        yield Complaint(Outcome.WARN, where(log, event) + text, _AS_SET)
+    for env, wanted in (("BATCHSIZE", parts.batch), ("GRADIENT_STEPS", parts.accumulation)):
+        entry = configuration.value.get(env, {})
+        if str(entry.get("origin")).startswith(f"{name}:") and entry["value"] != wanted:
+            yield error(log, f"{env} is {entry['value']!r}, but {name} is for {wanted}", _AS_SET, configuration)
+
+
+def _intervals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
+    """An evaluation comes with the first step at or after each multiple of the interval."""
+    due, interval = settings.get("EVAL_ITER_START_SAMPLES"), settings.get("EVAL_ITER_SAMPLES")
+    batch = log.value("global_batch_size")
+    if settings.get("EVAL_SCHEDULE") not in (None, "steps") or is_continued(log):
+        return
+    if not (is_number(due) and is_number(interval) and is_number(batch) and interval > 0):
+        return
+    late = max(_MOST_BATCHES_LATE, settings.get("STEPS_PER_LOOP") or 0) * batch
+    for number, event in enumerate(log.all("eval_accuracy"), start=1):
+        samples = (event.metadata or {}).get("epoch_num")
+        if not is_number(samples):
+            return
+        if not due <= samples <= due + late:
+            text = f"evaluation {number} is at {samples} samples, its configuration says {due:g}"
+            yield error(log, text, _AS_SET, event)
+            return
+        due += interval * math.floor((samples - due) / interval + 1)
+
+
+def _time_limit(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
+    """A run ends with the step that reaches MAX_SECONDS and one more evaluation."""
+    limit, start, stop = settings.get("MAX_SECONDS"), log.first("run_start"), log.first("run_stop")
+    if not is_number(limit) or start is None or stop is None:
+        return
+    took = [one.stop.time_ms - one.start.time_ms for one in evaluations_of(log) if one.start and one.stop]
+    seconds = (stop.time_ms - start.time_ms) / 1000
+    if seconds > limit * _LATE_SHARE + _LATE_SECONDS + max(took, default=0) / 1000:
+        yield error(log, f"the run took {seconds:.4g} s, its configuration says MAX_SECONDS = {limit:g}", _AS_SET, stop)
+
+
+def _totals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
+    """Steps, sequences and tokens of a run go together: a pack holds from one sequence to the most allowed."""
+    steps, samples, event = log.value("steps"), log.value("train_samples"), log.first("steps")
+    rows, ranks, most = settings.get("BATCHSIZE"), log.value("ranks"), settings.get("MAX_SEQUENCES_PER_PACK")
+    limit, length, tokens = settings.get("MAX_STEPS"), log.value("max_sequence_length"), log.first("tokens")
+    if event is None or not is_number(steps) or not is_number(samples) or is_continued(log):
+        return
+    skipped = log.value("skipped_steps") or 0
+    if is_number(limit) and steps > limit:
+        yield error(log, f"steps is {steps}, its configuration says MAX_STEPS = {limit}", _AS_SET, event)
+    if is_number(rows) and is_number(ranks) and is_number(most):
+        packs = rows * ranks
+        if not packs * (steps - skipped) <= samples <= packs * steps * most:
+            text = f"{steps} steps of {packs} packs of 1 to {most} sequences cannot be {samples} train_samples"
+            yield error(log, text, _AS_SET, event)
+    if tokens and is_number(length) and is_number(tokens.value) and not samples <= tokens.value <= samples * length:
+        text = f"tokens is {tokens.value}, of {samples} sequences of at most {length}"
+        yield error(log, text, _AS_SET, tokens)

@@ -1,0 +1,181 @@
+"""Whether a log leads to the code that wrote it, and to the system that it is filed under."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mlbert.host.provenance import recipe_file
+from mlbert.mlperf.call_sites import Sources
+from mlbert.mlperf.findings import Complaint, Complaints, Outcome
+from mlbert.mlperf.logs import Event, Log
+from mlbert.mlperf.result_set import OWN_FORM, ResultSet, error, is_ours, where
+
+_CODE = "rules: the code of a result is submitted with it"
+_FILED = "rules: results/<system> and systems/<system>.json are of the system that ran"
+_FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
+_STATUSES = {
+    "research": "Research, Development, or Internal (RDI)",
+    "onprem": "Available on-premise",
+    "cloud": "Available cloud",
+    "preview": "Preview",
+}
+_ANYWHERE = ("run_stop",)  # whatever ends a run logs it
+_NOT_THERE = "is not in the tree"
+_CLOCKS_APART_MS = 600_000  # of the machine that committed and the one that ran
+_FEWEST_LOGS = 3  # that can outvote one
+_SHORTEST_WORD = 3
+
+
+def check_call_sites(results: ResultSet) -> Complaints:
+    """Every file:lineno of this code's logs is in the tree, and is the call that logged the key."""
+    assert results.tree is not None
+    logs = [log for log in results.logs if is_ours(log)]
+    for log in logs:
+        yield from _calls(log, Sources(results.tree, log))
+    yield from _odd_calls(logs)
+
+
+def check_code(results: ResultSet) -> Complaints:
+    """This code's logs are of a commit of the tree, unmodified, and of the config, model shape and recipe there."""
+    for log in filter(is_ours, results.logs):
+        modified, in_tree = log.first("tree_modified"), results.tree is not None
+        if modified and modified.value is not False:
+            text = f"{where(log, modified)}tree_modified is {modified.value!r}, so no commit holds the code"
+            yield Complaint(Outcome.ERROR if in_tree else Outcome.WARN, text, _CODE)
+        if results.tree is None:
+            continue
+        sources, commit = Sources(results.tree, log), log.first("commit")
+        if commit and sources.lacks_commit and _FULL_COMMIT.fullmatch(str(commit.value)):
+            yield error(log, f"commit {commit.value} is not in the tree's history", _CODE, commit)
+        start, made = log.first("run_start"), sources.committed_ms
+        if start is not None and made is not None and start.time_ms < made - _CLOCKS_APART_MS:
+            hours = (made - start.time_ms) / 3_600_000
+            yield error(log, f"run_start lies {hours:.4g} hours before commit {log.value('commit')}", _CODE, start)
+        yield from _files(log, sources)
+
+
+def check_whose(results: ResultSet) -> Complaints:
+    """The logs are filed under their platform, and their status is that of the system description."""
+    assert results.system is not None
+    described = str(results.system.get("status", ""))
+    for log in results.logs:
+        platform, status = log.first("submission_platform"), log.first("submission_status")
+        folder = log.path.parent.parent.name
+        if is_ours(log) and platform and platform.value != folder and results.system_file is not None:
+            yield error(log, f"submission_platform is {platform.value!r}, filed under {folder!r}", _FILED, platform)
+        if platform and not is_ours(log) and not _is_of(str(platform.value), folder, results.system):
+            text = f"{where(log, platform)}submission_platform is {platform.value!r}, filed under {folder!r}, "
+            text += f"the description's system_name is {results.system.get('system_name')!r}"
+            yield Complaint(Outcome.WARN, text, _FILED)
+        if status is None:
+            continue
+        wanted = _STATUSES.get(str(status.value))
+        strict = Outcome.ERROR if is_ours(log) else Outcome.WARN
+        if wanted is None:
+            text = f"{where(log, status)}submission_status {status.value!r} is none of {', '.join(_STATUSES)}"
+            yield Complaint(strict, text, _FILED)
+        elif described and _plain(described) != _plain(wanted):
+            text = (
+                f"{where(log, status)}submission_status is {status.value!r}, the system description says {described!r}"
+            )
+            yield Complaint(strict, text, _FILED)
+
+
+def _is_of(platform: str, folder: str, system: Mapping[str, Any]) -> bool:
+    """Whether a platform that names a model, such as 2xNVIDIA GB200, shares a word with its folder or description."""
+    parts = re.split(r"[^a-z0-9]+|(?<=\d)x(?=[a-z0-9])", platform.casefold())
+    words = [word for part in parts if len(word := part.lstrip("0123456789")) >= _SHORTEST_WORD]
+    names = (folder, system.get("system_name"), system.get("accelerator_model_name"))
+    known = re.sub(r"[^a-z0-9]", "", " ".join(map(str, names)).casefold())
+    names_model = any(re.search(r"\d", word) for word in words)
+    return not names_model or any(word in known for word in words)
+
+
+def _plain(text: str) -> str:
+    """A status without what years of spelling differ in."""
+    return re.sub(r"[^a-z]", "", text.casefold()).replace("availablein", "available")
+
+
+def _calls(log: Log, sources: Sources) -> Iterable[Complaint]:
+    if sources.gap:
+        yield Complaint(Outcome.WARN, f"{where(log)}{sources.gap}, so its lines are looked up in the tree", OWN_FORM)
+    for name in dict.fromkeys(event.call_site[0] for event in log.events if event.call_site):
+        if sources.is_altered(name):
+            yield error(log, f"{name} is not the file of source.json", _CODE)
+    wrong = [problem for event in log.events if (problem := _wrong_call(log, event, sources))]
+    if sources.gap:  # other code than ran: one tells enough, of a file that is missing rather than another call
+        wrong.sort(key=lambda problem: not problem.endswith(_NOT_THERE))
+        more = f", and {len(wrong) - 1} more lines are other calls there" if len(wrong) > 1 else ""
+        yield from (Complaint(Outcome.WARN, problem + more, OWN_FORM) for problem in wrong[:1])
+    else:
+        yield from (Complaint(Outcome.ERROR, problem, OWN_FORM) for problem in wrong)
+    for event in log.events:
+        if event.call_site is None:
+            yield error(log, f"{event.key} names no file and line", OWN_FORM, event)
+
+
+def _wrong_call(log: Log, event: Event, sources: Sources) -> str:
+    """What is wrong with the place that a line names; empty where nothing."""
+    if event.call_site is None:
+        return ""
+    name, number = event.call_site
+    if sources.line(name, number) is None:
+        return f"{where(log, event)}{event.key}: {name}:{number} {_NOT_THERE}"
+    if sources.call_of(name, number, event.key) is None:
+        return f"{where(log, event)}{name}:{number} does not log {event.key}"
+    return ""
+
+
+def _odd_calls(logs: Sequence[Log]) -> Iterable[Complaint]:
+    """A key of one commit is logged at one place: needs no history."""
+    places: dict[tuple[str, str], Counter[tuple[str, int]]] = {}
+    for log in logs:
+        for event in {event.key: event for event in log.events if event.call_site}.values():
+            assert event.call_site is not None
+            places.setdefault((str(log.value("commit")), event.key), Counter())[event.call_site] += 1
+    for log in logs:
+        for event in log.events:
+            counts = places.get((str(log.value("commit")), event.key), Counter())
+            if event.call_site is None or event.key in _ANYWHERE or not counts:
+                continue
+            ((usual, votes),) = counts.most_common(1)
+            if event.call_site != usual and votes >= _FEWEST_LOGS and 2 * votes > sum(counts.values()):
+                text = f"{event.key} is logged at {_place(event.call_site)}, in other logs at {_place(usual)}"
+                yield error(log, text, OWN_FORM, event)
+
+
+def _place(site: tuple[str, int]) -> str:
+    return f"{site[0]}:{site[1]}"
+
+
+def _files(log: Log, sources: Sources) -> Iterable[Complaint]:
+    """Config, its parents, model shape and recipe are those of the commit."""
+    outcome = Outcome.WARN if sources.gap else Outcome.ERROR
+    for event, stated, name, digest in _named_files(log):
+        text = sources.text(name)
+        if text is None and name.startswith("/"):
+            yield Complaint(Outcome.WARN, f"{where(log, event)}{name} is outside the tree", _CODE)
+        elif text is None:
+            yield Complaint(outcome, f"{where(log, event)}{event.key} {name} is not in the tree", _CODE)
+        elif hashlib.sha256(text.encode()).hexdigest() != digest:
+            yield Complaint(outcome, f"{where(log, stated)}{name} is another file: {stated.key} differs", _CODE)
+    recipe = log.first("recipe")
+    if recipe is not None and sources.text(recipe_file(str(recipe.value))) is None:
+        text = f"{where(log, recipe)}recipe {recipe.value!r}: {recipe_file(str(recipe.value))} is not in the tree"
+        yield Complaint(outcome, text, _CODE)
+
+
+def _named_files(log: Log) -> Iterable[tuple[Event, Event, str, object]]:
+    """The line that names a file, the line that states its digest, its name, its digest."""
+    for key in ("config_file", "model_shape"):
+        event, stated = log.first(key), log.first(f"{key}_sha256")
+        if event and stated and isinstance(event.value, str) and event.value != "none":
+            yield event, stated, event.value, stated.value
+    parents = log.first("config_parents")
+    if parents is not None and isinstance(parents.value, dict):
+        for name, digest in parents.value.items():
+            yield parents, parents, name, digest

@@ -1,0 +1,182 @@
+"""Whether a log's events come in the order of a run: what occurs once, what encloses what, what belongs together.
+
+This code writes one log in one order, so any other order is wrong there. Other programs' ranks may write beside each
+other, leave out eval_start, eval_stop or a block's end, or put other numbers there (tinygrad's eval_stop has none that
+counts training samples), so of them only what contradicts itself is asked, and stamps may be a second apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from mlbert.mlperf.findings import Complaint, Complaints, Outcome
+from mlbert.mlperf.logs import Event, Log
+from mlbert.mlperf.result_set import OWN_FORM, SAMPLE_COUNTS, ResultSet, error, is_ours
+from mlbert.mlperf.run_view import Evaluation, evaluations_of, is_continued, samples_of
+
+_ONCE = ("init_stop", "run_start", "run_stop")
+_MANY = ("eval_start", "eval_stop", "eval_accuracy")
+_STARTS_AND_STOPS = {"epoch_start": "epoch_stop", "block_start": "block_stop"}
+# What this code logs, by phases; where other keys come, `checks.provenance` knows.
+_PHASES = (
+    ("cache_clear",),
+    ("init_start",),
+    ("init_stop",),
+    ("run_start",),
+    ("epoch_start",),
+    ("block_start",),
+    _MANY,
+    ("block_stop",),
+    ("epoch_stop",),
+    ("train_samples", "eval_samples"),
+    ("run_stop",),
+)
+_PHASE_OF = {key: number for number, keys in enumerate(_PHASES) for key in keys}
+_SKEW_MS = 1000
+_MIN_PAIRS = 4  # evaluations, to know what the others have
+_RANKS_APART_MS = 10_000  # between the same line of several ranks
+_ORDER = "rules: run_start and run_stop enclose training and its evaluations, once each"
+
+
+def check_order(results: ResultSet) -> Complaints:
+    """Each log is one run: its events come once, in order, starts and stops in pairs."""
+    for log in results.logs:
+        yield from _once(log)
+        yield from _enclosed(log)
+        yield from _own_order(log) if is_ours(log) else _contradictions(log)
+
+
+def _once(log: Log) -> Complaints:
+    for key in _ONCE:
+        events = log.all(key)
+        for again in events[1:2]:
+            text = f"{log.path.name}: line {again.line}: {key} comes again, first in line {events[0].line}"
+            is_rank = not is_ours(log) and abs(again.time_ms - events[0].time_ms) < _RANKS_APART_MS
+            is_rank = is_rank and key == "init_stop"  # the run itself only one of them tells
+            yield Complaint(Outcome.WARN if is_rank else Outcome.ERROR, text, "" if is_rank else _ORDER)
+
+
+def _enclosed(log: Log) -> Complaints:
+    """Initialisation is over before the run, and evaluations lie within it."""
+    skew = 0 if is_ours(log) else _SKEW_MS
+    init_stop, start, stop = log.first("init_stop"), log.first("run_start"), log.first("run_stop")
+    if init_stop is not None and start is not None and init_stop.time_ms > start.time_ms + skew:
+        yield error(log, f"line {init_stop.line}: init_stop is later than run_start in line {start.line}", _ORDER)
+    evaluations = log.all("eval_accuracy")
+    training = [event for key in _STARTS_AND_STOPS for event in log.all(key)]
+    for event in [event for event in training if start is not None and event.time_ms < start.time_ms - skew][:1]:
+        yield error(log, f"line {event.line}: {event.key} is earlier than run_start", _ORDER)
+    for event in [event for event in log.all("data_file") if start is not None and event.time_ms < start.time_ms][:1]:
+        text = f"{log.path.name}: line {event.line}: data_file is opened before run_start"
+        yield Complaint(Outcome.WARN, text)
+    early = [event for event in evaluations if start is not None and event.time_ms < start.time_ms - skew]
+    late = [event for event in evaluations if stop is not None and event.time_ms > stop.time_ms + skew]
+    for event in early[:1]:
+        yield error(log, f"line {event.line}: eval_accuracy is earlier than run_start", _ORDER)
+    for event in late[:1]:
+        yield error(log, f"line {event.line}: eval_accuracy is later than run_stop", _ORDER)
+
+
+def _own_order(log: Log) -> Complaints:
+    """This code's one order; an aborted run may lack what comes at the end."""
+    counts = Counter(event.key for event in log.events)
+    phase, before = 0, None
+    for event in log.events:
+        its_phase = _PHASE_OF.get(event.key, _PHASE_OF["run_stop"] - 1 if phase == _PHASE_OF["run_stop"] else phase)
+        if before is not None and its_phase < phase:
+            yield error(log, f"line {event.line}: {event.key} comes after {before.key}", _ORDER)
+        else:
+            phase, before = its_phase, event
+    yield from _own_evaluations(log)
+    if log.status == "success":
+        for start, stop in _STARTS_AND_STOPS.items():
+            if counts[start] != counts[stop]:
+                here, gone = (start, stop) if counts[start] > counts[stop] else (stop, start)
+                yield error(log, f"line {log.all(here)[-1].line}: {here} without {gone}", OWN_FORM)
+    yield from _own_counts(log)
+
+
+def _own_evaluations(log: Log) -> Complaints:
+    """eval_start, eval_stop and eval_accuracy in turn, of one count of samples."""
+    expected = 0
+    samples: float | None = None
+    for event in (event for event in log.events if event.key in _MANY):
+        if event.key != _MANY[expected]:
+            text = f"line {event.line}: {event.key} where {_MANY[expected]} should come"
+            yield error(log, text, OWN_FORM)
+            return
+        told = samples_of(event)
+        if expected > 0 and told != samples:
+            yield error(
+                log, f"line {event.line}: {event.key} at {told} samples, its eval_start {samples}", SAMPLE_COUNTS
+            )
+        samples, expected = told if expected == 0 else samples, (expected + 1) % len(_MANY)
+    if expected and log.status == "success":
+        line = log.all(_MANY[expected - 1])[-1].line
+        yield error(log, f"line {line}: the last {_MANY[expected - 1]} has no {_MANY[expected]}", OWN_FORM)
+
+
+def _own_counts(log: Log) -> Complaints:
+    """An epoch begins with no sample, unless the run was continued, and ends with all."""
+    start, stop, trained = log.first("epoch_start"), log.first("epoch_stop"), log.first("train_samples")
+    if start is not None and samples_of(start) != 0 and not is_continued(log):
+        text = f"line {start.line}: epoch_start has epoch_num {(start.metadata or {}).get('epoch_num')!r}, not 0"
+        yield error(log, text, SAMPLE_COUNTS)
+    if stop is not None and trained is not None and samples_of(stop) != trained.value:
+        text = f"line {stop.line}: epoch_stop has epoch_num {(stop.metadata or {}).get('epoch_num')!r}"
+        yield error(log, f"{text}, train_samples is {trained.value!r}", SAMPLE_COUNTS)
+    begun, ended = log.first("block_start"), log.first("block_stop")
+    told = [(event.metadata or {}).get("first_epoch_num") for event in (begun, ended) if event is not None]
+    if ended is not None and len(set(map(repr, told))) > 1:
+        yield error(log, f"line {ended.line}: block_stop of block {told[1]!r}, started was {told[0]!r}", OWN_FORM)
+
+
+def _contradictions(log: Log) -> Complaints:
+    """Where a program's eval_start and eval_stop mostly give the samples of their eval_accuracy, all of them do."""
+    evaluations = evaluations_of(log)
+    repeated = [one for one in evaluations if one.again]
+    if repeated and 2 * len(repeated) < len(evaluations):  # else every rank tells it
+        again = repeated[0].again[0]
+        text = f"{log.path.name}: line {again.line}: eval_accuracy comes again, first in {repeated[0].where}"
+        yield Complaint(Outcome.WARN, text, _ORDER)
+    missing = [key for key in _MANY[:2] if not log.first(key)]
+    if evaluations and missing:
+        text = f"{log.path.name}: {evaluations[0].where}: eval_accuracy without {' and '.join(missing)}"
+        yield Complaint(Outcome.NOTE, f"{text} in the whole log; the rules ask for eval_start and eval_stop")
+    for key in _MANY[:2]:
+        yield from _again(log, key)
+        told = [(one, _of(one, key)) for one in evaluations]
+        agreeing = sum(event is not None and samples_of(event) == one.samples for one, event in told)
+        if 2 * agreeing > len(evaluations):
+            yield from _disagreeing(log, key, told)
+
+
+def _of(one: Evaluation, key: str) -> Event | None:
+    return one.start if key == "eval_start" else one.stop
+
+
+def _again(log: Log, key: str) -> Iterator[Complaint]:
+    """The one evaluation that has a key twice, where every other one has it once."""
+    found: list[list[Event]] = [[]]
+    for event in log.events:
+        if event.key == key:
+            found[-1].append(event)
+        elif event.key == "eval_accuracy":
+            found.append([])
+    told = found[:-1]
+    if len(told) >= _MIN_PAIRS and sorted(map(len, told)) == [*[1] * (len(told) - 1), 2]:
+        first, again = next(events for events in told if len(events) > 1)
+        text = f"line {again.line}: {key} comes again before eval_accuracy, first in line {first.line}"
+        yield error(log, text, _ORDER)
+
+
+def _disagreeing(log: Log, key: str, told: list[tuple[Evaluation, Event | None]]) -> Iterator[Complaint]:
+    is_odd = len(told) >= _MIN_PAIRS and sum(event is None for _, event in told) == 1
+    for one, event in told:
+        if event is None:
+            text = f"{log.path.name}: {one.where}: eval_accuracy without {key}"
+            yield Complaint(Outcome.ERROR if is_odd else Outcome.WARN, text, _ORDER if is_odd else "")
+        elif samples_of(event) not in (None, one.samples):
+            text = f"line {event.line}: {key} at {samples_of(event)} samples, its eval_accuracy at {one.samples}"
+            yield error(log, text, SAMPLE_COUNTS)

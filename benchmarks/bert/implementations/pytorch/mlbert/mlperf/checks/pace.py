@@ -1,0 +1,216 @@
+"""Whether samples, evaluations and runs took a time that they can have taken.
+
+A pace is samples per millisecond from one evaluation to the next. Among 140 published v5.0 logs of 14 systems no run
+has an interval more than 1.02 times as fast as the fastest of the other nine runs, and this code's 30 on shared CPUs
+none more than 1.08 times: training cannot be hurried. A first interval has 0.63 to 0.98 of its run's median rate (1.15
+on two GPUs, 1.10 on shared CPUs): a faster one began before the clock. The fastest run of a set is 1.034 times as fast
+as the median of the others where their robust spread is 0.014 (1.10 on shared CPUs). Rates by the stamps are 0.95 to
+1.01 of the `throughput` that 12 systems log. Slow intervals are honest (one of this code's took 5.7 times the usual
+while another job had the cores), up to where a run stood still. The shortest evaluations take 0.87 of the median (0.59
+on shared CPUs), and 48 ms.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from mlbert.mlperf.checks.clock import has_plausible_stamps
+from mlbert.mlperf.findings import Complaint, Complaints, Outcome
+from mlbert.mlperf.logs import Log
+from mlbert.mlperf.result_set import ResultSet, error, is_number, is_ours
+from mlbert.mlperf.run_view import Evaluation, evaluations_of, is_continued, samples_before
+
+_TIMED = "rules: the time from run_start to run_stop is the result, without a pause"
+_UNUSUAL = 1.25  # times the fastest interval of the other runs
+_IMPOSSIBLE, _IMPOSSIBLE_SHARED = 1.6, 2.0  # this code's demos share their CPUs with other jobs
+_IMPOSSIBLE_HERE = 1.5  # where the run's own intervals say the same
+_NOISE = 1.25  # of a run's own intervals against their median
+_IMPOSSIBLE_ALONE = 3.0  # times the run's own median, without other runs
+_EARLY_UNUSUAL, _EARLY = 1.3, 2.0  # a first interval, times the median rate of the run's others
+_RUN_UNUSUAL, _SPREADS = 1.08, 8  # a whole run, times the median of the others; or so many of their spreads above
+_SPREAD_OF_MAD = 1.4826  # of a normal distribution
+_TOLD_LOW, _TOLD_HIGH, _OTHER_UNIT = 0.6, 1.5, 4.0  # by the stamps, times the logged throughput
+_PAUSE = 3.0  # times the usual interval
+_LONG_PAUSE_MS = 30_000  # longer than usual
+_STOOD_STILL, _STOOD_STILL_MS = 10.0, 60_000
+_MIN_INTERVALS, _MIN_RUNS = 4, 3
+# Shorter intervals are trials', which one stall of the CPU makes many times as long.
+_NOISY_OURS_MS, _NOISY_MS = 2000, 1000
+_BEFORE = ("start", "evaluation before")
+_MIN_EVALUATION_MS = 20  # below, the clock's resolution shows
+_SHORT, _TOO_SHORT, _TOO_SHORT_OTHERS = 0.4, 0.25, 0.1  # of the median evaluation
+_NO_TIME_MS, _MIN_EVALUATIONS = 1, 3
+
+
+class _Interval(NamedTuple):
+    where: str
+    samples: float
+    ms: float
+
+    @property
+    def pace(self) -> float:
+        return self.samples / self.ms if self.ms > 0 else math.inf
+
+
+def check_pace(results: ResultSet) -> Complaints:
+    """No interval between evaluations is faster than the machine can be, none a long pause."""
+    intervals = {log.path: _intervals(log) for log in results.logs if has_plausible_stamps(log)}
+    fastest = {path: max(one.pace for one in own) for path, own in intervals.items() if len(own) > 1}
+    for log in results.logs:
+        own = intervals.get(log.path, [])
+        others = [pace for path, pace in fastest.items() if path != log.path]
+        # The second fastest run: the fastest may itself be the one that cannot be.
+        limit = sorted(others)[-2] if len(others) >= _MIN_RUNS else None
+        yield from _too_fast(log, own, limit)
+        yield from _early(log, own)
+        yield from _pauses(log, own)
+        yield from _against_throughput(log, own)
+    yield from _fast_runs([(log, intervals[log.path]) for log in results.logs if intervals.get(log.path)])
+
+
+def _intervals(log: Log) -> list[_Interval]:
+    start, samples = log.first("run_start"), samples_before(log)
+    if start is None or samples is None:
+        return []
+    intervals, time_ms = [], start.time_ms
+    for one in evaluations_of(log):
+        if one.samples > samples:
+            intervals.append(_Interval(one.where, one.samples - samples, one.event.time_ms - time_ms))
+            samples, time_ms = one.samples, one.event.time_ms
+    return intervals
+
+
+def _too_fast(log: Log, own: Sequence[_Interval], limit: float | None) -> Complaints:
+    """The first interval that cannot be, else the first unusual one."""
+    usual = statistics.median(one.pace for one in own) if own else math.inf
+    found: Complaint | None = None
+    for index, one in enumerate(own):
+        outcome = _judge(log, one, usual if len(own) >= _MIN_INTERVALS else math.inf, limit)
+        if outcome is not None and (found is None or found.outcome is not Outcome.ERROR):
+            reference = f"{1000 * (limit or usual):.4g} a second {'in other runs at most' if limit else 'usually'}"
+            text = f"{log.path.name}: {one.where}: {one.samples:.10g} samples in {one.ms / 1000:.4g} s"
+            text += f" since the {_BEFORE[index > 0]}, {reference}"
+            if found is None or outcome is Outcome.ERROR:
+                found = Complaint(outcome, text, _TIMED if outcome is Outcome.ERROR else "")
+    if found is not None:
+        yield found
+
+
+def _judge(log: Log, one: _Interval, usual: float, limit: float | None) -> Outcome | None:
+    """How impossible an interval's pace is, against its own run's usual one and the fastest ones of other runs."""
+    if one.ms <= 0:
+        return Outcome.ERROR
+    if limit is None:
+        if one.pace > _IMPOSSIBLE_ALONE * usual and not _is_noisy(log, one.samples / usual):
+            return Outcome.ERROR
+        return Outcome.WARN if one.pace > _IMPOSSIBLE_SHARED * usual else None
+    if _is_noisy(log, one.samples / limit):
+        return Outcome.WARN if one.pace > _UNUSUAL * limit else None
+    impossible = _IMPOSSIBLE_SHARED if is_ours(log) else _IMPOSSIBLE
+    if one.pace > impossible * limit or one.pace > _IMPOSSIBLE_HERE * max(limit, _NOISE * usual):
+        return Outcome.ERROR
+    return Outcome.WARN if one.pace > _UNUSUAL * limit else None
+
+
+def _is_noisy(log: Log, usual_ms: float) -> bool:
+    return usual_ms < (_NOISY_OURS_MS if is_ours(log) else _NOISY_MS)
+
+
+def _early(log: Log, own: Sequence[_Interval]) -> Complaints:
+    """A first interval that is faster than the others of its run: it began before run_start."""
+    if len(own) < _MIN_INTERVALS or is_continued(log) or own[0].ms <= 0:
+        return
+    first, usual = own[0], statistics.median(one.pace for one in own[1:])
+    if first.pace > _EARLY_UNUSUAL * usual:
+        is_wrong = first.pace > _EARLY * usual and not _is_noisy(log, first.samples / usual)
+        text = (
+            f"{log.path.name}: {first.where}: {first.samples:.10g} samples in {first.ms / 1000:.4g} s since the start"
+        )
+        text += f", {first.pace / usual:.3g} times the usual rate: trained before run_start?"
+        yield Complaint(Outcome.ERROR if is_wrong else Outcome.WARN, text, _TIMED if is_wrong else "")
+
+
+def _pauses(log: Log, own: Sequence[_Interval]) -> Complaints:
+    """A slow first interval, in which a program may compile, and the longest pause behind it."""
+    if len(own) < _MIN_INTERVALS:
+        return
+    usual_ms, usual_pace = statistics.median(one.ms for one in own), statistics.median(one.pace for one in own)
+    slow = [one for one in own if one.ms >= _PAUSE * usual_ms and one.pace <= usual_pace / _PAUSE]
+    first, later = [one for one in slow if one is own[0]], [one for one in slow if one is not own[0]]
+    for one in (*first, *sorted(later, key=lambda one: -one.ms)[:1]):
+        longer_ms = one.ms - usual_ms
+        outcome = Outcome.WARN if longer_ms >= _LONG_PAUSE_MS else Outcome.NOTE
+        if one.ms >= _STOOD_STILL * usual_ms and longer_ms >= _STOOD_STILL_MS and one is not own[0]:
+            outcome = Outcome.ERROR
+        text = f"{log.path.name}: {one.where}: {one.ms / 1000:.4g} s since the {_BEFORE[one is not own[0]]}"
+        text += f", usually {usual_ms / 1000:.4g} s"
+        yield Complaint(outcome, text, _TIMED if outcome is Outcome.ERROR else "")
+
+
+def _rate(own: Sequence[_Interval]) -> float:
+    """Samples per millisecond of a whole run."""
+    ms = sum(one.ms for one in own)
+    return sum(one.samples for one in own) / ms if ms > 0 else math.inf
+
+
+def _against_throughput(log: Log, own: Sequence[_Interval]) -> Complaints:
+    """The samples a second that a program logs itself; far from the stamps', they are of another unit."""
+    told = [
+        (event, float(event.value["throughput"]))
+        for event in log.all("tracked_stats")
+        if isinstance(event.value, dict) and is_number(event.value.get("throughput")) and event.value["throughput"] > 0
+    ]
+    if not told or not own:
+        return
+    usual = statistics.median(value for _, value in told)
+    ratio = 1000 * _rate(own) / usual
+    if _TOLD_HIGH < ratio < _OTHER_UNIT or 1 / _OTHER_UNIT < ratio < _TOLD_LOW:
+        text = (
+            f"{log.path.name}: line {told[0][0].line}: the throughput of tracked_stats is {usual:.4g} samples a second"
+        )
+        yield Complaint(Outcome.WARN, f"{text}, by the time stamps {1000 * _rate(own):.4g}")
+
+
+def _fast_runs(runs: Sequence[tuple[Log, Sequence[_Interval]]]) -> Complaints:
+    """Runs that are faster than the others as a whole, by how steady those are."""
+    rates = [_rate(own) for _, own in runs]
+    for index, (log, own) in enumerate(runs):
+        others = rates[:index] + rates[index + 1 :]
+        if len(others) < _MIN_INTERVALS or not all(math.isfinite(rate) and rate > 0 for rate in others):
+            continue
+        usual = statistics.median(others)
+        spread = _SPREAD_OF_MAD * statistics.median(abs(rate / usual - 1) for rate in others)
+        if rates[index] > max(_RUN_UNUSUAL, 1 + _SPREADS * spread) * usual:
+            text = f"{log.path.name}: {own[-1].where}: the whole run trained {1000 * rates[index]:.4g} samples a second"
+            yield Complaint(Outcome.WARN, f"{text}, the others {1000 * usual:.4g}, {100 * spread:.2g} % apart")
+
+
+def check_evaluation_time(results: ResultSet) -> Complaints:
+    """Evaluations take about the same time, in one run as in another."""
+    timed = [(log, list(_durations(log))) for log in results.logs if has_plausible_stamps(log)]
+    everything = [ms for _, durations in timed for _, ms in durations]
+    if len(everything) < _MIN_INTERVALS:
+        return
+    usual = statistics.median(everything)
+    for log, durations in timed:
+        if len(durations) >= _MIN_EVALUATIONS and all(ms <= _NO_TIME_MS for _, ms in durations):
+            text = f"{log.path.name}: {durations[0][0].where}: no evaluation took more than {_NO_TIME_MS} ms"
+            yield Complaint(Outcome.ERROR if is_ours(log) else Outcome.WARN, text, _TIMED if is_ours(log) else "")
+            continue
+        shortest, ms = min(durations, key=lambda pair: pair[1], default=(None, usual))
+        if shortest is None or usual < _MIN_EVALUATION_MS or ms > _SHORT * usual:
+            continue
+        text = f"line {shortest.event.line}: an evaluation took {ms:.4g} ms, usually {usual:.4g} ms"
+        if ms < usual * (_TOO_SHORT if is_ours(log) else _TOO_SHORT_OTHERS):
+            yield error(log, text, _TIMED)
+        else:
+            yield Complaint(Outcome.WARN, f"{log.path.name}: {text}")
+
+
+def _durations(log: Log) -> Iterator[tuple[Evaluation, float]]:
+    for one in evaluations_of(log):
+        if one.start is not None and one.stop is not None:
+            yield one, one.stop.time_ms - one.start.time_ms

@@ -1,0 +1,232 @@
+"""Whether this code's own logs have the form that their writer gives them: its keys, their order, their types."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import mlbert
+from mlbert.host.provenance import PACKAGE_HOME, TENSORFLOW2
+from mlbert.mlperf.call_sites import Sources, is_inside, key_of, nodes_of
+from mlbert.mlperf.findings import Complaint, Complaints, Outcome
+from mlbert.mlperf.keys import DISTRIBUTIONS_OF
+from mlbert.mlperf.logs import Event, Log
+from mlbert.mlperf.result_set import OWN_FORM, ResultSet, error, is_ours, where
+
+_IDENTITY = f"{PACKAGE_HOME}/runs/identity.py"
+_WRITER = "this code's own logs: every key of their writer, once and in its order"
+_EVENT_TYPES = "log format: INTERVAL_START, INTERVAL_END or POINT_IN_TIME, as the key says"
+# What logs of this code had from their first: these keys are asked for where the code of a log's commit is not at hand.
+_ALWAYS = (
+    *("recipe", "config_file", "config_file_sha256", "config_parents", "model_shape", "model_shape_sha256"),
+    *("train_data", "eval_data", "commit", "tree_modified", "image", "image_digest", "image_commit"),
+    *("python", "platform", "packages", "precision", "ops", "ranks", "configuration"),
+    *("submission_benchmark", "submission_org", "submission_division", "submission_status", "submission_platform"),
+    *("global_batch_size", "gradient_accumulation_steps"),
+)
+_INTERVALS = frozenset(
+    f"{name}_{end}" for name in ("init", "run", "epoch", "block", "eval") for end in ("start", "stop")
+)
+_PHASES = (
+    ("cache_clear",),
+    ("init_start",),
+    ("seed", *_ALWAYS),
+    ("init_stop",),
+    ("run_start",),
+    ("epoch_start", "block_start", "eval_start", "eval_stop", "eval_accuracy", "block_stop", "epoch_stop"),
+    ("train_samples", "eval_samples"),
+    ("run_stop",),
+)
+_PHASE_OF = {key: number for number, keys in enumerate(_PHASES) for key in keys}
+_MANY = frozenset(_PHASES[5])
+
+_DIGEST = re.compile(r"(\S+@)?sha256:[0-9a-f]{64}")
+_COMMIT = re.compile(r"[0-9a-f]{40}|tree:sha256:[0-9a-f]{64}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SET = r"([a-z0-9-]+:)*[0-9a-f]{64}"
+_DATA = re.compile(f"{_SET}(,{_SET})*|synthetic")
+_FORMS = {
+    "commit": (_COMMIT, "neither a commit of 40 hexadecimal digits nor tree:sha256:..."),
+    "image_digest": (re.compile(f"none|{_DIGEST.pattern}"), "no sha256: digest"),
+    "image_commit": (re.compile(r"none|unknown|[0-9a-f]{7,40}(-dirty)?"), "no commit"),
+    "config_file_sha256": (re.compile(f"none|{_SHA256.pattern}"), "no SHA-256"),
+    "model_shape_sha256": (_SHA256, "no SHA-256"),
+    "starting_weights_sha256": (re.compile(f"none|unknown|{_SHA256.pattern}"), "no SHA-256"),
+    "train_data": (_DATA, "neither the identity of a set nor synthetic"),
+    "eval_data": (_DATA, "neither the identity of a set nor synthetic"),
+    "python": (re.compile(r"\d+\.\d+\.\d+\S*"), "no version"),
+}
+
+
+def check_event_types(results: ResultSet) -> Complaints:
+    """Interval keys start and end intervals, all others are points in time; this code's logs have no namespace."""
+    for log in results.logs:
+        ours = is_ours(log)
+        for event in log.events:
+            wanted = _type_of(event.key)
+            if f'"event_type": "{wanted}"' in event.text and '"namespace": ""' in event.text:
+                continue
+            fields = json.loads(event.text)
+            is_asked = ours or (event.key in _INTERVALS and "event_type" in fields)
+            if fields.get("event_type") != wanted and is_asked:
+                text = f"{where(log, event)}{event.key} is of type {fields.get('event_type')!r}, not {wanted}"
+                yield Complaint(Outcome.ERROR if ours else Outcome.WARN, text, _EVENT_TYPES)
+            if fields.get("namespace") != "" and ours:
+                text = f"{event.key} is of the namespace {fields.get('namespace')!r}, ours have none"
+                yield error(log, text, OWN_FORM, event)
+
+
+def check_writer(results: ResultSet) -> Complaints:
+    """This code's logs have every key that their writer logs, in its order, each in its form."""
+    logs = [log for log in results.logs if is_ours(log)]
+    keys_of_commit: dict[str, set[str]] = defaultdict(set)
+    for log in logs:
+        keys_of_commit[repr(log.value("commit"))].update(event.key for event in log.events)
+    for log in logs:
+        sources = Sources(results.tree, log) if results.tree is not None else None
+        yield from _missing(log, sources, keys_of_commit[repr(log.value("commit"))])
+        yield from _disorder(log)
+        yield from _forms(log)
+
+
+def _type_of(key: str) -> str:
+    if key not in _INTERVALS:
+        return "POINT_IN_TIME"
+    return "INTERVAL_START" if key.endswith("_start") else "INTERVAL_END"
+
+
+def _missing(log: Log, sources: Sources | None, of_same: set[str]) -> Iterable[Complaint]:
+    """Keys that a function which wrote some of the log's lines writes with them, or that every log of ours has.
+
+    Without the code of the log's commit, a key counts that other logs of it have (``of_same``).
+    """
+    told = {event.key for event in log.events}
+    lacking = {key: "" for key in _ALWAYS if key not in told}
+    for name in _files(log):
+        for function, keys in _writers(_text(name, sources)):
+            if not _wrote(function, name, log):
+                continue
+            is_known = sources is not None and not sources.gap
+            sure = set(keys) if is_known else _surely_written(keys, name, log) | of_same
+            for key in keys.keys() - told:
+                if key in sure or key in lacking:
+                    lacking[key] = f", which {name}:{keys[key]} logs"
+    for key, place in lacking.items():
+        yield error(log, f"{key} is missing{place}", _WRITER)
+
+
+def _files(log: Log) -> list[str]:
+    """The files that wrote the log, `core.identity` among them whatever is left of its lines."""
+    names = [event.call_site[0] for event in log.events if event.call_site]
+    return list(dict.fromkeys([_IDENTITY, *names]))
+
+
+def _text(name: str, sources: Sources | None) -> str:
+    """The file as of the log's commit; this installation's own where there is no tree, or one without the code."""
+    text = sources.text(name) if sources is not None else None
+    own = Path(mlbert.__file__).parent / name.removeprefix(f"{PACKAGE_HOME}/")
+    if text is None and is_inside(name) and own.is_file() and (sources is None or name == _IDENTITY):
+        text = own.read_text(encoding="utf-8")
+    return text or ""
+
+
+@lru_cache(maxsize=256)
+def _writers(text: str) -> tuple[tuple[ast.FunctionDef, dict[str, int]], ...]:
+    """Functions that are given the logger's `event`, with the keys that they log."""
+    functions = [node for node in nodes_of(text) if isinstance(node, ast.FunctionDef)]
+    writers = [node for node in functions if any(argument.arg == "event" for argument in node.args.args)]
+    return tuple((node, dict(_keys_of(node))) for node in writers)
+
+
+def _keys_of(function: ast.FunctionDef) -> Iterator[tuple[str, int]]:
+    """Keys that a function logs whatever happens, with their lines, in order."""
+    for statement in function.body:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "event" and call.args:
+            key = key_of(call.args[0])
+            if key is not None:
+                yield key, call.lineno
+
+
+def _wrote(function: ast.FunctionDef, name: str, log: Log) -> bool:
+    """Whether a line of the log comes from the function; those of `core.identity` always write."""
+    if name == _IDENTITY and function.name.startswith("log_"):
+        return True
+    sites = (event.call_site for event in log.events)
+    return any(site and site[0] == name and function.lineno <= site[1] <= (function.end_lineno or 0) for site in sites)
+
+
+def _surely_written(keys: Mapping[str, int], name: str, log: Log) -> set[str]:
+    """Keys that another version of the function wrote too: up to the last whose line the log names, where all that it
+    names lie as far from each other as here."""
+    named = {event.key: event.call_site[1] for event in log.events if event.call_site and event.call_site[0] == name}
+    shared = [key for key in keys if key in named]
+    if len(shared) < 2 or len({named[key] - keys[key] for key in shared}) > 1:
+        return set()
+    return {key for key, line in keys.items() if line <= keys[shared[-1]]}
+
+
+def _disorder(log: Log) -> Iterable[Complaint]:
+    """The parts of a log in their order, and within the lines of one file and part the writer's order."""
+    known = [event for event in log.events if _phase_of(event) is not None]
+    for before, after in itertools.pairwise(known):
+        if (_phase_of(after) or 0) < (_phase_of(before) or 0):
+            yield error(log, f"{after.key} comes after {before.key} (line {before.line})", _WRITER, after)
+            return
+    for key in dict.fromkeys(event.key for event in known):
+        first, *others = log.all(key)
+        if others and key not in _MANY and key != "seed":
+            yield error(log, f"{key} is logged again, after line {first.line}", _WRITER, others[0])
+    for group in _blocks(log):
+        for before, after in itertools.pairwise(group):
+            if before.call_site and after.call_site and after.call_site[1] < before.call_site[1]:
+                text = f"{after.key} comes after {before.key}, which is logged behind it"
+                yield error(log, text, _WRITER, after)
+
+
+def _phase_of(event: Event) -> int | None:
+    return 2 if event.key.startswith("opt_") else _PHASE_OF.get(event.key)
+
+
+def _blocks(log: Log) -> Iterator[list[Event]]:
+    """Lines of `core.identity`, each function's by itself: those of one group of keys."""
+    events = [event for event in log.events if event.call_site and event.call_site[0] == _IDENTITY]
+    parts = itertools.groupby(events, key=lambda event: event.key.startswith("submission_"))
+    for is_submission, part in parts:
+        group = list(part)
+        yield group if is_submission else [event for event in group if event.key in _ALWAYS]
+
+
+def _forms(log: Log) -> Iterable[Complaint]:
+    """Values that have one form: commits, digests, versions."""
+    for event in log.events:
+        pattern, problem = _FORMS.get(event.key, (None, ""))
+        if pattern is not None and not pattern.fullmatch(str(event.value)):
+            yield error(log, f"{event.key} {event.value!r} is {problem}", OWN_FORM, event)
+    built, commit = log.first("image_commit"), str(log.value("commit"))
+    told = str(built.value).removesuffix("-dirty") if built is not None else "none"
+    if told not in ("none", "unknown") and not commit.startswith(told):
+        yield Complaint(Outcome.WARN, f"{where(log, built)}image_commit is {told}, commit {commit}", OWN_FORM)
+    image, digest = log.value("image"), log.first("image_digest")
+    if image == "none" and digest is not None and digest.value != "none":
+        yield error(log, "image_digest of no image", OWN_FORM, digest)
+    yield from _packages(log)
+
+
+def _packages(log: Log) -> Iterable[Complaint]:
+    event = log.first("packages")
+    if event is None:
+        return
+    told = event.value if isinstance(event.value, dict) else {}
+    names = DISTRIBUTIONS_OF["TensorFlow" if log.value("recipe") == TENSORFLOW2 else "PyTorch"]
+    if not any(told.get(name) for name in names):
+        yield error(log, f"packages has no {names[0]}, which ran the training", OWN_FORM, event)
+    for name in ("numpy", "mlperf-logging"):
+        if not told.get(name):
+            yield error(log, f"packages has no {name}, which the program needs", OWN_FORM, event)

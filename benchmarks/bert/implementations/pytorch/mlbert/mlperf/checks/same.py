@@ -1,0 +1,197 @@
+"""What has to be the same in all runs of one result, and what must not be: the seeds.
+
+The value that most logs have counts as the right one, so that complaints name the log that differs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from mlbert.config.sections import settings_by_env
+from mlbert.host.json_files import parse_json
+from mlbert.mlperf.findings import Complaint, Complaints, Outcome
+from mlbert.mlperf.keys import is_hyperparameter
+from mlbert.mlperf.logs import Event, Log
+from mlbert.mlperf.result_set import ONE_SETTING, OWN_FORM, ResultSet, error, is_ours, where
+from mlbert.mlperf.run_view import setting
+
+_WHOSE = ("submission_org", "submission_platform", "submission_status")
+_SHAPES = ("d_batch_size", "max_predictions_per_seq", "max_sequence_length")  # other programs' own
+_SAME_IN_ALL = ("submission_benchmark", "submission_division", "eval_samples", *_WHOSE, *_SHAPES)
+# Of what this code logs before run_start, what a run has of its own; a cluster hands out any of its machines.
+_OWN_KEYS = frozenset(
+    (
+        *("cache_clear", "init_start", "init_stop", "resumed_from_step"),
+        *("seed", "command", "experiment", "experiments", "hosts"),
+    )
+)
+_OF_A_RUN = frozenset({"SEED", "EXPERIMENT", "LOGDIR"})
+_MAX_WORDS = 60
+_MIN_OTHERS = 3  # logs that agree, to call one the odd one
+_MIN_MOVED, _MOVED_SHARE = 3, 0.5  # keys logged at other lines
+_SERIES_RULE = "rules: ten runs in a row are scored, not the best of more"
+_SEED_RULE = "rules: seeds are random and logged; package_checker wants them distinct in closed"
+
+
+def check_same_settings(results: ResultSet) -> Complaints:
+    """Hyper-parameters, code, data, machine and what is submitted by whom are the same in all logs."""
+    for key in _shared_keys(results.logs):
+        told = [_comparable(key, log.value(key)) for log in results.logs]
+        usual = Counter(json.dumps(value, sort_keys=True, default=str) for value in told).most_common(1)[0][0]
+        first = next(n for n, value in enumerate(told) if json.dumps(value, sort_keys=True, default=str) == usual)
+        for log, value in zip(results.logs, told, strict=True):
+            if value != told[first]:
+                for text in _differences(key, value, told[first], results.logs[first].path.name):
+                    yield _differs(log, key, text)
+    others = [log for log in results.logs if not is_ours(log)]
+    yield from _other_code(others)
+    yield from _other_data(others)
+
+
+def _other_code(logs: Sequence[Log]) -> Iterator[Complaint]:
+    """Another program's log most of whose keys are called at other lines than all other logs call them at."""
+    sites: list[dict[str, set[tuple[str, int]]]] = []
+    for log in logs:
+        sites.append(defaultdict(set))
+        for event in log.events:
+            if event.call_site is not None:
+                sites[-1][event.key].add(event.call_site)
+    for number, log in enumerate(logs):
+        others = [told for other, told in enumerate(sites) if other != number]
+        if len(others) < _MIN_OTHERS:
+            return
+        shared = [key for key in sites[number] if all(key in told and told[key] == others[0][key] for told in others)]
+        moved = [key for key in shared if sites[number][key].isdisjoint(others[0][key])]
+        if len(moved) >= max(_MIN_MOVED, _MOVED_SHARE * len(shared)):
+            event = next(event for event in log.events if event.key == moved[0] and event.call_site is not None)
+            here, there = (":".join(map(str, site)) for site in (event.call_site or (), min(others[0][moved[0]])))
+            text = f"{log.path.name}: line {event.line}: {event.key} is logged at {here}, in the other logs at {there}"
+            text += f", {len(moved)} of {len(shared)} keys elsewhere: another version of the program?"
+            yield Complaint(Outcome.WARN, text, ONE_SETTING)
+
+
+def _other_data(logs: Sequence[Log]) -> Iterator[Complaint]:
+    """Another program's log that reads its data files from another folder than all other logs."""
+    told = [{str(PurePath(str(event.value)).parent): event for event in log.all("data_file")} for log in logs]
+    for number, log in enumerate(logs):
+        others = [set(folders) for other, folders in enumerate(told) if other != number]
+        if len(others) < _MIN_OTHERS or not others[0] or any(folders != others[0] for folders in others):
+            continue
+        for folder in [folder for folder in told[number] if folder not in others[0]][:1]:
+            text = f"{log.path.name}: line {told[number][folder].line}: data_file is in {_short(folder)}"
+            yield Complaint(Outcome.WARN, f"{text}, in the other logs in {_short(min(others[0]))}", ONE_SETTING)
+
+
+def _shared_keys(logs: Sequence[Log]) -> list[str]:
+    """Of other programs the hyper-parameters and what is submitted; of this code all that it logs before run_start."""
+    keys: dict[str, None] = {}
+    for log in logs:
+        start, own = log.first("run_start"), is_ours(log)
+        for event in log.events:
+            is_told = own and start is not None and event.line < start.line and event.key not in _OWN_KEYS
+            if is_told or is_hyperparameter(event.key) or event.key in _SAME_IN_ALL:
+                keys[event.key] = None
+    return list(keys)
+
+
+def _comparable(key: str, value: Any) -> Any:
+    """A value without what may differ: of a configuration the values, of its paths only the last part."""
+    if key == "starting_weights" and isinstance(value, str):
+        return PurePath(value).name
+    if key == "ops" and isinstance(value, str):
+        return _parsed(value)
+    if key != "configuration" or not isinstance(value, dict):
+        return value
+    values = {}
+    for name, entry in value.items():
+        setting, given = settings_by_env().get(name), entry.get("value") if isinstance(entry, dict) else entry
+        if isinstance(given, str) and setting is not None and issubclass(setting.kind, PurePath):
+            given = PurePath(given).name
+        if name not in _OF_A_RUN:
+            values[name] = given
+    return values
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError:
+        return text
+
+
+def _differences(key: str, value: Any, usual: Any, name: str) -> Iterator[str]:
+    """How a value differs from that of the log ``name``; of dictionaries the entries that do."""
+    if isinstance(value, dict) and isinstance(usual, dict):
+        for entry in dict.fromkeys((*usual, *value)):
+            if value.get(entry) != usual.get(entry):
+                yield f"{key} {entry} is {_short(value.get(entry))}, in {name} {_short(usual.get(entry))}"
+    else:
+        yield f"{key} is {_short(value)}, in {name} {_short(usual)}"
+
+
+def _short(value: Any) -> str:
+    words = repr(value)
+    return words if len(words) <= _MAX_WORDS else words[:_MAX_WORDS] + "..."
+
+
+def _differs(log: Log, key: str, text: str) -> Complaint:
+    event = log.first(key)
+    where = f"line {event.line}: " if event is not None else ""
+    # Whose it is the system description says; the shapes are no hyper-parameters of the rules.
+    is_lenient = key in (*_WHOSE, *_SHAPES) and not is_ours(log)
+    outcome = Outcome.WARN if is_lenient else Outcome.ERROR
+    return Complaint(outcome, f"{log.path.name}: {where}{text}", ONE_SETTING)
+
+
+def check_seeds(results: ResultSet) -> Complaints:
+    """Each log names one seed, and no two the same."""
+    uses: dict[Any, list[tuple[Log, Event]]] = defaultdict(list)
+    for log in results.logs:
+        seeds = log.all("seed")
+        if len(seeds) != 1 and is_ours(log):
+            yield error(log, f"logs {len(seeds)} seeds, not one", OWN_FORM)
+        elif not seeds:
+            outcome = Outcome.ERROR if results.wanted_division == "closed" else Outcome.WARN
+            yield Complaint(outcome, f"{log.path.name}: logs no seed", _SEED_RULE)
+        for event in seeds if not is_ours(log) else seeds[:1]:
+            uses[_seed_of(log, event)].append((log, event))
+    is_asked = results.wanted_division == "closed" or any(is_ours(log) for log in results.logs)
+    for (seed, *_), found in uses.items():
+        yield from _repeated(seed, found, Outcome.ERROR if is_asked else Outcome.WARN)
+
+
+def check_series(results: ResultSet) -> Complaints:
+    """This code's runs are those of one series, by EXPERIMENT: each once, none left out."""
+    runs: dict[int, Log] = {}
+    for log in results.logs:
+        number = setting(log, "EXPERIMENT")
+        if not isinstance(number, int):
+            continue
+        if number in runs:
+            yield error(
+                log, f"EXPERIMENT is {number}, as in {runs[number].path.name}", _SERIES_RULE, log.first("configuration")
+            )
+        runs[number] = log
+    numbers = sorted(runs)
+    for before, after in itertools.pairwise(numbers):
+        if after - before > 1:
+            place = where(runs[after], runs[after].first("configuration"))
+            text = f"{place}EXPERIMENT is {after}, the one before is {before}: a run was left out"
+            yield Complaint(Outcome.WARN, text, _SERIES_RULE)
+
+
+def _repeated(seed: str, found: Sequence[tuple[Log, Event]], outcome: Outcome) -> Complaints:
+    first, event = found[0]
+    for log, again in found[1:]:
+        text = f"{log.path.name}: line {again.line}: seed {seed} is in {first.path.name}, line {event.line}, too"
+        yield Complaint(outcome, text, _SEED_RULE)
+
+
+def _seed_of(log: Log, event: Event) -> tuple[Any, ...]:
+    """What may occur once: ours is one number a run; another program's processes may each draw one at its own line."""
+    return (str(event.value),) if is_ours(log) else (str(event.value), event.call_site)

@@ -1,0 +1,280 @@
+"""The system description against itself and against the logs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlbert.host.files import read_plain
+from mlbert.host.provenance import TENSORFLOW2
+from mlbert.mlperf.findings import Complaint, Complaints, Outcome
+from mlbert.mlperf.keys import DISTRIBUTIONS_OF
+from mlbert.mlperf.logs import Log
+from mlbert.mlperf.result_set import ResultSet, is_number, is_ours, where
+from mlbert.mlperf.templates import FIELDS
+
+_MEANINGFUL = "rules: the system description says what the system is"
+_MACHINE = "rules: the system description is of the system that ran"
+_TEXT = "result_summarizer and system_desc_checker read text there"
+_COUNTS = ("number_of_nodes", "host_processors_per_node", "accelerators_per_node")
+_TEXTS = (
+    *("submitter", "system_name", "host_processor_model_name", "host_processor_core_count"),
+    *("accelerator_model_name", "accelerators_per_node", "framework"),
+)
+_NEEDED = ("submitter", "division", "status", "system_name", "framework", *_COUNTS)
+_ABOVE_ZERO = (
+    *("number_of_nodes", "host_processors_per_node", "host_processor_core_count", "host_processor_vcpu_count"),
+    *("host_memory_capacity", "host_storage_capacity"),
+)
+_NOTED = (
+    *("host_processor_model_name", "host_processor_core_count", "host_memory_capacity", "accelerator_model_name"),
+    *("operating_system", "host_storage_type", "host_storage_capacity"),
+)
+_UNWRITTEN = re.compile(r"(todo|fixme|tbd|xxx+|fill[ _-]?in)\b.*|\?+", re.IGNORECASE | re.DOTALL)
+_STATUSES = ("availableonpremise", "availablecloud", "researchdevelopmentorinternalrdi", "preview")
+_NOTHING = ("", "n/a", "na", "none", "-", "no", "0")
+_OPTIONAL = ("framework_name",)
+
+
+@dataclass(frozen=True)
+class _Description:
+    """A description, how it is named, and how severe what only our own descriptions are asked for is."""
+
+    fields: Mapping[str, Any]
+    name: str
+    lines: Sequence[str]
+    strict: Outcome
+
+    def text(self, key: str) -> str:
+        """A field as text; empty where it is missing or null."""
+        value = self.fields.get(key)
+        return "" if value is None else str(value).strip()
+
+    def count(self, key: str) -> int | None:
+        """A field's number; None where it has none."""
+        text = self.text(key)
+        return int(text) if text.isdecimal() else None
+
+    def says(self, outcome: Outcome, key: str, problem: str, rule: str) -> Complaint:
+        """A complaint about a field at its line."""
+        numbers = [number for number, line in enumerate(self.lines, start=1) if f'"{key}"' in line]
+        place = f"line {numbers[-1]}: " if numbers else ""
+        return Complaint(outcome, f"{self.name}: {place}{key} {problem}", rule)
+
+
+def check_submitter(results: ResultSet) -> Complaints:
+    """The system description names the submitter that the logs name, and counts are numbers in text."""
+    told = _description(results)
+    submitter = told.fields.get("submitter")
+    orgs = [(log, event) for log in results.logs if (event := log.first("submission_org"))]
+    for said, (log, event) in {str(org[1].value): org for org in reversed(orgs)}.items():
+        if said.casefold() != str(submitter).casefold():
+            complaint = told.says(told.strict, "submitter", f"is {submitter!r}", _MACHINE)
+            yield complaint._replace(text=f"{where(log, event)}submission_org is {said!r}, {complaint.text}")
+    for key in _COUNTS:
+        if told.count(key) is None:
+            yield told.says(Outcome.ERROR, key, f"is {told.fields.get(key)!r}, not a number", _TEXT)
+
+
+def check_description(results: ResultSet) -> Complaints:
+    """The system description has its fields filled in, with possible values."""
+    told = _description(results)
+    yield from _doubled(told)
+    blank = [key for key in FIELDS if not told.text(key)]
+    for key in blank:
+        if told.strict is Outcome.ERROR or key in _NEEDED:
+            yield told.says(Outcome.ERROR, key, "is blank or missing", _MEANINGFUL)
+        elif key in _NOTED:
+            yield told.says(Outcome.WARN, key, "is blank or missing", _MEANINGFUL)
+    for key, value in told.fields.items():
+        is_asked = told.strict is Outcome.ERROR or key in _TEXTS
+        if key in FIELDS and not isinstance(value, str) and (is_asked or key in _COUNTS):
+            yield told.says(Outcome.ERROR if is_asked else Outcome.WARN, key, f"is {value!r}, not text", _TEXT)
+        if _UNWRITTEN.fullmatch(str(value).strip()):
+            yield told.says(told.strict, key, f"is {value!r}, still to be written", _MEANINGFUL)
+        if key not in FIELDS and key not in _OPTIONAL:
+            yield told.says(Outcome.NOTE, key, "is no field of a system description", "")
+    for key in _ABOVE_ZERO:
+        if _is_nothing(told.text(key)):
+            yield told.says(Outcome.ERROR, key, f"is {told.text(key)!r}", _MEANINGFUL)
+    yield from _threads(told)
+    if (status := told.text("status")) and re.sub(r"[^a-z]|in(?= cloud)", "", status.casefold()) not in _STATUSES:
+        yield told.says(told.strict, "status", f"is {status!r}, none of the four that the rules know", _MEANINGFUL)
+    yield from _accelerators(told)
+
+
+def check_machine(results: ResultSet) -> Complaints:
+    """The system description is of the machine and the software that this code's logs tell of."""
+    told = _description(results)
+    for log in filter(is_ours, results.logs):
+        for key, problem in itertools.chain(_software(told, log), _hardware(told, log)):
+            complaint = told.says(Outcome.ERROR, key, problem, _MACHINE)
+            yield complaint._replace(text=f"{log.path.name}: {complaint.text}")
+        for problem in _unused_gpu_build(told, log):
+            complaint = told.says(Outcome.WARN, "accelerators_per_node", problem, _MACHINE)
+            yield complaint._replace(text=f"{log.path.name}: {complaint.text}")
+    for log in results.logs:
+        if not is_ours(log):
+            yield from _processes(told, log)
+
+
+def _unused_gpu_build(told: _Description, log: Log) -> Iterable[str]:
+    ran = str(_packages(log).get("torch"))
+    is_without = told.count("accelerators_per_node") == 0 and not log.value("gpus")
+    if is_without and "+cu" in ran and log.value("recipe") != TENSORFLOW2:
+        yield f"is 0, the logs ran PyTorch {ran}"
+
+
+def _processes(told: _Description, log: Log) -> Iterable[Complaint]:
+    """Others have a process for each accelerator; where more than one tells of itself, all do, or one a node."""
+    nodes, each, starts = told.count("number_of_nodes"), told.count("accelerators_per_node"), log.all("init_start")
+    if nodes and each and len(starts) > 1 and len(starts) not in (nodes, nodes * each):
+        complaint = told.says(Outcome.WARN, "accelerators_per_node", f"is {each} on {nodes} nodes", _MACHINE)
+        yield complaint._replace(text=f"{where(log, starts[0])}{len(starts)} init_start, {complaint.text}")
+
+
+def _packages(log: Log) -> Mapping[str, Any]:
+    packages = log.value("packages")
+    return packages if isinstance(packages, dict) else {}
+
+
+def _description(results: ResultSet) -> _Description:
+    assert results.system is not None
+    path = results.system_file
+    text = ""
+    if path is not None and path.is_file():
+        text = read_plain(path, "Mend it").decode(errors="replace")
+    name = f"systems/{path.name}" if path is not None else "system description"
+    strict = Outcome.ERROR if any(map(is_ours, results.logs)) else Outcome.WARN
+    return _Description(results.system, name, text.splitlines(), strict)
+
+
+def _doubled(told: _Description) -> Iterable[Complaint]:
+    """Keys that the file has twice: readers take the last."""
+    pairs: list[tuple[str, Any]] = []
+
+    def keep(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        pairs[:] = found  # the outermost object comes last
+        return dict(found)
+
+    try:
+        json.loads("\n".join(told.lines), object_pairs_hook=keep)
+    except (ValueError, RecursionError):
+        return  # told by the official checker
+    values: dict[str, list[Any]] = {}
+    for key, value in pairs:
+        values.setdefault(key, []).append(value)
+    for key, found in values.items():
+        if len(found) > 1:
+            is_same = all(value == found[0] for value in found)
+            outcome = Outcome.WARN if is_same else Outcome.ERROR
+            yield told.says(outcome, key, f"is there {len(found)} times: {found}", _MEANINGFUL)
+
+
+def _is_nothing(text: str) -> bool:
+    """Whether a field begins with a number that is 0 or less."""
+    number = re.match(r"-?\d+(\.\d+)?", text)
+    return number is not None and float(number[0]) <= 0
+
+
+def _threads(told: _Description) -> Iterable[Complaint]:
+    """A node has a thread for each core; of others' it may be one processor's."""
+    processors = told.count("host_processors_per_node") if told.strict is Outcome.ERROR else 1
+    cores, threads = told.count("host_processor_core_count"), told.count("host_processor_vcpu_count")
+    if processors and cores and threads and threads < processors * cores:
+        text = f"is {threads}, fewer than {processors} x {cores} of host_processor_core_count"
+        yield told.says(told.strict, "host_processor_vcpu_count", text, _MEANINGFUL)
+
+
+def _accelerators(told: _Description) -> Iterable[Complaint]:
+    key = "accelerator_memory_capacity"
+    if told.count("accelerators_per_node") and _is_nothing(told.text(key)):
+        yield told.says(told.strict, key, f"is {told.text(key)!r}", _MEANINGFUL)
+    count, model = told.count("accelerators_per_node"), told.text("accelerator_model_name")
+    if count == 0 and model.casefold() not in _NOTHING:
+        yield told.says(told.strict, "accelerators_per_node", f"is 0, but the accelerator is {model!r}", _MEANINGFUL)
+    if count and model.casefold() in _NOTHING:
+        yield told.says(told.strict, "accelerator_model_name", f"is {model!r}, but there are {count}", _MEANINGFUL)
+
+
+def _software(told: _Description, log: Log) -> Iterable[tuple[str, str]]:
+    packages = _packages(log)
+    name = "TensorFlow" if log.value("recipe") == TENSORFLOW2 else "PyTorch"
+    ran = next((packages[key] for key in DISTRIBUTIONS_OF[name] if packages.get(key)), None)
+    framework = told.text("framework")
+    if framework and log.first("recipe") and name.casefold() not in framework.casefold():
+        yield "framework", f"is {framework!r}, the logs ran {name}"
+    elif framework and ran and (_version(ran) not in framework or not _is_build(ran, framework)):
+        event = log.first("packages")
+        place = f" (line {event.line})" if event else ""
+        yield "framework", f"is {framework!r}, the logs ran {name} {ran}{place}"
+    stack = told.text("other_software_stack")
+    for package, version in {**packages, "Python": log.value("python")}.items():
+        found = re.search(rf"(?<![\w-]){re.escape(package)} (\d\S*?)(?=,|;|\s|$)", stack)
+        if found and version and _version(found[1]) != _version(str(version)):
+            yield "other_software_stack", f"says {found[0]}, the logs ran {version}"
+    platform = str(log.value("platform") or "")
+    for key in ("sw_notes", "operating_system", "other_software_stack"):
+        kernel = re.search(r"Linux kernel (\S+?)(?=,|;|\s|$)", told.text(key))
+        if kernel and platform and not platform.startswith(f"Linux-{kernel[1]}-"):
+            yield key, f"says {kernel[0]}, the logs ran on {platform}"
+    if platform.startswith("Linux") and re.search(r"windows|macos|darwin", told.text("operating_system").casefold()):
+        yield "operating_system", f"is {told.text('operating_system')!r}, the logs ran on {platform}"
+
+
+def _is_build(ran: str, framework: str) -> bool:
+    """Whether a version's build such as +cpu is the one described, where both tell one."""
+    described = re.search(re.escape(_version(ran)) + r"\+([\w.]+)", framework)
+    build = ran.partition("+")[2]
+    return described is None or not build or described[1] == build
+
+
+def _version(text: str) -> str:
+    """A version without what a build adds, such as +cpu."""
+    return text.partition("+")[0]
+
+
+def _hardware(told: _Description, log: Log) -> Iterable[tuple[str, str]]:
+    nodes, each, ranks = told.count("number_of_nodes"), told.count("accelerators_per_node"), log.value("ranks")
+    packages = _packages(log)
+    if nodes and each and is_number(ranks) and nodes * each != ranks:
+        yield "accelerators_per_node", f"is {each} on {nodes} nodes, the logs have {ranks} ranks"
+    if each and str(packages.get("torch")).endswith("+cpu") and log.value("recipe") != TENSORFLOW2:
+        yield "accelerators_per_node", f"is {each}, the logs ran PyTorch {packages['torch']}"
+    if each == 0 and re.search(r'"(triton|cublaslt|flash|fmha)"', str(log.value("ops"))):
+        yield "accelerators_per_node", "is 0, the logs ran kernels of a GPU"
+    logged = log.value("nodes")
+    if nodes and is_number(logged) and nodes != logged:
+        yield "number_of_nodes", f"is {nodes}, the logs ran on {logged}"
+    cpu, model = log.value("cpu"), told.text("host_processor_model_name")
+    if isinstance(cpu, str) and model and not _begins_alike(cpu, model):
+        yield "host_processor_model_name", f"is {model!r}, the logs ran on {cpu!r}"
+    gpus = log.value("gpus")
+    if isinstance(gpus, dict):
+        yield from _gpus(told, gpus)
+    stack, driver = told.text("other_software_stack"), str(log.value("gpu_driver") or "none")
+    found = re.search(r"NVIDIA driver (\d[\d.]*)", stack)
+    if found and found[1] != driver and driver != "none":
+        yield "other_software_stack", f"says {found[0]}, the logs ran with {driver}"
+
+
+def _begins_alike(one: str, other: str) -> bool:
+    """Whether two names of a processor are one, with or without its generation."""
+    plain = [" ".join(name.casefold().split()) for name in (one, other)]
+    return plain[0].startswith(plain[1]) or plain[1].startswith(plain[0])
+
+
+def _gpus(told: _Description, gpus: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """GPUs of a machine by model; a model is told by its words with a digit, such as H100."""
+    each, described = told.count("accelerators_per_node"), told.text("accelerator_model_name")
+    ran = sum(number for number in gpus.values() if is_number(number))
+    if each is not None and ran != each:
+        yield "accelerators_per_node", f"is {each}, the logs ran on {ran} of a machine"
+    for model in gpus:
+        words = [word for word in re.findall(r"[a-z]+\d+\w*", model.casefold()) if not word.startswith("hbm")]
+        if words and not any(word in described.casefold() for word in words):
+            yield "accelerator_model_name", f"is {described!r}, the logs ran on {model!r}"

@@ -1,0 +1,175 @@
+"""Whether one log was made of another: runs with seeds of their own never agree in what chance decides.
+
+Among the 14 published v5.0 systems and this code's three small ones (170 logs, 765 pairs), two honest runs have at most
+one accuracy in a row in common and two within 2e-5, one growth of accuracy within 2e-6, three intervals between
+evaluations within 1 ms, and one sample count where packing varies them (elsewhere most counts, so what most pairs share
+says nothing). How many intervals have to agree follows from how much those of most pairs differ: 4 on shared CPUs and
+two GPUs, 4 to 10 on 4 to 512 GPUs. So many in a row are never proportional to within 3 ms there.
+
+Of two accuracies of two runs that lie within 0.005, 23 of 59,000 pairs are equal to the last digit in the published
+sets and 3 of 830 in this code's, whose evaluations make fewer predictions. Three in a row at any place of both runs are
+so by a chance of 6e-11 and 5e-8 a pair; of the 4,000 and 300 such pairs of a set, 2e-7 and 1e-5.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from mlbert.mlperf.checks.clock import has_plausible_stamps
+from mlbert.mlperf.findings import Complaint, Complaints, Outcome
+from mlbert.mlperf.logs import Log
+from mlbert.mlperf.result_set import ResultSet, error
+from mlbert.mlperf.run_view import evaluations_of, significant_digits
+
+_SAME_ACCURACIES, _NEAR_ACCURACIES, _NEAR = 3, 5, 2e-5
+_SAME_GROWTHS, _GROWTH = 4, 2e-6
+_SAME_SAMPLES = 4
+_ROUNDING_MS = 1.2
+_MIN_WINDOW, _MAX_WINDOW = 4, 10**6
+_LOG_ODDS, _CHANCE_MS = 16, 0.8  # exp(-16) for all windows of a set; a match has the chance 0.8 ms / noise
+_LONG_MS = 10_000  # intervals that never last equally long by chance
+_MAX_EVALUATIONS = 1000  # that are compared; published runs have up to 50, and the time grows with the square
+_MIN_DECIMALS = 5  # shorter accuracies agree by chance
+_OWN_RUNS = "rules: ten runs, each with a seed of its own"
+
+
+class _Run(NamedTuple):
+    log: Log
+    lines: list[int]  # of the evaluations
+    accuracies: list[float]
+    samples: list[float]
+    intervals: list[float]  # in ms, from run_start on; none where the stamps cannot be compared
+
+
+def check_copies(results: ResultSet) -> Complaints:
+    """No run is a copy of another: accuracies, packed sample counts and intervals of time are its own."""
+    runs = [_run_of(log) for log in results.logs]
+    pairs = list(itertools.combinations(runs, 2))
+    shared = [_shared_counts(a, b)[1] for a, b in pairs]
+    counts_vary = bool(shared) and statistics.median(shared) < _SAME_SAMPLES / 2
+    window = _window([(a.intervals, b.intervals) for a, b in pairs])
+    for one, other in pairs:
+        for what, (end, length) in _likenesses(one, other, window, counts_vary):
+            first, last = other.lines[end - length], other.lines[end - 1]
+            text = f"line {first}: {length} {what}, up to line {last}, are those of {one.log.path.name}"
+            yield error(other.log, f"{text} from line {one.lines[end - length]} on", _OWN_RUNS)
+            break
+        else:
+            for begin, end, length in _moved(one, other):
+                text = f"{other.log.path.name}: {_moved_words(other, end, length)} {one.log.path.name}"
+                yield Complaint(Outcome.ERROR, f"{text} from line {one.lines[begin]} on", _OWN_RUNS)
+
+
+def check_copies_between(systems: Iterable[Sequence[Log]]) -> Complaints:
+    """No run of a system is a copy of another system's: no three accuracies in a row are the same."""
+    runs = [[_run_of(log) for log in logs] for logs in systems]
+    for ours, theirs in itertools.combinations(runs, 2):
+        for one, other in itertools.product(ours, theirs):
+            for begin, end, length in _moved(one, other):
+                text = f"{_filed(other.log)}: {_moved_words(other, end, length)} {_filed(one.log)}"
+                yield Complaint(Outcome.ERROR, f"{text} from line {one.lines[begin]} on", _OWN_RUNS)
+
+
+def _filed(log: Log) -> str:
+    """A log's name below results/."""
+    return "/".join(log.path.parts[-3:])
+
+
+def _moved_words(run: _Run, end: int, length: int) -> str:
+    return f"line {run.lines[end - length]}: {length} accuracies, up to line {run.lines[end - 1]}, are those of"
+
+
+def _moved(one: _Run, other: _Run) -> Iterable[tuple[int, int, int]]:
+    """The longest stretch of equal accuracies at any place of both: its begin in one, its end in the other, length."""
+    shared = {value for value in one.accuracies if significant_digits(value) >= _MIN_DECIMALS}
+    shared &= set(other.accuracies)
+    if len(shared) < 2:
+        return
+    best = (0, 0, 0)
+    for offset in range(1 - len(other.accuracies), len(one.accuracies)):
+        mine, theirs = one.accuracies[max(0, offset) :], other.accuracies[max(0, -offset) :]
+        end, length = _longest(a == b and a in shared for a, b in zip(mine, theirs, strict=False))
+        if length > best[2] and len(set(mine[end - length : end])) > 1:
+            best = (max(0, offset) + end - length, max(0, -offset) + end, length)
+    if best[2] >= _SAME_ACCURACIES:
+        yield best
+
+
+def _run_of(log: Log) -> _Run:
+    evaluations = evaluations_of(log)[:_MAX_EVALUATIONS]
+    start = log.first("run_start")
+    times = [one.event.time_ms for one in evaluations]
+    intervals = []
+    if start is not None and has_plausible_stamps(log):
+        intervals = [after - before for before, after in itertools.pairwise([start.time_ms, *times])]
+    samples = [one.samples for one in evaluations]
+    lines = [one.event.line for one in evaluations]
+    return _Run(log, lines, [one.accuracy for one in evaluations], samples, intervals)
+
+
+def _window(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> int:
+    """How many intervals in a row agree by a copy only, by how much those of most pairs differ but for their speed."""
+    noise, usual = [], []
+    for one, other in pairs:
+        both = list(zip(one, other, strict=False))
+        if both and (total := sum(a for a, _ in both)) > 0:
+            factor = sum(b for _, b in both) / total
+            noise.append(statistics.median(abs(b - factor * a) for a, b in both))
+            usual.append(total / len(both))
+    if not noise:
+        return _MAX_WINDOW
+    low = sorted(noise)[len(noise) // 4]  # a few copies do not make a set noiseless
+    if low <= 2 * _CHANCE_MS:
+        return _MIN_WINDOW + 2 if statistics.median(usual) > _LONG_MS else _MAX_WINDOW
+    return max(_MIN_WINDOW, math.ceil(_LOG_ODDS / math.log(low / _CHANCE_MS)))
+
+
+def _likenesses(one: _Run, other: _Run, window: int, counts_vary: bool) -> Iterable[tuple[str, tuple[int, int]]]:
+    """What two runs have in common that chance does not explain: words, and where it ends and how long it is."""
+    pairs = list(zip(one.accuracies, other.accuracies, strict=False))
+    same = _longest(a == b and len(repr(a)) > _MIN_DECIMALS + 1 for a, b in pairs)
+    if same[1] >= min(_SAME_ACCURACIES, max(2, len(pairs))):
+        yield "accuracies", same
+    near = _longest(abs(a - b) < _NEAR for a, b in pairs)
+    if near[1] >= _NEAR_ACCURACIES:
+        yield "accuracies, to 5 digits", near
+    growths = _longest(abs((b - a) - (d - c)) < _GROWTH for (a, c), (b, d) in itertools.pairwise(pairs))
+    if growths[1] >= _SAME_GROWTHS:
+        yield "accuracies, but for one number added to all", (growths[0] + 1, growths[1] + 1)
+    counts = _shared_counts(one, other)
+    if counts_vary and counts[1] >= _SAME_SAMPLES:
+        yield "sample counts, which vary with packing", counts
+    times = list(zip(one.intervals, other.intervals, strict=False))
+    equal = _longest(abs(a - b) <= 1 for a, b in times)
+    if equal[1] >= window:
+        yield "intervals between evaluations, to 1 ms", equal
+    for end in range(window, len(times) + 1):
+        if _are_proportional(times[end - window : end]):
+            yield "intervals between evaluations, times one factor", (end, window)
+            return
+
+
+def _shared_counts(one: _Run, other: _Run) -> tuple[int, int]:
+    return _longest(a == b for a, b in zip(one.samples, other.samples, strict=False))
+
+
+def _longest(flags: Iterable[bool]) -> tuple[int, int]:
+    """Where the longest stretch of true flags ends, and its length."""
+    best, end, length = 0, 0, 0
+    for index, flag in enumerate(flags, start=1):
+        length = length + 1 if flag else 0
+        if length > best:
+            best, end = length, index
+    return end, best
+
+
+def _are_proportional(times: Sequence[tuple[float, float]]) -> bool:
+    total = sum(a for a, _ in times)
+    if total <= 0 or any(a <= 0 or b <= 0 for a, b in times):
+        return False
+    factor = sum(b for _, b in times) / total
+    return all(abs(b - factor * a) <= _ROUNDING_MS * max(1.0, factor) for a, b in times)

@@ -1,0 +1,252 @@
+"""Whether hyper-parameters are possible, agree with each other, and in the closed division are those of the rules."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from mlbert.mlperf.checks.caches import check_caches
+from mlbert.mlperf.findings import Complaint, Complaints, Outcome
+from mlbert.mlperf.keys import is_hyperparameter
+from mlbert.mlperf.logs import Event, Log
+from mlbert.mlperf.result_set import ResultSet, error, is_number, is_ours, where
+from mlbert.mlperf.rules import BENCHMARK, NUM_EVAL_SAMPLES, TARGET_MLM_ACCURACY
+
+_MEANING = "rules: hyper-parameters are logged as they were used"
+_CLOSED = "rules, BERT closed: LAMB, the reference's clipping and polynomial decay, sequences of 512"
+_ONE_LINE = "compliance_checker: a key of a run is logged once"
+
+_ACCUMULATION = "gradient_accumulation_steps"
+_BATCH = "global_batch_size"
+_RATE = "opt_base_learning_rate"
+_STEPS = "opt_learning_rate_training_steps"
+_WARMUPS = ("opt_learning_rate_warmup_steps", "num_warmup_steps")
+_START = "start_warmup_step"
+_COUNTS = (_BATCH, _ACCUMULATION)
+_WHOLE = (*_COUNTS, _STEPS, *_WARMUPS, _START)
+_LEAST_RATE = 1e-7
+_SINGLE = ("train_samples", "eval_samples", "init_stop", "run_start", "run_stop")
+_COUNT = re.compile(r"\d{1,9}", re.ASCII)
+_MACHINES = ("number_of_nodes", "accelerators_per_node")
+_OTHER_OPTIMIZERS = re.compile(r"opt_(adam|adamw|sgd|madgrad|acclip|lars|adagrad)_")
+_OTHER_SCHEDULES = ("constant", "cosine", "exponential", "step", "wsd")
+_MAX_PADDING = 1000  # an evaluation may be filled up to whole batches
+_SCHEDULE_SLACK = 1.1  # the batch is nominal where data is packed
+_MOST_SAMPLES = 1e12
+
+
+class _Range(NamedTuple):
+    """The numbers that a key can have."""
+
+    low: float
+    high: float
+    has_low: bool = True
+    has_high: bool = True
+
+    def __contains__(self, value: object) -> bool:
+        assert isinstance(value, int | float)
+        above = self.low <= value if self.has_low else self.low < value
+        return above and (value <= self.high if self.has_high else value < self.high)
+
+    def __str__(self) -> str:
+        low = "at least" if self.has_low else "above"
+        high = "at most" if self.has_high else "below"
+        return f"{low} {self.low:g}, {high} {self.high:g}"
+
+
+_RANGES = {
+    _BATCH: _Range(1, 1e6),
+    _ACCUMULATION: _Range(1, 1e6),
+    _RATE: _Range(0, 1, has_low=False),
+    "opt_end_learning_rate": _Range(0, 1),
+    "opt_gradient_clip_norm": _Range(0, 1e6),
+    "opt_lamb_learning_rate_decay_poly_power": _Range(0, 100, has_low=False),
+    _STEPS: _Range(1, 1e9),
+    **dict.fromkeys(_WARMUPS, _Range(0, _MOST_SAMPLES)),
+    _START: _Range(-_MOST_SAMPLES, _MOST_SAMPLES),
+    "train_samples": _Range(1, _MOST_SAMPLES),
+    "eval_samples": _Range(1, _MOST_SAMPLES),
+}
+_RANGES_BY_ENDING = {
+    re.compile(r"opt_.*(beta_?[12]|momentum)$"): _Range(0, 1, has_high=False),
+    re.compile(r"opt_.*weight_decay(_rate)?$"): _Range(0, 1, has_high=False),
+    re.compile(r"opt_.*epsilon$"): _Range(0, 1e-3, has_low=False),
+}
+
+
+def check_values(results: ResultSet) -> Complaints:
+    """Hyper-parameters are possible numbers and agree with each other and with the training that took place."""
+    for log in results.logs:
+        yield from _possible(log, results.wanted_division == "closed")
+        yield from _warmup(log, results.wanted_division == "closed")
+        yield from _epsilons(log)
+        yield from _schedule(log, results.wanted_division == "closed")
+        yield from _accumulation(log, results.wanted_division == "closed")
+        yield from _shares(log, results.system)
+
+
+def check_single_lines(results: ResultSet) -> Complaints:
+    """A key that a run has once is logged once."""
+    for log in results.logs:
+        for key in dict.fromkeys(event.key for event in log.events if _is_single(event.key)):
+            first, *others = log.all(key)
+            for event in others:
+                is_same = event.value == first.value
+                text = f"{where(log, event)}{key} {event.value!r} is {'said again' if is_same else 'another value'}, "
+                text += f"line {first.line}: {first.value!r}"
+                mild = Outcome.WARN if key in _SINGLE else Outcome.NOTE
+                outcome = mild if is_same and not is_ours(log) else Outcome.ERROR
+                yield Complaint(outcome, text, _ONE_LINE)
+
+
+def check_rules(results: ResultSet) -> Complaints:
+    """The benchmark is BERT and caches were cleared before the run; in closed the method is that of the rules."""
+    for log in results.logs:
+        for event in log.all("submission_benchmark"):
+            if event.value != BENCHMARK:
+                text = f"submission_benchmark is {event.value!r}, not {BENCHMARK!r}"
+                yield error(log, text, "rules: results/<system>/bert holds results of BERT", event)
+        if results.wanted_division == "closed":
+            yield from _closed(log)
+    yield from check_caches(results)
+
+
+def _possible(log: Log, is_closed: bool) -> Iterable[Complaint]:
+    for event in log.events:
+        wanted = _range_of(event.key)
+        if wanted is None or not is_number(event.value):
+            continue  # what is no number is told by another check
+        if event.value not in wanted:
+            yield error(log, f"{event.key} is {event.value!r}, possible is {wanted}", _MEANING, event)
+        elif event.key in _WHOLE and not _is_whole(event, is_ours(log)):
+            yield error(log, f"{event.key} is {event.value!r}, not a whole number", _MEANING, event)
+        elif is_closed and event.key == _RATE and event.value < _LEAST_RATE:
+            yield error(log, f"{_RATE} is {event.value!r}, below {_LEAST_RATE:g} nothing is learnt", _MEANING, event)
+
+
+def _is_whole(event: Event, is_own: bool) -> bool:
+    """NVIDIA logs whole steps as floats; our own counts are integers."""
+    return bool(event.value == int(event.value)) and not (
+        is_own and event.key in _COUNTS and type(event.value) is float
+    )
+
+
+def _range_of(key: str) -> _Range | None:
+    by_ending = (wanted for pattern, wanted in _RANGES_BY_ENDING.items() if pattern.match(key))
+    return _RANGES.get(key) or next(by_ending, None)
+
+
+def _is_single(key: str) -> bool:
+    return is_hyperparameter(key) or key.startswith("submission_") or key in _SINGLE
+
+
+def _number(log: Log, key: str) -> float | None:
+    value = log.value(key)
+    return value if is_number(value) else None
+
+
+def _warmup(log: Log, is_closed: bool) -> Iterable[Complaint]:
+    """Both keys of the ramp say the same, and it fits into the schedule.
+
+    NVIDIA logs samples where it begins 200,000 samples before the start.
+    """
+    event, other = log.first(_WARMUPS[0]), log.first(_WARMUPS[1])
+    if event and other and is_number(event.value) and is_number(other.value) and event.value != other.value:
+        text = f"{other.key} is {other.value!r}, but {event.key} {event.value!r}"
+        yield error(log, text, _MEANING, other)
+    steps, batch, start = _number(log, _STEPS), _number(log, _BATCH), log.first(_START)
+    first = _number(log, _START) or 0
+    if start is not None and first > 0:
+        yield error(log, f"{_START} is {first!r}, so the rate is negative before it", _MEANING, start)
+    if steps is None or steps < 1:
+        return
+    in_samples = first < -steps
+    length = steps * (batch or 1) if in_samples else steps
+    unit = "samples" if in_samples else "steps"
+    for ramp in (event, other):
+        if ramp and is_number(ramp.value) and ramp.value > length:
+            is_trial = is_ours(log) and not is_closed  # cut short by a smaller MAX_STEPS
+            text = f"{where(log, ramp)}{ramp.key} is {ramp.value!r}, longer than the {length:g} {unit} of training"
+            yield Complaint(Outcome.WARN if is_trial else Outcome.ERROR, text, _MEANING)
+    if start is not None and -first > length:
+        yield error(log, f"{_START} is {first!r}, further back than the {length:g} {unit} of training", _MEANING, start)
+
+
+def _epsilons(log: Log) -> Iterable[Complaint]:
+    event, other = log.first("opt_lamb_epsilon"), log.first("opt_epsilon")
+    if event and other and event.value != other.value:
+        text = f"opt_epsilon is {other.value!r}, but opt_lamb_epsilon {event.value!r}"
+        yield error(log, text, _MEANING, other)
+    end, base = log.first("opt_end_learning_rate"), _number(log, _RATE)
+    if end and base is not None and is_number(end.value) and end.value > base:
+        yield error(log, f"{end.key} {end.value!r} is above {_RATE} {base!r}", _MEANING, end)
+
+
+def _schedule(log: Log, is_closed: bool) -> Iterable[Complaint]:
+    """The schedule is as long as the training: past its end the rate is 0."""
+    event, batch = log.first(_STEPS), _number(log, _BATCH)
+    samples = [count for count, _ in log.evaluations if is_number(count)]
+    if event is None or batch is None or not is_number(event.value) or not samples or event.value < 1 or is_ours(log):
+        return  # our own batch is nominal, and its steps are checked against the configuration
+    planned = event.value * batch
+    if max(samples) > planned * _SCHEDULE_SLACK:
+        text = f"{where(log, event)}{_STEPS} {event.value!r} of {batch:g} end at {planned:g} samples, "
+        text += f"but training went on to {max(samples):g}"
+        yield Complaint(Outcome.ERROR if is_closed else Outcome.WARN, text, _MEANING)
+
+
+def _accumulation(log: Log, is_closed: bool) -> Iterable[Complaint]:
+    """Others count sequences of all ranks; our own batch is nominal, and checked against the configuration."""
+    event, batch = log.first(_ACCUMULATION), _number(log, _BATCH)
+    if event is None or batch is None or not is_number(event.value) or event.value < 1 or is_ours(log):
+        return
+    if math.fmod(batch, event.value):
+        text = f"{where(log, event)}{_BATCH} {batch:g} cannot be {event.value!r} equal parts"
+        yield Complaint(Outcome.ERROR if is_closed else Outcome.WARN, text, _MEANING)
+
+
+def _shares(log: Log, system: Mapping[str, Any] | None) -> Iterable[Complaint]:
+    """Accelerators have equal shares of a batch; our own batch is nominal, and checked against the configuration."""
+    event, counts = log.first(_BATCH), [str((system or {}).get(key)) for key in _MACHINES]
+    if event is None or not is_number(event.value) or not all(map(_COUNT.fullmatch, counts)) or is_ours(log):
+        return
+    nodes, each = map(int, counts)
+    if nodes * each > 0 and math.fmod(event.value, nodes * each):
+        text = (
+            f"{where(log, event)}{_BATCH} {event.value!r} has no equal shares for {nodes} nodes x {each} accelerators"
+        )
+        yield Complaint(Outcome.WARN, text, _MEANING)
+
+
+def _closed(log: Log) -> Iterable[Complaint]:
+    for event in log.events:
+        if problem := _not_closed(event):
+            yield error(log, f"{event.key} is {event.value!r}, {problem}", _CLOSED, event)
+
+
+def _not_closed(event: Event) -> str:
+    """What the closed division has against a line; empty where nothing."""
+    key, value = event.key, event.value
+    if key == "opt_name" and "lamb" not in str(value).casefold():
+        return "closed wants LAMB"
+    if _OTHER_OPTIMIZERS.match(key):
+        return "which LAMB does not have"
+    if key == "opt_learning_rate_decay_schedule" and any(word in str(value).casefold() for word in _OTHER_SCHEDULES):
+        return "closed wants polynomial decay"
+    wanted = {
+        "opt_gradient_clip_norm": 1.0,
+        "opt_lamb_learning_rate_decay_poly_power": 1.0,
+        "max_sequence_length": 512,
+        "max_predictions_per_seq": 76,
+    }
+    if key in wanted and value != wanted[key]:
+        return f"closed wants {wanted[key]:g}"
+    if key == "target_accuracy" and is_number(value) and value < TARGET_MLM_ACCURACY:
+        return f"closed wants {TARGET_MLM_ACCURACY}"
+    if key == "starting_weights" and value == "none":
+        return "closed starts from the reference's checkpoint"
+    if key == "eval_samples" and is_number(value) and value > NUM_EVAL_SAMPLES + _MAX_PADDING:
+        return f"closed wants {NUM_EVAL_SAMPLES}"
+    return ""

@@ -1,0 +1,318 @@
+"""What differs between two sets of runs: settings, code, system, and whether speed, convergence and time do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlbert.config.sections import settings_by_env
+from mlbert.host.errors import UserError
+from mlbert.host.json_files import parse_json, read_json
+from mlbert.mlperf.history import changed_files, has_commit, num_commits
+from mlbert.mlperf.keys import is_hyperparameter
+from mlbert.mlperf.logs import Log, read_log
+from mlbert.mlperf.result_set import is_number
+from mlbert.mlperf.rules import BENCHMARK, olympic_mean
+from mlbert.mlperf.run_numbers import minutes_to_train, samples_per_second, samples_to_target, stamps_evaluations
+from mlbert.mlperf.run_view import setting
+from mlbert.mlperf.significance import FEWEST_RUNS, Ratio, compare
+from mlbert.mlperf.workplace import RESULT_PATTERN, logs_in
+
+NOT_SET = "-"
+
+# Keys of a log by the section that shows them; those before run_start that are in none of these are the system's.
+_SETTINGS = ("train_data", "eval_data", "model_shape", "model_shape_sha256", "config_file", "eval_samples")
+_CODE = ("recipe", "commit", "tree_modified", "packages", "ops", "precision", "python")
+_UNCOMPARED = (
+    *("configuration", "config_file_sha256", "config_parents"),  # told setting by setting
+    *("seed", "cache_clear", "submission_benchmark", "submission_status", "tracked_stats"),
+)
+# Settings that differ from run to run, or that other keys tell.
+_UNCOMPARED_SETTINGS = ("EXPERIMENT", "SEED", "RECIPE", "MLPERF_SUBMISSION_ORG", "MLPERF_SUBMISSION_PLATFORM")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two sets."""
+
+    name: str  # as the user gave it
+    logs: Sequence[Log]
+    system: dict[str, Any] | None  # systems/<system>.json, where the logs lie in a tree
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value that is another on the other side; several where the runs of a side have several."""
+
+    name: str
+    a: str
+    b: str
+    origin_a: str = ""  # of a setting
+    origin_b: str = ""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of each run, on both sides."""
+
+    name: str
+    unit: str
+    a: Sequence[float]
+    b: Sequence[float]
+    ratio: Ratio | None  # None where a side has no number
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that differs."""
+
+    settings: Sequence[Difference]
+    code: Sequence[Difference]
+    history: str  # how the commits lie to each other; empty where they are the same
+    files: Sequence[str]  # below benchmarks/ that differ between the commits
+    system: Sequence[Difference]
+    successes: tuple[int, int]
+    runs: tuple[int, int]
+    olympic_minutes: tuple[float | None, float | None]  # None: fewer than three runs, or two that missed the target
+    measures: Sequence[Measure]
+    notes: Sequence[str]  # sentences
+
+
+def read_side(path: Path) -> Side:
+    """Read ``results/<system>``, its ``bert/``, a LOGDIR or one log. Raises UserError where it is none of them."""
+    if path.is_file():
+        names = [path]
+    else:
+        folder = path / BENCHMARK if (path / BENCHMARK).is_dir() else path
+        names = _logs_in(folder)
+    if not names:
+        remedy = "Name results/<system>, a LOGDIR or one log"
+        if not path.is_dir():
+            raise UserError("file.missing", path, "does not exist", remedy)
+        raise UserError("log.missing", path, f"holds no {RESULT_PATTERN}", remedy)
+    logs = [read_log(name) for name in names]
+    for log in logs:
+        if log.first("run_start") is None:
+            raise UserError(
+                "log.incomplete",
+                log.path,
+                "is no MLPerf log of a run: it has no run_start",
+                "Remove it, or name others",
+            )
+    return Side(str(path), logs, _system_of(names[0].resolve().parent))
+
+
+def alike(log: Log) -> list[Log]:
+    """The finished runs of a log's settings that lie beside it, itself among them."""
+    others = map(read_log, sorted({log.path, *_logs_in(log.path.parent)}))
+    finished = (other for other in others if other.status is not None and other.first("run_start") is not None)
+    return [other for other in finished if not _settings_that_differ(Side("", [log], None), Side("", [other], None))]
+
+
+def _settings_that_differ(a: Side, b: Side) -> list[Difference]:
+    return [*_facts_that_differ(a, b)[0], *_configuration(a, b, [])]
+
+
+def compare_sides(a: Side, b: Side, tree: Path) -> Comparison:
+    """Everything that differs; ``tree`` is the checkout whose history may have the commits of both."""
+    settings, code, system = _facts_that_differ(a, b)
+    history, files = _history(a, b, tree)
+    notes: list[str] = []
+    settings += _configuration(a, b, notes)
+    if a.system is not None and b.system is not None:
+        system += _differences({k: [v] for k, v in a.system.items()}, {k: [v] for k, v in b.system.items()})
+    elif a.system is not None or b.system is not None:
+        notes.append(f"Only {'A' if a.system is not None else 'B'} has a system description: not compared.")
+    notes += _fairness(a, b)
+    return Comparison(
+        settings,
+        code,
+        history,
+        files,
+        system,
+        (_num_successes(a), _num_successes(b)),
+        (len(a.logs), len(b.logs)),
+        (_olympic_minutes(a), _olympic_minutes(b)),
+        _measures(a, b),
+        notes,
+    )
+
+
+def _logs_in(folder: Path) -> list[Path]:
+    return [path for path in logs_in(folder) if path.is_file()]
+
+
+def _system_of(folder: Path) -> dict[str, Any] | None:
+    """The description that belongs to ``results/<system>/bert``."""
+    if folder.name != BENCHMARK or folder.parent.parent.name != "results":
+        return None
+    path = folder.parents[2] / "systems" / f"{folder.parent.name}.json"
+    if not path.is_file():
+        return None
+    return read_json(path, "Mend or remove it")
+
+
+def _facts_that_differ(a: Side, b: Side) -> tuple[list[Difference], list[Difference], list[Difference]]:
+    """Of settings, code and system."""
+    settings: list[Difference] = []
+    code: list[Difference] = []
+    system: list[Difference] = []
+    for difference in _differences(_facts(a), _facts(b)):
+        key = difference.name.partition(": ")[0]
+        is_setting = key in _SETTINGS or is_hyperparameter(key)
+        (settings if is_setting else code if key in _CODE else system).append(difference)
+    return settings, code, system
+
+
+def _facts(side: Side) -> dict[str, list[Any]]:
+    """What the logs tell before run_start (and eval_samples), key to its values; ``key: item`` for a dictionary's."""
+    facts: dict[str, list[Any]] = {}
+    for log in side.logs:
+        start = next(index for index, event in enumerate(log.events) if event.key == "run_start")
+        told = {event.key: event.value for event in log.events[:start]}
+        told["eval_samples"] = log.value("eval_samples")
+        for key, value in told.items():
+            for name, item in _flat(key, value):
+                if key not in _UNCOMPARED and item is not None and item not in facts.setdefault(name, []):
+                    facts[name].append(item)
+    return facts
+
+
+def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A dictionary, also as JSON text, item by item; anything else as it is."""
+    if isinstance(value, str) and value.startswith("{"):
+        with contextlib.suppress(ValueError):
+            value = parse_json(value)
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield f"{key}: {name}", item
+    else:
+        yield key, value
+
+
+def _differences(a: dict[str, list[Any]], b: dict[str, list[Any]]) -> list[Difference]:
+    """What differs; items of one dictionary that differ alike together."""
+    names: dict[tuple[str, str, str], list[str]] = {}
+    for name in dict.fromkeys([*a, *b]):
+        key, _, item = name.partition(": ")
+        texts = _as_text(a.get(name, [])), _as_text(b.get(name, []))
+        if texts[0] != texts[1]:
+            names.setdefault((key, *texts), []).append(item)
+    found = []
+    for (key, left, right), items in names.items():
+        listed = ", ".join(filter(None, items))
+        found.append(Difference(f"{key}: {listed}" if listed else key, left, right))
+    return found
+
+
+def _as_text(values: Sequence[Any]) -> str:
+    """The values of all runs, each once and sorted, numbers alike however they were written."""
+    given = {_spelt(value) for value in values} - {""}
+    return ", ".join(sorted(given)) if given else NOT_SET
+
+
+def _spelt(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.12g}" if is_number(value) else str(value)
+
+
+def _configuration(a: Side, b: Side, notes: list[str]) -> list[Difference]:
+    """Settings of our logs that differ; notes of paths, and of what one side has and leaves at its default."""
+    if not all(isinstance(log.value("configuration"), dict) for log in (*a.logs, *b.logs)):
+        return []
+    names = dict.fromkeys(name for log in (*a.logs, *b.logs) for name in log.value("configuration"))
+    found, paths = [], []
+    defaults: tuple[list[str], list[str]] = ([], [])
+    for name in names:
+        texts = [_as_text([setting(log, name) for log in side.logs]) for side in (a, b)]
+        if texts[0] == texts[1] or name in _UNCOMPARED_SETTINGS:
+            continue
+        origins = [_origin(side, name) for side in (a, b)]
+        row = settings_by_env().get(name)
+        if row is not None and row.kind is Path:
+            paths.append(name)
+        elif "" in origins and "".join(origins).startswith("recipe "):
+            defaults[origins.index("") ^ 1].append(f"{name} {texts[origins.index('') ^ 1]}")
+        else:
+            found.append(Difference(name, *texts, *origins))
+    for letter, names_only in zip("AB", defaults, strict=True):
+        if names_only:
+            notes.append(f"Settings that only {letter} knows, at its recipe's defaults: {', '.join(names_only)}.")
+    if paths:
+        notes.append(f"Paths that differ, not compared: {', '.join(paths)}.")
+    return found
+
+
+def _origin(side: Side, name: str) -> str:
+    rows = (log.value("configuration").get(name) for log in side.logs)
+    return ", ".join(dict.fromkeys(str(row["origin"]) for row in rows if isinstance(row, dict) and "origin" in row))
+
+
+def _history(a: Side, b: Side, tree: Path) -> tuple[str, list[str]]:
+    """How the commits of both lie to each other, and the files below benchmarks/ that differ."""
+    commits = [list(dict.fromkeys(_spelt(log.value("commit")) for log in side.logs)) for side in (a, b)]
+    if any("" in names for names in commits):
+        return "Not all logs tell their commit: files not compared.", []
+    if commits[0] == commits[1]:
+        return "", []
+    if any(len(names) > 1 for names in commits):
+        return "The logs of a side come from several commits: files not compared.", []
+    begin, end = commits[0][0], commits[1][0]
+    if not (has_commit(tree, begin) and has_commit(tree, end)):
+        return "The history of this tree does not have both commits: files not compared.", []
+    files = changed_files(tree, begin, end)
+    later, earlier = num_commits(tree, begin, end), num_commits(tree, end, begin)
+    way = f"{later} commits after A" if later else f"{earlier} commits before A"
+    way += f" and lacks {earlier} of A's" if later and earlier else ""
+    return f"B is {way}; {len(files)} files of benchmarks/ differ.", files
+
+
+def _fairness(a: Side, b: Side) -> list[str]:
+    """Sentences about what makes a comparison unlike for like."""
+    told = {
+        "batch sizes": [[log.value("global_batch_size") for log in side.logs] for side in (a, b)],
+        "targets": [[setting(log, "TARGET_MLM_ACCURACY") for log in side.logs] for side in (a, b)],
+        "training sets": [[log.value("train_data") for log in side.logs] for side in (a, b)],
+        "evaluation sets": [[log.value("eval_data") for log in side.logs] for side in (a, b)],
+        "evaluation counts": [[log.value("eval_samples") for log in side.logs] for side in (a, b)],
+    }
+    texts = {name: [_as_text(values) for values in both] for name, both in told.items()}
+    unlike = [name for name, both in texts.items() if both[0] != both[1] and NOT_SET not in both]
+    notes = []
+    if unlike:
+        notes.append(f"Not like for like: the {' and '.join(unlike)} differ, so samples and time to the target do too.")
+    for name, side in (("A", a), ("B", b)):
+        if not all(stamps_evaluations(log) for log in side.logs):
+            notes.append(f"The logs of {name} have no eval_start: their speed includes the evaluations.")
+        if len(side.logs) < FEWEST_RUNS:
+            notes.append(f"{name} has fewer than {FEWEST_RUNS} runs: significance cannot be told.")
+    return notes
+
+
+def _num_successes(side: Side) -> int:
+    return sum(log.status == "success" for log in side.logs)
+
+
+def _olympic_minutes(side: Side) -> float | None:
+    minutes = [value for log in side.logs if (value := minutes_to_train(log)) is not None]
+    missed = [float("inf")] * (len(side.logs) - len(minutes))
+    if len(side.logs) < FEWEST_RUNS or len(missed) > 1:
+        return None
+    return olympic_mean([*minutes, *missed])
+
+
+def _measures(a: Side, b: Side) -> list[Measure]:
+    functions = (
+        ("speed", "samples/s", samples_per_second),
+        ("samples to target", "samples", samples_to_target),
+        ("time to train", "minutes", minutes_to_train),
+    )
+    measures = []
+    for name, unit, number in functions:
+        left, right = ([value for log in side.logs if (value := number(log))] for side in (a, b))
+        measures.append(Measure(name, unit, left, right, compare(left, right)))
+    return measures

@@ -1,0 +1,176 @@
+"""Reading MLPerf logs: the lines that carry ``:::MLLOG`` and a JSON object, anything else is skipped."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mlbert.host.errors import UserError
+
+_TOKEN = ":::MLLOG "
+_MS_PER_MINUTE = 60_000
+_MAX_BYTES = 50 * 2**20  # what the repository checker allows for a file
+_MAX_CHARACTERS = 50_000
+_MAX_LINES = 20_000  # of MLPerf's; published logs have up to 507
+_MAX_DEPTH = 100
+_OURS = ("configuration", "recipe")
+_OUR_PACKAGES = ("/mlbert/", "/tf2_bert/")
+_CALLBACK = "/mlbert/mlperf/callback.py"  # writes the logs of other people's training programs
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a log."""
+
+    line: int  # number in the file, from 1
+    text: str  # the JSON
+    time_ms: float  # since the epoch
+    key: str
+    value: Any
+    metadata: dict[str, Any] | None  # None where the line has none, which crashes the official checkers
+
+    @property
+    def is_of_this_code(self) -> bool:
+        """Whether only this code writes such a key, or the call that wrote it stands in this code."""
+        name = f"/{self.call_site[0]}" if self.call_site else ""
+        is_our_call = any(package in name for package in _OUR_PACKAGES) and not name.endswith(_CALLBACK)
+        return self.key in _OURS or is_our_call
+
+    @property
+    def call_site(self) -> tuple[str, int] | None:
+        """File and line of the call that wrote it; ``None`` where the line does not say."""
+        name, number = (self.metadata or {}).get("file"), (self.metadata or {}).get("lineno")
+        return (name, number) if isinstance(name, str) and isinstance(number, int) else None
+
+
+@dataclass(frozen=True)
+class Log:
+    """One log file."""
+
+    path: Path
+    events: Sequence[Event]  # in file order
+    broken: Sequence[str] = ()  # sentences about lines that cannot be read
+
+    @cached_property
+    def is_of_this_code(self) -> bool:
+        """Whether this code wrote one of the lines."""
+        return any(event.is_of_this_code for event in self.events)
+
+    @cached_property
+    def _by_key(self) -> dict[str, list[Event]]:
+        found: dict[str, list[Event]] = defaultdict(list)
+        for event in self.events:
+            found[event.key].append(event)
+        return dict(found)
+
+    def all(self, key: str) -> list[Event]:
+        """The events with this key, in order."""
+        return list(self._by_key.get(key, ()))
+
+    def first(self, key: str) -> Event | None:
+        """The first event with this key."""
+        return next(iter(self._by_key.get(key, ())), None)
+
+    def value(self, key: str) -> Any:
+        """The value of the first event with this key; ``None`` if there is none."""
+        event = self.first(key)
+        return None if event is None else event.value
+
+    @property
+    def status(self) -> str | None:
+        """The status that run_stop gives."""
+        event = self.first("run_stop")
+        return None if event is None else (event.metadata or {}).get("status")
+
+    @property
+    def minutes(self) -> float | None:
+        """Time from run_start to run_stop in minutes."""
+        start, stop = self.first("run_start"), self.first("run_stop")
+        if start is None or stop is None:
+            return None
+        return (stop.time_ms - start.time_ms) / _MS_PER_MINUTE
+
+    @property
+    def evaluations(self) -> list[tuple[Any, Any]]:
+        """Pairs (training samples so far, accuracy)."""
+        return [((event.metadata or {}).get("epoch_num"), event.value) for event in self.all("eval_accuracy")]
+
+
+def unfit(path: Path) -> str | None:
+    """Why neither we nor the official tools can read a log in a reasonable time; ``None`` if all can.
+
+    As published they take a time that grows with the square of what follows the token of a line: 50,000 characters take
+    a second, 100,000 four. Raises OSError.
+    """
+    num_lines = 0
+    if path.stat().st_size > _MAX_BYTES:
+        return f"is larger than {_MAX_BYTES // 2**20} MB"
+    with path.open(encoding="latin-1") as lines:
+        for number, line in enumerate(lines, start=1):
+            _, token, text = line.partition(_TOKEN.strip())
+            if token and len(text) > _MAX_CHARACTERS:
+                return f"has {len(text)} characters in line {number}, more than {_MAX_CHARACTERS}"
+            num_lines += bool(token)
+            if num_lines > _MAX_LINES:
+                return f"has more than {_MAX_LINES} MLPerf lines"
+    return None
+
+
+def read_log(path: Path) -> Log:
+    """Read one log. Raises UserError where the file cannot be read."""
+    try:
+        if path.exists() and not path.is_file():
+            raise UserError("file.wrong-kind", path, "is no file", "Name an MLPerf log")
+        if (reason := unfit(path)) is not None:
+            raise UserError("file.too-large", path, reason, "No tool reads such a log in reasonable time; leave it out")
+        with path.open(encoding="latin-1") as file:
+            lines = [(number, line) for number, line in enumerate(file, start=1) if _TOKEN in line]
+    except OSError as error:
+        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror})", "Name an MLPerf log") from error
+    events: list[Event] = []
+    broken: list[str] = []
+    for number, line in lines:
+        try:
+            events.append(_event(number, line.rstrip("\n").rpartition(_TOKEN)[2]))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            broken.append(f"line {number}: {type(error).__name__} {error}")
+    return Log(path, events, broken)
+
+
+def _event(number: int, text: str) -> Event:
+    fields = _DECODER.decode(text)
+    time_ms = float(fields["time_ms"])
+    if not math.isfinite(time_ms):
+        raise ValueError(f"time_ms is {time_ms}")
+    if is_too_deep(text):
+        raise ValueError(f"is nested more than {_MAX_DEPTH} deep")
+    metadata = fields.get("metadata") if isinstance(fields.get("metadata"), dict) else None
+    return Event(number, text, time_ms, str(fields["key"]), fields["value"], metadata)
+
+
+def _said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of a name that is there twice a program reads the last value, a person the first."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        names = [name for name, _ in pairs]
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {doubled!r} is there twice")
+    return fields
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_said_once)
+
+
+def is_too_deep(text: str) -> bool:
+    """Whether JSON may be nested so deep that working on it exhausts Python's stack; brackets in texts count too."""
+    if text.count("[") + text.count("{") <= _MAX_DEPTH:
+        return False
+    steps = (1 if letter in "[{" else -1 for letter in text if letter in "[]{}")
+    return max(itertools.accumulate(steps)) > _MAX_DEPTH

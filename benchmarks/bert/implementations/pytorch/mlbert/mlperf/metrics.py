@@ -1,0 +1,189 @@
+"""A log against the files that its run wrote beside it: the same run told them, so they agree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlbert.config.sections import settings_by_key
+from mlbert.mlperf.findings import Complaint, Complaints, Outcome
+from mlbert.mlperf.logs import Event, Log, is_too_deep
+from mlbert.mlperf.result_set import ResultSet, is_number, is_ours
+from mlbert.mlperf.run_files import NAMES, run_file
+from mlbert.mlperf.run_view import is_continued
+
+# Two clocks: the log's is the wall clock, the metrics' counts seconds since run_start.
+_SLACK_SECONDS, _SLACK_SHARE = 1.0, 0.01
+_MAX_BYTES = 50 * 2**20
+_RULE = "the files of a run agree with its log"
+
+
+@dataclass(frozen=True)
+class _RunFile:
+    """One file of a run, and how it is named to the user."""
+
+    log: Log
+    path: Path
+
+    def differs(self, text: str, line: int | None = None) -> Complaint:
+        """An error that names the file, and its line if it has several."""
+        name = f"{self.path.parent.name}/{self.path.name}" if self.path.name in NAMES else self.path.name
+        return Complaint(Outcome.ERROR, f"{name}{f':{line}' if line else ''}: {text}", _RULE)
+
+    def text(self) -> str:
+        """Its content. Raises ValueError where it cannot be read."""
+        try:
+            if self.path.stat().st_size > _MAX_BYTES:
+                raise ValueError(f"is larger than {_MAX_BYTES // 2**20} MB")
+            return self.path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError:
+            raise ValueError("is no text in UTF-8") from None
+
+
+def check_metrics(results: ResultSet) -> Complaints:
+    """The metrics, summary and configuration that a run wrote beside its log agree with the log."""
+    logs = [log for log in results.logs if is_ours(log)]
+    without = [log.path.name for log in logs if not any(True for _ in _files(log))]
+    if without:
+        text = f"{len(without)} of {len(logs)} logs have no run files beside them, so nothing is compared"
+        yield Complaint(Outcome.SKIP if len(without) == len(logs) else Outcome.WARN, text)
+    for log in logs:
+        for file, check in _files(log):
+            try:
+                yield from check(file)
+            except ValueError as error:
+                yield file.differs(str(error))
+
+
+def _files(log: Log) -> Iterator[tuple[_RunFile, Any]]:
+    checks = {"metrics.jsonl": _check_points, "summary.json": _check_summary, "config.json": _check_config}
+    for name, check in checks.items():
+        path = run_file(log.path, name)
+        if path is not None:
+            yield _RunFile(log, path), check
+
+
+def _check_points(file: _RunFile) -> Complaints:
+    """Every evaluation of the log is a line with its accuracy, samples and time; points come in order."""
+    evaluations: dict[float, tuple[int, dict[str, Any]]] = {}
+    last: dict[tuple[str, str], float] = {}
+    for number, text in enumerate(file.text().splitlines(), start=1):
+        point = _object(text, f"line {number} ")
+        kind = str(point.get("kind"))
+        for name in ("samples", "seconds") if kind != "skipped" else ("samples",):
+            value, before = point.get(name), last.get((kind, name), -1)
+            if not is_number(value):
+                yield file.differs(f"{name} is {value!r}", number)
+            elif value < before or (value == before and name == "samples"):
+                yield file.differs(f"{name} {value} come after {before}", number)
+            else:
+                last[kind, name] = value
+        if kind == "evaluation" and is_number(point.get("samples")):
+            evaluations[point["samples"]] = (number, point)
+    logged = file.log.all("eval_accuracy")
+    for event in logged:
+        yield from _check_evaluation(file, event, evaluations)
+    if not is_continued(file.log):
+        known = [(event.metadata or {}).get("epoch_num") for event in logged]
+        for samples, (number, _) in evaluations.items():
+            if samples not in known:
+                yield file.differs(f"{file.log.path.name} has no evaluation at {samples} samples", number)
+
+
+def _check_evaluation(file: _RunFile, event: Event, lines: dict[float, tuple[int, dict[str, Any]]]) -> Complaints:
+    samples = (event.metadata or {}).get("epoch_num")
+    place = f"{file.log.path.name}:{event.line}"
+    number, point = lines.get(samples, (0, {})) if is_number(samples) else (0, {})
+    if not number:
+        yield file.differs(f"has no evaluation at {samples} samples, which {place} logs")
+        return
+    if point.get("eval_accuracy") != event.value:
+        yield file.differs(f"eval_accuracy is {point.get('eval_accuracy')}, in {place} {event.value}", number)
+    start = file.log.first("run_start")
+    if start is None or is_continued(file.log) or not is_number(point.get("seconds")):
+        return
+    seconds = (event.time_ms - start.time_ms) / 1000
+    if not _is_near(point["seconds"], seconds):
+        yield file.differs(f"evaluated {point['seconds']} s after the start, in {place} {seconds} s", number)
+
+
+def _is_near(told: float, logged: float) -> bool:
+    return abs(told - logged) <= _SLACK_SECONDS + _SLACK_SHARE * abs(logged)
+
+
+def _check_summary(file: _RunFile) -> Complaints:
+    """The numbers of the summary are the log's."""
+    summary, log = _object(file.text()), file.log
+    logged = {"status": log.status, "seed": log.value("seed"), "samples": log.value("train_samples")}
+    accuracies = log.all("eval_accuracy")
+    if accuracies:
+        logged["accuracy"] = accuracies[-1].value
+    for name, value in logged.items():
+        if summary.get(name) != value:
+            yield file.differs(f"{name} is {summary.get(name)!r}, in {log.path.name} {value!r}")
+    told = summary.get("seconds_to_train")
+    if log.minutes is None or is_continued(log):
+        return
+    if not is_number(told) or not _is_near(told, log.minutes * 60):
+        yield file.differs(f"seconds_to_train is {told!r}, in {log.path.name} {log.minutes * 60:.3f}")
+    yield from _check_last_step(file, summary.get("steps"))
+
+
+def _check_last_step(file: _RunFile, steps: object) -> Complaints:
+    """No point of the metrics lies behind the last step."""
+    path = run_file(file.log.path, "metrics.jsonl")
+    if path is None:
+        return
+    try:
+        points = [_object(text) for text in _RunFile(file.log, path).text().splitlines()]
+    except ValueError:
+        return  # told of that file
+    last = max((point["step"] for point in points if is_number(point.get("step"))), default=0)
+    if not is_number(steps) or steps < last:
+        yield file.differs(f"steps is {steps!r}, in {path.name} {last}")
+
+
+def _check_config(file: _RunFile) -> Complaints:
+    """Seed, provenance and every setting with its origin are the log's."""
+    record, log = _object(file.text()), file.log
+    if record.get("seed") != log.value("seed"):
+        yield file.differs(f"seed is {record.get('seed')!r}, in {log.path.name} {log.value('seed')!r}")
+    for key, value in _part(record, "provenance").items():
+        if log.first(key) is not None and log.value(key) != value:
+            yield file.differs(f"{key} is {value!r}, in {log.path.name} {log.value(key)!r}")
+    settings, origins = _part(record, "config"), _part(record, "origin")
+    logged = log.value("configuration")
+    fields = {one.env: key for key, one in settings_by_key().items()}
+    for env, told in logged.items() if isinstance(logged, dict) else ():
+        name = fields.get(env, "")
+        if name not in settings or not isinstance(told, dict):
+            continue  # a setting of another commit
+        for what, value in (("value", settings[name]), ("origin", origins.get(name))):
+            if told.get(what) != value:
+                text = f"{name} has {what} {value!r}, {env} in {log.path.name} {told.get(what)!r}"
+                yield file.differs(text)
+
+
+def _part(record: dict[str, Any], name: str) -> dict[str, Any]:
+    part = record.get(name)
+    if not isinstance(part, dict):
+        raise ValueError(f"{name} is missing")
+    return part
+
+
+def _object(text: str, name: str = "") -> dict[str, Any]:
+    """A JSON object. Raises ValueError for anything else."""
+    if is_too_deep(text):
+        raise ValueError(f"{name}is nested too deep")
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{name}is no JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{name}is no JSON object")
+    return found

@@ -1,0 +1,77 @@
+"""Checks for what no official tool looks at, on the logs of one system.
+
+Each check is a function of a `ResultSet` that yields complaints. Without any, the table says the first line of the
+function's docstring. A complaint is an error only where a rule is broken. What only this code's logs have (provenance,
+call sites that can be looked up, one seed, one writer) is asked of them alone: `mlbert.mlperf.result_set.is_ours`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mlbert.mlperf.checks.accuracy import check_accuracies
+from mlbert.mlperf.checks.clock import check_clock, check_overlap
+from mlbert.mlperf.checks.configuration import check_configuration
+from mlbert.mlperf.checks.evaluation import check_evaluations
+from mlbert.mlperf.checks.form import check_division, check_lines, check_numbers, check_program
+from mlbert.mlperf.checks.identity import check_call_sites, check_code, check_whose
+from mlbert.mlperf.checks.order import check_order
+from mlbert.mlperf.checks.pace import check_evaluation_time, check_pace
+from mlbert.mlperf.checks.provenance import check_event_types, check_writer
+from mlbert.mlperf.checks.same import check_same_settings, check_seeds, check_series
+from mlbert.mlperf.checks.system_file import check_description, check_machine, check_submitter
+from mlbert.mlperf.checks.timing import check_status, check_time
+from mlbert.mlperf.checks.twins import check_copies
+from mlbert.mlperf.checks.values import check_rules, check_single_lines, check_values
+from mlbert.mlperf.findings import Finding, finding_of
+from mlbert.mlperf.result_set import Check, ResultSet
+
+CHECKS: Mapping[str, Check] = {
+    "program": check_program,
+    "lines": check_lines,
+    "division": check_division,
+    "status": check_status,
+    "order of events": check_order,
+    "time stamps": check_time,
+    "clock": check_clock,
+    "runs apart": check_overlap,
+    "speed": check_pace,
+    "evaluation time": check_evaluation_time,
+    "same settings": check_same_settings,
+    "plain numbers": check_numbers,
+    "seeds": check_seeds,
+    "series": check_series,
+    "copies": check_copies,
+    "evaluations": check_evaluations,
+    "accuracies": check_accuracies,
+    "rules": check_rules,
+    "values": check_values,
+    "single lines": check_single_lines,
+    "configuration": check_configuration,
+    "event types": check_event_types,
+    "writer": check_writer,
+    "code": check_code,
+}
+TREE_CHECKS: Mapping[str, Check] = {
+    "call sites": check_call_sites,
+    "submitter": check_submitter,
+    "filed under": check_whose,
+    "system description": check_description,
+    "machine": check_machine,
+}
+
+
+def run_checks(results: ResultSet, subject: str) -> list[Finding]:
+    """One row for each check: what it made sure of, or all its complaints with the worst outcome.
+
+    A log without any event is told by the check of lines; the others leave it out.
+    """
+    checks = CHECKS if results.system is None else {**CHECKS, **TREE_CHECKS}
+    readable = replace(results, logs=[log for log in results.logs if log.events])
+    wanted = {name: check for name, check in checks.items() if readable.logs or check is check_lines}
+    seen = {name: results if check is check_lines else readable for name, check in wanted.items()}
+    return [
+        finding_of(f"own: {name}", subject, list(check(seen[name])), (check.__doc__ or "").partition("\n")[0])
+        for name, check in wanted.items()
+    ]

@@ -1,0 +1,256 @@
+"""From a checkpoint's tensors under other programs' names to the parameters of our models, for any tensor library.
+
+Every tensor's fate is kept in a `Report`. A tensor is [out, in] for a matrix, [out] for a vector; the vocabulary's
+rows may be padded or not. Of tensors this module needs only shapes, slices and comparisons.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.host.errors import UserError
+from mlbert.models.weights.checkpoint_names import PREDICTION_BIAS, TIED, VOCABULARY, own_torch_names, parameter_names
+
+Shape = tuple[int, ...]
+
+ENCODER = ("bert.embeddings.", "bert.encoder.")
+HEADS = ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "classifier.")
+ANOTHER = "Choose a complete BERT checkpoint"
+OTHER_CONFIG = "Use the bert_config.json of the checkpoint"
+# What two models of equally large tensors may differ in.
+_UNSEEN = ("num_attention_heads", "hidden_act", "position_embedding_type", "rope_theta", "norm_position")
+
+
+@dataclass
+class Report:
+    """What became of each tensor.
+
+    Attributes:
+        taken: their name -> our name (names, where one tensor holds query, key and value).
+        dropped: their name -> why.
+        missing: the name that was looked for -> what stands in its place.
+        is_checked: the file had a checksum, which a damaged bit would have changed.
+    """
+
+    taken: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    is_checked: bool = True
+
+    def lines(self) -> list[str]:
+        """One line a tensor, sorted by name, then the counts."""
+        fates = {name: "taken" if own == name else f"taken as {own}" for name, own in self.taken.items()}
+        fates |= {name: f"dropped ({why})" for name, why in self.dropped.items()}
+        fates |= {name: f"missing ({instead})" for name, instead in self.missing.items()}
+        counts = f"{len(self.taken)} taken, {len(self.dropped)} dropped, {len(self.missing)} missing"
+        return [*(f"{name}: {fate}" for name, fate in sorted(fates.items())), counts]
+
+    def unused_heads(self) -> list[str]:
+        """Heads of which tensors were dropped that stand for nothing in the model, each with the reason."""
+        heads = {}
+        for name, why in self.dropped.items():
+            own = own_torch_names(name)[0]
+            if own.startswith(HEADS) and not why.startswith(("tied", "the same")):
+                heads[next(head for head in HEADS if own.startswith(head)).rstrip(".")] = why
+        return [f"{head} ({why})" for head, why in sorted(heads.items())]
+
+    def warnings(self, source: object) -> list[str]:
+        """What a run that starts from these weights is told of heads: those drawn anew, and those of no use."""
+        lines = [f"warning: {source} has no {name}" for name in self.missing]
+        if unused := self.unused_heads():
+            lines.append(f"warning: of {source} is not used: {', '.join(unused)}")
+        if not self.is_checked:
+            lines.append(f"note: {source} has no checksum, so a damaged number in it would not be noticed")
+        return lines
+
+
+def parameter_shapes(shape: BertConfig) -> dict[str, Shape]:
+    """The parameters of the pre-training model by our names, with their sizes, vocabulary rows padded; a matrix is
+    [out, in]."""
+    shapes: dict[str, Shape] = {}
+    for name in parameter_names(shape.num_hidden_layers):
+        for own in _with_options(name, shape):
+            rows, columns = _matrix(own, shape)
+            is_norm = ".LayerNorm." in own
+            shapes[own] = (columns,) if is_norm else (rows,) if own.endswith("bias") else (rows, columns)
+    if shape.norm_position == "pre":
+        shapes |= {f"bert.encoder.LayerNorm.{kind}": (shape.hidden_size,) for kind in ("weight", "bias")}
+    return shapes
+
+
+def _with_options(name: str, shape: BertConfig) -> Sequence[str]:
+    """What a model with other options than BERT's has in place of a plain BERT's parameter."""
+    is_gone = (
+        (shape.position_embedding_type != "absolute" and ".position_embeddings." in name)
+        or (shape.is_rotary and ".token_type_embeddings." in name)
+        or (shape.is_rotary and ".layer.0.attention.output.LayerNorm." in name)
+        or (shape.gated_mlp and name.endswith("intermediate.dense.bias"))
+    )
+    if is_gone:
+        return ()
+    if name == PREDICTION_BIAS and not shape.tie_word_embeddings:
+        return tuple(TIED)
+    if shape.norm_position == "pre":
+        name = name.replace(".attention.output.LayerNorm.", ".attention.LayerNorm.")
+        name = re.sub(r"(layer\.\d+)\.output\.LayerNorm\.", r"\1.intermediate.LayerNorm.", name)
+    return (name,)
+
+
+def _matrix(name: str, shape: BertConfig) -> tuple[int, int]:
+    """Rows and columns of the matrix that a parameter is, or whose bias it is."""
+    size = shape.hidden_size
+    table = {
+        r"word_embeddings|predictions\.(?:decoder|bias)": (shape.padded_vocab_size, size),
+        r"position_embeddings": (shape.max_position_embeddings, size),
+        r"token_type_embeddings": (shape.type_vocab_size, size),
+        r"intermediate\.dense": (shape.inner_rows, size),
+        r"layer\.\d+\.output\.dense": (size, shape.intermediate_size),
+        r"seq_relationship": (2, size),
+    }
+    return next((found for pattern, found in table.items() if re.search(pattern, name)), (size, size))
+
+
+def numpy_float32(array: Any) -> np.ndarray | None:
+    """A numpy array of floating-point numbers as float32, without a copy where it is that; None for anything else."""
+    array = np.asarray(array)
+    return array.astype(np.float32, copy=False) if array.dtype.kind == "f" or array.dtype.name == "bfloat16" else None
+
+
+def own_state(
+    tensors: Mapping[str, Any],
+    shape: BertConfig,
+    source: str,
+    float32: Callable[[Any], Any | None],
+    own_names: Callable[[str], tuple[str, ...]] = own_torch_names,
+    spelling: Mapping[str, str] | None = None,
+    known: Mapping[str, Shape] | None = None,
+) -> tuple[dict[str, Any], Report]:
+    """Renames, splits and checks the tensors of a checkpoint.
+
+    Args:
+        tensors: by their names; of two for one parameter the first is taken.
+        shape, source: of our model; what messages name.
+        float32: a tensor in that precision; None for one that holds no floating-point numbers.
+        own_names: our names of one of theirs.
+        spelling: our names as the checkpoint spells them, for what is missing.
+        known: the parameters of the model that they are for; None: `parameter_shapes`.
+
+    Returns:
+        Float32 tensors by our names, vocabulary rows unpadded, and the report; heads may be missing.
+
+    Raises:
+        UserError: a tensor has another shape or is not finite, the encoder is incomplete, two copies of a tensor
+            differ, or a matrix of the encoder is no BERT's.
+    """
+    known = known or parameter_shapes(shape)
+    _refuse_other_feed_forward({own for name in tensors for own in own_names(name)}, shape, source)
+    report = Report()
+    state: dict[str, Any] = {}
+    came_from: dict[str, str] = {}
+    # Tied copies last; by name, so that an error names the same tensor whatever the order in the file.
+    for name in sorted(tensors, key=lambda name: (own_names(name)[0] in TIED, name)):
+        names = own_names(name)
+        own = tuple(part if part in known else TIED.get(part, part) for part in names)
+        if not all(part in known for part in own):
+            if own[0].startswith(ENCODER) and not name.endswith(("_extra_state", "_ids")):  # the latter are buffers
+                problem = f"{name} has no place in a BERT of this shape"
+                raise UserError("checkpoint.shape", source, problem, OTHER_CONFIG)
+            report.dropped[name] = "no such parameter"
+            continue
+        tensor = tensors[name]
+        if own[0].startswith("classifier.") and tensor.shape[:1] != known[own[0]][:1]:
+            report.dropped[name] = f"of {tensor.shape[0]} labels, the model has {known[own[0]][0]}"
+            continue
+        if len(own) > 1:
+            _check_shape(name, tensor, [len(own) * known[own[0]][0], *known[own[0]][1:]], source)
+        for part, piece in zip(own, _pieces(tensor, len(own)), strict=True):
+            piece = _fitted(part, name, piece, float32, known[part], shape, source)
+            if part not in state:
+                state[part], came_from[part] = piece, name
+                report.taken[name] = ", ".join(own)
+            elif bool((state[part] == piece).all()):
+                report.dropped[name] = f"tied to {part}" if names[0] in TIED else f"the same as {came_from[part]}"
+            else:
+                problem = f"{name} and {came_from[part]} differ"
+                raise UserError("checkpoint.damaged", source, problem, "The model has one tensor for both")
+    report.missing.update(_missing([name for name in known if name not in state], spelling or {}, source))
+    return state, report
+
+
+def _missing(own_names: Sequence[str], spelling: Mapping[str, str], source: str) -> dict[str, str]:
+    """Return what becomes of these parameters, by the checkpoint's names. Raises UserError: the encoder needs one."""
+    for own_name in own_names:
+        if own_name.startswith(ENCODER):
+            problem = f"tensor {spelling.get(own_name, own_name)} is missing"
+            raise UserError("checkpoint.incomplete", source, problem, ANOTHER)
+    return {spelling.get(name, name): "initialised" for name in own_names}
+
+
+def _refuse_other_feed_forward(own: set[str], shape: BertConfig, source: str) -> None:
+    """Raises UserError for the feed-forward layers of a MosaicBERT where the model is none, or the other way round."""
+    inner = {name.rsplit(".", 1)[1] for name in own if ".intermediate.dense." in name}
+    kinds = {True: "a MosaicBERT (gated feed-forward layers)", False: "a plain BERT"}
+    if inner and (is_gated := "bias" not in inner) != shape.gated_mlp:
+        raise UserError(
+            "checkpoint.shape", source, f"is {kinds[is_gated]}, the model is {kinds[shape.gated_mlp]}", OTHER_CONFIG
+        )
+
+
+def _pieces(tensor: Any, count: int) -> list[Any]:
+    """The tensor, or its rows in equal parts."""
+    rows = len(tensor) // count if count > 1 else 0
+    return [tensor[part * rows : (part + 1) * rows] for part in range(count)] if count > 1 else [tensor]
+
+
+def _fitted(
+    own: str,
+    name: str,
+    tensor: Any,
+    float32: Callable[[Any], Any | None],
+    known: Shape,
+    shape: BertConfig,
+    source: str,
+) -> Any:
+    """The tensor in the parameter's shape, vocabulary padding cut off; ``name`` is for the message. Its numbers are
+    looked at last: a file may claim any number of them."""
+    wanted = list(known)
+    vocabulary = own in (*VOCABULARY, *TIED)
+    if vocabulary:
+        is_padded = tensor.shape[:1] == (shape.padded_vocab_size,)
+        wanted[0] = shape.padded_vocab_size if is_padded else shape.vocab_size
+    _check_shape(name, tensor, wanted, source)
+    tensor = float32(tensor)
+    if tensor is None:
+        raise UserError("checkpoint.damaged", source, f"{name} holds no floating-point numbers", ANOTHER)
+    if not bool((abs(tensor) < math.inf).all()):
+        raise UserError(
+            "checkpoint.damaged",
+            source,
+            f"{name} holds numbers that are not finite",
+            "Take a checkpoint from before that",
+        )
+    return tensor[: shape.vocab_size] if vocabulary else tensor
+
+
+def _check_shape(name: str, tensor: Any, wanted: list[int], source: str) -> None:
+    if list(tensor.shape) != wanted:
+        reason = f"{name} has shape {list(tensor.shape)}, the model wants {wanted}"
+        raise UserError("checkpoint.shape", source, reason, OTHER_CONFIG)
+
+
+def check_unseen(found: BertConfig, shape: BertConfig, source: str) -> None:
+    """Raises UserError where a checkpoint's configuration differs from the model's in what no tensor shows."""
+    for name in _UNSEEN:
+        theirs, ours = getattr(found, name), getattr(shape, name)
+        if theirs != ours:
+            remedy = f"Set MODEL_OPTIONS={name}={theirs}, or BERT_CONFIG to the checkpoint's"
+            raise UserError(
+                "checkpoint.shape", source, f"is of a model with {name} {theirs}, BERT_CONFIG says {ours}", remedy
+            )

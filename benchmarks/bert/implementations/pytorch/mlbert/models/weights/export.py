@@ -1,0 +1,79 @@
+"""A run's weights as files: ours, and a copy for Hugging Face where it has a class for the shape."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tokenizers.implementations import BertWordPieceTokenizer
+from torch import Tensor
+
+from mlbert.data.formats.tokenizer import CONFIG_FILE, VOCAB_FILE, lower_cases
+from mlbert.data.formats.tokenizer_json import TOKENIZER_JSON
+from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
+from mlbert.models.bert import AnyBert
+from mlbert.models.weights.files import new_path, save_safetensors
+from mlbert.models.weights.huggingface import export_obstacle, export_state, model_config, to_huggingface
+from mlbert.models.weights.model_card import model_card
+
+
+def write_weights(model: AnyBert, folder: Path, card: Mapping[str, object], vocabulary: Path | None) -> None:
+    """Writes ``weights/`` (safetensors, bert_config.json, README.md) and ``huggingface/`` into ``folder``.
+
+    Both hold float32 parameters, ours under the names of Hugging Face's BERT; ``huggingface/`` loads with
+    ``from_pretrained`` of the ``transformers`` class of the model's name, or of ModernBERT for a model of its form. It
+    is left out, and the model card says why, where there is no class for the shape. Raises UserError when a file cannot
+    be written.
+    """
+    own, peer = folder / "weights", folder / "huggingface"
+    why_not = export_obstacle(model)
+    if why_not:
+        card = {**card, "Hugging Face": f"no copy: {why_not}"}
+    state = to_huggingface(model)
+    text = model_card(model.architecture, card, hasattr(model, "cls"))
+    with _folder(own, state, text, vocabulary, model) as place:
+        (place / "bert_config.json").write_text(model.config.to_json(), encoding="utf-8")
+    if not why_not:
+        with _folder(peer, export_state(model), text, vocabulary, model) as place:
+            _write_json(place / "config.json", model_config(model))
+            if model.config.is_rotary and vocabulary is not None:
+                _write_fast_tokenizer(place, vocabulary, model.config.max_position_embeddings)
+
+
+@contextmanager
+def _folder(
+    target: Path, state: dict[str, Tensor], card: str, vocabulary: Path | None, model: AnyBert
+) -> Iterator[Path]:
+    """A folder of weights, model card and vocabulary, which has its name when all of it is written."""
+    with new_path(target) as place:
+        shutil.rmtree(place, ignore_errors=True)  # of a process that was killed
+        place.mkdir(parents=True)
+        save_safetensors(place / "model.safetensors", state)
+        if vocabulary is not None:
+            shutil.copyfile(vocabulary, place / VOCAB_FILE)
+            _write_json(place / CONFIG_FILE, _tokenizer(vocabulary, model.config.max_position_embeddings))
+        (place / "README.md").write_text(card, encoding="utf-8")
+        yield place
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def _tokenizer(vocabulary: Path, max_positions: int) -> dict[str, object]:
+    """What `transformers` has to know beside the vocabulary."""
+    cased = {"do_lower_case": lower_cases(vocabulary), "model_max_length": max_positions}
+    return {"tokenizer_class": "BertTokenizer", **cased}
+
+
+def _write_fast_tokenizer(place: Path, vocabulary: Path, max_positions: int) -> None:
+    """`transformers` finds a tokenizer by BERT's name, none by ModernBERT's: a whole one has to be there."""
+    tokenizer = BertWordPieceTokenizer(str(vocabulary), lowercase=lower_cases(vocabulary))
+    (place / TOKENIZER_JSON).write_text(tokenizer.to_str(), encoding="utf-8")
+    special = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
+    values = _tokenizer(vocabulary, max_positions) | {"tokenizer_class": "PreTrainedTokenizerFast", **special}
+    _write_json(place / CONFIG_FILE, values)
+
+
+def _write_json(path: Path, values: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,172 @@
+"""Between our models and Hugging Face's: names, configuration and the padded batch form.
+
+Names of parameters are equal, but Hugging Face stores the tied decoder a second time and pads no vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.batch import IGNORED_LABEL, Batch
+from mlbert.host.errors import UserError
+from mlbert.host.json_files import read_json, shown
+from mlbert.models.bert import AnyBert
+from mlbert.models.weights.checkpoint_names import TIED, VOCABULARY
+from mlbert.models.weights.modernbert import MODEL_TYPE, modernbert_config, modernbert_state, shape_of_modernbert
+
+# Ours to Hugging Face's: the benchmark's "gelu" is the tanh form, Hugging Face's "gelu" is the exact one.
+_ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu"}
+_ACTIVATIONS_BACK = {"gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "gelu": "gelu_erf"}
+
+
+def obstacle(config: BertConfig) -> str | None:
+    """What of this shape Hugging Face's BERT does not have; None: nothing."""
+    if config.is_rotary:
+        return "its BERT has no rotary positions"
+    options = {
+        "ALiBi": config.position_embedding_type == "alibi",
+        "LayerNorm before the sublayers": config.norm_position == "pre",
+        "gated feed-forward layers": config.gated_mlp,
+    }
+    missing = [name for name, used in options.items() if used]
+    return f"its BERT has no {' and no '.join(missing)}" if missing else None
+
+
+def huggingface_config(config: BertConfig, architecture: str = "BertForPreTraining") -> dict[str, object]:
+    """The content of a Hugging Face ``config.json`` for this shape. Raises UserError for one that it can't hold."""
+    if why_not := obstacle(config):
+        raise UserError("model.unsupported", "Hugging Face", why_not, "Keep the weights in our own form")
+    return {
+        "architectures": [architecture],
+        "model_type": "bert",
+        "attention_probs_dropout_prob": config.attention_probs_dropout_prob,
+        "hidden_act": _ACTIVATIONS[config.hidden_act],
+        "hidden_dropout_prob": config.hidden_dropout_prob,
+        "hidden_size": config.hidden_size,
+        "initializer_range": config.initializer_range,
+        "intermediate_size": config.intermediate_size,
+        "layer_norm_eps": config.layer_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings,
+        "num_attention_heads": config.num_attention_heads,
+        "num_hidden_layers": config.num_hidden_layers,
+        "pad_token_id": 0,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "type_vocab_size": config.type_vocab_size,
+        "vocab_size": config.vocab_size,
+    }
+
+
+def export_obstacle(model: AnyBert) -> str | None:
+    """Why there is no class of Hugging Face's for this model; None: there is one."""
+    if model.config.is_rotary:
+        return None if model.architecture == "BertForMaskedLM" else "its ModernBERT has other heads"
+    return obstacle(model.config)
+
+
+def export_state(model: AnyBert) -> dict[str, Tensor]:
+    """`to_huggingface`, under the names of the class that `model_config` is of."""
+    state = to_huggingface(model)
+    return modernbert_state(state, model.config) if model.config.is_rotary else state
+
+
+def model_config(model: AnyBert) -> dict[str, object]:
+    """The ``config.json`` of a model: `huggingface_config` with its number of labels, or ModernBERT's."""
+    if model.config.is_rotary:
+        return modernbert_config(model.config, _ACTIVATIONS[model.config.hidden_act])
+    values = huggingface_config(model.config, model.architecture)
+    if (num_labels := getattr(model, "num_labels", None)) is not None:
+        names = {i: f"LABEL_{i}" for i in range(num_labels)}
+        values |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
+    return values
+
+
+def config_from_huggingface(values: Mapping[str, object], path: str = "config.json") -> BertConfig:
+    """Our shape of a Hugging Face ``config.json``. Raises UserError for another architecture."""
+    if values.get("model_type") == MODEL_TYPE:
+        name = values.get("hidden_activation")
+        if name not in _ACTIVATIONS_BACK:
+            raise UserError(
+                "model.unsupported",
+                path,
+                f"hidden_activation {shown(name)} is not a GELU",
+                "Choose a checkpoint with GELU",
+            )
+        return shape_of_modernbert(values, _ACTIVATIONS_BACK[str(name)], path)
+    if (model_type := values.get("model_type", "bert")) != "bert":  # older ones have none
+        raise UserError(
+            "model.unsupported", path, f"model_type is {shown(model_type)}, not 'bert'", "Choose a BERT checkpoint"
+        )
+    if values.get("position_embedding_type", "absolute") != "absolute":
+        raise UserError(
+            "model.unsupported", path, "uses relative positions", "Choose a checkpoint with absolute positions"
+        )
+    activation = str(values.get("hidden_act", "gelu"))
+    if activation not in _ACTIVATIONS_BACK:
+        raise UserError(
+            "model.unsupported", path, f"hidden_act {shown(activation)} is not a GELU", "Choose a checkpoint with GELU"
+        )
+    names = BertConfig.__dataclass_fields__.keys() - {"hidden_act", "gated_mlp", "norm_position", "rope_theta"}
+    known = {name: values[name] for name in names if name in values}
+    try:
+        return BertConfig(hidden_act=_ACTIVATIONS_BACK[activation], **known)  # type: ignore[arg-type]
+    except TypeError:
+        raise UserError("model.shape", path, "lacks the shape of a BERT", "Choose a complete config.json") from None
+    except UserError as error:
+        raise UserError("model.shape", path, error.problem, "Choose a BERT's config.json") from None
+
+
+def read_config(path: Path) -> BertConfig:
+    """`config_from_huggingface` of a ``config.json``; UserError for one that is missing or damaged, too."""
+    return config_from_huggingface(read_json(path, "Give a folder with config.json and model.safetensors"), str(path))
+
+
+def to_huggingface(model: AnyBert) -> dict[str, Tensor]:
+    """Parameters under Hugging Face's names, float32 on the CPU, without vocabulary padding and tied duplicates."""
+    state = {name: p.detach().float().cpu().clone() for name, p in model.named_parameters()}
+    for name in state.keys() & {*VOCABULARY, *TIED}:
+        state[name] = state[name][: model.config.vocab_size].clone()
+    return state
+
+
+def padded_tokens(batch: Batch, width: int) -> tuple[dict[str, Tensor], Tensor]:
+    """The batch's tokens in Hugging Face's padded form, and where each token lies in it.
+
+    Args:
+        batch: not filled up: every sequence has tokens.
+        width: W, at least the longest sequence.
+
+    Returns:
+        int64 [S, W] arguments of a model's ``forward``, on the batch's device; int64 [T], indices into S W. Nothing
+        waits for the device.
+    """
+    lengths, count = torch.diff(batch.cu_seqlens.long()), batch.num_samples
+    rows = torch.arange(count, device=lengths.device)
+    places = rows.repeat_interleave(lengths, output_size=batch.num_tokens) * width + batch.position_ids
+
+    def spread(values: Tensor) -> Tensor:
+        return values.new_zeros(count * width).index_copy_(0, places, values).view(count, width)
+
+    ones = torch.ones_like(batch.input_ids)
+    parts = {"input_ids": batch.input_ids, "token_type_ids": batch.segment_ids, "attention_mask": ones}
+    return {name: spread(values) for name, values in parts.items()}, places
+
+
+def padded_inputs(batch: Batch, pad_to: int | None = None) -> dict[str, Tensor]:
+    """The batch with its labels in Hugging Face's padded form: int64 [S, pad_to] arguments of
+    ``BertForPreTraining.forward``; of ``BertForSequenceClassification.forward``, labels float32 [S], where the batch
+    has a task's labels.
+
+    ``pad_to`` None pads to the longest sequence of the batch.
+    """
+    width = pad_to or batch.max_seqlen
+    tokens, places = padded_tokens(batch, width)
+    if batch.labels is not None:
+        return tokens | {"labels": batch.labels}
+    labels = batch.input_ids.new_full((batch.num_samples * width,), IGNORED_LABEL)
+    labels[places[batch.masked_positions]] = batch.masked_labels
+    return tokens | {"labels": labels.view(-1, width), "next_sentence_label": batch.next_sentence_labels}

@@ -1,0 +1,148 @@
+"""A model of ModernBERT's form (`BertConfig.is_rotary`) as Hugging Face's ``ModernBertForMaskedLM``.
+
+Attention is global in every layer. Theirs has one tensor for query, key and value and stores a tied decoder once; what
+has no bias here, the first matrix of a gated feed-forward part, has zeros there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.host.errors import UserError
+from mlbert.models.weights.checkpoint_state import parameter_shapes
+
+MODEL_TYPE = "modernbert"
+ARCHITECTURE = "ModernBertForMaskedLM"
+_LAYER = r"^bert\.encoder\.layer\.(\d+)\."
+_NAMES = (
+    (r"^bert\.embeddings\.word_embeddings\.", "model.embeddings.tok_embeddings."),
+    (r"^bert\.embeddings\.LayerNorm\.", "model.embeddings.norm."),
+    (r"^bert\.encoder\.LayerNorm\.", "model.final_norm."),
+    (rf"{_LAYER}attention\.LayerNorm\.", r"model.layers.\1.attn_norm."),
+    (rf"{_LAYER}attention\.self\.(?:query|key|value)\.", r"model.layers.\1.attn.Wqkv."),
+    (rf"{_LAYER}attention\.output\.dense\.", r"model.layers.\1.attn.Wo."),
+    (rf"{_LAYER}intermediate\.LayerNorm\.", r"model.layers.\1.mlp_norm."),
+    (rf"{_LAYER}intermediate\.dense\.", r"model.layers.\1.mlp.Wi."),
+    (rf"{_LAYER}output\.dense\.", r"model.layers.\1.mlp.Wo."),
+    (r"^cls\.predictions\.transform\.dense\.", "head.dense."),
+    (r"^cls\.predictions\.transform\.LayerNorm\.", "head.norm."),
+    (r"^cls\.predictions\.(?:decoder\.)?", "decoder."),
+)
+
+
+def modernbert_config(shape: BertConfig, activation: str) -> dict[str, object]:
+    """The content of a ``config.json``, as every version of transformers with ModernBERT reads it.
+
+    Args:
+        shape: of ModernBERT's form.
+        activation: Hugging Face's name of its GELU.
+    """
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": MODEL_TYPE,
+        "attention_bias": True,
+        "attention_dropout": shape.attention_probs_dropout_prob,
+        "classifier_activation": activation,
+        "classifier_bias": True,
+        "decoder_bias": True,
+        "embedding_dropout": shape.hidden_dropout_prob,
+        "global_attn_every_n_layers": 1,
+        "global_rope_theta": shape.rope_theta,
+        "hidden_activation": activation,
+        "hidden_size": shape.hidden_size,
+        "initializer_range": shape.initializer_range,
+        "intermediate_size": shape.intermediate_size,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "mlp_bias": True,
+        "mlp_dropout": shape.hidden_dropout_prob,
+        "norm_bias": True,
+        "norm_eps": shape.layer_norm_eps,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_hidden_layers": shape.num_hidden_layers,
+        "tie_word_embeddings": shape.tie_word_embeddings,
+        "vocab_size": shape.vocab_size,
+        # Entries of our vocabularies; ModernBERT's own numbers lie beyond them.
+        **{"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None, "cls_token_id": None, "sep_token_id": None},
+    }
+
+
+def modernbert_state(state: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Tensor]:
+    """Our masked-LM parameters, vocabulary unpadded, under their names; other heads are left out."""
+    parts: dict[str, list[Tensor]] = {}
+    for own in sorted(state, key=_rank):
+        if (theirs := _their_name(own)) is not None:
+            parts.setdefault(theirs, []).append(state[own])
+    tensors = {name: torch.cat(rows) for name, rows in parts.items()}
+    for layer in range(shape.num_hidden_layers):
+        tensors[f"model.layers.{layer}.mlp.Wi.bias"] = torch.zeros(shape.inner_rows)
+    return tensors
+
+
+def shape_of_modernbert(values: Mapping[str, object], activation: str, path: str) -> BertConfig:
+    """The shape that `modernbert_config` was made of. Raises UserError: a ModernBERT with what ours does not have.
+
+    Args:
+        activation: ours for the configuration's GELU.
+        path: of the configuration.
+    """
+    remedy = "Choose a model that mlbert pretrain has written, or a BERT"
+    wanted = {"global_attn_every_n_layers": 1, **dict.fromkeys(("attention_bias", "norm_bias", "decoder_bias"), True)}
+    for name, value in wanted.items():
+        if values.get(name) != value:
+            raise UserError(
+                "model.unsupported", path, f"{name} is {values.get(name)}, only {value} is supported", remedy
+            )
+    same = BertConfig.__dataclass_fields__.keys() & values.keys()
+    try:
+        return BertConfig(
+            hidden_act=activation,  # type: ignore[arg-type]
+            hidden_dropout_prob=values["mlp_dropout"],  # type: ignore[arg-type]
+            attention_probs_dropout_prob=values["attention_dropout"],  # type: ignore[arg-type]
+            layer_norm_eps=values["norm_eps"],  # type: ignore[arg-type]
+            rope_theta=values["global_rope_theta"],  # type: ignore[arg-type]
+            position_embedding_type="rotary",
+            norm_position="pre",
+            gated_mlp=True,
+            **{name: values[name] for name in same},  # type: ignore[arg-type]
+        )
+    except (KeyError, TypeError):
+        raise UserError("model.shape", path, "lacks the shape of a ModernBERT", remedy) from None
+    except UserError as error:
+        raise UserError("model.shape", path, error.problem, remedy) from None
+
+
+def is_modernbert(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether tensors have ModernBERT's names."""
+    return "model.embeddings.tok_embeddings.weight" in tensors
+
+
+def own_tensors(tensors: Mapping[str, Tensor], shape: BertConfig, source: str) -> dict[str, Tensor]:
+    """What `modernbert_state` was made of, under our names. Raises UserError: a bias of a gated feed-forward part is
+    not zero."""
+    bias = next((name for name in tensors if name.endswith("mlp.Wi.bias") and tensors[name].count_nonzero()), None)
+    if bias is not None:
+        raise UserError(
+            "checkpoint.shape", source, f"{bias} is not zero", "Choose a model that mlbert pretrain has written"
+        )
+    state: dict[str, Tensor] = {}
+    for own in parameter_shapes(shape):
+        theirs = _their_name(own)
+        if theirs is not None and theirs in tensors:
+            rows = tensors[theirs].chunk(3) if ".attention.self." in own else [tensors[theirs]]
+            state[own] = rows[_rank(own)]
+    return state
+
+
+def _their_name(own: str) -> str | None:
+    """None: they have no such parameter."""
+    return next((re.sub(pattern, theirs, own) for pattern, theirs in _NAMES if re.match(pattern, own)), None)
+
+
+def _rank(own: str) -> int:
+    """Rows of the query come first, then those of the key, then of the value."""
+    return (".self.key." in own) + 2 * (".self.value." in own)

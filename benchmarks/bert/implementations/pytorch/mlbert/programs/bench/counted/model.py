@@ -1,0 +1,53 @@
+"""How long a counted step would take: modelled, not measured.
+
+    products     the longer of FLOPs / sustained rate and bytes / bandwidth, product by product
+    attention    tokens x the table's estimate
+    casts        the longer of bytes / bandwidth and instructions / issue rate, kernel by kernel
+    all others   bytes / bandwidth
+
+Nothing waits in this model: kernels follow each other without a gap, and an instruction is issued in every clock. So a
+step that is measured takes longer; what the model is for is the share of each part, and what a change would bring.
+"""
+
+from __future__ import annotations
+
+import math
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.programs.bench.counted.gpus import ISSUES_A_CLOCK, Gpu, Rates
+from mlbert.programs.bench.counted.parts import ATTENTION, PARTS, is_fp8, part_of
+from mlbert.programs.bench.counted.recorder import Operand, Operation
+from mlbert.programs.bench.counted.steps import Counted
+
+SEQUENCES_A_PACK = 2
+NUMBERS = 1024
+# Machine instructions a warp spends on so many numbers, on compute capability 9.0 (tools/compile_kernels.py counts
+# them), by the kernel's OPERATION, plain, GELU or GELU's derivative, and whether it sums over tokens.
+INSTRUCTIONS = {(0, False): 256, (0, True): 388, (1, False): 594, (2, True): 895}
+
+
+def seconds_of_parts(counted: Counted, config: BertConfig, gpu: Gpu) -> dict[str, float]:
+    """Part -> seconds of one step, every part of `PARTS`."""
+    assert gpu.rates is not None, f"the rates of {gpu.name} are not known"
+    seconds = dict.fromkeys(PARTS, 0.0)
+    for operation in counted.step:
+        part = part_of(operation, counted, config)
+        if part != ATTENTION:
+            seconds[part] += seconds_of(operation, gpu, gpu.rates)
+    return seconds | {ATTENTION: counted.budget.tokens * gpu.rates.attention}
+
+
+def seconds_of(operation: Operation, gpu: Gpu, rates: Rates) -> float:
+    """Of one launch that is not attention's."""
+    products = operation.flops / (rates.fp8_flops if is_fp8(operation) else rates.bf16_flops)
+    issued = _issue_slots(operation) / (gpu.multiprocessors * ISSUES_A_CLOCK * rates.clock)
+    return max(operation.moved / rates.bandwidth, products, issued)
+
+
+def _issue_slots(operation: Operation) -> int:
+    """Instructions of all warps, where they are known to be the limit."""
+    source = operation.arguments.get("x")
+    if operation.name != "cast_kernel" or not isinstance(source, Operand):
+        return 0
+    kind = operation.arguments["OPERATION"], operation.arguments["partial"] is not None
+    return math.ceil(math.prod(source.shape) / NUMBERS) * INSTRUCTIONS[kind]

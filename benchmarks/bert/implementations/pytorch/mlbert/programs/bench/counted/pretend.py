@@ -1,0 +1,136 @@
+"""A CUDA device that is not there: programs take their paths for CUDA, and nothing is computed or allocated.
+
+Tensors of the pretended device are PyTorch's "meta" tensors that say they lie on `DEVICE`. PyTorch's own fake tensors
+would do, but a PyTorch built for CPUs refuses their backward pass: its engine asks for an accelerator.
+
+What raises: operands on two devices, reading a value or a size that depends on one (`.item()`, `bool(tensor)`,
+`nonzero`), a copy to the host that waits. A copy that does not wait goes to page-locked memory and brings nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mlbert.data.loading import host_batch
+from mlbert.ops.triton import sums
+from mlbert.programs.bench.counted.gpus import Gpu
+
+DEVICE = torch.device("cuda", 0)
+_META = torch.device("meta")
+_PAGE = 1 << 40  # between the pretended addresses of two storages
+
+
+class HostAccess(RuntimeError):
+    """Work for the device waits for it, or mixes devices."""
+
+
+class PretendedCuda(TorchFunctionMode):
+    """Makes "meta" out of the device where a program names it, and the device out of "meta" where it asks."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if func is torch.device:
+            return func(*args, **kwargs)
+        if name == "__get__":
+            return _attribute(func, args[0])
+        if name == "data_ptr" and _is_pretended(args[0]):
+            return _address(args[0])
+        if name == "pin_memory":
+            return args[0]
+        if name in ("cpu", "numpy", "tolist") and _is_pretended(args[0]):
+            raise HostAccess(f".{name}() waits for the device")
+        kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
+        return func(*map(_to_meta, args), **{key: _to_meta(value) for key, value in kwargs.items()})
+
+
+def _is_pretended(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_meta
+
+
+def _attribute(func: Any, tensor: Tensor) -> Any:
+    owner = getattr(func, "__self__", None)
+    value = func(tensor)
+    if owner is torch.Tensor.device and value == _META:
+        return DEVICE
+    return tensor.is_meta if owner is torch.Tensor.is_cuda else value
+
+
+def _address(tensor: Tensor) -> int:
+    """Of the first element; every storage has room of its own."""
+    place = tensor.untyped_storage()._cdata * _PAGE
+    return place + tensor.storage_offset() * tensor.element_size()
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return _META if value.type == "cuda" else value
+    return _META if isinstance(value, str) and value.partition(":")[0] == "cuda" else value
+
+
+class _Stream:
+    """A stream of CUDA's, an event, or a context that makes one current."""
+
+    cuda_stream, device = 0, DEVICE
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def wait_stream(self, other: Any) -> None: ...
+
+    def record(self, stream: Any = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+@contextlib.contextmanager
+def pretended(gpu: Gpu, dispatch: TorchDispatchMode) -> Iterator[None]:
+    """Inside, PyTorch has one such GPU; ``dispatch`` sees its operations."""
+    properties = SimpleNamespace(multi_processor_count=gpu.multiprocessors, total_memory=gpu.memory_bytes)
+    functions: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "get_device_capability": lambda device=None: divmod(gpu.capability, 10),
+        "get_device_name": lambda device=None: gpu.name,
+        "get_device_properties": lambda device=None: properties,
+        "current_stream": _Stream,
+        "stream": _Stream,
+        "Stream": _Stream,
+        "Event": _Stream,
+        "empty_cache": lambda: None,
+    }
+    with contextlib.ExitStack() as context:
+        for name, function in functions.items():
+            context.enter_context(mock.patch.object(torch.cuda, name, function))
+        # Only a true stream gets as far as a mode.
+        context.enter_context(mock.patch.object(Tensor, "record_stream"))
+        mode = context.enter_context(PretendedCuda())
+        engine = torch.autograd._engine_run_backward
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            # PyTorch calls the engine with the mode switched off, as it does all that a mode has seen.
+            with mode:
+                return engine(*args, **kwargs)
+
+        context.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", run_backward))
+        context.enter_context(dispatch)
+        for cached in (host_batch._copy_stream, host_batch.expansion, sums.walking_programs):
+            cached.cache_clear()
+            context.callback(cached.cache_clear)
+        yield

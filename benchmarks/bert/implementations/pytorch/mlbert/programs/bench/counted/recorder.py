@@ -1,0 +1,383 @@
+"""Writes down what a program launches on a pretended device, what each launch moves, and what lies in memory.
+
+Of each operation: bytes read and written, every tensor once, however often a kernel comes back to it; products' FLOPs,
+a multiply-add as 2. A view, and memory that is only allocated, moves nothing. Operations are PyTorch's, one launch
+each, Triton's kernels and cublasLt's products. Memory is that of tensors, each rounded up to `BLOCK` bytes as PyTorch's
+allocator does; a recorded graph keeps the most that it ever held for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.jit import JITFunction
+
+from mlbert.ops import api as ops
+from mlbert.ops import cublaslt
+from mlbert.ops.cublaslt_library import WORKSPACE_BYTES, Epilogue
+from mlbert.programs.bench.counted.access import access
+from mlbert.programs.bench.counted.gpus import Gpu
+from mlbert.programs.bench.counted.pretend import DEVICE, HostAccess, pretended
+from mlbert.training import step
+
+BLOCK = 512
+WORKSPACE_STREAMS = 2  # the run's and the one that captures
+_WRITE_ONLY = ("copy_", "zero_", "fill_", "uniform_", "normal_")
+_UNMOVED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "set_", "_unsafe_view")
+_MAY_COPY = ("reshape", "contiguous", "to")  # views of themselves, or copies
+_PRODUCTS = ("mm", "addmm", "bmm", "_scaled_mm")
+_COLLECTIVES = (
+    *("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"),
+    *("all_gather_into_tensor", "all_gather_single"),
+)
+_LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+_WRITING_EPILOGUES = (Epilogue.DGELU_BGRAD, Epilogue.BGRADB)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor as an operation sees it. ``buffer``: the name that `Recorder.name` gave its memory, or empty."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    buffer: str
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One launch.
+
+    Attributes:
+        kind: "torch", "triton", "cublaslt", "collective" or "replay".
+        name: of the operation or kernel.
+        module: of a Triton kernel.
+        reads, writes: what moves.
+        arguments: of a Triton kernel, by name: operands and numbers.
+        flops: of a product.
+    """
+
+    kind: str
+    name: str
+    module: str = ""
+    reads: tuple[Operand, ...] = ()
+    writes: tuple[Operand, ...] = ()
+    arguments: dict[str, Any] = field(default_factory=dict)
+    flops: int = 0
+
+    @property
+    def moved(self) -> int:
+        """Bytes read and written."""
+        return sum(operand.size for operand in (*self.reads, *self.writes))
+
+
+@dataclass
+class Memory:
+    """Bytes of live tensors, in all and by the names of their buffers, and the most that pools of graphs ever held."""
+
+    live: Counter[str] = field(default_factory=Counter)
+    pools: list[Memory] = field(default_factory=list)
+    peak: int = 0
+    at_peak: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, size: int) -> None:
+        """Memory that was taken."""
+        self.live[name] += size
+        kept = sum(pool.peak for pool in self.pools)
+        if self.live.total() + kept > self.peak:
+            self.peak = self.live.total() + kept
+            self.at_peak = {key: value for key, value in self.live.items() if value} | {"graphs": kept}
+
+    def keep(self, pool: Memory) -> None:
+        """A pool, new or grown, beside this memory."""
+        if not any(pool is known for known in self.pools):
+            self.pools.append(pool)
+        self.add("", 0)
+
+
+class Recorder(TorchDispatchMode):
+    """What happened since it was made; use `recording`.
+
+    Attributes:
+        operations: in order; emptied by whoever wants to count anew.
+        memory: outside of graphs and in all.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        self.memory = Memory()
+        self._stores: dict[int, tuple[str, int, Memory]] = {}  # name, bytes and home of each live storage
+        self._home = self.memory
+        self._values_are_read = False
+
+    def name(self, tensor: Tensor, name: str) -> None:
+        """Gives the tensor's memory a name, under which it is counted from now on."""
+        with torch._C.DisableTorchFunction():
+            key = tensor.untyped_storage()._cdata
+        old, size, home = self._stores[key]
+        home.live[old] -= size
+        home.live[name] += size
+        self._stores[key] = name, size, home
+
+    @contextlib.contextmanager
+    def start_up(self) -> Iterator[None]:
+        """Inside, but for graphs, the host may read values, which are 0."""
+        self._values_are_read = True
+        try:
+            yield
+        finally:
+            self._values_are_read = False
+
+    @contextlib.contextmanager
+    def graph(self, pool: Memory) -> Iterator[list[Operation]]:
+        """Inside, operations are those of a graph, which the list takes, and what is allocated comes from the pool."""
+        outside, self.operations, self._home = self.operations, [], pool
+        may_read, self._values_are_read = self._values_are_read, False
+        inside = self.operations
+        try:
+            yield inside
+        finally:
+            self._home, self.operations = self.memory, outside
+            self._values_are_read = may_read
+            self.memory.keep(pool)
+
+    def operand(self, tensor: Tensor) -> Operand:
+        """A description of the tensor; an expanded one counts as what lies in memory."""
+        shape = tuple(n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or n == 1)
+        name = self._stores.get(tensor.untyped_storage()._cdata, ("", 0, self.memory))[0]
+        return Operand(shape, tensor.dtype, name)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():
+            kind = _kind(func)
+            tensors = list(_tensors((*args, *kwargs.values())))
+            if not kind.is_view:
+                _check_devices(kind.name, tensors)
+            if kind.name == "copy_" and args[1].is_meta and not args[0].is_meta:
+                return self._copy_to_host(*args, **kwargs)
+            if kind.name == "_local_scalar_dense" and args[0].is_meta:
+                if not self._values_are_read:
+                    raise HostAccess("a value is read: the host waits for the device")
+                return 0.0 if args[0].is_floating_point() else 0
+            # PyTorch's FP8 product into given memory has no form for meta tensors.
+            is_given = kind.name == "_scaled_mm" and "out" in kwargs
+            out = kwargs["out"] if is_given else func(*args, **kwargs)
+            if not kind.is_view:
+                results = [result for result in _tensors((out,)) if result.is_meta]
+                fresh = [result for result in results if self._keep(result)]
+                if kind.moves and (results or any(tensor.is_meta for tensor in tensors)):
+                    changed = list(_tensors(kind.written(args, kwargs)))
+                    self._note(kind, tensors, changed, fresh)
+            return out
+
+    def launch(self, kernel: JITFunction[Any], bound: dict[str, Any]) -> None:
+        """A Triton kernel with its arguments."""
+        with torch._C.DisableTorchFunction():
+            tensors = {name: value for name, value in bound.items() if isinstance(value, Tensor)}
+            if strays := [name for name, value in tensors.items() if not value.is_meta]:
+                raise HostAccess(f"{kernel.fn.__name__} is given {', '.join(strays)} on the host")
+            constexprs = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
+            known = {name: value for name, value in bound.items() if value is None or name in constexprs}
+            found = access(kernel, tuple(known.items()))
+            reads = tuple(self.operand(value) for name, value in tensors.items() if name in found.reads)
+            writes = tuple(self.operand(value) for name, value in tensors.items() if name in found.writes)
+            arguments = {name: self.operand(value) if name in tensors else value for name, value in bound.items()}
+        module = kernel.fn.__module__.removeprefix("mlbert.")
+        self.operations.append(Operation("triton", kernel.fn.__name__, module, reads, writes, arguments))
+
+    def product(self, out: Tensor, left: Tensor, right: Tensor, **settings: Any) -> bool:
+        """`mlbert.ops.cublaslt_library.Library.product`."""
+        with torch._C.DisableTorchFunction():
+            operands = {name: value for name, value in settings.items() if isinstance(value, Tensor)}
+            _check_devices("product", [out, left, right, *operands.values()])
+            epilogue = settings.get("epilogue", Epilogue.NONE)
+            written = {"amax_out"} | ({"bias"} if epilogue in _WRITING_EPILOGUES else set())
+            written |= {"aux"} if epilogue == Epilogue.GELU_AUX_BIAS else set()
+            reads = [left, right, *(value for name, value in operands.items() if name not in written)]
+            reads += [out] if settings.get("adds") else []
+            writes = [out, *(value for name, value in operands.items() if name in written)]
+            inner = left.shape[0 if settings.get("left_transposed") else 1]
+            sides = tuple(map(self.operand, reads)), tuple(map(self.operand, writes))
+        self.operations.append(Operation("cublaslt", epilogue.name, "", *sides, {}, 2 * out.numel() * inner))
+        return True
+
+    def collective(self, name: str, buffer: Tensor) -> None:
+        """One of torch.distributed's, on this buffer."""
+        with torch._C.DisableTorchFunction():
+            if buffer.is_meta:
+                self.operations.append(Operation("collective", name, "", (self.operand(buffer),)))
+
+    def _copy_to_host(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        if not non_blocking:
+            raise HostAccess("a copy to the host waits for the device")
+        self.operations.append(Operation("torch", "copy to the host", "", (self.operand(source),)))
+        return target
+
+    def _keep(self, tensor: Tensor) -> bool:
+        """Whether its memory is new; then it counts until it is given back."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._stores:
+            return False
+        size = -(-storage.nbytes() // BLOCK) * BLOCK
+        self._stores[key] = "", size, self._home
+        self._home.add("", size)
+        weakref.finalize(storage, self._free, key).atexit = False
+        return True
+
+    def _free(self, key: int) -> None:
+        name, size, home = self._stores.pop(key)
+        home.live[name] -= size
+
+    def _note(self, kind: _Kind, tensors: list[Tensor], changed: list[Tensor], fresh: list[Tensor]) -> None:
+        if not (changed or fresh):
+            return
+        reads = [x for x in tensors if x.is_meta and not (kind.is_blind and any(x is y for y in changed))]
+        flops = 0
+        if kind.name in _PRODUCTS:
+            factors = [x for x in reads if x.ndim >= 2]
+            flops = 2 * (fresh or changed)[0].numel() * factors[-2].shape[-1]
+        sides = tuple(map(self.operand, reads)), tuple(map(self.operand, (*changed, *fresh)))
+        self.operations.append(Operation("torch", kind.name, "", *sides, {}, flops))
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What the schema of one of PyTorch's operations tells.
+
+    Attributes:
+        places: position and name of each argument that is written.
+        is_view: the result lies where an argument does, and nothing is written.
+        is_blind: what is written is not read before.
+    """
+
+    name: str
+    places: tuple[tuple[int, str], ...]
+    is_view: bool
+    is_blind: bool
+
+    @property
+    def moves(self) -> bool:
+        """Whether it touches memory."""
+        return self.name not in _UNMOVED
+
+    def written(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+        """The arguments that are written."""
+        return [args[place] if place < len(args) else kwargs.get(name) for place, name in self.places]
+
+
+@functools.cache
+def _kind(func: Any) -> _Kind:
+    arguments = list(enumerate(func._schema.arguments))
+    places = tuple((i, x.name) for i, x in arguments if x.alias_info is not None and x.alias_info.is_write)
+    shares = any(result.alias_info is not None for result in func._schema.returns)
+    name = func._schema.name.partition("::")[2]
+    is_blind = name in _WRITE_ONLY or any(x.is_out for _, x in arguments)
+    return _Kind(name, places, shares and not places and name not in _MAY_COPY, is_blind)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+# Moving between devices is what these are for; the others want their operands on one device.
+_MOVES = ("copy_", "_to_copy", "_copy_from")
+
+
+def _check_devices(name: str, tensors: list[Tensor]) -> None:
+    """A number of the host may meet a tensor of the device, as in PyTorch; nothing else may."""
+    on_host = any(not tensor.is_meta and tensor.ndim for tensor in tensors)
+    if name not in _MOVES and on_host and any(tensor.is_meta for tensor in tensors):
+        raise HostAccess(f"{name} of tensors on the device and on the host")
+
+
+class _Library:
+    """Takes the place of cublasLt."""
+
+    version = 0
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.product = recorder.product
+        self._workspace = torch.empty(WORKSPACE_STREAMS * WORKSPACE_BYTES, dtype=torch.uint8, device=DEVICE)
+
+
+class _Work:
+    """A collective that is done at once."""
+
+    def wait(self) -> None: ...
+
+
+def _collective(recorder: Recorder, name: str) -> Callable[..., Any]:
+    def begin(tensor: Tensor, *args: Any, **kwargs: Any) -> _Work:
+        recorder.collective(name, tensor)
+        return _Work()
+
+    return begin
+
+
+class RecordedCapture:
+    """`mlbert.distributed.capture.Capture`: a graph is what it launches, and replaying it launches that."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder, self._pool = recorder, Memory()
+
+    def warm_up(self, function: Callable[[], None]) -> None:
+        """As `CudaCapture`, once."""
+        function()
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Runs the function for its launches."""
+        with self._recorder.graph(self._pool) as inside:
+            function()
+        return lambda: self._recorder.operations.extend(inside)
+
+
+@contextlib.contextmanager
+def recording(gpu: Gpu) -> Iterator[Recorder]:
+    """Inside, PyTorch has such a GPU, and what it would do is written down."""
+    recorder = Recorder()
+
+    def launch(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        options = {name: kwargs.pop(name) for name in _LAUNCH_OPTIONS if name in kwargs}
+        bound = kernel.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        recorder.launch(kernel, dict(bound.arguments) | options)
+
+    def capture(device: torch.device) -> RecordedCapture:
+        return RecordedCapture(recorder)
+
+    with contextlib.ExitStack() as context:
+        context.enter_context(pretended(gpu, recorder))
+        context.enter_context(mock.patch.object(JITFunction, "run", launch))
+        context.enter_context(mock.patch.object(step, "CudaCapture", capture))
+        for name in _COLLECTIVES:
+            if hasattr(dist, name):
+                context.enter_context(mock.patch.object(dist, name, _collective(recorder, name)))
+        context.enter_context(mock.patch.object(dist, "new_group", return_value=None))
+        cublaslt.use(_Library(recorder))  # type: ignore[arg-type]
+        context.callback(cublaslt.use, None)
+        context.callback(ops.select, "auto")
+        ops.select("auto", DEVICE)
+        yield recorder

@@ -1,0 +1,146 @@
+"""One optimizer step and one evaluation of BERT pre-training on a pretended GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.distributed.reduce import GradientReducer
+from mlbert.distributed.sharding import ShardLayout
+from mlbert.distributed.world import World
+from mlbert.models.bert import BertBase, BertForPreTraining
+from mlbert.models.objectives import MaskedLM, PreTraining
+from mlbert.ops.precision import compute_dtype, fp8_products
+from mlbert.optim import methods
+from mlbert.optim.base import FlatOptimizer
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.lamb import Lamb
+from mlbert.optim.loss_scale import LossScale
+from mlbert.programs.bench.counted.gpus import Gpu
+from mlbert.programs.bench.counted.pretend import DEVICE
+from mlbert.programs.bench.counted.recorder import Memory, Operation, RecordedCapture, Recorder, recording
+from mlbert.training.evaluate import Evaluator
+from mlbert.training.step import GraphMode, Graphs, Step
+
+SEQUENCES_PER_PACK = 3
+LAMB: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What was recorded.
+
+    Attributes:
+        step: a step's launches in order, those of its graphs among them.
+        evaluation: those of an evaluation of one batch.
+        memory: over start-up, two steps and the evaluation.
+        budget: of the micro-batch.
+        parameters: of the model.
+    """
+
+    step: list[Operation]
+    evaluation: list[Operation]
+    memory: Memory
+    budget: Budget
+    parameters: int
+
+
+@contextlib.contextmanager
+def models_on_the_device() -> Iterator[None]:
+    """Inside, models are made on the pretended device, and weights are not drawn."""
+    make = BertBase.__init__
+
+    def on_device(self: BertBase, *args: Any, **kwargs: Any) -> None:
+        with torch.device("meta"):
+            make(self, *args, **kwargs)
+
+    with mock.patch.object(BertBase, "__init__", on_device), mock.patch.object(BertBase, "initialize"):
+        yield
+
+
+def filled(budget: Budget) -> HostBatch:
+    """A batch of the budget's tokens, in two thirds of its sequences, as packs have them."""
+    number = max(-(-budget.tokens // budget.max_seqlen), budget.sequences * 2 // SEQUENCES_PER_PACK)
+    lengths = [len(part) for part in np.array_split(np.arange(budget.tokens), number)]
+    masked = [max(1, round(MASKED_SHARE * length)) for length in lengths]
+    rows = [([0] * n, n, False, range(1, m + 1), [0] * m) for n, m in zip(lengths, masked, strict=True)]
+    return HostBatch.of_sequences(Ragged.from_rows(rows), np.arange(number), budget.max_seqlen)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What `mlbert.training.step.Step` works with, and how."""
+
+    model: BertBase
+    objective: MaskedLM
+    flat: FlatParameters
+    sync: GradientReducer
+    optimizer: FlatOptimizer
+    budget: Budget
+    graphs: Graphs | None = None
+    micro_batches: int = 1
+    evaluated: Budget | None = None
+    loss_scale: LossScale | None = None
+
+
+def count(config: BertConfig, packs: int, precision: str, gpu: Gpu, mode: str = "full_iteration") -> Counted:
+    """A step of a model of this shape with LAMB on one GPU alone.
+
+    Args:
+        packs: of the step's only micro-batch, each full.
+        precision, mode: PRECISION and CUDA_GRAPH_MODE.
+    """
+    with recording(gpu) as recorder, models_on_the_device():
+        products = fp8_products(precision, DEVICE)
+        model = BertForPreTraining(config, compute_dtype(precision, DEVICE), fp8_products=products)
+        flat = FlatParameters(model.ordered_parameters())
+        copy = methods.copy_dtype(precision, DEVICE)
+        optimizer = Lamb(flat, ShardLayout.whole(flat.numel), copy_dtype=copy, **LAMB)
+        sync = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
+        length = config.max_position_embeddings
+        budget = Budget.of_packs(packs, length, SEQUENCES_PER_PACK, length, MAX_PREDICTIONS)
+        capture = functools.partial(RecordedCapture, recorder)
+        graphs = None if mode == "none" else Graphs(GraphMode(mode), budget, 1, capture)
+        return run(recorder, Trained(model, PreTraining("step"), flat, sync, optimizer, budget, graphs))
+
+
+def run(recorder: Recorder, trained: Trained) -> Counted:
+    """Start-up, two steps (in FP8 the first one finds the scales) and two evaluations; the second ones are told."""
+    objects = (trained.model, trained.objective, trained.flat, trained.sync, trained.optimizer)
+    recorder.name(trained.flat.padded_data, "weights")
+    recorder.name(trained.flat.padded_grad, "gradients")
+    for key in trained.optimizer.STATE:
+        recorder.name(getattr(trained.optimizer, key), "moments")
+    said: list[str] = []
+    step = Step(*objects, lambda tensor: tensor, said.append, trained.graphs, trained.loss_scale)
+    with recorder.start_up():
+        step.warm_up()
+        if trained.graphs:
+            step.record()
+    batch = filled(trained.budget)
+    objective = trained.objective
+    divisors = objective.divisors(objective.counts(batch))
+    capture = trained.graphs.capture() if trained.graphs else None
+    samples = [filled(trained.evaluated or trained.budget)]
+    evaluator = Evaluator(trained.model, objective, samples, World(), capture)
+    operations: list[Operation] = []
+    evaluation: list[Operation] = []
+    for number in range(2):
+        recorder.operations = operations = []
+        step([batch] * trained.micro_batches, 1, number, divisors, 1e-4)
+        recorder.operations = evaluation = []
+        evaluator.begin()  # the first one records its graph
+    assert not said, said
+    return Counted(operations, evaluation, recorder.memory, trained.budget, trained.flat.numel)

@@ -1,0 +1,54 @@
+"""What `mlbert bench step --model` tells: the modelled step of a shape, in some precisions and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.programs.bench.counted.gpus import Gpu
+from mlbert.programs.bench.counted.model import SEQUENCES_A_PACK, seconds_of_parts
+from mlbert.programs.bench.counted.parts import PARTS, totals
+from mlbert.programs.bench.counted.steps import count
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """A step of so many sequences: milliseconds, launches and GB by part, memory at its peak."""
+
+    precision: str
+    sequences: int
+    tokens: int
+    milliseconds: dict[str, float]
+    launches: dict[str, int]
+    gigabytes: dict[str, float]
+    teraflops: float
+    peak_memory_gb: float
+
+    @property
+    def sequences_per_second(self) -> float:
+        """Of one GPU."""
+        return self.sequences / sum(self.milliseconds.values()) * 1e3
+
+
+def model(config: BertConfig, gpu: Gpu, precisions: Sequence[str], batches: Sequence[int]) -> list[Modelled]:
+    """Each precision with each batch, sequences of which `SEQUENCES_A_PACK` fill a pack."""
+    rows = []
+    for sequences in batches:
+        for precision in precisions:
+            counted = count(config, sequences // SEQUENCES_A_PACK, precision, gpu)
+            sums = totals(counted.step, counted, config)
+            seconds = seconds_of_parts(counted, config, gpu)
+            rows.append(
+                Modelled(
+                    precision=precision,
+                    sequences=sequences,
+                    tokens=counted.budget.tokens,
+                    milliseconds={part: 1e3 * seconds[part] for part in PARTS},
+                    launches={part: sums[part].launches for part in PARTS},
+                    gigabytes={part: sums[part].moved / 1e9 for part in PARTS},
+                    teraflops=sum(total.flops for total in sums.values()) / 1e12,
+                    peak_memory_gb=counted.memory.peak / 1e9,
+                )
+            )
+    return rows

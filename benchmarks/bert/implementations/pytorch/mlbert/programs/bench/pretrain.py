@@ -1,0 +1,178 @@
+"""A race of masked-LM pre-training on the same text in the same time: ours against a plain loop around `transformers`.
+
+Both sides run at the same time, each with one thread on a core of its own, so that a noisy machine slows both; they
+read the same rows with the same vocabulary and are judged on the same masked tokens. There is a pair of runs for each
+of their learning rates: the best of them counts, while ours has the rate of its rules and a new seed each time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlbert.data.prepare.installed_text import write_text
+from mlbert.host.errors import UserError
+from mlbert.ops.precision import compute_dtype, small_model_precision
+from mlbert.programs.bench import race_sides
+from mlbert.programs.bench.race_text import read_race
+from mlbert.programs.pretrain_rules import SEQUENCE_LENGTH, SIZES, Choice, choose
+
+TEXT_BYTES = 40_000_000
+NAMES = {"2x128": "tiny", "4x256": "small"}  # layers x hidden size: name in the rules
+# The middle one of each was the best in short runs; they are a factor of 2 apart.
+THEIR_RATES = {"2x128": (1e-3, 2e-3, 4e-3), "4x256": (5e-4, 1e-3, 2e-3)}
+OURS, THEIRS = "mlbert", "transformers"
+
+
+@dataclass(frozen=True)
+class Runner:
+    """One run.
+
+    Attributes:
+        side: `OURS` or `THEIRS`.
+        size: a name of `NAMES`.
+        budget: seconds of processor time.
+        seed: of weights, order and masks.
+        learning_rate: theirs.
+        core: to run on.
+    """
+
+    side: str
+    size: str
+    budget: float
+    seed: int
+    learning_rate: float
+    core: int
+
+
+def make_text(folder: Path) -> Path:
+    """The English that this machine carries, in ``folder``; made once."""
+    path = folder / "text.txt"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        digest = write_text(partial, TEXT_BYTES)
+        (folder / "text.sha256").write_text(f"{digest}\n", encoding="utf-8")
+        partial.rename(path)
+    return path
+
+
+def run(
+    text: Path, folder: Path, size: str, minutes: float, seed: int, versus: bool, tell: Callable[[dict[str, Any]], None]
+) -> list[dict[str, Any]]:
+    """Runs the race and returns its records; each is told as it comes.
+
+    Args:
+        text: a sentence a line, a blank line behind each document.
+        folder: where vocabulary and tokens are kept.
+        size: a name of `NAMES`.
+        minutes: of processor time of each run.
+        seed: of the first run.
+        versus: whether `transformers` takes part; else one run of ours.
+        tell: called with each record.
+
+    Raises:
+        UserError: the text is too small or cannot be read, or a run has failed.
+    """
+    records: list[dict[str, Any]] = []
+
+    def keep(record: dict[str, Any]) -> None:
+        records.append(record)
+        tell(record)
+
+    choice = choice_of(text, folder, size, minutes)
+    guesses = read_race(text, folder, choice.shape.vocabulary, SEQUENCE_LENGTH).guesses()
+    keep({"text": text.name, "bytes": text.stat().st_size, "machine": platform.machine(), "torch": torch.__version__})
+    keep({"guesses": guesses, "choice": asdict(choice)})
+    cores = sorted(os.sched_getaffinity(0))
+    rates = THEIR_RATES[size] if versus else (0.0,)
+    for number, rate in enumerate(rates):
+        settings: dict[str, Any] = {"size": size, "budget": 60.0 * minutes, "seed": seed + number}
+        runners = [Runner(OURS, **settings, learning_rate=choice.learning_rate, core=cores[0])]
+        if versus:
+            runners.append(Runner(THEIRS, **settings, learning_rate=rate, core=cores[-1]))
+        # With one core the sides take turns.
+        for group in [runners] if len(cores) > 1 else [[runner] for runner in runners]:
+            _side_by_side(group, text, folder, keep)
+    return records
+
+
+def choice_of(text: Path, folder: Path, size: str, minutes: float) -> Choice:
+    """What the rules say for our side. Raises UserError: the text cannot be read."""
+    if not text.is_file():
+        raise UserError(
+            "file.missing", text, "is no file", "Name a text, a sentence a line and a blank line between documents"
+        )
+    return choose(text.stat().st_size // 4, 60.0 * minutes, NAMES[size])
+
+
+def _side_by_side(runners: Sequence[Runner], text: Path, folder: Path, keep: Callable[[dict[str, Any]], None]) -> None:
+    context = multiprocessing.get_context("spawn")
+    queue: Queue[dict[str, Any] | None] = context.Queue()
+    processes = [context.Process(target=_run, args=(runner, text, folder, queue)) for runner in runners]
+    for process in processes:
+        process.start()
+    running = len(processes)
+    while running:
+        record = queue.get()
+        if record is None:
+            running -= 1
+        else:
+            keep(record)
+    for process in processes:
+        process.join()
+        if process.exitcode:
+            raise UserError(
+                "program.failed",
+                "bench pretrain",
+                f"a run ended with exit code {process.exitcode}",
+                "See its message above",
+            )
+
+
+def _run(runner: Runner, text: Path, folder: Path, queue: Queue[Any]) -> None:
+    """One run in a process of its own: a point of its curve at a time into the queue, then None."""
+    try:
+        os.sched_setaffinity(0, {runner.core})
+        torch.set_num_threads(1)
+        choice = choice_of(text, folder, runner.size, runner.budget / 60.0)
+        rows = read_race(text, folder, choice.shape.vocabulary, SEQUENCE_LENGTH)
+        if runner.side == OURS:
+            device = torch.device("cpu")
+            dtype = compute_dtype(small_model_precision(device), device)
+            side = race_sides.ours(rows, choice, runner.seed, dtype)
+        else:
+            side = race_sides.theirs(rows, *SIZES[NAMES[runner.size]], runner.learning_rate, runner.seed)
+        for point in race_sides.race(*side, runner.budget):
+            queue.put({**asdict(runner), **point})
+    finally:
+        queue.put(None)
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> str:
+    """The curves as text: a row for each tenth of the time, a column for each run; then what guessing reaches."""
+    curves: dict[tuple[str, float, int], list[float]] = {}
+    for point in (record for record in records if "accuracy" in record):
+        curves.setdefault((point["side"], point["learning_rate"], point["seed"]), []).append(point["accuracy"])
+    head = ["time", *(f"{side} {rate:.2g} #{seed}" for side, rate, seed in curves)]
+    lines = ["  ".join(head)]
+    for number in range(race_sides.EVALUATIONS):
+        cells = [f"{curve[number]:.3f}" if number < len(curve) else "-" for curve in curves.values()]
+        cells.insert(0, f"{(number + 1) / race_sides.EVALUATIONS:.0%}")
+        lines.append("  ".join(cell.rjust(len(name)) for cell, name in zip(cells, head, strict=True)))
+    guesses = next(record["guesses"] for record in records if "guesses" in record)
+    lines.append(
+        f"most frequent token {guesses['most_frequent_accuracy']:.3f}, bigram {guesses['bigram_accuracy']:.3f}"
+    )
+    for side in (OURS, THEIRS):
+        if ends := [curve[-1] for run, curve in curves.items() if run[0] == side]:
+            lines.append(f"{side} at the end: {min(ends):.3f} to {max(ends):.3f}")
+    return "\n".join(lines) + "\n"

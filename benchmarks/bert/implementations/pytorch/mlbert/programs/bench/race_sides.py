@@ -1,0 +1,138 @@
+"""The two sides of a race: each trains for a time and tells its held-out accuracy along the way.
+
+The clock is the processor time of the side's own process, which computes with one thread: on a core of its own that is
+wall time, and on a busy machine neither side loses by what others do. Evaluation is not counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from mlbert.data.formats.ragged import Ragged
+from mlbert.distributed.reduce import GradientReducer
+from mlbert.distributed.sharding import ShardLayout
+from mlbert.distributed.world import World
+from mlbert.models.bert import BertForMaskedLM
+from mlbert.models.neighbours import begin_with_frequencies
+from mlbert.models.objectives import MaskedLM
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.stableadamw import StableAdamW
+from mlbert.programs.bench.race_text import RaceText, host_batch
+from mlbert.programs.pretrain_rules import Choice
+from mlbert.training.step import Step as TrainingStep
+
+EVALUATIONS = 10  # in a run
+THEIR_WARMUP = 0.06  # of the time
+THEIR_ROWS, THEIR_RATE = 16, 0.15
+_LEAST_RATE = 1e-9  # an update's rate is not 0
+
+Point = dict[str, float]
+Step = Callable[[float], float]  # trains one update at this share of the time; returns the loss
+
+
+def race(step: Step, accuracy: Callable[[], float], seconds: float) -> Iterator[Point]:
+    """Trains until so many seconds of processor time are used; yields a point of the curve now and then."""
+    used, updates, next_point, wall = 0.0, 0, seconds / EVALUATIONS, time.monotonic()
+    while used < seconds:
+        before = time.process_time()
+        loss = step(used / seconds)
+        used += time.process_time() - before
+        updates += 1
+        if used >= min(next_point, seconds):
+            next_point += seconds / EVALUATIONS
+            yield {
+                "seconds": round(used, 2),
+                "wall": round(time.monotonic() - wall, 2),
+                "updates": updates,
+                "loss": round(loss, 4),
+                "accuracy": round(accuracy(), 5),
+            }
+
+
+def theirs(text: RaceText, layers: int, hidden: int, rate: float, seed: int) -> tuple[Step, Callable[[], float]]:
+    """A plain good loop around Hugging Face's BERT: AdamW, masks anew each time, logits of masked tokens only, no
+    dropout, linear warm-up and decay over the time, gradient clipped to 1."""
+    import transformers
+
+    length, vocabulary = text.train.shape[1], len(text.unigrams)
+    torch.manual_seed(seed)
+    model = transformers.BertForMaskedLM(
+        transformers.BertConfig(
+            vocab_size=vocabulary,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=max(2, hidden // 64),
+            intermediate_size=4 * hidden,
+            max_position_embeddings=length,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
+    optimizer = torch.optim.AdamW(_groups(model), lr=rate, betas=(0.9, 0.98), eps=1e-6)
+    batches = text.batches(THEIR_ROWS, THEIR_RATE, seed)
+
+    def logits(rows: Ragged) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = torch.from_numpy(rows.tokens.astype(np.int64)).view(len(rows), length)
+        starts = np.repeat(rows.offsets[:-1], np.diff(rows.masked_offsets))
+        where = torch.from_numpy(starts + rows.masked_positions)
+        hidden_states = model.bert(input_ids=ids).last_hidden_state.flatten(0, 1)
+        return model.cls(hidden_states[where]), torch.from_numpy(rows.masked_labels.astype(np.int64))
+
+    def step(share: float) -> float:
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(share / THEIR_WARMUP, (1 - share) / (1 - THEIR_WARMUP))
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(*logits(next(batches)))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return float(loss.detach())
+
+    @torch.no_grad()
+    def accuracy() -> float:
+        found = [(a.argmax(-1) == b).float() for a, b in map(logits, text.evaluation())]
+        return float(torch.cat(found).mean())
+
+    return step, accuracy
+
+
+def _groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    rest = [p for p in model.parameters() if p.ndim <= 1]
+    return [{"params": decayed, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
+
+
+def ours(text: RaceText, choice: Choice, seed: int, dtype: torch.dtype) -> tuple[Step, Callable[[], float]]:
+    """Our model with the settings that the rules chose, in the step that training makes; the schedule follows the
+    time."""
+    model = BertForMaskedLM(choice.config(len(text.unigrams)), dtype)
+    model.initialize(seed)
+    begin_with_frequencies(model, text.unigrams)
+    flat = FlatParameters(model.ordered_parameters())
+    numbers: dict[str, Any] = {"betas": choice.betas, "eps": choice.epsilon, "weight_decay": choice.weight_decay}
+    optimizer = StableAdamW(flat, ShardLayout.whole(flat.numel), max_grad_norm=1.0, **numbers)
+    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
+    objective = MaskedLM("step")
+    update = TrainingStep(model, objective, flat, reducer, optimizer, over_ranks=lambda amax: amax, say=print)
+    batches, steps = text.batches(choice.sequences, choice.mask_rate, seed), itertools.count()
+    warmup, decay = choice.warmup / choice.updates, choice.decay / choice.updates
+
+    def step(share: float) -> float:
+        rate = choice.learning_rate * min(1.0, share / warmup, (1 - share) / decay)
+        batch = host_batch(next(batches))
+        divisors = objective.divisors(objective.counts(batch))
+        return float(update([batch], seed, next(steps), divisors, max(rate, _LEAST_RATE)).loss_sum)
+
+    @torch.no_grad()
+    def accuracy() -> float:
+        sums = torch.stack([objective.sums(model, host_batch(rows).to("cpu")) for rows in text.evaluation()]).sum(0)
+        return float(sums[0] / sums[2])
+
+    return step, accuracy

@@ -1,0 +1,129 @@
+"""The text of a race: one vocabulary, training rows and a masked evaluation set that both sides read.
+
+Documents are cut out of one stream of tokens, [SEP] behind each: rows of [CLS], L - 2 tokens, [SEP], all full. Every
+50th document is held out. Legend: N rows, L tokens of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.text_masking import Masking
+from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.prepare.baselines import baselines
+from mlbert.data.prepare.generator import FlatDocuments
+from mlbert.data.prepare.vocab import count_words, train_vocabulary
+from mlbert.host.errors import UserError
+
+HELD_OUT = 50  # every so manieth document
+EVAL_ROWS, EVAL_RATE, EVAL_SEED = 1024, 0.15, 7
+LEAST_ROWS = 32
+EVAL_BATCH = 128
+
+
+@dataclass(frozen=True)
+class RaceText:
+    """Rows of tokens, and what is needed to mask them.
+
+    Attributes:
+        train: uint16 [N, L].
+        held_out: masked rows, of L tokens.
+        masking: the rule of BERT for the vocabulary.
+        unigrams: float64 [V], how often each token is in the training text.
+    """
+
+    train: np.ndarray
+    held_out: Ragged
+    masking: Masking
+    unigrams: np.ndarray
+
+    def batches(self, rows: int, rate: float, seed: int) -> Iterator[Ragged]:
+        """Endless batches of so many rows in an order of their own each epoch, masked anew."""
+        order, step, masking = np.random.default_rng(seed), 0, self._masking(seed)
+        offsets = np.arange(rows + 1) * self.train.shape[1]
+        while True:
+            places = order.permutation(len(self.train))
+            for first in range(0, len(places) - rows + 1, rows):
+                tokens = self.train[places[first : first + rows]].ravel()
+                yield masking(tokens, offsets, step, np.arange(rows), rate)
+                step += 1
+
+    def evaluation(self) -> Iterator[Ragged]:
+        """The held-out rows in batches."""
+        for first in range(0, len(self.held_out), EVAL_BATCH):
+            yield self.held_out.slice(first, first + EVAL_BATCH)
+
+    def guesses(self) -> dict[str, float | int | str]:
+        """Accuracy of guessing without a model (`mlbert.data.prepare.baselines`)."""
+        count, length = self.train.shape
+        numbers = np.arange(count + 1)
+        plain = FlatDocuments(self.train[:, 1:-1].ravel(), numbers * (length - 2), numbers)
+        return baselines([plain], self.held_out, len(self.unigrams))
+
+    def _masking(self, seed: int) -> Masking:
+        rule = self.masking
+        return Masking(rule.special_ids, rule.mask_id, rule.vocab_size, seed)
+
+
+def host_batch(rows: Ragged) -> HostBatch:
+    """The rows as our model reads them."""
+    return HostBatch.of_sequences(rows, np.arange(len(rows)), int(rows.lengths.max()))
+
+
+def read_race(text: Path, folder: Path, vocab_size: int, length: int) -> RaceText:
+    """Reads a text of a sentence a line and a blank line behind each document; vocabulary and tokens are kept in
+    ``folder``. Raises UserError: it cannot be read, or is too small."""
+    vocabulary, store = folder / "vocab.txt", folder / "tokens.npz"
+    if not store.exists():
+        _tokenise(text, vocabulary, store, vocab_size)
+    tokenizer = load_tokenizer(vocabulary)
+    with np.load(store) as kept:
+        tokens, offsets = kept["tokens"], kept["offsets"]
+    is_held = np.arange(len(offsets) - 1) % HELD_OUT == HELD_OUT - 1
+    train, held_out = (
+        _rows(tokens, offsets, chosen, length, tokenizer.cls_id, tokenizer.sep_id) for chosen in (~is_held, is_held)
+    )
+    if len(held_out) < LEAST_ROWS:
+        raise UserError(
+            "data.too-small", text, f"gives {len(held_out)} held-out rows, fewer than {LEAST_ROWS}", "Give more text"
+        )
+    count = min(EVAL_ROWS, len(held_out))
+    held_out = held_out[np.linspace(0, len(held_out) - 1, count).astype(int)]
+    masking = Masking(tokenizer.special_ids, tokenizer.mask_id, len(tokenizer.vocabulary), EVAL_SEED)
+    masked = masking(held_out.ravel(), np.arange(count + 1) * length, 0, np.arange(count), EVAL_RATE)
+    counts = np.bincount(train[:, 1:-1].ravel(), minlength=len(tokenizer.vocabulary)).astype(float)
+    return RaceText(train, masked, masking, counts)
+
+
+def _tokenise(text: Path, vocabulary: Path, store: Path, vocab_size: int) -> None:
+    try:
+        documents = [" ".join(part.split("\n")) for part in text.read_text(encoding="utf-8").split("\n\n") if part]
+    except OSError as error:
+        raise UserError("file.unreadable", text, f"cannot be read ({error.strerror})", "Name a text file") from None
+    vocabulary.parent.mkdir(parents=True, exist_ok=True)
+    train = (part for number, part in enumerate(documents) if number % HELD_OUT != HELD_OUT - 1)
+    entries = train_vocabulary(count_words(train), vocab_size)
+    vocabulary.write_text("\n".join(entries) + "\n", encoding="utf-8")
+    tokens, offsets = load_tokenizer(vocabulary).encode_all(documents)
+    np.savez(store, tokens=tokens, offsets=offsets)
+
+
+def _rows(
+    tokens: np.ndarray, offsets: np.ndarray, chosen: np.ndarray, length: int, cls_id: int, sep_id: int
+) -> np.ndarray:
+    """uint16 [N, L] of the chosen documents, one behind the other."""
+    lengths = np.diff(offsets)
+    inside = np.repeat(chosen, lengths)
+    ends = np.cumsum(lengths[chosen])
+    stream = np.insert(tokens[inside], ends, np.uint16(sep_id))
+    count = len(stream) // (length - 2)
+    rows = np.empty((count, length), np.uint16)
+    rows[:, 0], rows[:, -1] = cls_id, sep_id
+    rows[:, 1:-1] = stream[: count * (length - 2)].reshape(count, length - 2)
+    return rows

@@ -1,0 +1,237 @@
+"""One training step, forward, backward and optimizer, ours against Hugging Face's, in one run.
+
+Both sides train on the same sequences. Ours: flat token stream, LAMB. Theirs: `transformers.BertForPreTraining`
+padded to the batch's longest sequence, vocabulary logits at every position, `torch.optim.AdamW`; each at the best
+precision that it supports on this processor. Steps alternate, so that a machine whose speed drifts slows both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.deals import contiguous
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.packed import PackedSource
+from mlbert.data.loading.synthetic import lengths_at, sequences
+from mlbert.distributed.reduce import GradientReducer
+from mlbert.distributed.sharding import ShardLayout
+from mlbert.distributed.world import World
+from mlbert.host.errors import UserError
+from mlbert.models.bert import BertBase, BertForPreTraining
+from mlbert.models.flops import Work, training_flops
+from mlbert.models.objectives import MaskedLM, PreTraining
+from mlbert.models.weights.huggingface import huggingface_config, padded_inputs, to_huggingface
+from mlbert.ops import api as ops
+from mlbert.ops.peak import gemm_peak_flops
+from mlbert.optim.base import FlatOptimizer
+from mlbert.optim.flat import FlatParameters
+from mlbert.optim.lamb import Lamb
+from mlbert.training.step import Step
+
+LEARNING_RATE = 1e-4
+LAMB: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
+MIN_PAIRS = 5
+MAX_SEQUENCES_PER_PACK = 3
+
+
+@dataclass(frozen=True)
+class Side:
+    """One contestant: a name and a function that makes one step and returns its loss."""
+
+    name: str
+    step: Callable[[], float]
+
+
+def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> HostBatch:
+    """The sequences that both sides train on: from a prepared set, or made up with Wikipedia's length distribution.
+
+    Made-up lengths are evenly spaced quantiles, so that a small batch has the distribution's mean too.
+    """
+    max_tokens = config.max_position_embeddings
+    if data is None:
+        lengths = lengths_at((np.arange(packs) + 0.5) / packs, max_tokens)
+        rows = sequences(lengths, config.vocab_size, np.random.default_rng(seed))
+        return HostBatch.of_sequences(rows, np.arange(packs), max_tokens)
+    packed = PackedSource(
+        data,
+        packs_per_step=packs,
+        max_sequences_per_pack=MAX_SEQUENCES_PER_PACK,
+        seed=seed,
+        deal=contiguous,
+        vocab_size=config.vocab_size,
+    )
+    if packed.vocab_size != config.vocab_size or packed.max_tokens > config.max_position_embeddings:
+        raise UserError(
+            "data.model-mismatch",
+            data,
+            "does not fit the model's vocabulary or length",
+            "Choose another --config or --data",
+        )
+    packed.open()
+    batch = packed.next_step()[0]
+    packed.close()
+    return batch
+
+
+def our_side(batch: HostBatch, model: BertForPreTraining, seed: int) -> Side:
+    """Our model with LAMB, in the step that training makes; moves the model's weights into a flat buffer."""
+    flat = FlatParameters(model.ordered_parameters())
+    return trained_side(
+        batch, model, seed, flat, Lamb(flat, ShardLayout.whole(flat.numel), **LAMB), PreTraining("step")
+    )
+
+
+def trained_side(
+    batch: HostBatch, model: BertBase, seed: int, flat: FlatParameters, optimizer: FlatOptimizer, objective: MaskedLM
+) -> Side:
+    """Our model in the step that training makes."""
+    steps = itertools.count()
+    alone = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
+    step = Step(model, objective, flat, alone, optimizer, over_ranks=lambda amax: amax, say=print)
+    divisors = objective.divisors(objective.counts(batch))
+    return Side("mlbert", lambda: float(step([batch], seed, next(steps), divisors, LEARNING_RATE).loss_sum))
+
+
+def their_side(
+    config: BertConfig,
+    batch: HostBatch,
+    dtype: torch.dtype,
+    start: BertForPreTraining,
+    attention: str | None = None,
+) -> Side:
+    """Hugging Face's model with AdamW, from the same weights, on the same sequences in padded form.
+
+    ``attention``: its ``attn_implementation`` ("eager", "sdpa"); None leaves its own default.
+    """
+    device = next(start.parameters()).device
+    try:
+        import transformers
+    except ImportError:
+        raise UserError(
+            "package.missing",
+            "transformers",
+            "is not installed",
+            "Install it: pip install -c constraints.txt -e .[huggingface]",
+        ) from None
+    values: dict[str, Any] = {**huggingface_config(config)}
+    del values["architectures"], values["model_type"]
+    if attention:
+        values["attn_implementation"] = attention
+    with device:
+        model = transformers.BertForPreTraining(transformers.BertConfig(**values))
+    model.load_state_dict(to_huggingface(start), strict=False)
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    inputs = {name: value.to(device) for name, value in padded_inputs(batch.to("cpu")).items()}
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss = model(**inputs).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return float(loss.detach())
+
+    return Side(f"huggingface{f' {attention}' if attention else ''}", step)
+
+
+def check_pairs(pairs: int) -> None:
+    """Raises UserError: too few for a median."""
+    if pairs < MIN_PAIRS:
+        raise UserError("config.range", "--pairs", f"{pairs} is too few for a median", f"Give at least {MIN_PAIRS}")
+
+
+def alternate(sides: list[Side], pairs: int) -> dict[str, list[float]]:
+    """Seconds of each side's step, taken in turn after one step each that is not counted.
+
+    Raises UserError when a loss is not finite: the figures would be of no use.
+    """
+    seconds: dict[str, list[float]] = {side.name: [] for side in sides}
+    for turn in range(pairs + 1):
+        for side in sides:
+            started = time.perf_counter()
+            loss = side.step()
+            if turn:
+                seconds[side.name].append(time.perf_counter() - started)
+            if not torch.isfinite(torch.tensor(loss)):
+                raise UserError("run.diverged", side.name, f"has loss {loss}", "Try another --seed")
+    return seconds
+
+
+def run(
+    config: BertConfig,
+    packs: int,
+    pairs: int,
+    dtype: torch.dtype,
+    versus: bool,
+    data: Path | None = None,
+    seed: int = 1,
+    device: torch.device | None = None,
+) -> dict[str, object]:
+    """Measures and returns a JSON-able record; times in seconds, rates per second.
+
+    Args:
+        config: shape of the model.
+        packs: packs of the prepared set, or sequences where they are made up.
+        pairs: counted steps of each side.
+        dtype: precision of the matrix products, on both sides.
+        versus: measure Hugging Face too.
+        data: a prepared set to take the sequences from.
+        seed: of weights, data and dropout.
+        device: where to compute; None: the CPU.
+    """
+    device = device or torch.device("cpu")
+    check_pairs(pairs)
+    implementations = ops.select("auto", device)
+    batch = make_batch(config, packs, data, seed)
+    model = BertForPreTraining(config, dtype)
+    model.initialize(seed)
+    model = model.to(device)
+    sides = [our_side(batch, model, seed), *([their_side(config, batch, dtype, model)] if versus else [])]
+    peak_before = gemm_peak_flops(dtype, device)
+    seconds = alternate(sides, pairs)
+    peak = max(peak_before, gemm_peak_flops(dtype, device))
+    work = Work.of(batch)
+    flops = training_flops(config, work)
+    record: dict[str, object] = {
+        "config": {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")},
+        "max_seq_length": config.max_position_embeddings,
+        "precision": str(dtype).removeprefix("torch."),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "ops": implementations,
+        "sequences": work.sequences,
+        "tokens": work.tokens,
+        "masked_tokens": work.masked,
+        "padded_tokens": work.sequences * batch.max_seqlen,
+        "model_flops_per_step": flops,
+        "gemm_peak_flops_per_second": peak,
+        "sides": {
+            name: {
+                "seconds": times,
+                "median_seconds": statistics.median(times),
+                "sequences_per_second": work.sequences / statistics.median(times),
+                "model_flops_per_second": flops / statistics.median(times),
+                "share_of_gemm_peak": flops / statistics.median(times) / peak,
+            }
+            for name, times in seconds.items()
+        },
+    }
+    if versus:
+        ratios = [b / a for a, b in zip(seconds["mlbert"], seconds["huggingface"], strict=True)]
+        record["pair_ratios"] = ratios
+        record["ratio"] = statistics.median(ratios)
+    return record

@@ -1,0 +1,115 @@
+"""What a person sees of a pre-training run on own text: a bar or lines, and words of warning."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from mlbert.programs.console_progress import short_duration
+from mlbert.runs.events import Events
+from mlbert.runs.progress import Outcome, TrainState
+
+LINE_SECONDS = 10.0
+_EARLY, _LATE = 0.3, 0.6  # shares of the time from which an accuracy is compared with the two baselines
+_POINTS = 3  # evaluations that the estimate looks at
+
+
+class Display(Events):
+    """Shows the run.
+
+    Args:
+        seconds: of the whole run.
+        baselines: accuracies of the most frequent token and of the bigram on the held-out text.
+    """
+
+    def __init__(self, console: Console, seconds: float, baselines: Mapping[str, Any], log_every_steps: int) -> None:
+        self._console, self._seconds, self._every = console, seconds, log_every_steps
+        self._most_frequent = float(baselines["most_frequent_accuracy"])
+        self._bigram = float(baselines["bigram_accuracy"])
+        self._points: list[tuple[float, float]] = []  # seconds and accuracy
+        self._said = time.monotonic()
+        self._warned = 0
+        self._bar: Progress | None = None
+
+    def opened(self, state: TrainState) -> None:
+        """Training begins."""
+        if self._console.is_terminal:
+            text = "{task.fields[words]}"
+            self._bar = Progress(
+                TextColumn("{task.percentage:3.0f} %"), BarColumn(), TextColumn(text), console=self._console
+            )
+            self._bar.add_task("train", total=1.0, words="")
+            self._bar.start()
+
+    def wants(self, step: int) -> bool:
+        """Whether this step is shown: every so many, and slow ones by the clock."""
+        return step % self._every == 0 or time.monotonic() - self._said >= LINE_SECONDS
+
+    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
+        """A log point."""
+        share = min(1.0, state.due_seconds / self._seconds)
+        left = short_duration(max(0.0, self._seconds - state.due_seconds))
+        parts = [f"{left} left", f"loss {loss:.2f}"]
+        if self._points:
+            parts.append(f"accuracy {self._points[-1][1]:.3f}")
+        if (estimate := final_accuracy(self._points, self._seconds)) is not None:
+            parts.append(f"at the end about {estimate:.2f}")
+        parts.append(f"{state.tokens / max(state.train_seconds, 1e-9):,.0f} tokens/s")
+        words = ", ".join(parts)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=share, words=words)
+        if time.monotonic() - self._said >= LINE_SECONDS:
+            self._said = time.monotonic()
+            if self._bar is None:
+                self.say(f"{share:4.0%}  {words}")
+
+    def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
+        """The accuracy on held-out text."""
+        accuracy = state.accuracy
+        self._points.append((max(seconds, 1e-3), accuracy))
+        self.say(f"held-out accuracy {accuracy:.4f} after {short_duration(seconds)}")
+        share = seconds / self._seconds
+        if self._warned < 1 and share >= _EARLY and accuracy <= self._most_frequent + 0.005:
+            self._warned = 1
+            what = f"always guessing the most frequent token ({self._most_frequent:.4f})"
+            self.say(f"warning: no better than {what}: nothing else is learnt yet")
+        elif self._warned < 2 and share >= _LATE and accuracy <= self._bigram:
+            self._warned = 2
+            what = f"guessing from one neighbour ({self._bigram:.4f})"
+            self.say(f"warning: no better than {what}: it takes more --minutes, or a smaller --size")
+
+    def skipped(self, state: TrainState) -> None:
+        """A step whose gradient was not finite."""
+        self.say(f"step {state.step} left out: non-finite gradient ({state.skipped_steps} so far)")
+
+    def stop(self, outcome: Outcome) -> None:
+        """The end of training."""
+        self.close()
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def say(self, text: str) -> None:
+        """One line."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def final_accuracy(points: Sequence[tuple[float, float]], seconds: float) -> float | None:
+    """What the last evaluations (seconds since the start, accuracy) let expect at the end, on a straight line over the
+    logarithm of time; None where they are too few."""
+    last = points[-_POINTS:]
+    times = [math.log(at) for at, _ in last]
+    if len(set(times)) < 2:
+        return None
+    slope = statistics.linear_regression(times, [accuracy for _, accuracy in last]).slope
+    found = last[-1][1] + max(slope, 0.0) * (math.log(seconds) - times[-1])
+    return min(max(found, last[-1][1]), 1.0)

@@ -1,0 +1,144 @@
+"""From the text, the time and the machine to the settings of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.config.recipe import MASKED_LM
+from mlbert.config.resolution import Resolved, resolve
+from mlbert.ops.peak import gemm_peak_flops
+from mlbert.ops.precision import compute_dtype, small_model_precision
+from mlbert.programs import pretrain_rules
+from mlbert.programs.custom_corpus.folder import OwnFolder
+from mlbert.recipes import masked_lm_text
+from mlbert.runs.progress import Pace
+
+BYTES_A_TOKEN = 4  # of English text, about
+SHARE_OF_PEAK = 0.3  # of the measured matrix-product rate, that training reaches about
+CONTINUED = 0.1  # of the rate of a new model, for one that has learnt already
+SAVE_SECONDS = 60.0
+EVALUATIONS, LEAST_EVALUATION_SECONDS = 8, 1.0
+_ORIGIN = "mlbert pretrain"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is decided before the text is read.
+
+    Attributes:
+        vocab_size: entries at most of a tokenizer that is trained.
+        length: tokens of a sequence.
+        settings: key to value, JSON-able.
+        warmup, decay: shares of the time over which the rate rises and falls.
+        shape: values of bert_config.json; its vocab_size becomes that of the tokenizer.
+    """
+
+    vocab_size: int
+    length: int
+    settings: Mapping[str, Any]
+    warmup: float
+    decay: float
+    shape: Mapping[str, Any]
+
+
+def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, BertConfig] | None) -> Plan:
+    """The rules' choice for a text of so many bytes and a run of so many seconds on this machine.
+
+    Args:
+        start: folder and shape of a model to go on from; None: a new one of ``size``.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+    precision = small_model_precision(device)
+    speed = SHARE_OF_PEAK * gemm_peak_flops(compute_dtype(precision, device), device)
+
+    def tokens_per_second(shape: pretrain_rules.Shape) -> float:
+        return speed / shape.flops_a_token
+
+    tokens = num_bytes // BYTES_A_TOKEN
+    choice = pretrain_rules.choose(tokens, seconds, size, cores, tokens_per_second)
+    rate, length, shape = choice.learning_rate, choice.sequence_length, choice.config(choice.shape.vocabulary)
+    init: str | None = None
+    if start is not None:
+        folder, shape = start
+        init, rate, length = str(folder.resolve()), CONTINUED * rate, min(length, shape.max_position_embeddings)
+    settings = {
+        "recipe": MASKED_LM,
+        "precision": precision,
+        "init_checkpoint": init,
+        "max_seq_length": length,
+        "train_batch_size": choice.sequences,
+        "learning_rate": rate,
+        "optimizer": "stableadamw",
+        "opt_lamb_beta_1": choice.betas[0],
+        "opt_lamb_beta_2": choice.betas[1],
+        "opt_epsilon": choice.epsilon,
+        "weight_decay_rate": choice.weight_decay,
+        "decay_all": False,
+        "max_grad_norm": 1.0,
+        "masking_rate": choice.mask_rate,
+        "eval_masking_rate": choice.eval_mask_rate,
+    }
+    return Plan(
+        vocab_size=choice.shape.vocabulary,
+        length=length,
+        settings=settings,
+        warmup=choice.warmup / choice.updates,
+        decay=choice.decay / choice.updates,
+        shape=json.loads(shape.to_json()),
+    )
+
+
+def pace_of(seconds: float, plan: Plan) -> Pace:
+    """How a run of so many seconds goes by the clock."""
+    every = max(LEAST_EVALUATION_SECONDS, seconds / EVALUATIONS)
+    return Pace(seconds, plan.warmup, plan.decay, every, SAVE_SECONDS)
+
+
+def resolve_settings(
+    folder: OwnFolder, settings: Mapping[str, Any], seconds: float, sequences: int, resume: bool
+) -> Resolved:
+    """The checked configuration of a run on prepared text.
+
+    Args:
+        settings: of the plan.
+        seconds: of training in all, earlier calls included.
+        sequences: of the training set, which a batch must not exceed.
+        resume: go on from the newest checkpoint.
+    """
+    values = {
+        **settings,
+        "train_batch_size": min(settings["train_batch_size"], sequences),
+        "bert_config_file": folder.shape,
+        "input_dir": folder.text / "train",
+        "eval_dir": folder.text / "val",
+        "tokenizer": str(folder.text),
+        "output_dir": folder.path,
+        "long_texts": "truncate",
+        "shuffle": "py1s",
+        "shuffle_seed": 1,
+        "canonical_nodes": 1,
+        "seed": 1,
+        "schedule": "constant",
+        "lr_first_step": 1,
+        "max_steps": 10**9,
+        "max_samples_termination": 10**15,
+        "max_seconds": seconds,
+        "eval_iter_start_samples": 10**15,
+        "eval_iter_samples": 10**15,
+        "target_mlm_accuracy": None,
+        "num_eval_examples": None,
+        "eval_batch_size": 32,
+        "resume": resume,
+    }
+    layer = {name: (value, _ORIGIN) for name, value in values.items()}
+    return resolve(masked_lm_text.RECIPE, {}, {}, [], [], layer)

@@ -1,0 +1,231 @@
+"""What the parts that all programs' YAML files share mean in our settings: model, optimizer, schedule, outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from mlbert.host.errors import UserError
+from mlbert.host.provenance import shipped
+from mlbert.programs.durations import Durations
+from mlbert.programs.mosaic.leaves import Layer, Leaves
+from mlbert.programs.mosaic.starting_weights import start_path
+from mlbert.programs.nested_yaml import Value
+
+CONFIGS = shipped("configs")
+# pretrained_model_name -> shape; MosaicBERT's own differences are options on top.
+SHAPES = {
+    "bert-base-uncased": "base.json",
+    "bert-large-uncased": "large.json",
+    "prajjwal1/bert-tiny": "tiny.json",
+}
+MODELS = ("hf_bert", "mosaic_bert")
+_MOSAIC_OPTIONS = "position_embedding_type=alibi gated_mlp=true attention_probs_dropout_prob=0.0"
+_ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"}  # of transformers -> ours
+_IGNORED_OPTIONS = ("alibi_starting_size", "pad_token_id", "use_cache", "model_type")
+
+COMMON = (
+    *("run_name", "seed", "precision", "tokenizer_name", "max_duration", "eval_interval", "device"),
+    *("global_train_batch_size", "device_eval_batch_size", "device_train_microbatch_size", "eval_subset_num_batches"),
+    *("progress_bar", "log_to_console", "console_log_interval", "python_log_level"),
+    *("save_folder", "save_interval", "save_num_checkpoints_to_keep", "save_overwrite", "autoresume"),
+    *("load_path", "load_weights_only", "callbacks.*.**", "loggers.tensorboard.log_dir", "loggers.wandb.project"),
+    *(f"model.{name}" for name in ("name", "use_pretrained", "pretrained_model_name", "tokenizer_name")),
+    *("model.model_config.**", "model.pretrained_checkpoint", "model.gradient_checkpointing"),
+    *(f"scheduler.{name}" for name in ("name", "t_warmup", "t_max", "alpha_f", "t_decay", "milestones", "gamma")),
+    *(f"optimizer.{name}" for name in ("name", "lr", "betas", "eps", "weight_decay")),
+    *(f"algorithms.{name}.**" for name in ("fused_layernorm", "low_precision_layernorm")),
+    *(f"algorithms.{name}.**" for name in ("alibi", "gated_linear_units")),
+    *(f"algorithms.gradient_clipping.{name}" for name in ("clipping_type", "clipping_threshold")),
+)
+_SCHEDULES = {
+    "constant_with_warmup": "constant",
+    "linear_decay_with_warmup": "linear",
+    "cosine_with_warmup": "cosine",
+    "warmup_stable_decay": "wsd",
+    "multistep_with_warmup": "multistep",
+}
+_PRECISIONS = {"fp32": "fp32", "bf16": "bf16", "amp_bf16": "bf16", "amp": "fp16", "amp_fp16": "fp16", "fp8": "fp8"}
+_PRECISIONS |= {"amp_fp8": "fp8", "auto": "auto"}
+
+
+def add_batches(leaves: Leaves, layer: Layer, world_size: int) -> int:
+    """A rank's batch and its parts; returns the sequences of a step over all ranks."""
+    batch = leaves.number("global_train_batch_size", None)
+    of_rank, rest = divmod(batch.value, world_size)
+    if rest or of_rank < 1 or of_rank != int(of_rank):
+        reason = f"global_train_batch_size {batch.value} is not divisible by the {world_size} ranks"
+        raise UserError("config.conflict", batch.origin, reason, f"Use a multiple of {world_size}")
+    layer.put("train_batch_size", int(of_rank), origin=batch.origin)
+    part = leaves.text("device_train_microbatch_size", "auto")
+    if part.value == "auto":
+        layer.put("auto_micro_batch", True, origin=part.origin)
+        return int(batch.value)
+    size = leaves.number("device_train_microbatch_size", None).value
+    if size < 1 or size != int(size):
+        raise UserError(
+            "config.range",
+            part.origin,
+            f"device_train_microbatch_size {size} is no number of sequences",
+            "Use 1 or more",
+        )
+    parts = math.ceil(of_rank / size)
+    while of_rank % parts:  # our parts are of equal size
+        parts += 1
+    layer.put("gradient_accumulation_steps", parts, origin=part.origin)
+    return int(batch.value)
+
+
+def add_schedule(leaves: Leaves, layer: Layer, durations: Durations) -> Durations:
+    """Length of training and learning rate; returns the durations with that length known."""
+    duration = leaves.text("max_duration", None)
+    steps = durations.steps("max_duration", duration.value)
+    layer.put("max_steps", steps, origin=duration.origin)
+    layer.put("max_samples_termination", steps * durations.sequences_per_step, origin=duration.origin)
+    durations = replace(durations, max_steps=steps)
+    name = leaves.choice("scheduler.name", tuple(_SCHEDULES), "linear_decay_with_warmup")
+    layer.put("schedule", _SCHEDULES[name.value], origin=name.origin)
+    warmup = leaves.text("scheduler.t_warmup", "0ba")
+    layer.put("warmup_steps", durations.steps("scheduler.t_warmup", warmup.value, least=0), origin=warmup.origin)
+    layer.put("lr_first_step", -1, "main.py")
+    if name.value in ("linear_decay_with_warmup", "cosine_with_warmup", "warmup_stable_decay"):
+        end = leaves.number("scheduler.alpha_f", 0.0)
+        layer.put("end_lr", end.value * leaves.number("optimizer.lr", None).value, origin=end.origin)
+        until = leaves.text("scheduler.t_max", "1dur")
+        layer.put("lr_decay_end", durations.steps("scheduler.t_max", until.value), origin=until.origin)
+    if name.value == "warmup_stable_decay":
+        decay = leaves.text("scheduler.t_decay", "0.1dur")
+        layer.put("lr_decay_steps", durations.steps("scheduler.t_decay", decay.value), origin=decay.origin)
+    if name.value == "multistep_with_warmup":
+        given = leaves["scheduler.milestones"] if leaves.is_given("scheduler.milestones") else Value(None, "")
+        if not isinstance(given.value, list):
+            raise UserError(
+                "config.value", leaves.path, "scheduler.milestones is no list of durations", "Write [400ba, 600ba]"
+            )
+        milestones = [durations.steps("scheduler.milestones", one) for one in given.value]
+        layer.put("lr_milestones", ",".join(map(str, milestones)), origin=given.origin)
+        layer.put("lr_gamma", leaves.number("scheduler.gamma", 0.1))
+    return durations
+
+
+def add_evaluation(leaves: Leaves, layer: Layer, interval: Value) -> None:
+    """When and on how much is evaluated; ``interval``: training sequences from one evaluation to the next."""
+    layer.put("eval_iter_samples", interval)
+    layer.put("eval_iter_start_samples", interval)
+    batch = leaves.number("device_eval_batch_size", 128)
+    layer.put("eval_batch_size", batch)
+    subset = leaves.number("eval_subset_num_batches", -1)
+    if subset.value > 0:
+        layer.put("num_eval_examples", int(subset.value * batch.value), origin=subset.origin)
+
+
+def refuse_train_subset(leaves: Leaves) -> None:
+    """Raises UserError: a part of the training batches is asked for."""
+    if (subset := leaves.number("train_subset_num_batches", -1)).value > 0:
+        raise UserError(
+            "config.unsupported", subset.origin, "train_subset_num_batches is not supported", "Set max_duration=...ba"
+        )
+
+
+def add_optimizer(leaves: Leaves, layer: Layer) -> None:
+    """Decoupled AdamW, and the limit of the gradient's norm."""
+    name = leaves.choice(
+        "optimizer.name", ("decoupled_adamw", "decoupled_stableadamw", "stableadamw"), "decoupled_adamw"
+    )
+    layer.put("optimizer", name)
+    layer.put("learning_rate", leaves.number("optimizer.lr", None))
+    betas = leaves["optimizer.betas"] if leaves.is_given("optimizer.betas") else Value([0.9, 0.95], "default")
+    if not isinstance(betas.value, list) or len(betas.value) != 2:
+        raise UserError("config.value", betas.origin, "optimizer.betas are not two numbers", "Write [0.9, 0.98]")
+    layer.put("opt_lamb_beta_1", betas.value[0], origin=betas.origin)
+    layer.put("opt_lamb_beta_2", betas.value[1], origin=betas.origin)
+    layer.put("opt_epsilon", leaves.number("optimizer.eps", 1e-8))
+    layer.put("weight_decay_rate", leaves.number("optimizer.weight_decay", 1e-5))
+    if "algorithms.gradient_clipping.clipping_threshold" in leaves:
+        leaves.choice("algorithms.gradient_clipping.clipping_type", ("norm",), "norm")
+        layer.put("max_grad_norm", leaves.number("algorithms.gradient_clipping.clipping_threshold", None))
+
+
+def add_model(leaves: Leaves, layer: Layer, vocab_size: int) -> None:
+    """Shape, whose code computes it, and the starting weights."""
+    name = leaves.choice("model.name", MODELS, "hf_bert")
+    is_mosaic = name.value == "mosaic_bert"
+    layer.put("model_implementation", "mlbert" if is_mosaic else "huggingface", origin=name.origin)
+    shape = leaves.text("model.pretrained_model_name", "bert-base-uncased")
+    if shape.value not in SHAPES and not Path(str(shape.value)).is_file():
+        known = ", ".join(SHAPES)
+        reason = f"model.pretrained_model_name {shape.value!r} is unknown"
+        raise UserError("config.choice", shape.origin, reason, f"Use one of {known}, or the path of a bert_config.json")
+    layer.put("bert_config_file", CONFIGS / SHAPES[shape.value] if shape.value in SHAPES else shape, "", shape.origin)
+    options: dict[str, object] = {"hidden_act": "gelu_erf", "vocab_size": vocab_size}
+    if is_mosaic:
+        options |= dict(word.split("=") for word in _MOSAIC_OPTIONS.split())
+    given = leaves["model.model_config"].value if leaves.is_given("model.model_config") else {}
+    options |= _model_config(leaves, given)
+    layer.put("model_options", " ".join(f"{key}={value}" for key, value in options.items()), "model.model_config")
+    if (checkpointing := leaves.flag("model.gradient_checkpointing", False)).value:
+        raise UserError(
+            "config.unsupported", checkpointing.origin, "model.gradient_checkpointing is not supported", "Remove it"
+        )
+    for algorithm in ("alibi", "gated_linear_units"):
+        if not is_mosaic and any(key.startswith(f"algorithms.{algorithm}") for key in leaves):
+            raise UserError(
+                "config.conflict",
+                leaves.path,
+                f"algorithms.{algorithm} is part of mosaic_bert",
+                "Use model.name=mosaic_bert",
+            )
+    if (start := start_path(leaves)) is not None:
+        layer.put("init_checkpoint", start, "load_path")
+
+
+def _model_config(leaves: Leaves, given: Mapping[str, object]) -> dict[str, object]:
+    values = {name: value for name, value in given.items() if name not in _IGNORED_OPTIONS}
+    if "hidden_act" in values:
+        activation = values["hidden_act"]
+        if activation not in _ACTIVATIONS:
+            reason = f"model.model_config.hidden_act {activation!r} is unknown"
+            raise UserError(
+                "config.choice", leaves["model.model_config"].origin, reason, f"Use one of {', '.join(_ACTIVATIONS)}"
+            )
+        values["hidden_act"] = _ACTIVATIONS[str(activation)]
+    return values
+
+
+def add_compute(leaves: Leaves, layer: Layer, has_gpu: bool) -> None:
+    """Precision and seed. Composer computes in float32 on a CPU; here in bf16 if the CPU has products for it."""
+    precision = leaves.choice("precision", tuple(_PRECISIONS), "amp_bf16" if has_gpu else "fp32")
+    wanted = _PRECISIONS[precision.value]
+    layer.put("precision", wanted if has_gpu or wanted in ("fp32", "auto") else "auto", origin=precision.origin)
+    layer.put("seed", leaves.number("seed", 17))
+
+
+def add_outputs(leaves: Leaves, layer: Layer, durations: Durations) -> None:
+    """Run folder, checkpoints, console and loggers."""
+    run_name = leaves.text("run_name", "bert")
+    layer.put("run_name", run_name)
+    name = str(run_name.value)
+    folder = leaves.optional_text("save_folder", None)
+    resume = leaves.flag("autoresume", False)
+    if folder is None:
+        base = Path("runs") / name
+        # Nothing is asked to be kept: a finished run of that name gets a neighbour.
+        taken = (i for i in range(10_000) if not (base / f"run_{i}" / "summary.json").exists())
+        layer.put("output_dir", base, "run_name")
+        layer.put("experiment", next(taken), "main.py")
+    else:
+        layer.put("output_dir", Path(folder.replace("{run_name}", name)), "save_folder")
+        interval = leaves.text("save_interval", "1000ba")
+        keep = leaves.number("save_num_checkpoints_to_keep", -1)
+        steps = durations.steps("save_interval", interval.value) if keep.value else 0
+        layer.put("save_checkpoint_steps", steps, origin=interval.origin)
+        layer.put("keep_checkpoints", int(keep.value) if keep.value > 0 else 10**6, origin=keep.origin)
+        layer.put("resume", resume.value, origin=resume.origin)
+    every = leaves.text("console_log_interval", "1ba")
+    layer.put("log_freq", durations.steps("console_log_interval", every.value), origin=every.origin)
+    if "loggers.tensorboard.log_dir" in leaves or "loggers.tensorboard" in leaves:
+        layer.put("tensorboard_dir", Path(leaves.optional_text("loggers.tensorboard.log_dir", None) or "tensorboard"))
+    if "loggers.wandb.project" in leaves:
+        layer.put("wandb_project", leaves.text("loggers.wandb.project", None))

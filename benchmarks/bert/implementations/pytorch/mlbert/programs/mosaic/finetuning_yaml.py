@@ -1,0 +1,230 @@
+"""What the YAML of ``sequence_classification.py`` means in our settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+
+from mlbert.data.formats import glue
+from mlbert.data.formats.order import StepShare
+from mlbert.data.formats.task_files import column_names
+from mlbert.data.formats.tasks import TaskForm, form_of_task, read_training
+from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.loading.tasks import steps_per_epoch
+from mlbert.data.prepare import glue_files, python_glue
+from mlbert.host.errors import UserError
+from mlbert.programs.durations import Durations
+from mlbert.programs.mosaic.common_yaml import (
+    COMMON,
+    add_batches,
+    add_compute,
+    add_evaluation,
+    add_model,
+    add_optimizer,
+    add_outputs,
+    add_schedule,
+    refuse_train_subset,
+)
+from mlbert.programs.mosaic.leaves import Layer, Leaves
+from mlbert.programs.mosaic.starting_weights import Start, find_start, start_path
+from mlbert.programs.nested_yaml import Value
+
+_LOADER = (
+    *("split", "tokenizer_name", "max_seq_len", "shuffle", "drop_last", "num_workers", "pin_memory"),
+    *("prefetch_factor", "persistent_workers", "timeout"),
+)
+KNOWN = (
+    *COMMON,
+    *("max_seq_len", "model.num_labels", "train_subset_num_batches"),
+    *(f"data.{name}" for name in ("train", "eval", "text_columns", "label_column", "task", "glue", "source")),
+    *(f"{loader}.{name}" for loader in ("train_loader", "eval_loader") for name in _LOADER),
+    *(f"train_loader.dataset.{name}" for name in ("path", "text_columns", "label_column")),
+    "eval_loader.dataset.path",
+)
+SOURCES = ("datasets", "python")
+# Names of a text or of a pair's texts that need not be said.
+_TEXTS = (("text",), ("sentence",), ("sentence1", "sentence2"), ("question", "sentence"), ("premise", "hypothesis"))
+_LABELS = ("label", "labels", "score")
+
+
+class Data:
+    """The task's files, as the YAML names them."""
+
+    def __init__(self, leaves: Leaves) -> None:
+        self._leaves = leaves
+        self.path = self._first("train_loader.dataset.path", "data.train")
+        self.task: str | None = None
+        if self.path is None and leaves.is_given("data.task"):
+            self.task = str(leaves.choice("data.task", tuple(glue.TASKS), "").value)
+        if self.path is None and self.task is None:
+            raise UserError(
+                "config.missing", leaves.path, "names no data", "Give data.train=FILE data.eval=FILE, or data.task=qnli"
+            )
+
+    @cached_property
+    def form(self) -> TaskForm:
+        """Columns and classes. Raises UserError: columns that are not said cannot be told by their names."""
+        leaves, declared = self._leaves, self._leaves.optional_number("model.num_labels")
+        if self.task is not None:
+            form = form_of_task(self.task)
+            if declared not in (None, form.num_labels):
+                origin, remedy = leaves["model.num_labels"].origin, f"Write {form.num_labels}, or null"
+                raise UserError(
+                    "config.conflict", origin, f"{self.task} has {form.num_labels} labels, not {declared:g}", remedy
+                )
+            return form
+        names = column_names(self.train_file)
+        label = self._first("train_loader.dataset.label_column", "data.label_column")
+        label = label or next((name for name in _LABELS if name in names), None)
+        if label is None:
+            raise UserError(
+                "config.ambiguous",
+                self.train_file,
+                f"which of {', '.join(names)} is the label?",
+                "Give data.label_column=...",
+            )
+        return TaskForm(self._texts(names, str(label)), str(label), None if declared is None else int(declared))
+
+    @property
+    def train_file(self) -> Path:
+        """The training file."""
+        return glue.TASKS[self.task].train_file(self.folder) if self.task else Path(str(self.path))
+
+    @property
+    def folder(self) -> Path:
+        """GLUE's."""
+        return Path(str(self._leaves.text("data.glue", "glue-data").value))
+
+    def put(self, layer: Layer) -> None:
+        """Settings of the data; makes or fetches a task's files that are not there."""
+        leaves, form = self._leaves, None
+        if self.task is not None:
+            make_glue(self.folder, str(leaves.choice("data.source", SOURCES, "datasets").value), [self.task])
+            layer.put("task", self.task, "data.task")
+            layer.put("input_dir", self.folder, "data.glue")
+            layer.put("eval_dir", self.folder, "data.glue")
+        else:
+            evaluation = self._first("eval_loader.dataset.path", "data.eval")
+            if evaluation is None:
+                raise UserError(
+                    "config.missing",
+                    leaves.path,
+                    "data.eval is not set",
+                    "Give data.eval=FILE with rows to evaluate on",
+                )
+            layer.put("input_dir", self.path, "data.train")
+            layer.put("eval_dir", evaluation, "data.eval")
+            form = self.form
+            layer.put("text_columns", ",".join(form.text_columns), "data.text_columns")
+            layer.put("label_column", form.label_column, "data.label_column")
+            layer.put("num_labels", form.num_labels, "model.num_labels")
+
+    def _first(self, *names: str) -> str | None:
+        for name in names:
+            if self._leaves.is_given(name):
+                return str(self._leaves[name].value)
+        return None
+
+    def _texts(self, names: Sequence[str], label: str) -> tuple[str, ...]:
+        for name in ("train_loader.dataset.text_columns", "data.text_columns"):
+            if self._leaves.is_given(name):
+                value = self._leaves[name].value
+                return tuple(map(str, value)) if isinstance(value, list) else tuple(str(value).split(","))
+        for texts in _TEXTS:
+            if set(texts) <= set(names):
+                return texts
+        others = tuple(name for name in names if name != label)
+        if len(others) not in (1, 2):
+            reason = f"which of {', '.join(others) or 'its columns'} are the text or the pair of texts?"
+            raise UserError("config.ambiguous", self.train_file, reason, "Give data.text_columns=text, or a,b")
+        return others
+
+
+def make_glue(folder: Path, source: str, tasks: Sequence[str]) -> None:
+    """GLUE's files where they are missing: fetched, or made of Python's documentation."""
+    if glue_files.is_complete(folder, tasks):
+        return
+    if source == "python":
+        python_glue.make(folder)
+    else:
+        glue_files.fetch(folder, tasks)
+
+
+def to_settings(leaves: Leaves, world_size: int, has_gpu: bool) -> Layer:
+    """The settings, field name to value and origin. Raises UserError: a value is missing or not legal."""
+    layer = Layer({"recipe": ("classification", "sequence_classification.py")})
+    data = Data(leaves)
+    data.put(layer)
+    _check_loaders(leaves, data)
+    length = leaves.number("train_loader.max_seq_len", leaves.number("max_seq_len", 128))
+    layer.put("max_seq_length", int(length.value), origin=length.origin)
+    tokenizer = leaves.text("train_loader.tokenizer_name", leaves.text("tokenizer_name", "bert-base-uncased"))
+    add_start(leaves, layer, tokenizer)
+    if not leaves.flag("train_loader.shuffle", True).value:
+        layer.put("shuffle", None, "train_loader.shuffle")
+    drop_last = leaves.flag("train_loader.drop_last", True)
+    layer.put("drop_last", drop_last)
+    per_step = add_batches(leaves, layer, world_size)
+    add_durations(leaves, layer, data, per_step, world_size)
+    add_optimizer(leaves, layer)
+    add_compute(leaves, layer, has_gpu)
+    return layer
+
+
+def add_durations(leaves: Leaves, layer: Layer, data: Data, per_step: int, world_size: int) -> None:
+    """Length, schedule, evaluations and outputs, for which the training rows are counted."""
+    parts = int(str(layer.get("gradient_accumulation_steps", (1, ""))[0]))
+    share = StepShare(per_step // world_size, parts, 0, world_size)
+    drop_last = bool(layer["drop_last"][0])
+    num_rows = len(read_training(data.train_file, data.form))
+
+    def of_epoch() -> int:
+        steps = steps_per_epoch(num_rows, share, drop_last)
+        if steps == 0:
+            reason = f"its {num_rows} rows are fewer than a step's {per_step}"
+            raise UserError("data.too-small", data.train_file, reason, "Lower global_train_batch_size")
+        return steps
+
+    length = int(str(layer["max_seq_length"][0]))
+    durations = add_schedule(leaves, layer, Durations(per_step, length, of_epoch))
+    interval = leaves.text("eval_interval", "1ep")
+    samples = durations.steps("eval_interval", interval.value) * per_step
+    if str(interval.value).strip().endswith("ep"):  # an epoch may end with a smaller step
+        samples = min(samples, round(float(str(interval.value).strip()[:-2]) * min(num_rows, of_epoch() * per_step)))
+    add_evaluation(leaves, layer, Value(samples, interval.origin))
+    add_outputs(leaves, layer, durations)
+
+
+def add_start(leaves: Leaves, layer: Layer, tokenizer: Value) -> None:
+    """Model, vocabulary and starting weights. The weights' own shape and the vocabulary beside them win over the YAML's
+    names; what model.model_config says wins over both."""
+    path = start_path(leaves)
+    start = find_start(path) if path is not None else Start(None, None)
+    if start.vocabulary is not None:
+        tokenizer = Value(str(start.vocabulary), "load_path")
+    layer.put("tokenizer", tokenizer)
+    add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
+    if start.shape is not None:
+        said = leaves["model.model_config"].value if leaves.is_given("model.model_config") else {}
+        options = dict(word.split("=") for word in str(layer["model_options"][0]).split())
+        own = {name: value for name, value in asdict(start.shape).items() if name not in said}
+        layer.put("model_options", " ".join(f"{name}={value}" for name, value in (options | own).items()), "load_path")
+
+
+def _check_loaders(leaves: Leaves, data: Data) -> None:
+    """Refuses what cannot be done."""
+    for loader, splits in (("train_loader", ("train",)), ("eval_loader", ("validation", "validation_matched"))):
+        leaves.choice(f"{loader}.split", splits, splits[0])
+        for name in ("tokenizer_name", "max_seq_len"):
+            other = leaves.get(f"{loader}.{name}")
+            common = leaves.get(name)
+            if other and common and other.value != common.value:
+                raise UserError(
+                    "config.conflict", other.origin, f"{loader}.{name} differs from {name}", "Give both the same value"
+                )
+    if leaves.flag("eval_loader.drop_last", False).value:
+        remedy = "Write drop_last: false"
+        raise UserError("config.unsupported", leaves["eval_loader.drop_last"].origin, "every row is evaluated", remedy)
+    refuse_train_subset(leaves)

@@ -1,0 +1,157 @@
+"""What the YAML of ``glue.py`` means: the jobs, and a YAML of ``sequence_classification.py`` for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mlbert.data.formats.glue import MAX_SEQ_LENGTH, TASKS
+from mlbert.host.errors import UserError
+from mlbert.programs.glue_jobs import DEFAULT_SEED, SEEDS, Job, job_list
+from mlbert.programs.mosaic.finetuning_yaml import SOURCES
+from mlbert.programs.mosaic.leaves import Leaves
+from mlbert.programs.nested_yaml import Value
+
+# Copied into the jobs' YAML as they are.
+_PASSED = (
+    *("precision", "tokenizer_name", "max_seq_len", "device_eval_batch_size", "device_train_microbatch_size"),
+    *("console_log_interval", "progress_bar", "log_to_console", "python_log_level"),
+    *("callbacks.*.**", "loggers.tensorboard.log_dir", "loggers.wandb.project"),
+    *(f"model.{name}" for name in ("name", "use_pretrained", "pretrained_model_name", "tokenizer_name")),
+    "model.model_config.**",
+    *(f"scheduler.{name}" for name in ("name", "t_warmup", "t_max", "alpha_f")),
+    *(f"optimizer.{name}" for name in ("name", "betas", "eps")),
+    *(f"algorithms.{name}.**" for name in ("fused_layernorm", "low_precision_layernorm")),
+    *(f"algorithms.{name}.**" for name in ("alibi", "gated_linear_units")),
+    *(f"algorithms.gradient_clipping.{name}" for name in ("clipping_type", "clipping_threshold")),
+)
+_TRAINER = ("max_duration", "eval_interval", "eval_subset_num_batches")
+_PER_TASK = (
+    "seeds",
+    *(f"trainer_kwargs.{name}" for name in (*_TRAINER, "save_num_checkpoints_to_keep")),
+    *("batch_size", "optimizer.lr", "optimizer.weight_decay"),
+)
+KNOWN = (
+    *_PASSED,
+    *("parallel", "base_run_name", "default_seed", "published_order"),
+    *("starting_checkpoint_load_path", "local_pretrain_checkpoint_folder"),
+    *("save_finetune_checkpoint_prefix", "save_finetune_checkpoint_folder", "data.glue", "data.source"),
+    *(f"tasks.{task}.{name}" for task in TASKS for name in _PER_TASK),
+    *(f"tasks.{task}.trainer_kwargs" for task in TASKS),
+)
+
+
+class GlueYaml:
+    """The leaves of a ``glue.py`` YAML, asked for what the program needs. Raises UserError for illegal values."""
+
+    def __init__(self, leaves: Leaves) -> None:
+        self._leaves = leaves
+        self.base_run_name = str(leaves.text("base_run_name", "glue").value)
+        self.parallel = bool(leaves.flag("parallel", True).value)
+        prefix = str(leaves.text("save_finetune_checkpoint_prefix", "./local-finetune-checkpoints").value)
+        own = Path(prefix) / self.base_run_name
+        self.folder = Path(leaves.optional_text("save_finetune_checkpoint_folder", None) or own)
+        self.start = leaves.optional_text("starting_checkpoint_load_path", None)
+        self.glue = Path(str(leaves.text("data.glue", "glue-data").value))
+        self.source = str(leaves.choice("data.source", SOURCES, "datasets").value)
+        self.jobs = self._jobs()
+
+    @property
+    def tasks(self) -> list[str]:
+        """Those that have jobs."""
+        return list(dict.fromkeys(job.task for job in self.jobs))
+
+    def _jobs(self) -> list[Job]:
+        named = list(dict.fromkeys(name.split(".")[1] for name in self._leaves if name.startswith("tasks.")))
+        default = int(self._leaves.number("default_seed", DEFAULT_SEED).value)
+        seeds = {}
+        for task in named or TASKS:
+            leaf = self._leaves.get(f"tasks.{task}.seeds")
+            given = (SEEDS.get(task, [default]) if not named else [default]) if leaf is None else leaf.value
+            if not isinstance(given, list | tuple) or not all(type(seed) is int and seed >= 0 for seed in given):
+                origin = leaf.origin if leaf is not None else task
+                raise UserError(
+                    "config.value", origin, f"tasks.{task}.seeds {given!r} is no list of seeds", "Write [19, 8364]"
+                )
+            seeds[task] = list(dict.fromkeys(given))
+        return job_list(seeds)
+
+    def keeps_weights(self, job: Job) -> bool:
+        """Whether a job's weights stay when it is done and nobody waits for them."""
+        return self._leaves.number(f"tasks.{job.task}.trainer_kwargs.save_num_checkpoints_to_keep", 0).value != 0
+
+    def of_job(self, job: Job, start: str | None) -> dict[str, Any]:
+        """The nested content of the job's own YAML; ``start`` are the weights that it begins with."""
+        task, leaves = TASKS[job.task], self._leaves
+        found = {name: leaf.value for name, leaf in leaves.items() if not name.startswith(_OWN)}
+        found |= {
+            "run_name": job.name(self.base_run_name),
+            "seed": job.seed,
+            "load_path": start,
+            "save_folder": str(job.folder(self.folder)),
+            "save_num_checkpoints_to_keep": 0,
+            "autoresume": True,
+            "data.task": job.task,
+            "data.glue": str(self.glue),
+            "data.source": self.source,
+            "train_loader.shuffle": not leaves.flag("published_order", False).value,
+            "train_loader.drop_last": False,
+            "optimizer.name": leaves.text("optimizer.name", "decoupled_adamw").value,
+        }
+        defaults: dict[str, Any] = {
+            "max_seq_len": MAX_SEQ_LENGTH,
+            "optimizer.betas": [0.9, 0.98],
+            "optimizer.eps": 1e-6,
+            "scheduler.t_warmup": "0.06dur",
+            "console_log_interval": "10ba",
+        }
+        of_task: dict[str, tuple[str, Any]] = {
+            "global_train_batch_size": ("batch_size", task.batch),
+            "optimizer.lr": ("optimizer.lr", task.learning_rate),
+            "optimizer.weight_decay": ("optimizer.weight_decay", task.weight_decay),
+            "max_duration": ("trainer_kwargs.max_duration", f"{task.epochs}ep"),
+            "eval_interval": ("trainer_kwargs.eval_interval", f"{task.eval_steps}ba"),
+            "eval_subset_num_batches": ("trainer_kwargs.eval_subset_num_batches", -1),
+        }
+        for name, (own, published) in of_task.items():
+            leaf = leaves.get(f"tasks.{job.task}.{own}")
+            found[name] = published if leaf is None or leaf.value is None else leaf.value
+        return nested({**defaults, **found})
+
+
+_OWN = (
+    *("parallel", "base_run_name", "default_seed", "published_order", "starting_checkpoint_load_path", "tasks"),
+    *("local_pretrain_checkpoint_folder", "save_finetune_checkpoint_", "data."),
+)
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings of dotted names."""
+    content: dict[str, Any] = {}
+    for name, value in flat.items():
+        *parents, last = name.split(".")
+        place = content
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return content
+
+
+def as_text(content: Mapping[str, Any]) -> str:
+    """YAML."""
+    return yaml.safe_dump(dict(content), sort_keys=False)
+
+
+def as_leaves(path: Path, content: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
+    """The leaves of a nested content, as if they were read from ``path``."""
+    found: dict[str, Value] = {}
+    for key, value in content.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value and name != "model.model_config" and not name.startswith("callbacks."):
+            found |= as_leaves(path, value, f"{name}.")
+        else:
+            found[name] = Value(value, str(path))
+    return found

@@ -1,0 +1,142 @@
+"""What the YAML of ``main.py`` means in our settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.host.errors import UserError
+from mlbert.programs.durations import Durations
+from mlbert.programs.mosaic.common_yaml import (
+    COMMON,
+    add_batches,
+    add_compute,
+    add_evaluation,
+    add_model,
+    add_optimizer,
+    add_outputs,
+    add_schedule,
+    refuse_train_subset,
+)
+from mlbert.programs.mosaic.leaves import Layer, Leaves
+from mlbert.programs.nested_yaml import Value
+
+_DATASET = (
+    "local remote split tokenizer_name max_seq_len long_texts mlm_probability mlm_probability_end mlm_schedule "
+    "shuffle shuffle_seed shuffle_algo num_canonical_nodes partition_algo "
+    "predownload keep_zip keep_raw download_retry download_timeout validate_hash"
+)
+_LOADER = "name drop_last num_workers pin_memory prefetch_factor persistent_workers timeout"
+KNOWN = (
+    *COMMON,
+    *("data_local", "data_remote", "max_seq_len", "mlm_probability", "train_subset_num_batches"),
+    *(f"{loader}.{name}" for loader in ("train_loader", "eval_loader") for name in _LOADER.split()),
+    *(f"{loader}.dataset.{name}" for loader in ("train_loader", "eval_loader") for name in _DATASET.split()),
+)
+_DEFAULT_SPLITS = {"train_loader": "train", "eval_loader": "val"}
+
+# (folder, remote, tokenizer, longest sequence, split or truncate) -> sequences of the set
+CountSequences = Callable[[Path, str | None, str, int, str], int]
+
+
+def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences: CountSequences) -> Layer:
+    """The settings, field name to value and origin.
+
+    Args:
+        leaves: of the YAML.
+        world_size: ranks.
+        has_gpu: whether the run computes on GPUs.
+        count_sequences: called where a duration is in epochs.
+
+    Raises:
+        UserError: a value that is missing or not legal.
+    """
+    layer = Layer({"recipe": ("masked_lm", "main.py"), "target_mlm_accuracy": (None, "main.py")})
+    train, evaluation = (_dataset(leaves, layer, loader) for loader in ("train_loader", "eval_loader"))
+    length = leaves.number("train_loader.dataset.max_seq_len", leaves.number("max_seq_len", None))
+    layer.put("max_seq_length", length)
+    long_texts = leaves.choice("train_loader.dataset.long_texts", ("split", "truncate"), "split")
+    layer.put("long_texts", long_texts)
+    tokenizer = leaves.text("train_loader.dataset.tokenizer_name", leaves.text("tokenizer_name", None))
+    for name in ("model.tokenizer_name", "eval_loader.dataset.tokenizer_name"):
+        if (other := leaves.text(name, tokenizer)).value != tokenizer.value:
+            raise UserError(
+                "config.conflict",
+                other.origin,
+                f"{name} is not {tokenizer.value}",
+                "Give the same tokenizer everywhere",
+            )
+    refuse_train_subset(leaves)
+    layer.put("tokenizer", tokenizer)
+    _add_masking(leaves, layer)
+    _add_order(leaves, layer)
+    per_step = add_batches(leaves, layer, world_size)
+
+    def steps_per_epoch() -> int:
+        count = count_sequences(*train, str(tokenizer.value), int(length.value), str(long_texts.value))
+        if count < per_step:
+            raise UserError(
+                "data.too-small",
+                train[0],
+                f"its {count} sequences are fewer than a step's {per_step}",
+                "Lower the batch",
+            )
+        return count // per_step
+
+    durations = Durations(per_step, int(length.value), steps_per_epoch)
+    durations = add_schedule(leaves, layer, durations)
+    _add_evaluation(leaves, layer, durations)
+    add_optimizer(leaves, layer)
+    add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
+    add_compute(leaves, layer, has_gpu)
+    add_outputs(leaves, layer, durations)
+    layer.put("input_dir", train[0], "train_loader.dataset")
+    layer.put("data_remote", train[1], "train_loader.dataset")
+    layer.put("eval_dir", evaluation[0], "eval_loader.dataset")
+    layer.put("eval_remote", evaluation[1], "eval_loader.dataset")
+    return layer
+
+
+def _dataset(leaves: Leaves, layer: Layer, loader: str) -> tuple[Path, str | None]:
+    """Local folder and remote place of a loader's split; no remote where both are the same."""
+    if (name := leaves.text(f"{loader}.name", "text")).value != "text":
+        raise UserError("config.choice", name.origin, f"{loader}.name {name.value!r} is unknown", "Write text")
+    split = leaves.text(f"{loader}.dataset.split", _DEFAULT_SPLITS[loader]).value
+    local = leaves.text(f"{loader}.dataset.local", leaves.text("data_local", None)).value
+    remote = leaves.optional_text(f"{loader}.dataset.remote", leaves.optional_text("data_remote", None))
+    folder = Path(str(local)) / str(split)
+    if remote is None or remote == local:
+        return folder, None
+    return folder, f"{str(remote).rstrip('/')}/{split}"
+
+
+def _add_masking(leaves: Leaves, layer: Layer) -> None:
+    rate = leaves.number("train_loader.dataset.mlm_probability", leaves.number("mlm_probability", 0.15))
+    layer.put("masking_rate", rate)
+    end = leaves.optional_number("train_loader.dataset.mlm_probability_end")
+    if end is not None:
+        layer.put("masking_rate_end", end)
+        known = ("constant", "linear", "cosine", "step")
+        layer.put("masking_schedule", leaves.choice("train_loader.dataset.mlm_schedule", known, "linear"))
+    layer.put("eval_masking_rate", leaves.number("eval_loader.dataset.mlm_probability", 0.15))
+
+
+def _add_order(leaves: Leaves, layer: Layer) -> None:
+    if leaves.flag("train_loader.dataset.shuffle", False).value:
+        known = ("naive", "py1s", "py2s", "py1b", "py1br", "py1e")
+        layer.put("shuffle", leaves.choice("train_loader.dataset.shuffle_algo", known, "py1s"))
+    layer.put("shuffle_seed", leaves.number("train_loader.dataset.shuffle_seed", 9176))
+    layer.put("canonical_nodes", leaves.number("train_loader.dataset.num_canonical_nodes", 128))
+    for loader in ("train_loader", "eval_loader"):
+        algorithm = leaves.text(f"{loader}.dataset.partition_algo", "orig")
+        if algorithm.value != "orig":
+            raise UserError(
+                "config.choice", algorithm.origin, f"partition_algo {algorithm.value!r} is not known here", "Write orig"
+            )
+
+
+def _add_evaluation(leaves: Leaves, layer: Layer, durations: Durations) -> None:
+    interval = leaves.text("eval_interval", "1000ba")
+    samples = durations.steps("eval_interval", interval.value) * durations.sequences_per_step
+    add_evaluation(leaves, layer, Value(samples, interval.origin))

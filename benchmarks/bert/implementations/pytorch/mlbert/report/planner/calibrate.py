@@ -1,0 +1,148 @@
+"""Efficiencies taken from measured logs, in place of the fitted ones."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mlbert.host.errors import UserError
+from mlbert.report.planner import model
+from mlbert.report.planner.parameters import GPUS, Parameters
+
+FARTHEST = 50.0  # a measured step that many times slower or faster than the fitted one is another machine's
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a log tells.
+
+    Attributes:
+        ranks: processes, one a GPU.
+        batch: sequences of one step over all ranks.
+        sequences_per_second: median between evaluations.
+        evaluation_seconds: median; None without an evaluation that ended.
+        samples: to the target; None where the run did not reach it.
+    """
+
+    ranks: int
+    batch: int
+    sequences_per_second: float
+    evaluation_seconds: float | None
+    samples: float | None
+
+    @property
+    def step_ms(self) -> float:
+        """Of one step."""
+        return self.batch / self.sequences_per_second * 1e3
+
+
+def measured(
+    ranks: int, batch: int, run_start: float, evaluations: Sequence[tuple[float, float, float]], samples: float | None
+) -> Measured:
+    """From times in seconds.
+
+    Args:
+        ranks, batch: of the run.
+        run_start: when the timed part began.
+        evaluations: start, stop and training sequences so far of each.
+        samples: to the target, where it was reached.
+
+    Raises:
+        ValueError: there is no stretch of training between evaluations.
+    """
+    ends = [(run_start, 0.0), *((stop, done) for _, stop, done in evaluations)]
+    rates = [
+        (done - before) / (start - stop)
+        for (stop, before), (start, _, done) in zip(ends, evaluations, strict=False)
+        if done > before and start > stop
+    ]
+    # The first stretch holds what happens once; it counts where there is no other.
+    rates = rates[1:] or rates
+    if not rates:
+        raise ValueError("no training between evaluations")
+    seconds = [stop - start for start, stop, _ in evaluations]
+    return Measured(ranks, batch, statistics.median(rates), statistics.median(seconds) if seconds else None, samples)
+
+
+def two_parts(runs: Sequence[Measured]) -> tuple[float, float]:
+    """Milliseconds of one sequence of a rank, and of a step whatever its batch: least squares over relative errors, no
+    part below 0. From runs of one batch a rank alone, the second part cannot be told and is 0."""
+    sizes = [run.batch / run.ranks for run in runs]
+    if max(sizes) == min(sizes):
+        return statistics.median(run.step_ms / size for run, size in zip(runs, sizes, strict=True)), 0.0
+    weights = [1 / run.step_ms**2 for run in runs]
+    total = sum(weights)
+    mean_size = sum(w * s for w, s in zip(weights, sizes, strict=True)) / total
+    mean_step = sum(w * r.step_ms for w, r in zip(weights, runs, strict=True)) / total
+    above = sum(w * (s - mean_size) * (r.step_ms - mean_step) for w, s, r in zip(weights, sizes, runs, strict=True))
+    each = above / sum(w * (s - mean_size) ** 2 for w, s in zip(weights, sizes, strict=True))
+    each = min(max(each, 0.0), mean_step / mean_size)
+    return each, mean_step - each * mean_size
+
+
+def shared_cores_rate(runs: Sequence[Measured], ranks: int, batch: int) -> float:
+    """Sequences a second of ``ranks`` on one machine, from runs of one rank with all its cores.
+
+    The cores limit, not the ranks: together they work through the batch as fast as one rank with all cores does. What a
+    step costs whatever its batch (the optimizer above all) every rank does, on its share of the cores.
+
+    Raises:
+        UserError: a run of several ranks.
+    """
+    if any(run.ranks != 1 for run in runs):
+        raise UserError(
+            "config.conflict",
+            "--calibrate",
+            "holds a run of several ranks",
+            "With --shared-cores, give logs of one rank",
+        )
+    each, constant = two_parts(runs)
+    return batch / (each * batch + constant * ranks) * 1e3
+
+
+def calibrated(parameters: Parameters, job: model.Job, runs: Sequence[Measured]) -> Parameters:
+    """The parameters with what the logs say of this GPU; nodes and network are taken to be like the job's.
+
+    Logs of one batch a GPU set the time of a sequence, the constant part stays; several set both.
+
+    Raises:
+        UserError: logs that cannot be of such a GPU.
+    """
+    usual = {run: _like(job, run) for run in runs}
+    outside = {run: model.step(at, parameters) for run, at in usual.items()}
+    without_network = [
+        replace(run, sequences_per_second=run.batch / max(1e-6, run.step_ms - outside[run].network) * 1e3)
+        for run in runs
+    ]
+    sizes = {run.batch / run.ranks for run in runs}
+    facts, constant = GPUS[job.gpu], outside[runs[0]].constant
+    if len(sizes) > 1:
+        each, constant = two_parts(without_network)
+    else:
+        size = sizes.pop()
+        each = statistics.median(run.step_ms - constant for run in without_network) / size
+    per_unit = outside[runs[0]].compute / usual[runs[0]].sequences / parameters.sequence_ms[job.gpu]
+    found = each / per_unit
+    if not 1 / FARTHEST < found / parameters.sequence_ms[job.gpu] < FARTHEST:
+        reason = f"has steps of {runs[0].step_ms:.1f} ms, {outside[runs[0]].total:.1f} ms are usual on {job.gpu}"
+        raise UserError("config.conflict", "--calibrate", reason, "Give the --gpu that the log was measured on")
+    seconds = [run.evaluation_seconds * run.ranks / job.work for run in runs if run.evaluation_seconds]
+    evaluation = parameters.evaluation_gpu_seconds
+    return replace(
+        parameters,
+        sequence_ms={**parameters.sequence_ms, job.gpu: found},
+        constant_ms={**parameters.constant_ms, facts.constant: constant - _pcie(job, parameters, runs[0])},
+        evaluation_gpu_seconds={**evaluation, job.gpu: statistics.median(seconds)} if seconds else evaluation,
+    )
+
+
+def _like(job: model.Job, run: Measured) -> model.Job:
+    """The job that a log is of."""
+    per_node = min(job.per_node, run.ranks)
+    return replace(job, gpus=run.ranks, nodes=max(1, round(run.ranks / per_node)), batch=run.batch)
+
+
+def _pcie(job: model.Job, parameters: Parameters, run: Measured) -> float:
+    """Of the constant part, what GPUs without NVLink add to it."""
+    return model.step(_like(job, run), parameters).constant - parameters.constant_ms[GPUS[job.gpu].constant]

@@ -1,0 +1,202 @@
+"""What a log says about itself: the events that lead from a result to its configuration, its code and its machine.
+
+Each event is a call of its own with the key written out: a log line names the file and the line of its call, and a
+reader finds the key there (``mlbert submission check`` proves it, ``mlbert submission trace`` follows it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mlbert.config.resolution import Resolved
+from mlbert.mlperf.rules import BENCHMARK
+from mlbert.runs.starting_weights import name_weights
+from mlbert.data.loading.config import DataConfig
+from mlbert.host import native
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from mlbert.host.machine import NONE, gpu_driver, processor_name
+from mlbert.host.provenance import command_line, git_state, package_versions, tree_relative, tree_root
+from mlbert.models.config import ModelConfig
+from mlbert.optim.config import ScheduleConfig
+from mlbert.mlperf.config import SubmissionConfig
+from mlbert.training.config import EvaluationConfig, RunConfig
+
+Event = Callable[[str, Any], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What the framework and the data tell of a run."""
+
+    train_data: str  # how the set is known, and its identity, see `mlbert.data.formats.base`; or "synthetic"
+    eval_data: str
+    max_sequence_length: int  # of the training set, tokens
+    sequences_per_pack: float | None  # of the packs that the training set holds; None: it takes packing to know
+    precision: str
+    ops: str
+    ranks: int  # of the whole job
+    threads_per_rank: int  # CPU threads of rank 0
+    hosts: Sequence[str]  # the machine of each rank
+    gpus: Mapping[str, int]  # those of rank 0's machine that the job may use: model to number
+    cuda: str = NONE  # version, as the next two
+    cudnn: str = NONE
+    nccl: str = NONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity(Told):
+    """Where a run comes from, in plain values. File names are relative to the tree where they lie in it."""
+
+    command: str  # of rank 0
+    experiment: int  # which of `experiments` this is, from 0
+    experiments: int | None  # runs of the job; None where nothing tells
+    recipe: str  # module of mlbert.recipes
+    config_file: str  # what was sourced or given with --config; "none" without either, as is its digest
+    config_file_sha256: str
+    config_parents: Mapping[str, str]  # the files that it sources or extends, and further ones, with their SHA-256
+    model_shape: str  # the bert_config.json
+    model_shape_sha256: str
+    starting_weights: str  # name of the checkpoint without its folder; "none": drawn
+    starting_weights_sha256: str
+    commit: str  # of the tree, see git_state
+    tree_modified: bool  # whether files differed from that commit
+    image: str  # as CONT names it; "none" without a container
+    image_digest: str  # as the launcher found it, or "none"
+    image_commit: str  # what the Dockerfile left in the image, or "none"
+    python: str
+    platform: str
+    packages: Mapping[str, str]  # distribution to version
+    compiler: str  # of the native libraries; "none" where none was asked for
+    native_libraries: Mapping[str, str]  # those loaded so far, with the SHA-256 of their files
+    nodes: int
+    cpu: str  # model of rank 0's processor
+    gpu_driver: str
+
+
+def identify(resolved: Resolved, told: Told) -> Identity:
+    """Collects it, for rank 0: it hashes the starting weights and asks git.
+
+    Raises:
+        UserError: a configuration file or the model shape cannot be read.
+    """
+    model, run = resolved.config[ModelConfig], resolved.config[RunConfig]
+    shape = model.bert_config_file
+    digests = {tree_relative(path): _sha256(path) for path in resolved.files}
+    config_file, config_file_sha256 = next(iter(digests.items()), (NONE, NONE))
+    starting_weights, starting_weights_sha256 = name_weights(model.init_checkpoint)
+    commit, tree_modified = git_state(tree_root())
+    environ = environment()
+    runs = environ.get("NEXP", "")
+    given = {field.name: getattr(told, field.name) for field in fields(told)}
+    hosts = list(dict.fromkeys(told.hosts))
+    return Identity(
+        **{**given, "hosts": hosts},
+        command=command_line(),
+        experiment=run.experiment,
+        experiments=int(runs) if runs.isdecimal() else None,
+        recipe=resolved.recipe.name,
+        config_file=config_file,
+        config_file_sha256=config_file_sha256,
+        config_parents={name: digest for name, digest in digests.items() if name != config_file},
+        model_shape=tree_relative(shape),
+        model_shape_sha256=_sha256(shape),
+        starting_weights=starting_weights,
+        starting_weights_sha256=starting_weights_sha256,
+        commit=commit,
+        tree_modified=tree_modified,
+        image=environ.get("CONT") or NONE,
+        image_digest=environ.get("MLBERT_IMAGE_DIGEST") or NONE,
+        image_commit=environ.get("MLBERT_IMAGE_COMMIT") or NONE,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        packages=package_versions(),
+        compiler=native.compiler(),
+        native_libraries=native.digests(),
+        nodes=len(hosts),
+        cpu=processor_name(),
+        gpu_driver=gpu_driver(),
+    )
+
+
+def log_identity(event: Event, identity: Identity, resolved: Resolved) -> None:
+    """Logs where a run comes from and its whole configuration. Belongs between init_start and init_stop."""
+    event("command", identity.command)
+    event("experiment", identity.experiment)
+    event("experiments", identity.experiments)
+    event("recipe", identity.recipe)
+    event("config_file", identity.config_file)
+    event("config_file_sha256", identity.config_file_sha256)
+    event("config_parents", identity.config_parents)
+    event("model_shape", identity.model_shape)
+    event("model_shape_sha256", identity.model_shape_sha256)
+    event("starting_weights", identity.starting_weights)
+    event("starting_weights_sha256", identity.starting_weights_sha256)
+    event("train_data", identity.train_data)
+    event("eval_data", identity.eval_data)
+    event("max_sequence_length", identity.max_sequence_length)
+    event("sequences_per_pack", identity.sequences_per_pack)
+    event("commit", identity.commit)
+    event("tree_modified", identity.tree_modified)
+    event("image", identity.image)
+    event("image_digest", identity.image_digest)
+    event("image_commit", identity.image_commit)
+    event("python", identity.python)
+    event("platform", identity.platform)
+    event("packages", identity.packages)
+    event("compiler", identity.compiler)
+    event("native_libraries", identity.native_libraries)
+    event("precision", identity.precision)
+    event("ops", identity.ops)
+    event("nodes", identity.nodes)
+    event("hosts", identity.hosts)
+    event("ranks", identity.ranks)
+    event("threads_per_rank", identity.threads_per_rank)
+    event("cpu", identity.cpu)
+    event("gpus", identity.gpus)
+    event("gpu_driver", identity.gpu_driver)
+    event("cuda", identity.cuda)
+    event("cudnn", identity.cudnn)
+    event("nccl", identity.nccl)
+    event("configuration", resolved.as_configuration())
+
+
+def log_ends(event: Event, evaluation: EvaluationConfig, schedule: ScheduleConfig, run: RunConfig) -> None:
+    """Logs what a run is to reach, when it looks, and where it ends otherwise."""
+    event("target_accuracy", evaluation.target_metric)
+    event("first_evaluation_samples", evaluation.eval_iter_start_samples)
+    event("evaluation_interval_samples", evaluation.eval_iter_samples)
+    event("evaluation_size", evaluation.num_eval_examples)
+    event("max_steps", schedule.max_steps)
+    event("max_samples", run.max_samples_termination)
+    event("max_seconds", run.max_seconds)
+
+
+def log_submission(event: Event, submission: SubmissionConfig) -> None:
+    """Logs what is submitted, by whom and where it belongs. Must precede init_stop."""
+    event("submission_benchmark", BENCHMARK)
+    event("submission_org", submission.submission_org)
+    event("submission_division", submission.submission_division)
+    event("submission_status", "research")
+    event("submission_platform", submission.submission_platform)
+
+
+def log_batch_size(event: Event, data: DataConfig, global_batch_size: int) -> None:
+    """Logs the hyper-parameters that neither the optimizer nor the schedule has.
+
+    ``global_batch_size``: sequences of one optimizer step over all ranks.
+    """
+    event("global_batch_size", global_batch_size)
+    event("gradient_accumulation_steps", data.gradient_accumulation_steps)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror})", "Name a readable file") from None

@@ -1,0 +1,181 @@
+"""What a person sees while a run goes on, and the metrics file: one JSON line a log point.
+
+On a terminal a Rich progress bar; elsewhere plain lines, at most one every few seconds. Only rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from mlbert.runs.events import Events
+from mlbert.mlperf.metrics_file import read_points
+from mlbert.runs.progress import Limits, TrainState
+from mlbert.host.errors import UserError
+
+PLAIN_LINE_SECONDS = 5.0
+
+
+class Monitor(Events):
+    """Progress display and ``metrics.jsonl``.
+
+    Args:
+        path: the metrics file; None writes none (ranks other than 0).
+        limits: for the estimate of the time left.
+        log_every_steps: steps between log points.
+        console: where a person looks.
+        append: continue an existing metrics file, without what lies behind the checkpoint.
+        is_shown: False writes the file alone.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        limits: Limits,
+        log_every_steps: int,
+        console: Console,
+        append: bool = False,
+        is_shown: bool = True,
+    ) -> None:
+        self.limits, self.every, self.console = limits, log_every_steps, console
+        self.path, self.append = path, append
+        self.active = path is not None and is_shown
+        self._file: IO[str] | None = None
+        self._progress: Progress | None = None
+        self._started = self._last_line = time.monotonic()
+        self._fraction_at_start = self._seconds_before = 0.0
+
+    def open(self, state: TrainState) -> None:
+        """Opens the metrics file and the display, before the clock starts."""
+        if self.path is not None:
+            self._file = self._open(self.path, state.step)
+        self._started = self._last_line = time.monotonic()
+        self._seconds_before = state.elapsed_seconds
+        self._fraction_at_start = self._fraction(state, 0.0)
+        if self.active and self.console.is_terminal:
+            self._progress = Progress(
+                TextColumn("step {task.fields[step]}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[rate]} samples/s  loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"),
+                TimeElapsedColumn(),
+                TextColumn("left {task.fields[left]}"),
+                console=self.console,
+            )
+            self._progress.add_task("train", total=1.0, step=0, rate="-", loss="-", accuracy="-", left="-")
+            self._progress.start()
+
+    def wants(self, step: int) -> bool:
+        """Whether this step is a log point: the same answer on every rank."""
+        return self.every > 0 and (step % self.every == 0 or step == 1)
+
+    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
+        """A log point. ``state`` includes the step and its time: the rate is the average over all steps."""
+        rate = state.samples / state.train_seconds if state.train_seconds else 0.0
+        seconds = time.monotonic() - self._started
+        self._write(
+            kind="step",
+            step=state.step,
+            samples=state.samples,
+            seconds=round(self._seconds_before + seconds, 3),
+            loss=loss,
+            learning_rate=lr,
+            grad_norm=grad_norm,
+            samples_per_second=round(rate, 1),
+        )
+        self._show(state, f"{loss:.3f}", rate, seconds)
+
+    def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
+        """An evaluation's result."""
+        self._write(
+            kind="evaluation",
+            step=state.step,
+            samples=state.samples,
+            seconds=round(seconds, 3),
+            **{"eval_accuracy": state.accuracy} | {f"eval_{name}": value for name, value in metrics.items()},
+        )
+        told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        self.say(f"evaluation at {state.samples} samples, {seconds:.1f} s: {told}")
+
+    def skipped(self, state: TrainState) -> None:
+        """A step whose gradient was not finite."""
+        self._write(kind="skipped", step=state.step, samples=state.samples)
+        self.say(f"step {state.step} skipped: non-finite gradient ({state.skipped_steps} so far)")
+
+    def say(self, text: str) -> None:
+        """One line for a person, rank 0 only."""
+        if self.active:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Closes display and file."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self, path: Path, step: int) -> IO[str]:
+        kept: list[dict[str, Any]] = []
+        if self.append and path.exists():
+            points, foreign = read_points(path)
+            kept = [point for point in points if point["step"] <= step]  # the others' steps will be done again
+            if foreign:
+                self.say(f"warning: {path}: {foreign} lines are no run's and are left out")
+        try:
+            file = path.open("w", encoding="utf-8")
+            file.writelines(json.dumps(point) + "\n" for point in kept)
+            file.flush()
+        except OSError as error:
+            raise UserError(
+                "file.unwritable", path, f"cannot be written ({error.strerror})", "Set LOGDIR to a writable folder"
+            ) from None
+        return file
+
+    def _fraction(self, state: TrainState, seconds: float) -> float:
+        """The share of the nearest limit that is used up."""
+        shares = [state.step / self.limits.max_steps, state.samples / self.limits.max_samples]
+        if self.limits.max_seconds:
+            shares.append((self._seconds_before + seconds) / self.limits.max_seconds)
+        return min(max(shares), 1.0)
+
+    def _show(self, state: TrainState, loss: str, rate: float, seconds: float) -> None:
+        if not self.active:
+            return
+        fraction = self._fraction(state, seconds)
+        gained = fraction - self._fraction_at_start
+        left = f"{seconds * (1 - fraction) / gained:.0f} s" if gained > 0 else "-"
+        accuracy = f"{state.accuracy:.4f}" if state.accuracy else "-"  # before the first evaluation
+        if self._progress is not None:
+            self._progress.update(
+                self._progress.task_ids[0],
+                completed=fraction,
+                step=state.step,
+                rate=f"{rate:.0f}",
+                loss=loss,
+                accuracy=accuracy,
+                left=left,
+            )
+        elif time.monotonic() - self._last_line >= PLAIN_LINE_SECONDS:
+            self._last_line = time.monotonic()
+            self.say(
+                f"step {state.step}/{self.limits.max_steps}  {rate:.0f} samples/s  loss {loss}  "
+                f"accuracy {accuracy}  {seconds:.0f} s, at most {left} left"
+            )
+
+    def _write(self, **values: object) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(values) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise UserError(
+                "file.unwritable", str(self.path), f"cannot be written ({error.strerror})", "Free space on its disk"
+            ) from None

@@ -1,0 +1,194 @@
+"""The folder of one run: its paths, its seed, the curve drawn of its metrics."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlbert.config.resolution import Resolved
+from mlbert.runs.identity import Identity
+from mlbert.mlperf.metrics_file import read_points
+from mlbert.runs.progress import Outcome
+from mlbert.data.loading.config import DataConfig
+from mlbert.host.errors import UserError
+from mlbert.host.files import write_atomically
+from mlbert.host.json_files import read_json
+from mlbert.training.config import EvaluationConfig, RunConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_FILES = ("metrics.jsonl", "config.json", "curve.png", "summary.json")
+_FOLDERS = ("weights", "huggingface", "checkpoints")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one experiment."""
+
+    log: Path
+    folder: Path
+
+    @classmethod
+    def of(cls, run: RunConfig) -> RunFolder:
+        """Return the paths that LOGDIR and EXPERIMENT name."""
+        base = run.output_dir
+        return cls(base / f"result_{run.experiment}.txt", base / f"run_{run.experiment}")
+
+    def prepare(self, resume: bool) -> None:
+        """Makes the folder; refuses to overwrite a finished run."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe = self.folder / ".writable"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise UserError(
+                "file.unwritable",
+                self.folder,
+                f"cannot be written ({error.strerror})",
+                "Set LOGDIR to a writable folder",
+            ) from None
+        self._refuse_what_is_in_the_way()
+        self.refuse_finished()
+        if resume or not self.log.exists():
+            return
+        if self._has_trained():
+            remedy = "Set RESUME=1 to continue it, or remove it with its run folder"
+            raise UserError("run.unfinished", self.log, "is the log of an unfinished run", remedy)
+        if "run_start" in self.log.read_text(encoding="utf-8", errors="replace"):
+            self.set_log_aside()
+
+    def refuse_finished(self) -> None:
+        """Raises UserError where a run has come to its end."""
+        if (self.folder / "summary.json").exists():
+            raise UserError(
+                "run.exists", self.folder, "holds a finished run", "Set another LOGDIR or EXPERIMENT, or remove it"
+            )
+
+    def _refuse_what_is_in_the_way(self) -> None:
+        """A pipe or device in place of a file that a run writes would keep it waiting, or take all that it is given."""
+        wanted = {self.log: Path.is_file, **{self.folder / name: Path.is_file for name in _FILES}}
+        wanted |= {self.folder / name: Path.is_dir for name in _FOLDERS}
+        for path, is_right in wanted.items():
+            if os.path.lexists(path) and not is_right(path):
+                kind = "file" if is_right is Path.is_file else "folder"
+                raise UserError(
+                    "file.in-the-way", path, f"is in the way: it is no plain {kind}", "Remove it, or set another LOGDIR"
+                )
+
+    def _has_trained(self) -> bool:
+        """Whether anything tells of a step: a metric, or a checkpoint."""
+        metrics, checkpoints = self.folder / "metrics.jsonl", self.folder / "checkpoints"
+        return (metrics.exists() and metrics.stat().st_size > 0) or any(checkpoints.glob("step_*"))
+
+    def set_log_aside(self) -> None:
+        """Keeps the log of an interrupted part under a name that no checker takes for a result."""
+        if self.log.exists():
+            taken = (self.log.with_suffix(f".part{i}.txt") for i in range(1, 10_000))
+            self.log.rename(next(path for path in taken if not path.exists()))
+
+    def write_record(self, resolved: Resolved, seed: int, identity: Identity) -> dict[str, Any]:
+        """Writes ``config.json``, the resolved configuration with seed and provenance, and returns what it holds."""
+        record = {**json.loads(resolved.as_json()), "seed": seed, "provenance": asdict(identity)}
+        write_atomically(self.folder / "config.json", json.dumps(record, indent=2) + "\n")
+        return record
+
+
+def summarize(
+    outcome: Outcome, data: DataConfig, evaluation: EvaluationConfig, seed: int, ranks: int
+) -> dict[str, object]:
+    """Return the numbers of ``summary.json`` that every framework has; rates are per second of training."""
+    state = outcome.state
+    seconds = max(state.train_seconds, 1e-9)
+    packs = state.updates * data.train_batch_size * ranks
+    return {
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "seconds_to_train": round(outcome.seconds, 3),
+        "accuracy": state.accuracy,
+        "target_accuracy": evaluation.target_metric,
+        "samples": state.samples,
+        "steps": state.step,
+        "skipped_steps": state.skipped_steps,
+        "tokens": state.tokens,
+        "sequences_per_pack": round(state.samples / packs, 4) if packs else None,
+        "samples_per_second": round(state.samples / seconds, 1),
+        "tokens_per_second": round(state.tokens / seconds),
+        "seed": seed,
+        "ranks": ranks,
+    }
+
+
+def choose_seed(run: RunConfig, paths: RunFolder) -> int:
+    """SEED; for a continued run the seed that it began with; otherwise one from the system's randomness."""
+    if run.seed is not None:
+        return run.seed
+    record, remedy = paths.folder / "config.json", "Set SEED, or start anew"
+    if run.resume and record.exists():
+        try:
+            return int(read_json(record, remedy)["seed"])
+        except (KeyError, TypeError):
+            raise UserError("run.damaged", record, "does not tell the seed of the interrupted run", remedy) from None
+    return secrets.randbelow(2**31)
+
+
+def write_curve(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Draws loss and accuracy of ``metrics.jsonl`` over samples and over time, beside the summary's target and the
+    accuracies of LOGDIR's ``data/baselines.json``."""
+    points, _ = read_points(folder / "metrics.jsonl")
+    figure = curve(folder.name, points, summary, _baselines(folder.parent / "data" / "baselines.json"))
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
+    write_atomically(folder / "curve.png", picture.getvalue())
+
+
+def curve(
+    name: str, points: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], baselines: Mapping[str, float]
+) -> Figure:
+    """The figure: loss and accuracy over samples and over seconds; a line for the target and for each baseline."""
+    from matplotlib.figure import Figure  # pyplot, and a layout that adapts, would cost another second each
+
+    steps = [point for point in points if point["kind"] == "step"]
+    evaluations = [point for point in points if point["kind"] == "evaluation"]
+    target = summary["target_accuracy"]
+    levels = [] if target is None else [(f"target {target:.4g}", target, "--")]
+    levels += [(f"{words} {level:.3f}", level, ":") for words, level in baselines.items()]
+    figure = Figure(figsize=(11, 4.4))
+    place = {"left": 0.07, "right": 0.93, "bottom": 0.2, "wspace": 0.25}
+    labels = ("training samples", "seconds since run_start")
+    for axis, x, label in zip(
+        figure.subplots(1, 2, sharey=True, gridspec_kw=place), ("samples", "seconds"), labels, strict=True
+    ):
+        axis.plot([p[x] for p in steps], [p["loss"] for p in steps], color="tab:blue", linewidth=1)
+        axis.set_xlabel(label)
+        accuracy = axis.twinx()
+        reached = [p["eval_accuracy"] for p in evaluations]
+        accuracy.plot([p[x] for p in evaluations], reached, color="tab:orange", marker=".")
+        for words, level, dashes in levels:
+            accuracy.axhline(level, color="black" if dashes == "--" else "gray", linestyle=dashes, label=words)
+        accuracy.set_ylim(bottom=0)
+        accuracy.set_ylabel("accuracy, evaluation set", color="tab:orange")
+        if x == "samples":
+            axis.set_ylabel("training loss", color="tab:blue")
+    if levels:
+        figure.legend(*accuracy.get_legend_handles_labels(), loc="lower center", ncols=len(levels))
+    reached_words = f"accuracy {summary['accuracy']:.4f} after {summary['seconds_to_train']:.1f} s"
+    figure.suptitle(f"{name}: {summary['status']}, {reached_words}", parse_math=False)
+    return figure
+
+
+def _baselines(path: Path) -> dict[str, float]:
+    """What guessing reaches, as far as the file can be read and says it."""
+    try:
+        told = read_json(path, "")
+    except UserError:
+        return {}
+    known = {"most frequent token": told.get("most_frequent_accuracy"), "bigram": told.get("bigram_accuracy")}
+    return {name: float(level) for name, level in known.items() if isinstance(level, float) and 0 <= level <= 1}

@@ -1,1 +1,0 @@
-"""Every format that data lies in, behind one `Store`; numpy only."""

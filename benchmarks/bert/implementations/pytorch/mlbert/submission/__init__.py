@@ -1,1 +1,0 @@
-"""Official checkers, system descriptions and export of a submission tree."""

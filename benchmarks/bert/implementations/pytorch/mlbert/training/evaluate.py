@@ -1,0 +1,163 @@
+"""An objective's metrics on the whole evaluation set, sharded over ranks.
+
+On a CUDA device an evaluation costs the host next to nothing: the samples stay on the device in compact form, every
+batch is filled up to a shape of which there is a graph, or else to one shape, and nothing is read before the end.
+
+`Evaluator.begin` returns when all is queued, and `Evaluation.result` waits. In between the host makes the next training
+step ready: it takes the micro-batches and agrees on their numbers with the other ranks. No training step is queued
+before the result is known, though the rules would allow it: the clock runs until the target is known to be reached,
+so a step behind the last evaluation delays `run_stop`, and it changes the weights that are written, unless a copy of
+them is taken at every evaluation. All that it could save is the device's wait for one answer of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mlbert.data.loading.batch import Batch
+from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.distributed.capture import Capture
+from mlbert.distributed.world import World
+from mlbert.training.host_copy import HostCopy
+from mlbert.training.protocols import Model, Objective
+from mlbert.training.step import Passing
+
+
+class Evaluation:
+    """The result of an evaluation that is queued.
+
+    Args:
+        objective: makes metrics of the sums.
+        sums: float64 [names] on the device, over all ranks. Their values are taken now, in stream order.
+        rows: float64 [samples, columns] of all ranks, or None.
+    """
+
+    def __init__(self, objective: Objective, sums: Tensor, rows: Tensor | None) -> None:
+        self._objective, self._sums, self._rows = objective, HostCopy(sums), rows
+
+    def result(self) -> dict[str, float]:
+        """The objective's metrics over the whole set, the same on all ranks; waits for them.
+
+        Sums are added up before they are divided, so sharding does not change a metric.
+        """
+        return self._objective.metrics(self._sums.read().tolist(), self._rows)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """What a batch fits into, where it is read, what is done with it and what repeats that."""
+
+    budget: Budget
+    target: Batch
+    function: Callable[[], None]
+    replay: Callable[[], None]
+
+
+class Evaluator:
+    """Evaluates a model again and again on the same batches.
+
+    Args:
+        model: on its device.
+        objective: what is summed.
+        batches: this rank's; read at the first evaluation, and at every one unless they stay on the device.
+        world: the ranks.
+        capture: makes the graphs, of one batch each, when `record` is called; None: no graph.
+        budgets: of the graphs, the smallest first. A batch that exceeds all of them runs without.
+        resident: keep the batches on the device, filled up to one shape; None: on CUDA, and for a graph.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        objective: Objective,
+        batches: Iterable[HostBatch],
+        world: World,
+        capture: Capture | None = None,
+        budgets: Sequence[Budget] = (),
+        resident: bool | None = None,
+    ) -> None:
+        self._model, self._objective, self._batches, self._world = model, objective, batches, world
+        self._capture = capture
+        self._device = next(model.parameters()).device
+        self._sums = torch.zeros(len(objective.sum_names), dtype=torch.float64, device=self._device)
+        self._resident = self._device.type == "cuda" or capture is not None if resident is None else resident
+        self._kept: list[HostBatch] | None = None
+        self._target: Batch | None = None  # its shape holds every kept batch that has no graph
+        self._budgets, self._graphs = budgets, list[_Graph]()
+
+    @torch.no_grad()
+    def record(self) -> None:
+        """Captures the graphs, before any sample is read."""
+        if self._capture is None or self._objective.num_columns:
+            return
+        self._model.train(False)
+        with self._model.recording():
+            self._model.is_calibrated = True
+            self._model.refresh()
+            for budget in reversed(self._budgets):  # the smaller ones find room in the pool
+                target = budget.allocate(self._device)
+                function = partial(self._add, target)
+                self._capture.warm_up(function)
+                self._graphs.insert(0, _Graph(budget, target, function, self._capture.record(function)))
+        self._model.train()
+
+    @torch.no_grad()
+    def begin(self, passing: Passing = iter) -> Evaluation:
+        """Queues an evaluation of the weights as they are; on a GPU nothing waits for it, unless rows are asked for.
+
+        Args:
+            passing: passes the batches on, one when it is asked for.
+        """
+        self._model.train(False)
+        self._sums.zero_()
+        self._model.refresh()  # once for all batches: a graph only reads the copies
+        rows = None
+        if self._objective.num_columns:
+            rows = self._with_rows(passing)
+        elif self._resident:
+            self._over_kept(passing)
+        else:
+            for batch in passing(self._batches):
+                self._add(batch.to(self._device))
+        self._model.train()
+        self._world.all_reduce_sum(self._sums)
+        return Evaluation(self._objective, self._sums, rows)
+
+    def _with_rows(self, passing: Passing) -> Tensor:
+        """Every rank's rows, for metrics that no sums give, such as a rank correlation."""
+        rows = [torch.empty(0, self._objective.num_columns, dtype=torch.float64)]
+        for batch in passing(self._batches):
+            moved = batch.to(self._device)
+            self._add(moved)
+            rows.append(self._objective.rows(self._model, moved).cpu())
+        return self._world.gather_rows(torch.cat(rows))
+
+    def _over_kept(self, passing: Passing) -> None:
+        if self._kept is None:
+            self._kept = [replace(batch, data=batch.data.to(self._device)) for batch in self._batches]
+            others = [batch for batch in self._kept if self._graph_for(batch) is None]
+            self._target = Budget.over(others).allocate(self._device) if others else None
+        for batch in passing(self._kept):
+            graph = self._graph_for(batch)
+            if graph is None:
+                self._add(batch.to(self._device, out=self._target))
+            else:
+                batch.to(self._device, out=graph.target)
+                (graph.replay if self._model.is_calibrated else graph.function)()
+
+    def _graph_for(self, batch: HostBatch) -> _Graph | None:
+        return next((graph for graph in self._graphs if graph.budget.holds(batch)), None)
+
+    def _add(self, batch: Batch) -> None:
+        self._sums += self._objective.sums(self._model, batch)
+
+
+def evaluate(model: Model, objective: Objective, batches: Iterable[HostBatch], world: World) -> dict[str, float]:
+    """The objective's metrics over every sample of the set; see `Evaluation.result`."""
+    return Evaluator(model, objective, batches, world).begin().result()

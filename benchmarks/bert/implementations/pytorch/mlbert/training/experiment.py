@@ -1,0 +1,279 @@
+"""One experiment: from a resolved configuration to the MLPerf log and the run folder.
+
+LOGDIR/result_<i>.txt              MLPerf log
+LOGDIR/run_<i>/config.json         resolved configuration, origin of each value, provenance
+LOGDIR/run_<i>/metrics.jsonl       one line a log point and an evaluation
+LOGDIR/run_<i>/curve.png           loss and accuracy over samples and time
+LOGDIR/run_<i>/weights/            safetensors with a model card
+LOGDIR/run_<i>/huggingface/        the same weights for transformers
+LOGDIR/run_<i>/summary.json        the numbers that ``mlbert report`` prints
+LOGDIR/run_<i>/checkpoints/        while SAVE_CHECKPOINT_STEPS is not 0
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from mlbert.config.recipe import Recipe
+from mlbert.config.resolution import Resolved
+from mlbert.config.sections import Configuration
+from mlbert.data.loading.config import DataConfig
+from mlbert.distributed.lifecycle import Lifecycle
+from mlbert.distributed.world import World
+from mlbert.host.machine import threads_per_rank
+from mlbert.host.provenance import tree_root
+from mlbert.mlperf import rules
+from mlbert.mlperf.config import SubmissionConfig
+from mlbert.mlperf.mllog import MLPerfLogger, close_interrupted
+from mlbert.ops.config import ComputeConfig
+from mlbert.ops.cublaslt_tuning import tuned
+from mlbert.ops.peak import gemm_peak_flops
+from mlbert.ops.proof import prove
+from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.runs.events import Events, MLPerfEvents, Several
+from mlbert.runs.identity import Identity, Told, identify, log_batch_size, log_ends, log_identity, log_submission
+from mlbert.runs.monitor import Monitor
+from mlbert.runs.progress import Limits, Outcome, Pace, TrainState
+from mlbert.runs.run_folder import RunFolder, choose_seed
+from mlbert.training import artifacts
+from mlbert.training.checkpoint import CheckpointFolder
+from mlbert.training.config import EvaluationConfig, RunConfig
+from mlbert.training.evaluate import Evaluator
+from mlbert.training.ledger import Ledger
+from mlbert.training.loggers import make_loggers
+from mlbert.training.loop import Run, train
+from mlbert.training.micro_batch import build_fitting
+from mlbert.training.protocols import Inputs, Method, RecipeBuild
+from mlbert.training.reader import Reader
+from mlbert.training.snapshots import Snapshots
+from mlbert.training.step import Step, check_device, choose_graphs
+
+_PARTS = "gradient_accumulation_steps"
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a command wants its run, where that is not a benchmark's.
+
+    Attributes:
+        pace: what goes by the clock; None: nothing.
+        display: shows the run in place of the monitor's lines; None: they do.
+        mlperf_log: write one.
+    """
+
+    pace: Pace | None = None
+    display: Events | None = None
+    mlperf_log: bool = True
+
+
+USUAL = Manner()
+
+
+def _inspect(config: Configuration, recipe: Recipe, world: World, paths: RunFolder) -> tuple[int, Any]:
+    """This rank's threads, and what the recipe finds in its inputs; makes the run's folder."""
+    compute = config[ComputeConfig]
+    check_device(compute.cuda_graph_mode, world.device)
+    found = threads_per_rank(compute.cpu_threads, world.local_world_size), recipe.inspect(config)
+    if world.rank == 0:
+        paths.prepare(config[RunConfig].resume)
+    return found
+
+
+def run_experiment(resolved: Resolved, world: World, console: Console, how: Manner = USUAL) -> Outcome:
+    """Trains once and writes everything that the module docstring lists. Raises UserError for people's mistakes."""
+    config = resolved.config
+    build: RecipeBuild = resolved.recipe.load()
+    settings, data = config[RunConfig], config[DataConfig]
+    paths = RunFolder.of(settings)
+    num_threads, inputs = world.meeting.agree("inputs", lambda: _inspect(config, resolved.recipe, world, paths))
+    world.start()
+    if world.rank == 0 and settings.resume:
+        paths.set_log_aside()
+    torch.set_num_threads(num_threads)
+    log = MLPerfLogger(paths.log if world.rank == 0 and how.mlperf_log else None, rank=world.rank, root=tree_root())
+
+    def close_log(status: str, reason: str | None) -> None:
+        if world.rank == 0:
+            log.run_stop(status, {"reason": reason} if reason else None)
+        elif reason and paths.log.exists():  # rank 0 is lost: this one closes the file that it left
+            close_interrupted(paths.log, tree_root(), reason)
+
+    say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    lifecycle = Lifecycle(world, close_log)
+    _warn_of(inputs, data, say)
+    with lifecycle.guard():
+        seed = world.broadcast_int(choose_seed(settings, paths))
+        log.event("cache_clear", settings.caches_cleared)
+        log.start("init_start")
+        log_submission(log.event, config[SubmissionConfig])
+        log.event("seed", seed)
+        compute = config[ComputeConfig]
+        prove(compute.ops, compute.precision, world.device, world.all_reduce_max, say)
+        config, method = build_fitting(config, lambda c: build.build(c, inputs, world, seed, say), world, say)
+        if config is not resolved.config:
+            resolved = replace(resolved, config=config, origin={**resolved.origin, _PARTS: "AUTO_MICRO_BATCH"})
+        told = tell(inputs, method, world)
+        if world.rank == 0:
+            identity = log_run(log, resolved, told, method)
+            record = paths.write_record(resolved, seed, identity)
+        monitor, shown = _monitor(config, paths, world, console, how), [how.display] if how.display else []
+        listeners: list[Events] = [MLPerfEvents(log, lambda: method.evaluation.num_examples), monitor, *shown]
+        if world.rank == 0:
+            listeners += _loggers(config, record, paths.folder, world, method)
+        events = Several(listeners)
+        run = assemble(config, method, paths.folder / "checkpoints", world, lifecycle, events, seed, how.pace)
+        _make_ready(run, config, lifecycle, log, say)
+        monitor.open(run.state)
+        log.end("init_stop")
+        world.barrier()
+        try:
+            outcome = train(run)
+            method.optimizer.exact_weights()  # for good: they are written below
+        finally:
+            method.source.close()
+            monitor.close()
+    if world.rank == 0:
+        summary = artifacts.summarize(outcome, data, config[EvaluationConfig], method, seed, world)
+        artifacts.leave_behind(paths.folder, summary, asdict(identity), method)
+    run.step.release()
+    world.stop()
+    return outcome
+
+
+def _warn_of(inputs: Inputs, data: DataConfig, say: Callable[[str], None]) -> None:
+    if inputs.train_data == inputs.eval_data and not data.synthetic_data:
+        say(f"warning: EVALDIR {data.eval_dir} is the training set: evaluations will say nothing of other text")
+
+
+def _monitor(config: Configuration, paths: RunFolder, world: World, console: Console, how: Manner) -> Monitor:
+    path, is_shown = paths.folder / "metrics.jsonl" if world.rank == 0 else None, how.display is None
+    settings, limits = config[RunConfig], _limits(config)
+    return Monitor(path, limits, settings.log_freq, console, append=settings.resume, is_shown=is_shown)
+
+
+def _limits(config: Configuration) -> Limits:
+    return Limits.of(config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
+
+
+def _loggers(config: Configuration, record: dict[str, Any], folder: Path, world: World, method: Method) -> list[Events]:
+    peak = functools.partial(gemm_peak_flops, method.model.dtype, world.device.type)
+    return make_loggers(config[RunConfig], record, folder, config[OptimizerConfig].optimizer, world.world_size, peak)
+
+
+def _make_ready(
+    run: Run, config: Configuration, lifecycle: Lifecycle, log: MLPerfLogger, say: Callable[[str], None]
+) -> None:
+    """Continues where a checkpoint stands, and does once what the first step would else do inside the run."""
+    if config[RunConfig].resume and run.snapshots.load(say):
+        log.event("resumed_from_step", run.state.step)
+        say(f"resumed at step {run.state.step}, {run.state.samples} samples")
+    lifecycle.accept_warnings()
+    run.step.warm_up()
+    if run.step.graphs:
+        run.evaluator.record()
+        world = run.world
+        run.step.record(functools.partial(tuned, world.device, world.rank == 0, world.all_reduce_max, say))
+        say(f"CUDA graphs: {config[ComputeConfig].cuda_graph_mode}, {run.method.budget}")
+
+
+def tell(inputs: Inputs, method: Method, world: World) -> Told:
+    """What data and PyTorch tell of a run; all ranks call it together."""
+    return Told(
+        train_data=inputs.train_data,
+        eval_data=inputs.eval_data,
+        max_sequence_length=inputs.max_sequence_length,
+        sequences_per_pack=inputs.sequences_per_pack,
+        precision=method.precision,
+        ops=method.ops,
+        ranks=world.world_size,
+        threads_per_rank=torch.get_num_threads(),
+        hosts=world.hosts(),
+        **_gpu_facts(world),
+    )
+
+
+def _gpu_facts(world: World) -> dict[str, Any]:
+    """Of this rank's device, as `Told` calls them; the ranks of a machine have one each, of the same model."""
+    if world.device.type != "cuda":
+        return {"gpus": {}}
+    return {
+        "gpus": {torch.cuda.get_device_name(world.device): world.local_world_size},
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+    }
+
+
+def log_run(log: MLPerfLogger, resolved: Resolved, told: Told, method: Method) -> Identity:
+    """Logs where the run comes from, its whole configuration, and every hyper-parameter."""
+    identity = identify(resolved, told)
+    log_identity(log.event, identity, resolved)
+    config, data = resolved.config, resolved.config[DataConfig]
+    batch = rules.global_batch_size(data.train_batch_size, told.ranks, data.average_packing_rate)
+    log_batch_size(log.event, data, batch)
+    log_ends(log.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
+    log.event("opt_implementation", method.optimizer.implementation)
+    method.optimizer.hyperparameters(log.event)
+    method.schedule.hyperparameters(log.event)
+    return identity
+
+
+def assemble(
+    config: Configuration,
+    method: Method,
+    checkpoints: Path,
+    world: World,
+    lifecycle: Lifecycle,
+    events: Events,
+    seed: int,
+    pace: Pace | None = None,
+) -> Run:
+    """The loop's objects, for a method and its settings.
+
+    Args:
+        config: limits, evaluation, checkpoints and graphs; nothing of the method is read.
+        method: from the recipe.
+        checkpoints: folder.
+        world: started.
+        lifecycle: entered.
+        events: who is told.
+        seed: of dropout.
+        pace: what goes by the clock.
+
+    Raises:
+        UserError: graphs are asked for that cannot be had.
+    """
+    run, evaluation = config[RunConfig], config[EvaluationConfig]
+    parts = config[DataConfig].gradient_accumulation_steps
+    graphs = choose_graphs(config[ComputeConfig].cuda_graph_mode, method, parts, world.device, world.world_size)
+    state = TrainState(next_eval_samples=evaluation.eval_iter_start_samples)
+    objects = (method.model, method.objective, method.flat, method.sync, method.optimizer)
+    capture = graphs.capture() if graphs else None  # an evaluation runs between any two steps
+    budgets = method.evaluation.budgets if graphs else ()
+    return Run(
+        method=method,
+        step=Step(*objects, world.all_reduce_max, events.say, graphs, method.loss_scale),
+        reader=Reader(method.source, method.objective, method.model, world, lifecycle.watch, lambda: lifecycle.warned),
+        ledger=Ledger(state, events.skipped),
+        evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture, budgets),
+        snapshots=Snapshots(
+            CheckpointFolder(checkpoints, run.keep_checkpoints, dict(method.identity)), method, state, seed, world
+        ),
+        events=events,
+        lifecycle=lifecycle,
+        world=world,
+        state=state,
+        limits=_limits(config),
+        seed=seed,
+        settle_late=world.device.type == "cuda" and method.loss_scale is None,
+        eval_every_samples=evaluation.eval_iter_samples,
+        save_every_steps=run.save_checkpoint_steps,
+        pace=pace,
+    )

@@ -1,0 +1,123 @@
+"""A run's numbers for TensorBoard and Weights & Biases, under the names that Composer gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from mlbert.runs.events import Events
+from mlbert.runs.progress import Outcome, TrainState
+from mlbert.training.config import RunConfig
+
+Write = Callable[[Mapping[str, float], int], object]  # numbers by name, and the step that they belong to
+_NAMES = {"mlm_accuracy": "MaskedAccuracy", "loss": "LanguageCrossEntropy"}
+
+
+class NumberLogger(Events):
+    """Tells every log point and evaluation as named numbers.
+
+    Args:
+        write: takes them.
+        close: ends what takes them.
+        optimizer: its name, for that of the learning rate.
+        ranks: of the run.
+        peak: FLOP/s that a rank can do at most.
+    """
+
+    def __init__(self, write: Write, close: Callable[[], object], optimizer: str, ranks: int, peak: float) -> None:
+        self._write, self._close, self._optimizer, self._ranks, self._peak = write, close, optimizer, ranks, peak
+
+    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float) -> None:
+        """Loss, rate, gradient norm, and the speed so far; evaluations are left out of it."""
+        seconds = state.train_seconds or float("inf")
+        numbers = {
+            "loss/train/total": loss,
+            f"lr-{self._optimizer}/group0": lr,
+            "l2_norm/grad/global": grad_norm,
+            "throughput/samples_per_sec": state.samples / seconds,
+            "throughput/tokens_per_sec": state.tokens / seconds,
+            "throughput/device/flops_per_sec": state.flops / seconds / self._ranks,
+            "throughput/device/mfu": state.flops / seconds / self._ranks / self._peak,
+            "time/sample": state.samples,
+            "time/token": state.tokens,
+        }
+        self._write(numbers, state.step)
+
+    def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
+        """Every metric of an evaluation."""
+        self._write({f"metrics/eval/{_NAMES.get(name, name)}": value for name, value in metrics.items()}, state.step)
+
+    def stop(self, outcome: Outcome) -> None:
+        """The clock stops."""
+        self._close()
+
+
+def make_loggers(
+    config: RunConfig, record: Mapping[str, Any], folder: Path, optimizer: str, ranks: int, peak: Callable[[], float]
+) -> list[Events]:
+    """What TENSORBOARD_DIR and WANDB_PROJECT ask for; of rank 0.
+
+    Args:
+        config: of the run.
+        record: the resolved configuration, JSON-able.
+        folder: for files of a logger that has no folder of its own.
+        optimizer, ranks: as in `NumberLogger`.
+        peak: measures what it says there; called where something is logged.
+
+    Raises:
+        UserError: what writes them is not installed.
+    """
+    if config.tensorboard_dir is None and config.wandb_project is None:
+        return []
+    about = (optimizer, ranks, peak())
+    loggers: list[Events] = []
+    if config.tensorboard_dir is not None:
+        write, close = _tensorboard(config.tensorboard_dir / (config.run_name or folder.name))
+        loggers.append(NumberLogger(write, close, *about))
+    if config.wandb_project is not None:
+        write, close = _wandb(config.wandb_project, config.run_name, record, folder)
+        loggers.append(NumberLogger(write, close, *about))
+    return loggers
+
+
+def _tensorboard(folder: Path) -> tuple[Write, Callable[[], object]]:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise _missing("TENSORBOARD_DIR", "tensorboard") from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writer = SummaryWriter(str(folder))
+    except OSError as error:
+        reason = f"{folder} cannot be written ({error.strerror})"
+        raise UserError("file.unwritable", "TENSORBOARD_DIR", reason, "Name a writable folder") from None
+
+    def write(numbers: Mapping[str, float], step: int) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    return write, writer.close
+
+
+def _wandb(
+    project: str, name: str | None, record: Mapping[str, Any], folder: Path
+) -> tuple[Write, Callable[[], object]]:
+    """Where nobody is logged in, the run stays in the folder, as with WANDB_MODE=offline: wandb sync sends it."""
+    try:
+        import wandb
+    except ImportError:
+        raise _missing("WANDB_PROJECT", "wandb") from None
+    is_known = "WANDB_MODE" in environment() or wandb.login(prompt=False, verify=False)
+    about: dict[str, Any] = {"project": project, "name": name, "dir": str(folder), "config": dict(record)}
+    run = wandb.init(**about, mode=None if is_known else "offline")
+    return lambda numbers, step: run.log(dict(numbers), step=step), run.finish
+
+
+def _missing(setting: str, package: str) -> UserError:
+    return UserError(
+        "package.missing", setting, f"needs {package}, which is not installed", "Run: pip install 'mlbert[loggers]'"
+    )

@@ -1,0 +1,176 @@
+"""The training loop. Everything that differs between methods is an object that it is handed (`protocols`).
+
+events.start                         the clock runs: run_start in MLPerf's log
+source.open, evaluation.open         first touch of the data
+|-- reader.take                      this rank's micro-batches, the step's numbers over all ranks
+|   step                             forward, backward, reduce, update
+|   ledger.count                     samples so far; a step that was left out is taken back when that is known
+|   events.step                      at log points
+|   perhaps evaluate                 evaluator.begin, the next step's micro-batches, events.evaluation
+|   perhaps save                     also when the job is about to end; then the process leaves
+'-- until the target or a limit
+events.stop, lifecycle.finish        the clock stops: run_stop
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from mlbert.distributed.lifecycle import ABORTED, SUCCESS, Lifecycle
+from mlbert.distributed.watch import Stage
+from mlbert.distributed.world import World
+from mlbert.runs.events import Events
+from mlbert.runs.progress import Clock, Limits, Outcome, Pace, TrainState
+from mlbert.training.evaluate import Evaluator
+from mlbert.training.ledger import Ledger
+from mlbert.training.protocols import Method
+from mlbert.training.reader import Reader
+from mlbert.training.snapshots import Snapshots
+from mlbert.training.step import Step
+
+
+@dataclass(frozen=True)
+class Run:
+    """The objects of one run, and how often it evaluates and saves.
+
+    Attributes:
+        settle_late: ask for a step's result when the next one is queued, so that a GPU never waits for the host. Where
+            steps are left out as a matter of course, the next one's rate has to know.
+        eval_every_samples: distance between evaluations, sequences.
+        save_every_steps: distance between checkpoints; 0: none.
+        pace: evaluations, checkpoints and the decay of the rate by the clock, besides; None: by steps alone.
+    """
+
+    method: Method
+    step: Step
+    reader: Reader
+    ledger: Ledger
+    evaluator: Evaluator
+    snapshots: Snapshots
+    events: Events
+    lifecycle: Lifecycle
+    world: World
+    state: TrainState
+    limits: Limits
+    seed: int
+    settle_late: bool
+    eval_every_samples: int
+    save_every_steps: int
+    pace: Pace | None = None
+
+
+def train(run: Run) -> Outcome:
+    """Trains until the target or a limit, or until the job is about to end. A limit is a success where there is no
+    target."""
+    state = run.state
+    run.events.start(state)
+    clock = Clock(state.elapsed_seconds)
+    run.method.source.open()
+    run.method.evaluation.open()
+    run.events.opened(state)
+
+    status, reason, evaluated_at = ABORTED, None, -1
+    while reason is None:
+        leaving = train_one_step(run)
+        reason, due = _standing(run, clock)
+        if run.ledger.is_open and (reason is not None or due):
+            run.ledger.settle()
+            reason, due = _standing(run, clock)
+        save = leaving or _save_is_due(run, clock)
+        if due or (reason is not None and evaluated_at != state.samples):
+            evaluated_at = state.samples
+            # A checkpoint holds the data position before the next step.
+            evaluate(run, clock, read_ahead=reason is None and not save)
+            if run.limits.met(state):
+                status, reason = SUCCESS, f"target accuracy {run.limits.target_accuracy} reached"
+        if reason is None and save:
+            save_checkpoint(run, clock)
+        if reason is None and leaving:
+            run.lifecycle.leave()
+
+    if run.limits.succeeds(state):
+        status = SUCCESS
+    if status == SUCCESS:
+        run.lifecycle.watch.mark(state.step, Stage.CHECKPOINT)  # may take long where the data lie far away
+        run.method.source.finish()
+        run.world.barrier()  # the data of every rank
+    if run.pace is not None:
+        save_checkpoint(run, clock)  # so that it can be made longer
+    state.elapsed_seconds = clock.seconds()
+    outcome = Outcome(status, reason, state.elapsed_seconds, state)
+    run.events.stop(outcome)
+    run.lifecycle.finish(status)
+    return outcome
+
+
+def train_one_step(run: Run) -> bool:
+    """One optimizer step on all ranks; tells whether some rank was warned that the job is about to end."""
+    state, watch, started = run.state, run.lifecycle.watch, time.monotonic()
+    upcoming = run.reader.take(state.step)
+    lr = run.method.schedule(state.updates) * (run.pace.factor(state.due_seconds) if run.pace else 1.0)
+    result = run.step(
+        upcoming.batches,
+        run.seed,
+        state.step,
+        upcoming.divisors,
+        lr,
+        passing=lambda batches: watch.each(batches, state.step, Stage.COMPUTE, Stage.REDUCE),
+    )
+    run.ledger.count(result, upcoming.counts)
+    is_told = run.events.wants(state.step)
+    if is_told or not run.settle_late:
+        run.ledger.settle()
+    # Reading the loss waits for the device; done at log points only.
+    loss = float(run.world.all_reduce_sum(result.loss_sum)) if is_told else 0.0
+    state.train_seconds += time.monotonic() - started
+    if is_told:
+        run.events.step(state, loss, lr, result.grad_norm)
+    return upcoming.warned
+
+
+def evaluate(run: Run, clock: Clock, read_ahead: bool) -> None:
+    """Evaluates the weights as they are; while the device does it, the next step is made ready."""
+    state, method, watch, started = run.state, run.method, run.lifecycle.watch, clock.seconds()
+    run.events.evaluation_start(state)
+    with method.optimizer.exact_weights():
+        method.model.weights_changed()
+        evaluation = run.evaluator.begin(lambda items: watch.each(items, state.step, Stage.EVALUATE, Stage.SUM))
+    method.model.weights_changed()  # what training reads may be rounded
+    if read_ahead:
+        run.reader.read_ahead(state.step)
+    metrics = evaluation.result()
+    state.accuracy = metrics[method.objective.metric]
+    while state.next_eval_samples <= state.samples:
+        state.next_eval_samples += run.eval_every_samples
+    clock.evaluation_seconds, clock.evaluated_at = clock.seconds() - started, state.due_seconds
+    run.events.evaluation(state, metrics, clock.seconds())
+
+
+def save_checkpoint(run: Run, clock: Clock) -> None:
+    """Writes the whole state of the run."""
+    run.lifecycle.watch.mark(run.state.step, Stage.CHECKPOINT)
+    run.ledger.settle()
+    run.state.elapsed_seconds = clock.seconds()
+    run.snapshots.save()
+    clock.saved_at = run.state.due_seconds
+
+
+def _save_is_due(run: Run, clock: Clock) -> bool:
+    if run.pace is not None and run.state.due_seconds - clock.saved_at >= run.pace.save_every:
+        return True
+    return run.save_every_steps > 0 and run.state.step % run.save_every_steps == 0
+
+
+def _standing(run: Run, clock: Clock) -> tuple[str | None, bool]:
+    """The limit that was reached, and whether an evaluation is due; ranks whose clocks differ follow rank 0. The last
+    evaluation, which takes as long as the one before, is within MAX_SECONDS."""
+    state = run.state
+    seconds = clock.seconds() + clock.evaluation_seconds
+    if run.limits.max_seconds is not None:
+        seconds = run.world.broadcast_int(round(seconds * 1000)) / 1000
+    state.due_seconds = seconds
+    is_due = state.samples >= state.next_eval_samples
+    if run.pace is not None:
+        is_due = is_due or run.pace.evaluates(seconds - clock.evaluated_at, clock.evaluation_seconds)
+    return run.limits.reached(state, seconds), is_due

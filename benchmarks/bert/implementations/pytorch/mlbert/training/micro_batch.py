@@ -1,0 +1,84 @@
+"""AUTO_MICRO_BATCH: parts of a step's batch that fit the device's memory, found before the first sample is read."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from mlbert.config.sections import Configuration
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.config import DataConfig
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.distributed.world import World
+from mlbert.host.errors import UserError
+from mlbert.ops.config import ComputeConfig
+from mlbert.training.protocols import Method
+from mlbert.training.step import Step
+
+Build = Callable[[Configuration], Method]
+
+
+def build_fitting(
+    config: Configuration, build: Build, world: World, say: Callable[[str], object]
+) -> tuple[Configuration, Method]:
+    """The method, with GRADIENT_STEPS doubled until the largest micro-batch fits, where that is asked for.
+
+    All ranks call it together and get the same GRADIENT_STEPS. Raises UserError: not even the smallest one fits.
+    """
+    while True:
+        method = build(config)
+        if not config[ComputeConfig].auto_micro_batch or method.budget is None or _fits(method, method.budget, world):
+            return config, method
+        data = config[DataConfig]
+        parts = 2 * data.gradient_accumulation_steps
+        if data.train_batch_size % parts:
+            reason = (
+                f"does not fit the memory in {data.gradient_accumulation_steps} parts, nor is it divided by {parts}"
+            )
+            raise UserError(
+                "device.memory",
+                f"BATCHSIZE {data.train_batch_size}",
+                reason,
+                "Use a power of two, or a smaller model",
+            )
+        config = config.replace(data.model_copy(update={"gradient_accumulation_steps": parts}))
+        del method
+        _release()
+        say(f"out of memory: GRADIENT_STEPS is now {parts}")
+
+
+def _fits(method: Method, budget: Budget, world: World) -> bool:
+    """Whether forward and backward of a made-up batch of the budget's sizes run on every rank."""
+    step = Step(method.model, method.objective, method.flat, method.sync, method.optimizer, world.all_reduce_max, print)
+    failed = False
+    try:
+        step.try_out(_largest(budget))
+    except (MemoryError, RuntimeError) as error:
+        # PyTorch's allocator of the CPU has no class of its own for it.
+        is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+        if not is_memory:
+            raise
+        failed = True
+    return not int(world.all_reduce_max(torch.tensor(int(failed))))
+
+
+def _largest(budget: Budget) -> HostBatch:
+    """Even sequences that fill the budget's tokens, with as many masked ones."""
+    lengths = [len(part) for part in np.array_split(np.arange(budget.tokens), budget.sequences) if len(part)]
+    rows = []
+    for length in lengths:
+        masked = range(1, min(length, 1 + budget.masked // len(lengths)))
+        rows.append(([0] * length, length, False, masked, [0] * len(masked)))
+    ragged = replace(Ragged.from_rows(rows), labels=np.zeros(len(rows), np.float32))
+    return HostBatch.of_sequences(ragged, np.arange(len(rows)), max(lengths))
+
+
+def _release() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,83 @@
+"""Takes steps from the source and agrees with the other ranks on their numbers; on demand a step ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.distributed.watch import Stage, Watch
+from mlbert.distributed.world import World
+from mlbert.runs.progress import Counts
+from mlbert.training.protocols import Model, Objective, Source
+
+
+@dataclass(frozen=True)
+class Upcoming:
+    """A step that is ready.
+
+    Attributes:
+        batches: this rank's micro-batches.
+        divisors: what the parts of the loss are divided by.
+        counts: over all ranks.
+        warned: some rank was told that the job is about to end.
+    """
+
+    batches: Sequence[HostBatch]
+    divisors: tuple[float, ...]
+    counts: Counts
+    warned: bool
+
+
+class Reader:
+    """The steps of a source, one after the other.
+
+    Args:
+        source, objective, model: of the run; the model counts the FLOPs of a batch.
+        world: the ranks, which call `take` and `read_ahead` together.
+        watch: is told where this rank is.
+        is_warned: whether this rank was told that the job is about to end.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        objective: Objective,
+        model: Model,
+        world: World,
+        watch: Watch,
+        is_warned: Callable[[], bool],
+    ) -> None:
+        self._source, self._objective, self._model = source, objective, model
+        self._world, self._watch, self._is_warned = world, watch, is_warned
+        self._ahead: Upcoming | None = None
+        watch.expect_long_reads(lambda: source.is_preparing)
+
+    def take(self, step: int) -> Upcoming:
+        """The step that follows ``step`` done ones."""
+        ready, self._ahead = self._ahead or self._make_ready(step, Stage.READ, Stage.COUNT), None
+        return ready
+
+    def read_ahead(self, step: int) -> None:
+        """Makes the next step ready now; from here on the source's position is behind it."""
+        self._ahead = self._make_ready(step, Stage.READ_AHEAD, Stage.COUNT_AHEAD)
+
+    def _make_ready(self, step: int, reading: Stage, counting: Stage) -> Upcoming:
+        """Nothing of it waits for the device."""
+        self._watch.mark(step, reading)
+        batches = self._source.next_step()
+        self._watch.mark(step, counting)
+        for_loss = [sum(column) for column in zip(*map(self._objective.counts, batches), strict=True)]
+        samples, tokens = sum(b.num_samples for b in batches), sum(b.num_tokens for b in batches)
+        flops = sum(map(self._model.training_flops, batches))
+        # One all-reduce for all of it: another would cost a round trip.
+        numbers = torch.tensor([samples, tokens, flops, self._is_warned(), *for_loss])
+        samples, tokens, flops, warned, *of_all = self._world.all_reduce_sum(numbers).tolist()
+        if self._objective.scope == "rank":
+            # Gradients are summed over ranks; their mean is asked for.
+            divisors = tuple(self._world.world_size * d for d in self._objective.divisors(for_loss))
+        else:
+            divisors = self._objective.divisors(of_all)
+        return Upcoming(batches, divisors, Counts(samples, tokens, flops), bool(warned))

@@ -1,0 +1,192 @@
+"""bert_config.json: the benchmark's file, and damaged ones."""
+
+import dataclasses
+import hashlib
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlbert.cli.bench import CONFIGS
+from mlbert.config.bert_config import BertConfig
+from mlbert.host.errors import UserError
+from mlbert.models.bert import BertForMaskedLM, BertForPreTraining
+from user_errors import user_error
+
+TINY = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+
+
+def write(tmp_path, text):
+    path = tmp_path / "bert_config.json"
+    path.write_text(text)
+    return path
+
+
+def test_large_is_the_benchmarks_shape(tmp_path):
+    large = BertConfig.from_json(CONFIGS / "large.json")
+    keys = sorted(set(json.loads(large.to_json())) - {"layer_norm_eps"})
+    text = json.dumps({key: getattr(large, key) for key in keys}, indent=2) + "\n"
+    # md5 of the benchmark's published bert_config.json
+    assert hashlib.md5(text.encode()).hexdigest() == "7f59165e21b7d566db610ff6756c926b"
+    assert BertConfig.from_json(write(tmp_path, text)) == large
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.json")))
+def test_shipped_shapes_are_valid(name):
+    shape = BertConfig.from_json(CONFIGS / f"{name}.json")
+    assert shape.padded_vocab_size % 8 == 0
+    assert BertConfig(**json.loads(shape.to_json())) == shape
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hidden_size": 30}, "hidden_size"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"hidden_size": "32"}, "hidden_size"),
+        ({"hidden_act": "relu"}, "relu"),
+        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob"),
+        ({"hiden_size": 32}, "hiden_size"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
+        ({"num_hidden_layers": True}, "num_hidden_layers"),
+        ({"position_embedding_type": "rope"}, "absolute"),
+        ({"norm_position": "middle"}, "post"),
+        ({"gated_mlp": 1}, "boolean"),
+        ({"tie_word_embeddings": "no"}, "boolean"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps"),
+        ({"num_hidden_layers": 10**6}, "1024"),
+        ({"vocab_size": 10**12}, "262144"),
+    ],
+)
+def test_bad_values_are_named_with_the_file(tmp_path, change, named):
+    path = write(tmp_path, json.dumps({**TINY, **change}))
+    with user_error("model.shape", path) as error:
+        BertConfig.from_json(path)
+    assert named in str(error.value)
+    assert str(path) in str(error.value)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+)
+CHANGES = st.dictionaries(st.sampled_from([field.name for field in dataclasses.fields(BertConfig)]), VALUES, min_size=1)
+
+
+@given(changes=CHANGES, left_out=st.sets(st.sampled_from(list(TINY)), max_size=1))
+@settings(max_examples=50)
+def test_any_values_make_a_shape_or_one_line(tmp_path_factory, changes, left_out):
+    values = {name: value for name, value in {**TINY, **changes}.items() if name not in left_out}
+    path = tmp_path_factory.getbasetemp() / "bert_config.json"
+    path.write_text(json.dumps(values))
+    line = ""
+    try:
+        shape = BertConfig.from_json(path)
+    except UserError as error:
+        line = str(error)
+    if line:
+        assert line.startswith(str(path))
+        assert len(line) < 900
+    else:
+        assert BertConfig.from_json(write(path.parent, shape.to_json())) == shape
+
+
+def test_options_are_written_where_they_are_used(tmp_path):
+    plain = BertConfig(**TINY)
+    assert "gated_mlp" not in plain.to_json()
+    other = BertConfig(**TINY, position_embedding_type="alibi", norm_position="pre", tie_word_embeddings=False)
+    assert BertConfig.from_json(write(tmp_path, other.to_json())) == other
+    assert plain.alibi_slopes == ()
+    assert other.alibi_slopes == (0.25, 0.0625, 0.015625, 0.00390625)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.json")))
+def test_parameters_of_shipped_shapes(name):
+    shape = BertConfig.from_json(CONFIGS / f"{name}.json")
+    assert shape.num_parameters == built_parameters(shape)
+
+
+@given(
+    sizes=st.tuples(*[st.integers(1, 20)] * 6),
+    heads=st.integers(1, 3),
+    options=st.tuples(
+        st.sampled_from(["absolute", "alibi"]), st.sampled_from(["post", "pre"]), st.booleans(), st.booleans()
+    ),
+)
+@settings(max_examples=50)
+def test_parameters_of_any_shape(sizes, heads, options):
+    vocab, per_head, layers, inner, positions, types = sizes
+    shape = BertConfig(vocab, per_head * heads, layers % 4 + 1, heads, inner, positions, types)
+    names = ("position_embedding_type", "norm_position", "gated_mlp", "tie_word_embeddings")
+    shape = dataclasses.replace(shape, **dict(zip(names, options, strict=True)))
+    assert shape.num_parameters == built_parameters(shape)
+
+
+def built_parameters(shape):
+    """Counted in the model itself, which has shapes but no values."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in BertForPreTraining(shape).parameters())
+
+
+@pytest.mark.parametrize(("name", "published"), [("bert-base-uncased", 109_514_298), ("mosaic_base", 137_400_384)])
+def test_published_sizes(name, published):
+    """Parameters of the masked-LM models; MosaicBERT pads its vocabulary as we do, Hugging Face's BERT does not."""
+    with torch.device("meta"):
+        model = BertForMaskedLM(BertConfig.from_json(CONFIGS / f"{name}.json"))
+    shape = model.config
+    padding = (shape.padded_vocab_size - shape.vocab_size) * (shape.hidden_size + 1)
+    assert sum(p.numel() for p in model.parameters()) - (0 if shape.gated_mlp else padding) == published
+
+
+def test_published_shapes_are_ours_with_the_exact_gelu():
+    for published, own in (("bert-base-uncased", "base"), ("bert-large-uncased", "large"), ("bert-tiny", "tiny")):
+        shape = BertConfig.from_json(CONFIGS / f"{own}.json")
+        assert BertConfig.from_json(CONFIGS / f"{published}.json") == shape.with_options("hidden_act=gelu_erf")
+
+
+def test_options_take_the_place_of_the_files_values():
+    shape = BertConfig(**TINY)
+    assert shape.with_options(None) == shape.with_options(" ") == shape
+    text = "num_hidden_layers=6  gated_mlp=true hidden_dropout_prob=0 layer_norm_eps=1e-5 hidden_act=gelu_erf"
+    changes = {"num_hidden_layers": 6, "gated_mlp": True, "hidden_dropout_prob": 0.0, "layer_norm_eps": 1e-5}
+    assert shape.with_options(text) == dataclasses.replace(shape, **changes, hidden_act="gelu_erf")
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "num_hidden_layers": st.integers(1, 99),
+            "hidden_dropout_prob": st.floats(0, 0.999),
+            "gated_mlp": st.booleans(),
+            "position_embedding_type": st.sampled_from(["absolute", "alibi"]),
+        },
+    )
+)
+def test_options_of_any_value_come_back(changes):
+    text = " ".join(f"{name}={value!s}" for name, value in changes.items())
+    assert BertConfig(**TINY).with_options(text) == BertConfig(**TINY | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("num_hidden_layer=2", "config.unknown-name"),
+        ("max_position_embedding=512", "config.unknown-name"),
+        ("xyz=1", "config.unknown-name"),
+        ("gated_mlp", "config.value"),
+        ("gated_mlp=yep", "config.value"),
+        ("hidden_size=3.5", "config.value"),
+        ("hidden_dropout_prob=x", "config.value"),
+        ("hidden_dropout_prob=nan", "model.shape"),
+        ("hidden_size=30", "model.shape"),
+        ("hidden_size=64 hidden_size=32", "config.duplicate"),
+        ("position_embedding_type=rope", "model.shape"),
+    ],
+)
+def test_bad_options_are_one_line(text, code):
+    with user_error(code, "MODEL_OPTIONS"):
+        BertConfig(**TINY).with_options(text)

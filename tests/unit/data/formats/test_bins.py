@@ -1,0 +1,183 @@
+"""Training from bins: every step takes from all of them in proportion, each sequence once an epoch."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from host_batches import tokens_of
+from mlbert.data.formats.bins import BinnedStore
+from mlbert.data.formats.deals import by_length, contiguous
+from mlbert.data.formats.open import open_store
+from mlbert.data.formats.order import EpochOrder
+from mlbert.data.loading.packed import PackedSource
+from mlbert.data.prepare.split_bins import make_bins
+from stored_sets import make_rows, names, random_lengths, write_set
+from user_errors import user_error
+
+EDGES = (8, 16, 24, 32)
+COUNT = 480
+
+
+@pytest.fixture(scope="module")
+def bins(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bins")
+    source = write_set(folder / "source", make_rows(random_lengths(COUNT)))
+    make_bins(source, folder / "out", edges=EDGES, num_shards=2)
+    return folder / "out"
+
+
+def opened(folder, **options) -> PackedSource:
+    source = PackedSource(
+        folder, **{"packs_per_step": 48, "max_sequences_per_pack": 1, "seed": 3, "deal": contiguous, **options}
+    )
+    source.open()
+    return source
+
+
+def test_gathering_mixes_bins_in_the_order_asked_for(bins):
+    store = open_store(bins)
+    assert isinstance(store, BinnedStore)
+    assert (len(store), store.info.kind, store.info.max_seq_length) == (COUNT, "bins", 32)
+    whole = names(store.gather(np.arange(COUNT)))
+    order = np.random.default_rng(0).permutation(COUNT)[:100]
+    assert names(store.gather(order)) == [whole[i] for i in order]
+    assert (store.lengths[order] == store.gather(order).lengths).all()
+
+
+@pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (2, 2), (4, 1)])
+def test_every_sequence_once_and_every_micro_batch_in_proportion(bins, world_size, accumulation):
+    shares = np.histogram(open_store(bins).lengths, [0, 9, 17, 25, 33])[0] / COUNT
+    seen, size = [], 48 // world_size // accumulation
+    for rank in range(world_size):
+        source = opened(
+            bins, packs_per_step=48 // world_size, accumulation=accumulation, rank=rank, world_size=world_size
+        )
+        assert source.steps_per_epoch == COUNT // 48
+        for step in range(source.steps_per_epoch):
+            for batch in source.batches_of(step):
+                found = np.histogram(torch.diff(batch.cu_seqlens).numpy(), [0, 9, 17, 25, 33])[0]
+                assert (np.abs(found - shares * size) <= 3).all()
+                assert batch.num_samples == size
+                seen += tokens_of(batch)
+    assert len(set(seen)) == len(seen) == COUNT
+
+
+def test_epochs_and_seeds_differ_and_a_position_is_resumed(bins):
+    source = opened(bins)
+    first, second = (tokens_of(source.batches_of(step)[0]) for step in (0, source.steps_per_epoch))
+    assert first != second
+    assert first != tokens_of(opened(bins, seed=4).batches_of(0)[0])
+    for _ in range(7):
+        source.next_step()
+    resumed = opened(bins)
+    resumed.load_state_dict(json.loads(json.dumps(source.state_dict())))
+    assert tokens_of(resumed.next_step()[0]) == tokens_of(source.next_step()[0])
+    source.close()
+    resumed.close()
+
+
+def test_bins_can_be_packed_like_any_store(bins):
+    source = opened(bins, packs_per_step=1, max_sequences_per_pack=3)
+    seen = [t for step in range(source.steps_per_epoch) for t in tokens_of(source.batches_of(step)[0])]
+    assert len(set(seen)) == len(seen) == COUNT
+
+
+@pytest.mark.parametrize("first", [[0, 5000], [0, 100, 100, 2500, 5000]])
+def test_pieces_of_an_epoch_join_to_the_whole(first):
+    order = EpochOrder(np.asarray(first), seed=1)
+    whole = order(2, np.arange(5000))
+    assert sorted(whole.tolist()) == list(range(5000))
+    pieces = [order(2, np.arange(start, min(start + 37, 5000))) for start in range(0, 5000, 37)]
+    assert np.array_equal(np.concatenate(pieces), whole)
+    anywhere = np.random.default_rng(0).permutation(5000)[:300]
+    assert np.array_equal(order(2, anywhere), whole[anywhere])
+
+
+# Fixed numbers from each bin
+
+
+def composed(bins, counts, world_size=1, **options) -> list[PackedSource]:
+    """A source for each rank."""
+    shares = {"packs_per_step": sum(counts), "bin_counts": counts, "world_size": world_size, **options}
+    return [opened(bins, rank=rank, **shares) for rank in range(world_size)]
+
+
+def found_in(batch) -> list[int]:
+    return np.histogram(torch.diff(batch.cu_seqlens).numpy(), [0, 9, 17, 25, 33])[0].tolist()
+
+
+@pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (1, 4), (2, 2), (4, 1)])
+def test_every_rank_and_step_takes_exactly_its_numbers(bins, world_size, accumulation):
+    counts = [2, 1, 2, 3]
+    sources = composed(bins, counts, world_size, accumulation=accumulation)
+    sizes = [bin.num_sequences for bin in open_store(bins).info.bins]
+    steps = min(size // (count * world_size) for size, count in zip(sizes, counts, strict=True))
+    assert {source.steps_per_epoch for source in sources} == {steps}
+    for epoch in range(2):
+        seen = []
+        for step in range(epoch * steps, (epoch + 1) * steps):
+            for source in sources:
+                batches = source.batches_of(step)
+                assert np.sum([found_in(batch) for batch in batches], axis=0).tolist() == counts
+                assert {batch.num_samples for batch in batches} == {8 // accumulation}
+                seen += [tokens for batch in batches for tokens in tokens_of(batch)]
+        assert len(set(seen)) == len(seen) == 8 * world_size * steps
+
+
+def test_micro_batches_mix_the_bins(bins):
+    (source,) = composed(bins, [4, 4, 4, 12], accumulation=4)
+    for step in range(source.steps_per_epoch):
+        for batch in source.batches_of(step):
+            assert found_in(batch) == [1, 1, 1, 3]
+
+
+def test_the_union_over_ranks_and_dropout_rows_do_not_depend_on_their_number(bins):
+    def rows(sources) -> dict[int, bytes]:
+        batches = [batch for source in sources for batch in source.batches_of(3)]
+        return {
+            row: tokens
+            for batch in batches
+            for row, tokens in zip(batch.arrays()["first_rows"].tolist(), tokens_of(batch), strict=True)
+        }
+
+    expected = rows(composed(bins, [4, 4, 4, 12]))
+    assert len(expected) == 24
+    for world_size in (2, 4):
+        counts = [4 // world_size, 4 // world_size, 4 // world_size, 12 // world_size]
+        assert rows(composed(bins, counts, world_size)) == expected
+        assert rows(composed(bins, counts, world_size, deal=by_length(2))) == expected
+
+
+def test_a_composed_position_is_resumed_with_the_same_numbers_only(bins):
+    (source,) = composed(bins, [2, 1, 2, 3])
+    for _ in range(source.steps_per_epoch + 2):
+        source.next_step()
+    state = json.loads(json.dumps(source.state_dict()))
+    (resumed,) = composed(bins, [2, 1, 2, 3])
+    resumed.load_state_dict(state)
+    assert tokens_of(resumed.next_step()[0]) == tokens_of(source.next_step()[0])
+    source.close()
+    resumed.close()
+    (other,) = composed(bins, [2, 2, 1, 3])
+    for another in (other, opened(bins, packs_per_step=8)):
+        with user_error("run.other-settings", bins):
+            another.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("counts", "world_size", "code"),
+    [([4, 4], 1, "config.conflict"), ([1, 100, 1, 1], 2, "data.too-small")],
+)
+def test_numbers_that_the_bins_cannot_give(bins, counts, world_size, code):
+    options = {"max_sequences_per_pack": 1, "seed": 3, "deal": contiguous, "world_size": world_size}
+    with user_error(code, "BIN_COUNTS"):
+        PackedSource(bins, packs_per_step=sum(counts), bin_counts=counts, **options)
+
+
+def test_a_set_without_bins(bins):
+    with user_error("config.conflict", "BIN_COUNTS"):
+        opened(bins / "bin-001-008", bin_counts=[48])

@@ -1,0 +1,133 @@
+"""What names files without a manifest: the same wherever they lie, another where one is another."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.checksums import CHECKSUMS
+from mlbert.data.formats.content import CONTENT
+from mlbert.data.formats.deals import contiguous
+from mlbert.data.formats.open import describe, widths_at_most
+from mlbert.data.formats.tfrecord import write_examples
+from mlbert.data.formats.tfrecord_plain import Widths
+from mlbert.data.loading.evaluation import EvalSet
+from mlbert.data.loading.packed import PackedSource
+from mlbert.data.prepare.export_nvidia import export_nvidia
+from mlbert.data.prepare.verify import verify
+from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, random_lengths, write_set
+from user_errors import user_error
+
+COUNT = 40
+
+
+@pytest.fixture(params=["tfrecord", "nvidia"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Two files."""
+    rows, made = make_rows(random_lengths(COUNT)), tmp_path / "set"
+    if request.param == "tfrecord":
+        made.mkdir()
+        for part, chosen in enumerate(np.split(np.arange(COUNT), 2)):
+            write_examples(made / f"part-0000{part}-of-00002", rows.take(chosen), 32, MAX_PREDICTIONS)
+    else:
+        export_nvidia(write_set(tmp_path / "source", rows), made, layout="fixed", num_files=2)
+    return made
+
+
+def first(folder: Path) -> Path:
+    return min(path for path in folder.iterdir() if path.name.startswith("part"))
+
+
+def test_names_and_sizes_until_somebody_hashes_the_files(folder: Path, tmp_path: Path) -> None:
+    before = describe(folder).known_as
+    assert re.fullmatch("names-and-sizes:sha256:[0-9a-f]{64}", before)
+    verify([folder])
+    after = describe(folder).known_as
+    files = sorted(path for path in folder.iterdir() if path.name not in (CONTENT, CHECKSUMS))
+    lines = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
+    assert after == f"content:sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
+    moved = folder.rename(tmp_path / "elsewhere")
+    assert describe(moved).known_as == after
+    copy = shutil.copytree(moved, tmp_path / "copy", copy_function=shutil.copyfile)  # other times
+    assert describe(copy).known_as == before
+
+
+def test_a_change_is_another_identity(folder: Path) -> None:
+    verify([folder])
+    kept, path = describe(folder).known_as, first(folder)
+    content, times = path.read_bytes(), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+    flip(path)
+    assert describe(folder).known_as.startswith("names-and-sizes:")
+    path.write_bytes(content)
+    os.utime(path, ns=times)
+    assert describe(folder).known_as == kept
+    (folder / CONTENT).write_text('{"version": 1, "files": []}')
+    assert describe(folder).known_as.startswith("names-and-sizes:")
+
+
+def test_another_name_or_size_is_another_identity(folder: Path) -> None:
+    names = [describe(folder).known_as]
+    for path in list(folder.glob("part*")):
+        path.rename(path.with_name(f"b{path.name}" if path.suffix else path.name.removesuffix("-of-00002")))
+    names.append(describe(folder).known_as)
+    with min(folder.iterdir()).open("ab") as file:
+        file.write(b"x")
+    names.append(describe(folder).known_as)
+    assert len(set(names)) == 3
+
+
+def test_a_folder_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (folder / CONTENT).mkdir()  # nobody, root neither, replaces a folder by a file
+    verify([folder])
+    assert describe(folder).known_as.startswith("content:")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    (report,) = verify([folder])
+    assert not report.problems
+    assert describe(folder).known_as.startswith("names-and-sizes:")
+
+
+def test_no_record_is_read_before_a_set_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "set/part-0"
+    path.parent.mkdir()
+    write_examples(path, make_rows(random_lengths(COUNT)), 32, MAX_PREDICTIONS)
+    most = Widths(32, MAX_PREDICTIONS)
+    known = describe(path.parent, most)
+    content = path.read_bytes()
+    path.write_bytes(bytes(len(content)))
+    assert describe(path.parent, most) == known
+    common = {"max_sequences_per_pack": 1, "vocab_size": VOCAB_SIZE, "most": most}
+    sets = [
+        PackedSource(path.parent, packs_per_step=4, seed=1, deal=contiguous, **common),
+        EvalSet(path.parent, 10, 4, **common),
+    ]
+    for one in sets:
+        with user_error("data.damaged", path):
+            one.open()
+    path.write_bytes(content)
+    for one in sets:
+        one.open()
+
+
+@pytest.mark.parametrize(("most", "setting"), [((16, 5), "MAX_SEQ_LENGTH=32"), ((32, 4), "MAX_PREDICTIONS_PER_SEQ=5")])
+def test_records_wider_than_expected(most: tuple[int, int], setting: str, tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    write_examples(tmp_path / "set/part-0", make_rows(random_lengths(COUNT)), 32, MAX_PREDICTIONS)
+    data = EvalSet(tmp_path / "set", 10, 4, max_sequences_per_pack=1, most=Widths(*most))
+    with user_error("config.conflict", tmp_path / "set") as caught:
+        data.open()
+    assert setting in str(caught.value)
+
+
+@pytest.mark.parametrize(("positions", "widths"), [(512, (512, 76)), (128, (128, 20)), (32, (32, 5))])
+def test_the_widths_of_the_benchmark(positions: int, widths: tuple[int, int]) -> None:
+    shape = BertConfig(100, 16, 1, 2, 32, max_position_embeddings=positions)
+    assert widths_at_most(None, None, shape) == widths
+    assert widths_at_most(16, 7, shape) == (16, 7)

@@ -1,0 +1,149 @@
+"""Deals and the composition of steps: each unit once, numbers exact, and alike whoever computes them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlbert.data.formats.deals import by_length, contiguous, snake
+from mlbert.data.formats.order import ComposedOrder, EpochOrder, StepShare, even_mix
+
+
+def naive_snake(lengths: list[int], parts: int) -> list[list[int]]:
+    """By the book, one unit after the other."""
+    order = sorted(range(len(lengths)), key=lambda unit: (-lengths[unit], unit))
+    dealt: list[list[int]] = [[] for _ in range(parts)]
+    turn = 0
+    while order:
+        round_ = list(range(parts)) if turn % 2 == 0 else list(range(parts))[::-1]
+        for part in round_:
+            if order:
+                dealt[part].append(order.pop(0))
+        turn += 1
+    return dealt
+
+
+@given(st.lists(st.integers(1, 20), max_size=60), st.integers(1, 9))
+def test_snake_is_the_naive_one(lengths, parts):
+    dealt = [snake(np.asarray(lengths, np.int64), parts, part) for part in range(parts)]
+    assert [units.tolist() for units in dealt] == naive_snake(lengths, parts)
+
+
+@st.composite
+def cases(draw):
+    """accumulation, units of a micro-batch, ranks of a group, groups, lengths of all units."""
+    accumulation, each, size, groups = (draw(st.integers(1, most)) for most in (3, 4, 5, 3))
+    count = accumulation * each * size * groups
+    return accumulation, each, size, groups, draw(st.lists(st.integers(5, 512), min_size=count, max_size=count))
+
+
+@given(cases())
+def test_exchange_against_naive_dealing(case):
+    accumulation, each, size, groups, lengths = case
+    lengths, world_size, asked = np.asarray(lengths), size * groups, []
+
+    def read(units: np.ndarray) -> np.ndarray:
+        asked.append(units)
+        return lengths[units]
+
+    shares = [StepShare(each * accumulation, accumulation, rank, world_size) for rank in range(world_size)]
+    held = [contiguous(share) for share in shares]
+    for share in reversed(shares):  # whatever is computed first
+        group, place = divmod(share.rank, size)
+        asked.clear()
+        parts = by_length(size)(share, read)
+        for number, units in enumerate(parts):
+            pool = np.concatenate([held[group * size + member][number] for member in range(size)])
+            assert len(units) == each
+            assert units.tolist() == pool[naive_snake(lengths[pool].tolist(), size)[place]].tolist()
+        first = group * size * each * accumulation
+        (once,) = asked
+        assert sorted(once.tolist()) == list(range(first, first + size * each * accumulation)), "its group's, once"
+    taken = [unit for share in shares for units in by_length(size)(share, read) for unit in units.tolist()]
+    assert sorted(taken) == list(range(len(lengths)))
+
+
+def test_a_group_of_one_is_contiguous_up_to_order():
+    share = StepShare(6, 2, 1, 3)
+    for dealt, own in zip(by_length(1)(share, lambda units: units % 4), contiguous(share), strict=True):
+        assert sorted(dealt.tolist()) == own.tolist()
+
+
+def test_tokens_are_balanced():
+    lengths = np.random.default_rng(0).integers(5, 513, 128)
+    tokens = [lengths[by_length(8)(StepShare(16, 1, rank, 8), lambda u: lengths[u])[0]].sum() for rank in range(8)]
+    assert max(tokens) < 1.02 * np.mean(tokens)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.data())
+def test_even_mix_holds_each_bin_in_proportion(counts, data):
+    bins, places = even_mix(np.asarray(counts))
+    assert sorted(zip(bins.tolist(), places.tolist(), strict=True)) == [
+        (number, place) for number, count in enumerate(counts) for place in range(count)
+    ]
+    endless = np.tile(bins, 3)
+    first = data.draw(st.integers(0, len(endless)))
+    stretch = endless[first : data.draw(st.integers(first, len(endless)))]
+    shares = np.asarray(counts) / sum(counts) * len(stretch)
+    assert (np.abs(np.bincount(stretch, minlength=len(counts)) - shares) <= len(counts) + 1).all()
+
+
+@st.composite
+def compositions(draw):
+    """Sizes of bins, numbers of each a rank's step takes, ranks."""
+    count = draw(st.integers(1, 5))
+    sizes = draw(st.lists(st.integers(8, 300), min_size=count, max_size=count))
+    counts = draw(st.lists(st.integers(1, 8), min_size=count, max_size=count))
+    return sizes, counts, draw(st.integers(1, 4))
+
+
+def bins_of(first: np.ndarray, units: np.ndarray) -> np.ndarray:
+    return np.bincount(np.searchsorted(first, units, side="right") - 1, minlength=len(first) - 1)
+
+
+@given(compositions(), st.integers(0, 9))
+def test_every_rank_gets_its_numbers_and_no_unit_twice(case, seed):
+    sizes, counts, world_size = case
+    first = np.concatenate([[0], np.cumsum(sizes)])
+    order, each = ComposedOrder(first, counts, seed), sum(counts)
+    steps = order.length // (each * world_size)
+    assert steps == min(size // (count * world_size) for size, count in zip(sizes, counts, strict=True))
+    for epoch in range(3):
+        seen = []
+        for stretch in range(steps * world_size):  # step after step, and in each rank after rank
+            units = order(epoch, stretch * each + np.arange(each))
+            assert bins_of(first, units).tolist() == counts
+            seen += units.tolist()
+        assert len(set(seen)) == len(seen)
+        elsewhere = ComposedOrder(first, counts, seed)(epoch, np.arange(len(seen)))
+        assert elsewhere.tolist() == seen, "whoever computes it, and in pieces or at once"
+
+
+@given(compositions())
+def test_the_whole_step_does_not_depend_on_the_number_of_ranks(case):
+    sizes, counts, world_size = case
+    first = np.concatenate([[0], np.cumsum(sizes)])
+    of_many, alone = ComposedOrder(first, counts, 1), ComposedOrder(first, [world_size * count for count in counts], 1)
+    positions = np.arange(of_many.length // (sum(counts) * world_size) * sum(counts) * world_size)
+    assert of_many(0, positions).tolist() == alone(0, positions).tolist()
+
+
+def test_what_an_epoch_leaves_out_is_drawn_anew():
+    order = ComposedOrder(np.asarray([0, 1000, 1010]), [1, 1], seed=3)
+    assert order.length == 20
+    taken = [set(order(epoch, np.arange(20)).tolist()) for epoch in range(40)]
+    assert all(len({unit for unit in units if unit >= 1000}) == 10 for units in taken)
+    of_first = [unit for units in taken for unit in units if unit < 1000]
+    assert len(set(of_first)) > 300, "other ones of the large bin in each epoch"
+
+
+@pytest.mark.parametrize("composed", [False, True])
+def test_scattered_positions_are_those_of_the_whole(composed):
+    first = np.asarray([0, 3000, 5000, 20_000])
+    order = ComposedOrder(first, [3, 2, 4], 1) if composed else EpochOrder(first, 1)
+    whole = order(1, np.arange(order.length))
+    for size in (3, 50, 3000):
+        anywhere = np.random.default_rng(size).permutation(order.length)[:size]
+        assert order(1, anywhere).tolist() == whole[anywhere].tolist()

@@ -1,0 +1,115 @@
+"""The manifest says what is wrong with itself, and sets know their vocabulary."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlbert.data.formats.manifest import file_sha256, read_manifest
+from mlbert.data.formats.open import check_same_vocabulary, check_vocabulary, describe
+from mlbert.data.formats.prepared import ShardSet
+from mlbert.host.errors import UserError
+from user_errors import user_error
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", "file.json"),
+        (b"{", "file.json"),
+        (b"[]", "file.json"),
+        (b"[" * 100_000, "file.json"),
+        (b"\xff\xfe", "file.json"),
+        (b'{"format": "mlbert-ragged", "version": 1}', "file.json"),
+        (b'{"format": "other", "version": 3}', "data.format"),
+    ],
+)
+def test_bad_manifest(tmp_path, content, code):
+    (tmp_path / "manifest.json").write_bytes(content)
+    with user_error(code, tmp_path / "manifest.json"):
+        read_manifest(tmp_path)
+
+
+def test_no_manifest_and_no_folder(tmp_path):
+    with user_error("data.incomplete", tmp_path):
+        read_manifest(tmp_path)
+    with user_error("file.missing", tmp_path / "absent"):
+        read_manifest(tmp_path / "absent")
+
+
+def test_totals_must_be_the_sums(make_set):
+    folder = make_set()
+    document = json.loads((folder / "manifest.json").read_text())
+    document["num_sequences"] += 1
+    (folder / "manifest.json").write_text(json.dumps(document))
+    with user_error("data.damaged", folder / "manifest.json"):
+        read_manifest(folder)
+
+
+def test_vocabulary_must_be_the_one_prepared_with(make_set, tmp_path):
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text("[PAD]\n")
+    check_vocabulary(describe(make_set(vocabulary=file_sha256(vocab), name="good")), vocab)
+    with user_error("vocabulary.mismatch", vocab):
+        check_vocabulary(describe(make_set(name="bad")), vocab)
+    with user_error("file.unreadable", tmp_path / "absent.txt"):
+        check_vocabulary(describe(tmp_path / "bad"), tmp_path / "absent.txt")
+
+
+def test_training_and_evaluation_share_a_vocabulary(make_set):
+    one, two = (describe(make_set(name=name, vocabulary=name * 64)) for name in "ab")
+    check_same_vocabulary(one, one)
+    with user_error("vocabulary.mismatch", "b"):
+        check_same_vocabulary(one, two)
+
+
+JUNK = [None, True, -1, 0, 1 << 70, 1e999, 0.5, "", "x", "9", "../x", "a" * 64, [], [[]], {}, [-1], [1 << 70]]
+
+
+def places(document: object) -> list[tuple]:
+    """The way to every value."""
+    if not isinstance(document, (dict, list)):
+        return []
+    inside = document.items() if isinstance(document, dict) else enumerate(document)
+    return [(key, *way) for key, value in inside for way in [(), *places(value)]]
+
+
+@given(data=st.data())
+@settings(max_examples=150)
+def test_an_edited_manifest_is_refused_or_says_the_same(make_set, tmp_path, data):
+    folder = tmp_path / "set"
+    if not folder.exists():
+        (make_set(20) / "manifest.json").rename(tmp_path / "right.json")
+    right = json.loads((tmp_path / "right.json").read_text())
+    *way, last = data.draw(st.sampled_from(places(right)))
+    edited = copy.deepcopy(right)
+    inner = functools.reduce(lambda value, key: value[key], way, edited)
+    if data.draw(st.booleans()):
+        inner[last] = data.draw(st.sampled_from(JUNK))
+    else:
+        del inner[last]
+    (folder / "manifest.json").write_text(json.dumps(edited))
+    try:
+        store = ShardSet.open(folder, verify=True)
+    except UserError:
+        return
+    may_differ = ("content_sha256", "max_seq_length", "max_predictions", "size", "sha256")
+    assert "provenance" in way or last in ("provenance", *may_differ) or edited == right
+    assert store.gather(np.arange(20)).lengths.max() <= store.info.max_seq_length
+    assert store.info.vocab_size > int(store.gather(np.arange(20)).tokens.max())
+
+
+def test_what_is_no_file(make_set):
+    folder = make_set()
+    path = folder / "manifest.json"
+    path.unlink()
+    os.mkfifo(path)
+    with user_error("file.unreadable", path):  # and does not wait for a writer
+        read_manifest(folder)

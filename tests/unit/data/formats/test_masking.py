@@ -1,0 +1,109 @@
+"""Masking and truncation draw the benchmark's random numbers in the benchmark's order."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlbert.data.formats.masking import MaskingRule, mask_tokens, num_predictions, shuffle, truncate_pair
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+RULE = MaskingRule(masked_lm_prob=0.15, max_predictions=76, mask_id=MASK, cls_id=CLS, sep_id=SEP, vocab_size=1000)
+
+
+def plain_mask(tokens, rule, rng):
+    """The definition, one draw after the other, with the standard library's own shuffle and randint."""
+    places = [i for i, token in enumerate(tokens) if token != rule.cls_id and token != rule.sep_id]
+    rng.shuffle(places)
+    result, wanted = list(tokens), min(rule.max_predictions, max(1, round(len(tokens) * rule.masked_lm_prob)))
+    chosen = []
+    for place in places:
+        if len(chosen) >= wanted:
+            break
+        if rng.random() < 0.8:
+            result[place] = rule.mask_id
+        elif rng.random() < 0.5:
+            pass
+        else:
+            result[place] = rng.randint(0, rule.vocab_size - 1)
+        chosen.append(place)
+    chosen.sort()
+    return result, chosen, [tokens[place] for place in chosen]
+
+
+def plain_truncate(first, second, limit, rng):
+    first, second = list(first), list(second)
+    while len(first) + len(second) > limit:
+        longer = first if len(first) > len(second) else second
+        if rng.random() < 0.5:
+            del longer[0]
+        else:
+            longer.pop()
+    return first, second
+
+
+@given(size=st.integers(0, 700), seed=st.integers(0, 2**40))
+@settings(max_examples=60)
+def test_shuffle_is_the_standard_librarys(size, seed):
+    ours, theirs = random.Random(seed), random.Random(seed)
+    a, b = list(range(size)), list(range(size))
+    shuffle(a, ours)
+    theirs.shuffle(b)
+    assert a == b
+    assert ours.getstate() == theirs.getstate()
+
+
+@given(
+    words=st.lists(st.integers(5, 999), min_size=2, max_size=520), cut=st.integers(1, 519), seed=st.integers(0, 10**9)
+)
+@settings(max_examples=100)
+def test_mask_equals_its_definition(words, cut, seed):
+    cut = min(cut, len(words) - 1)
+    tokens = [CLS, *words[:cut], SEP, *words[cut:], SEP]
+    ours, theirs = random.Random(seed), random.Random(seed)
+    assert mask_tokens(tokens, RULE, ours) == plain_mask(tokens, RULE, theirs)
+    assert ours.getstate() == theirs.getstate()
+
+
+@given(
+    first=st.lists(st.integers(0, 99), min_size=1, max_size=60),
+    second=st.lists(st.integers(0, 99), min_size=1, max_size=60),
+    limit=st.integers(2, 80),
+    seed=st.integers(0, 10**9),
+)
+@settings(max_examples=100)
+def test_truncate_equals_its_definition(first, second, limit, seed):
+    ours, theirs = random.Random(seed), random.Random(seed)
+    assert truncate_pair(first, second, limit, ours) == plain_truncate(first, second, limit, theirs)
+    assert ours.getstate() == theirs.getstate()
+
+
+@pytest.mark.parametrize(("length", "expected"), [(3, 1), (10, 2), (30, 4), (50, 8), (70, 10), (512, 76), (506, 76)])
+def test_number_of_predictions_rounds_half_to_even(length, expected):
+    assert num_predictions(length, RULE) == expected
+
+
+def test_unknown_tokens_are_masked_and_boundaries_are_not():
+    rng, seen = random.Random(0), set()
+    for _ in range(200):
+        _, positions, labels = mask_tokens([CLS, UNK, UNK, SEP, UNK, SEP], RULE, rng)
+        seen.update(positions)
+        assert set(labels) == {UNK}
+    assert seen == {1, 2, 4}
+
+
+def test_shares_of_mask_keep_and_random():
+    rng, tokens = random.Random(1), [CLS, *range(5, 505), SEP]
+    kinds = {"mask": 0, "kept": 0, "random": 0}
+    for _ in range(400):
+        masked, positions, labels = mask_tokens(tokens, RULE, rng)
+        for position, label in zip(positions, labels, strict=True):
+            kind = "mask" if masked[position] == MASK else "kept" if masked[position] == label else "random"
+            kinds[kind] += 1
+    total = sum(kinds.values())
+    assert kinds["mask"] / total == pytest.approx(0.8, abs=0.012)
+    assert kinds["kept"] / total == pytest.approx(0.1, abs=0.009)
+    assert kinds["random"] / total == pytest.approx(0.1, abs=0.009)

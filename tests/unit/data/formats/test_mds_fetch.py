@@ -1,0 +1,275 @@
+"""MDS sets that lie elsewhere: addresses, the cache, processes that share it, and remotes and disks that fail."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from file_limits import largest_file
+from mlbert.data.formats.mds import MdsReader
+from mlbert.data.formats.mds_write import MdsWriter
+from user_errors import user_error
+
+FIRST = "shard.00000.mds"
+
+
+def write_set(folder: Path, compression: str | None = None) -> Path:
+    """60 samples in three shards."""
+    options = {"size_limit": 1000, "hashes": ["sha1"], "compression": compression}
+    with MdsWriter(folder, {"number": "int", "bytes": "bytes"}, **options) as writer:
+        for number in range(60):
+            writer.write({"number": number, "bytes": bytes(20)})
+    assert len(list(folder.glob("shard*"))) == 3
+    return folder
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    return write_set(tmp_path / "remote")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Counts requests; sends as many wrong answers for a file as ``wrong`` says."""
+
+    def do_GET(self) -> None:
+        name = Path(self.path).name
+        self.server.requests[name] += 1
+        if self.server.wrong[name] > 0:
+            self.server.wrong[name] -= 1
+            body = Path(self.translate_path(self.path)).read_bytes()[:-1] + b"!"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        else:
+            super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(remote: Path) -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(remote.parent)))
+    server.requests, server.wrong = Counter(), Counter()
+    server.url = f"http://127.0.0.1:{server.server_port}/remote"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def numbers(reader: MdsReader) -> list[int]:
+    return [sample["number"] for sample in reader]
+
+
+def in_cache(cache: Path) -> list[str]:
+    """Files but the locks, which are empty."""
+    assert all(path.stat().st_size == 0 for path in cache.glob(".*.lock"))
+    return sorted(path.name for path in cache.iterdir() if path.suffix != ".lock")
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("kind", ["path", "file", "http", "fsspec"])
+def test_any_address(remote, cache, server, kind, compression):
+    if compression:
+        pytest.importorskip("zstandard", reason="the streaming extra is not installed")
+        shutil.rmtree(remote)
+        write_set(remote, compression)
+    address = {"path": remote, "file": remote.as_uri(), "http": f"{server.url}/", "fsspec": f"memory://{remote}"}[kind]
+    if kind == "fsspec":
+        fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+        fsspec.filesystem("memory").put(str(remote), str(remote), recursive=True)
+    reader = MdsReader(address, cache)
+    assert in_cache(cache) == ["index.json"]
+    assert reader[59]["number"] == 59
+    assert in_cache(cache) == ["index.json", "shard.00002.mds"]
+    assert numbers(reader) == list(range(60))
+    assert in_cache(cache) == ["index.json", *(f"shard.0000{number}.mds" for number in range(3))]
+    assert numbers(MdsReader(cache)) == list(range(60))
+
+
+def test_kept_shards_are_not_fetched_again(server, cache):
+    numbers(MdsReader(server.url, cache))
+    numbers(MdsReader(server.url, cache))
+    assert server.requests == {"index.json": 2, **{f"shard.0000{number}.mds": 1 for number in range(3)}}
+
+
+def test_names_in_folders_and_with_spaces(remote, cache, server):
+    path = remote / "index.json"
+    document = json.loads(path.read_bytes())
+    (remote / "a b").mkdir()
+    (remote / FIRST).rename(remote / "a b" / FIRST)
+    document["shards"][0]["raw_data"]["basename"] = f"a b/{FIRST}"
+    path.write_text(json.dumps(document))
+    assert numbers(MdsReader(server.url, cache)) == list(range(60))
+    assert (cache / "a b" / FIRST).exists()
+
+
+def test_fetches_a_damaged_shard_once_more(server, cache):
+    server.wrong[FIRST] = 1
+    assert numbers(MdsReader(server.url, cache)) == list(range(60))
+    assert server.requests[FIRST] == 2
+
+
+def test_names_a_shard_that_stays_damaged(server, cache):
+    server.wrong[FIRST] = 10
+    with user_error("data.damaged", f"{server.url}/{FIRST}"):
+        MdsReader(server.url, cache)[0]
+    assert server.requests[FIRST] == 2
+    assert in_cache(cache) == ["index.json"]
+
+
+def test_replaces_a_damaged_file_of_the_cache(server, cache):
+    numbers(MdsReader(server.url, cache))
+    data = bytearray((cache / FIRST).read_bytes())
+    data[-1] ^= 1
+    (cache / FIRST).write_bytes(data)
+    assert numbers(MdsReader(server.url, cache)) == list(range(60))
+    assert server.requests[FIRST] == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "bomb"])
+def test_damaged_compressed_shard(tmp_path, cache, damage):
+    zstandard = pytest.importorskip("zstandard", reason="the streaming extra is not installed")
+    folder = write_set(tmp_path / "zipped", "zstd")
+    path, index = folder / f"{FIRST}.zstd", folder / "index.json"
+    document, data = json.loads(index.read_bytes()), bytearray(path.read_bytes())
+    if damage == "cut":
+        data = data[:-20]
+    elif damage == "flipped":
+        data[:4] = b"none"
+    else:
+        data = zstandard.compress(bytes(1 << 24))
+    path.write_bytes(data)
+    document["shards"][0]["zip_data"].update(bytes=len(data), hashes={})  # or the checksum would tell
+    index.write_text(json.dumps(document))
+    with user_error("data.damaged", path, wording=damage != "flipped"):  # zstandard's own words
+        MdsReader(folder, cache)[0]
+    assert in_cache(cache) == ["index.json"]
+
+
+def test_compressed_shards_need_a_cache(tmp_path):
+    pytest.importorskip("zstandard", reason="the streaming extra is not installed")
+    with user_error("config.missing", tmp_path / "zipped/shard.00000.mds.zstd"):
+        MdsReader(write_set(tmp_path / "zipped", "zstd"))[0]
+
+
+READ_ALL = """
+import sys
+from mlbert.data.formats.mds import MdsReader
+reader = MdsReader(sys.argv[1], sys.argv[2])
+print(*(sample["number"] for sample in reader))
+"""
+
+
+def test_processes_share_a_cache(server, cache):
+    start = [sys.executable, "-c", READ_ALL, server.url, str(cache)]
+    readers = [subprocess.Popen(start, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    outputs = [reader.communicate(timeout=60)[0] for reader in readers]
+    assert outputs == [" ".join(map(str, range(60))) + "\n"] * 4
+    assert {server.requests[f"shard.0000{number}.mds"] for number in range(3)} == {1}
+    assert not list(cache.glob("*.tmp"))
+
+
+def test_threads_share_a_reader(server, cache):
+    reader, found = MdsReader(server.url, cache), {}
+
+    def read(seed: int) -> None:
+        order = np.random.default_rng(seed).permutation(60).tolist()
+        found[seed] = [reader[index]["number"] for index in order] == order
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == dict.fromkeys(range(4), True)
+    assert {server.requests[f"shard.0000{number}.mds"] for number in range(3)} == {1}
+
+
+@pytest.mark.parametrize("kind", ["path", "http"])
+def test_index_without_its_shard(remote, cache, server, kind):
+    (remote / FIRST).unlink()
+    address = str(remote) if kind == "path" else server.url
+    reader = MdsReader(address, cache)
+    with user_error("network.unreachable", f"{address}/{FIRST}"):
+        reader[0]
+    assert in_cache(cache) == ["index.json"]
+
+
+def test_remote_that_disappears(remote, cache, server):
+    reader = MdsReader(remote, cache)
+    assert reader[0]["number"] == 0
+    shutil.rmtree(remote)
+    assert reader[1]["number"] == 1
+    with user_error("network.unreachable", remote / "shard.00002.mds"):
+        reader[59]
+    with user_error("file.missing", remote):
+        MdsReader(remote, cache)
+    with user_error("network.unreachable", f"{server.url}/index.json"):
+        MdsReader(server.url, cache)
+
+
+def test_server_that_is_not_there(cache):
+    with user_error("network.unreachable", "http://127.0.0.1:9/set/index.json"):
+        MdsReader("http://127.0.0.1:9/set", cache)
+    assert not cache.exists()
+
+
+def test_schemes_that_nobody_knows(cache, monkeypatch):
+    with user_error("config.conflict", "s3://bucket/set"):
+        MdsReader("s3://bucket/set")
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    with user_error("network.unreachable", "nowhere://bucket/index.json", wording=False):
+        MdsReader("nowhere://bucket", cache)
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with user_error("package.missing", "s3://bucket/set/index.json"):
+        MdsReader("s3://bucket/set", cache)
+
+
+def test_full_disk(remote, cache):
+    reader = MdsReader(remote, cache)
+    with user_error("file.unwritable", cache / FIRST), largest_file(500):
+        reader[0]
+    assert in_cache(cache) == ["index.json"]
+    assert reader[0]["number"] == 0
+
+
+def test_cache_that_cannot_be_made(remote, tmp_path):
+    (tmp_path / "file").write_text("")
+    with user_error("file.unwritable", tmp_path / "file/cache"):
+        MdsReader(remote, tmp_path / "file/cache")
+
+
+def test_cache_that_cannot_be_written(remote, cache):
+    reader = MdsReader(remote, cache)
+    (cache / f".{FIRST}.lock").mkdir()
+    with user_error("file.unwritable", cache / FIRST):
+        reader[0]
+
+
+def test_cache_of_another_set(remote, cache, tmp_path):
+    with MdsWriter(tmp_path / "other", {"number": "int"}) as writer:
+        writer.write({"number": 1})
+    MdsReader(tmp_path / "other", cache)
+    with user_error("data.mixed", cache):
+        MdsReader(remote, cache)

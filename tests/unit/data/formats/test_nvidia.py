@@ -1,0 +1,512 @@
+"""NVIDIA's shards: what h5py wrote comes back as the same sequences, and damage is named with file and row."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from host_batches import assert_same
+from mlbert.data.formats import nvidia, nvidia_index
+from mlbert.data.formats.deals import contiguous
+from mlbert.data.formats.file_map import FileMap
+from mlbert.data.formats.nvidia import NvidiaStore
+from mlbert.data.formats.nvidia_index import Limits
+from mlbert.data.formats.nvidia_shard import Items
+from mlbert.data.formats.open import describe, open_store
+from mlbert.data.formats.prepared import ShardWriter
+from mlbert.data.formats.ragged import DTYPES, Ragged, offsets_of
+from mlbert.data.loading.evaluation import EvalSet
+from mlbert.data.loading.packed import PackedSource
+from mlbert.host.errors import UserError
+from nvidia_shards import PREDICTIONS, WIDTH, bert_rows, pack_counts, write_fixed, write_packed, write_variable
+from user_errors import user_error
+
+COUNT, FILES = 60, 3
+LIMITS = Limits(WIDTH, PREDICTIONS)
+PLAIN = {"chunks": True, "compression": "gzip"}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def same(a: Ragged, b: Ragged) -> bool:
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in DTYPES)
+
+
+def write(folder: Path, kind: str, seed: int = 0, names: str = "part_{:05d}_of_{:05d}.hdf5", **options) -> Ragged:
+    """A folder of three shards; gives its sequences."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for number in range(FILES):
+        path, rows = folder / names.format(number, FILES), bert_rows(COUNT // FILES, seed + number)
+        if kind == "packed":
+            rows = bert_rows(COUNT // FILES, seed + number, max_length=WIDTH // 3)
+            write_packed(path, rows, pack_counts(len(rows), seed + number), **options)
+        else:
+            {"fixed": write_fixed, "variable": write_variable}[kind](path, rows, **options)
+        parts.append(rows)
+    return Ragged.concatenate(parts)
+
+
+def open_all(folder: Path) -> NvidiaStore:
+    store = nvidia.open_folder(folder, LIMITS)
+    assert isinstance(store, NvidiaStore)
+    return store
+
+
+@pytest.mark.parametrize("options", [{}, PLAIN], ids=["mapped", "compressed"])
+@pytest.mark.parametrize("kind", ["fixed", "variable", "packed"])
+def test_what_h5py_wrote_comes_back(tmp_path, kind, options):
+    expected = write(tmp_path / "set", kind, **options)
+    store = open_all(tmp_path / "set")
+    assert np.array_equal(store.lengths, expected.lengths)
+    assert store.lengths.dtype == np.int32
+    assert same(store.gather(np.arange(COUNT)), expected)
+    order = np.random.default_rng(1).integers(0, COUNT, 77)  # with repeats
+    assert same(store.gather(order), expected.take(order))
+    assert len(store.gather(np.empty(0, np.int64))) == 0
+    assert (store._index.offsets[:, 0] >= 0).all() == (not options)
+
+
+@pytest.mark.parametrize("options", [{}, PLAIN], ids=["mapped", "compressed"])
+def test_packs_come_back(tmp_path, options):
+    expected = write(tmp_path / "set", "packed", **options)
+    counts = np.concatenate([pack_counts(COUNT // FILES, number) for number in range(FILES)])
+    store, first = open_all(tmp_path / "set"), offsets_of(counts)
+    assert store.num_packs == len(counts)
+    chosen = np.random.default_rng(2).permutation(len(counts))
+    rows, found = store.gather_packs(chosen)
+    assert np.array_equal(found, counts[chosen])
+    sequences = np.concatenate([np.arange(first[pack], first[pack + 1]) for pack in chosen])
+    assert same(rows, expected.take(sequences))
+
+
+def test_mapped_and_plain_shards_side_by_side(tmp_path):
+    expected = write(tmp_path / "set", "packed")
+    rows = bert_rows(COUNT // FILES, 1, max_length=WIDTH // 3)
+    write_packed(tmp_path / "set" / f"part_00001_of_0000{FILES}.hdf5", rows, pack_counts(len(rows), 1), **PLAIN)
+    store = open_all(tmp_path / "set")
+    order = np.random.default_rng(3).permutation(COUNT)
+    assert same(store.gather(order), expected.take(order))
+    packs, _ = store.gather_packs(np.arange(store.num_packs))
+    assert same(packs, expected)
+
+
+@pytest.mark.parametrize("names", ["part_{:05d}_of_{:05d}", "part_{:05d}", "part-{:05d}-of-{:05d}.hdf", "x{:d}.h5"])
+def test_file_names(tmp_path, names):
+    expected = write(tmp_path / "set", "variable", names=names)
+    (tmp_path / "set" / "shard_list_00000.lst").write_text("[]")
+    (tmp_path / "set" / "checksums.chk").write_text("")
+    (tmp_path / "set" / "README").write_text("no shard")
+    assert same(open_all(tmp_path / "set").gather(np.arange(COUNT)), expected)
+
+
+def test_one_file_is_a_set(tmp_path):
+    rows = bert_rows(20)
+    assert same(NvidiaStore(write_variable(tmp_path / "part_eval_10k.hdf5", rows)).gather(np.arange(20)), rows)
+
+
+def test_labels_as_a_column_and_other_integers(tmp_path):
+    rows = bert_rows(9)
+    path = write_fixed(tmp_path / "a.h5", rows)
+    with h5py.File(path, "r+") as file:
+        labels = file["next_sentence_labels"][:]
+        del file["next_sentence_labels"]
+        file["next_sentence_labels"] = labels.astype(np.uint8)[:, None]
+    assert same(NvidiaStore(path).gather(np.arange(9)), rows)
+
+
+def test_info_reads_no_sample(tmp_path):
+    write(tmp_path / "set", "packed")
+    info = describe(tmp_path / "set")
+    assert (info.kind, info.max_seq_length, info.max_predictions) == ("nvidia-packed", 512, 76)
+    assert (info.max_pack_tokens, info.num_sequences, info.vocab_size) == (512, None, None)
+    assert open_store(tmp_path / "set").info.num_sequences == COUNT
+    write(tmp_path / "fixed", "fixed")
+    info = describe(tmp_path / "fixed")
+    assert (info.kind, info.max_seq_length, info.max_predictions) == ("nvidia-fixed", WIDTH, PREDICTIONS)
+    assert info.max_pack_tokens is None
+
+
+def test_bins_in_folders_and_in_names(tmp_path):
+    short, long = bert_rows(20, 0, 12), bert_rows(30, 1, min_length=13)
+    for name, rows in (("bin_1", short), ("bin_2", long)):
+        for number, half in enumerate(np.array_split(np.arange(len(rows)), 2)):
+            for path in (
+                tmp_path / "folders" / name / f"part_{number}_of_2.hdf5",
+                tmp_path / "names" / f"{name}_part_{number}_of_2.hdf5",
+            ):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_variable(path, rows.take(half))
+    expected = Ragged.concatenate([short, long])
+    order = np.random.default_rng(4).permutation(50)
+    for folder in ("folders", "names"):
+        store = open_store(tmp_path / folder)
+        assert [len(one) for one in store.bins] == [20, 30]
+        assert same(store.gather(order), expected.take(order))
+        assert describe(tmp_path / folder).kind == "nvidia-variable"
+
+
+def test_folders_side_by_side_that_are_no_bins(tmp_path):
+    write(tmp_path / "hdf5" / "training", "variable")
+    write(tmp_path / "hdf5" / "eval", "variable", seed=50)
+    with user_error("data.mixed", tmp_path / "hdf5"):
+        open_store(tmp_path / "hdf5")
+
+
+def test_file_of_the_latest_format(tmp_path):
+    expected = bert_rows(30)
+    write_variable(tmp_path / "a.h5", expected)
+    with h5py.File(tmp_path / "a.h5") as old, h5py.File(tmp_path / "b.h5", "w", libver="latest") as new:
+        for name in old:
+            new.create_dataset(name, data=old[name][:], dtype=old[name].dtype)
+    store = NvidiaStore(tmp_path / "b.h5")
+    assert (store._index.offsets[:, 0] >= 0).all()
+    assert same(store.gather(np.arange(30)), expected)
+
+
+def test_row_with_many_items_of_other_columns(tmp_path):
+    """Heap collections grow with their largest object; rows far apart in size share the file."""
+    rows = [bert_rows(3, seed, max_length=length, min_length=length) for seed, length in enumerate((5, 9000, 6, 30000))]
+    expected = Ragged.concatenate(rows)
+    path = write_variable(tmp_path / "a.h5", expected)
+    store = NvidiaStore(path, limits=Limits(30_000, PREDICTIONS))
+    assert same(store.gather(np.arange(12)), expected)
+    with user_error("data.damaged", path):
+        NvidiaStore(path, limits=Limits(512, PREDICTIONS))
+
+
+def test_many_threads_read_at_once(tmp_path):
+    expected = write(tmp_path / "set", "variable")
+    rows = bert_rows(COUNT // FILES, 1)
+    write_variable(tmp_path / "set" / f"part_00001_of_0000{FILES}.hdf5", rows, **PLAIN)
+    store = open_all(tmp_path / "set")
+    orders = [np.random.default_rng(seed).permutation(COUNT)[:50] for seed in range(24)]
+    with ThreadPoolExecutor(6) as pool:
+        for order, rows in zip(orders, pool.map(store.gather, orders), strict=True):
+            assert same(rows, expected.take(order))
+
+
+@settings(max_examples=25)
+@given(
+    count=st.integers(1, 40),
+    seed=st.integers(0, 1000),
+    kind=st.sampled_from(["fixed", "variable", "packed"]),
+    plain=st.booleans(),
+    order=st.lists(st.integers(0, 10**6), max_size=50),
+)
+def test_any_sequences_come_back(tmp_path_factory, count, seed, kind, plain, order):
+    path, options = tmp_path_factory.mktemp("any") / "a.h5", PLAIN if plain else {}
+    rows = bert_rows(count, seed, WIDTH // 3 if kind == "packed" else WIDTH)
+    if kind == "packed":
+        write_packed(path, rows, pack_counts(count, seed), **options)
+    else:
+        {"fixed": write_fixed, "variable": write_variable}[kind](path, rows, **options)
+    store = NvidiaStore(path, limits=LIMITS, cached=False)
+    chosen = np.asarray(order, np.int64) % count
+    assert same(store.gather(chosen), rows.take(chosen))
+
+
+def our_set(folder: Path, rows: Ragged, pack_offsets: np.ndarray | None = None) -> Path:
+    writer = ShardWriter(folder, 1, "")
+    writer.write_shard(0, rows, pack_offsets)
+    packs = None if pack_offsets is None else {"max_tokens": 512, "max_sequences": 3}
+    vocabulary = {"sha256": "a" * 64, "size": 500}
+    writer.finish(vocabulary=vocabulary, max_seq_length=512, max_predictions=76, provenance={}, packs=packs)
+    return folder
+
+
+@pytest.mark.parametrize(("kind", "each"), [("variable", 3), ("variable", 1), ("packed", 3), ("packed", 1)])
+def test_batches_equal_those_of_our_own_set(tmp_path, kind, each):
+    rows = write(tmp_path / "theirs", kind)
+    counts = np.concatenate([pack_counts(COUNT // FILES, number) for number in range(FILES)])
+    ours = our_set(tmp_path / "ours", rows, offsets_of(counts) if kind == "packed" else None)
+    sources = []
+    for folder in (tmp_path / "theirs", ours):
+        source = PackedSource(
+            folder, packs_per_step=2, max_sequences_per_pack=each, seed=5, deal=contiguous, vocab_size=500
+        )
+        source.open()
+        sources.append(source)
+    assert sources[0].steps_per_epoch == sources[1].steps_per_epoch > 1
+    for step in range(sources[0].steps_per_epoch + 2):
+        for theirs, mine in zip(sources[0].batches_of(step), sources[1].batches_of(step), strict=True):
+            assert_same(theirs.to("cpu"), mine.to("cpu"))
+
+
+def test_evaluation_set(tmp_path):
+    rows = bert_rows(30)
+    (tmp_path / "eval").mkdir()
+    write_variable(tmp_path / "eval" / "part_eval_10k.hdf5", rows)
+    batches = []
+    for folder in (tmp_path / "eval", our_set(tmp_path / "ours", rows)):
+        evaluation = EvalSet(folder, 30, 4, max_sequences_per_pack=3)
+        evaluation.open()
+        batches.append(list(evaluation))
+    for theirs, mine in zip(*batches, strict=True):
+        assert_same(theirs.to("cpu"), mine.to("cpu"))
+
+
+# The index in the cache folder
+
+
+def test_index_is_kept_and_follows_the_files(tmp_path, monkeypatch):
+    folder = tmp_path / "set"
+    expected = write(folder, "variable")
+    assert same(open_all(folder).gather(np.arange(COUNT)), expected)
+    (kept,) = (tmp_path / "cache" / "mlbert" / "nvidia").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(nvidia_index, "build_index", lambda *words: pytest.fail("the kept index was not used"))
+        assert same(open_all(folder).gather(np.arange(COUNT)), expected)
+    expected = write(folder, "variable", seed=10)
+    assert same(open_all(folder).gather(np.arange(COUNT)), expected)
+    (new,) = (tmp_path / "cache" / "mlbert" / "nvidia").iterdir()
+    assert new != kept
+    os.truncate(new / "places.npy", 500)
+    assert same(open_all(folder).gather(np.arange(COUNT)), expected)
+    assert sorted(path.suffix for path in folder.iterdir()) == [".hdf5"] * FILES
+
+
+def test_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    expected = write(tmp_path / "set", "fixed")
+    assert same(open_all(tmp_path / "set").gather(np.arange(COUNT)), expected)
+
+
+# The pieces
+
+
+def test_file_map_holds_no_descriptor(tmp_path):
+    paths = []
+    for number, size in enumerate([0, 1, 65_536, 70_000]):
+        paths.append(tmp_path / str(number))
+        paths[-1].write_bytes(bytes([number + 1]) * size)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    content = FileMap(paths)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    for path, start, end in zip(paths, content.starts, content.ends, strict=True):
+        assert content.bytes[start:end].tobytes() == path.read_bytes()
+    pairs = content.view(np.dtype("<u2"))
+    assert pairs[content.starts[3] + 1] == 0x0404
+    with user_error("file.unreadable", tmp_path / "none"):
+        FileMap([tmp_path / "none"])
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=20))
+def test_gather_items(ranges):
+    view = np.arange(100)
+    starts, counts = (np.asarray([part[i] for part in ranges], np.int64) for i in (0, 1))
+    expected = [value for start, count in ranges for value in range(start, start + count)]
+    assert Items(view, starts, counts, 1).gather().tolist() == expected
+
+
+# Damage
+
+
+def read_all(folder: Path) -> Ragged:
+    store = open_all(folder)
+    return store.gather(np.arange(len(store)))
+
+
+def check_refused(code: str, subject: Path, folder: Path | None = None) -> None:
+    with user_error(code, subject):
+        read_all(folder or subject.parent)
+
+
+@pytest.mark.parametrize("kind", ["fixed", "variable", "packed"])
+def test_missing_key(tmp_path, kind):
+    for key in ("segment_ids", "masked_lm_ids", "next_sentence_labels"):
+        write(tmp_path / key, kind)
+        path = tmp_path / key / "part_00001_of_00003.hdf5"
+        with h5py.File(path, "r+") as file:
+            del file[key]
+        check_refused("data.format", path)
+
+
+def test_unequal_row_counts_and_types(tmp_path):
+    write(tmp_path / "set", "fixed")
+    path = tmp_path / "set" / "part_00002_of_00003.hdf5"
+    good = path.read_bytes()
+    for name, values, code in (
+        ("masked_lm_ids", np.zeros((19, PREDICTIONS), np.int16), "data.damaged"),
+        ("segment_ids", np.zeros((20, WIDTH - 1), np.int8), "data.damaged"),
+        ("segment_ids", np.zeros(20, np.int8), "data.damaged"),
+        ("input_ids", np.zeros((20, WIDTH), np.int32), "data.format"),
+        ("input_ids", np.zeros((20, WIDTH), np.float16), "data.format"),
+        ("masked_lm_positions", np.zeros((20, PREDICTIONS + 1), np.int16), "data.damaged"),
+    ):
+        path.write_bytes(good)
+        with h5py.File(path, "r+") as file:
+            del file[name]
+            file[name] = values
+        check_refused(code, path)
+
+
+@pytest.mark.parametrize("kind", ["fixed", "variable", "packed"])
+@pytest.mark.parametrize("kept", [0, 100, 0.3, 0.9, -1])
+def test_truncated_file(tmp_path, kind, kept):
+    write(tmp_path / "set", kind, names="part_{:05d}_of_{:05d}")
+    path = tmp_path / "set" / "part_00001_of_00003"
+    data = path.read_bytes()
+    path.write_bytes(data[: int(kept * len(data)) if isinstance(kept, float) else kept])
+    check_refused("data.damaged", path)
+
+
+def test_no_hdf5_at_all(tmp_path):
+    write(tmp_path / "set", "variable")
+    path = tmp_path / "set" / "part_00001_of_00003.hdf5"
+    path.write_bytes(b"hello" * 4000)
+    check_refused("data.damaged", path)
+    with h5py.File(path, "w") as file:
+        file["other"] = 1
+    check_refused("data.format", path)
+
+
+def test_shard_numbers(tmp_path):
+    folder = tmp_path / "set"
+    write(folder, "variable")
+    one = folder / "part_00001_of_00003.hdf5"
+    shutil.copy(one, folder / "part_00001_of_00003.hdf")
+    check_refused("data.duplicate", one)
+    (folder / "part_00001_of_00003.hdf").rename(folder / "part_00004_of_00005.hdf")
+    check_refused("data.mixed", folder / "part_00004_of_00005.hdf")
+    (folder / "part_00004_of_00005.hdf").unlink()
+    one.rename(tmp_path / "away.hdf5")
+    check_refused("data.incomplete", folder, folder)
+    shutil.copy(folder / "part_00000_of_00003.hdf5", one)
+    check_refused("data.duplicate", one)
+
+
+def test_mixed_folders(tmp_path):
+    write(tmp_path / "set", "variable")
+    write_fixed(tmp_path / "set" / "part_00001_of_00003.hdf5", bert_rows(20, 1))
+    check_refused("data.mixed", tmp_path / "set/part_00001_of_00003.hdf5")
+    write(tmp_path / "fixed", "fixed")
+    write_fixed(tmp_path / "fixed" / "part_00001_of_00003.hdf5", bert_rows(20, 1), width=WIDTH + 1)
+    check_refused("data.mixed", tmp_path / "fixed/part_00001_of_00003.hdf5")
+
+
+def test_folder_without_shards(tmp_path):
+    with user_error("data.missing", tmp_path):
+        open_store(tmp_path)
+    with user_error("data.missing", tmp_path):
+        NvidiaStore(tmp_path)
+    with user_error("file.unreadable", tmp_path / "none"):
+        NvidiaStore(tmp_path / "none")
+
+
+def set_row(column: str, row: int, change) -> object:
+    """An edit of one row of the second shard."""
+
+    def edit(file: h5py.File) -> None:
+        values = np.array(file[column][row])
+        file[column][row] = change(values)
+
+    return edit
+
+
+def at(place: int, value: int):
+    """An edit of one item of a row."""
+
+    def change(values: np.ndarray) -> np.ndarray:
+        values[place] = value
+        return values
+
+    return change
+
+
+ROW = 7
+EDITS = [
+    ("variable", "input_ids", lambda v: np.resize(v, WIDTH + 1)),
+    ("variable", "input_ids", lambda v: v[:0]),
+    ("variable", "input_ids", lambda v: v[:-1]),
+    ("variable", "input_ids", at(2, -1)),
+    ("variable", "segment_ids", at(0, 1)),
+    ("variable", "segment_ids", lambda v: np.ones_like(v)),
+    ("variable", "masked_lm_ids", lambda v: np.zeros(len(v) + 1, np.int16)),
+    ("variable", "next_sentence_labels", lambda v: np.int8(2)),
+    ("fixed", "input_mask", at(1, 0)),
+    ("fixed", "input_mask", np.zeros_like),
+    ("fixed", "masked_lm_positions", lambda v: v * 0 + WIDTH),
+    ("fixed", "masked_lm_positions", lambda v: v * 0 - 1),
+    ("fixed", "masked_lm_positions", lambda v: v * 0 + 1),
+    ("fixed", "masked_lm_positions", lambda v: v * 0 + np.eye(PREDICTIONS)[-1]),
+    ("packed", "packed_input_len", at(0, 1)),
+    ("packed", "packed_input_len", at(0, 0)),
+    ("packed", "packed_masked_lm_len", at(0, 5)),
+    ("packed", "packed_input_len", lambda v: v[:0]),
+    ("packed", "next_sentence_labels", lambda v: np.resize(v, 5)),
+]
+
+
+@pytest.mark.parametrize("options", [{}, PLAIN], ids=["mapped", "compressed"])
+@pytest.mark.parametrize(("kind", "column", "change"), EDITS)
+def test_wrong_row_is_named(tmp_path, kind, column, change, options):
+    write(tmp_path / "set", kind, **options)
+    path = tmp_path / "set" / "part_00001_of_00003.hdf5"
+    with h5py.File(path, "r+") as file:
+        set_row(column, ROW, change)(file)
+    with user_error("data.damaged", path) as caught:
+        read_all(path.parent)
+    assert f"row {ROW} " in str(caught.value)
+
+
+def test_lenient_opening_refuses_only_the_wrong_row(tmp_path):
+    expected = write(tmp_path / "set", "variable")
+    with h5py.File(tmp_path / "set" / "part_00001_of_00003.hdf5", "r+") as file:
+        file["input_ids"][ROW] = np.zeros(0, np.int16)
+    store, bad = NvidiaStore(tmp_path / "set", strict=False), COUNT // FILES + ROW
+    good = np.delete(np.arange(COUNT), bad)
+    assert same(store.gather(good), expected.take(good))
+    with user_error("data.damaged", tmp_path / "set/part_00001_of_00003.hdf5"):
+        store.gather(np.asarray([0, bad]))
+
+
+@settings(max_examples=60)
+@given(
+    kind=st.sampled_from(["fixed", "variable", "packed"]),
+    flips=st.lists(st.tuples(st.floats(0, 0.999999), st.integers(1, 255)), min_size=1, max_size=8),
+)
+def test_flipped_bytes_give_sequences_or_one_line(tmp_path_factory, kind, flips):
+    """Never a crash or a traceback of another kind; what is read has the form of sequences."""
+    path = tmp_path_factory.mktemp("flip") / "a.h5"
+    rows = bert_rows(12, 0, WIDTH // 3)
+    if kind == "packed":
+        write_packed(path, rows, pack_counts(12))
+    else:
+        {"fixed": write_fixed, "variable": write_variable}[kind](path, rows)
+    data = bytearray(path.read_bytes())
+    for place, value in flips:
+        data[int(place * len(data))] ^= value
+    path.write_bytes(data)
+    message = ""
+    try:
+        store = NvidiaStore(path, limits=LIMITS, cached=False)
+        read = store.gather(np.arange(len(store)))
+    except UserError as error:
+        message = str(error)
+    else:
+        assert len(read) == len(store)
+        assert read.offsets[-1] == len(read.tokens)
+    assert not message or "a.h5" in message
+
+
+def test_heap_chain_that_is_broken(tmp_path):
+    path = write_variable(tmp_path / "a.h5", bert_rows(12))
+    data = bytearray(path.read_bytes())
+    place = data.find(b"GCOL")
+    data[place + 24 : place + 32] = (1 << 40).to_bytes(8, "little")  # the first object claims a terabyte
+    path.write_bytes(data)
+    with user_error("data.damaged", path):
+        NvidiaStore(path)

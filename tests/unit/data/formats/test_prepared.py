@@ -1,0 +1,239 @@
+"""The shard store gives back what was written, and names the file when something is wrong with it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import resource
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from file_limits import largest_file
+from mlbert.data.formats.prepared import ShardSet, ShardWriter, read_manifest, shard_name
+from mlbert.data.formats.ragged import DTYPES, Ragged
+from random_set import random_rows
+from user_errors import user_error
+
+
+def same(a: Ragged, b: Ragged) -> bool:
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in DTYPES)
+
+
+def first_shard(folder: Path) -> Path:
+    return folder / shard_name(0, 3)
+
+
+def edit_manifest(folder: Path, change) -> None:
+    document = json.loads((folder / "manifest.json").read_text())
+    change(document)
+    (folder / "manifest.json").write_text(json.dumps(document))
+
+
+def test_what_is_written_comes_back(make_set):
+    rows = ShardSet.open(make_set(300))
+    assert same(rows.gather(np.arange(300)), random_rows(300))
+    order = np.random.default_rng(1).permutation(300)[:77]
+    assert same(rows.gather(order), random_rows(300).take(order))
+    assert same(rows.load().gather(order), random_rows(300).take(order))
+    assert np.array_equal(rows.lengths, random_rows(300).lengths)
+
+
+def test_manifest_counts(make_set):
+    manifest, rows = read_manifest(make_set(300)), random_rows(300)
+    assert (manifest.num_sequences, manifest.num_tokens) == (300, len(rows.tokens))
+    assert manifest.num_masked == len(rows.masked_labels)
+    assert manifest.length_histogram == np.bincount(rows.lengths, minlength=33).tolist()
+    assert manifest.provenance == {"options": {"seed": 0}}
+
+
+def test_same_rows_same_bytes(make_set):
+    one, two = make_set(100, name="one"), make_set(100, name="two")
+    for path in sorted(one.iterdir()):
+        assert path.read_bytes() == (two / path.name).read_bytes()
+
+
+def test_no_pickled_objects(make_set):
+    with h5py.File(first_shard(make_set())) as file:
+        assert {name: file[name].dtype for name in file} == DTYPES
+
+
+def test_empty_shard(make_set):
+    assert len(ShardSet.open(make_set(2, shards=3))) == 2
+
+
+def test_missing_shard(make_set):
+    folder = make_set()
+    first_shard(folder).unlink()
+    with user_error("data.incomplete", folder / "shard-00000-of-00003.h5"):
+        ShardSet.open(folder)
+
+
+def test_duplicated_shard(make_set):
+    folder = make_set()
+    shutil.copy(first_shard(folder), folder / "shard-00003-of-00004.h5")
+    with user_error("data.mixed", folder / "shard-00003-of-00004.h5"):
+        ShardSet.open(folder)
+
+
+def test_shard_listed_twice(make_set):
+    folder = make_set()
+    edit_manifest(folder, lambda document: document["shards"].append(document["shards"][0]))
+    with user_error("data.damaged", folder / "manifest.json"):
+        read_manifest(folder)
+
+
+def test_shards_swapped(make_set):
+    folder = make_set()
+    other = folder / shard_name(1, 3)
+    data = first_shard(folder).read_bytes()
+    first_shard(folder).write_bytes(other.read_bytes())
+    other.write_bytes(data)
+    with user_error("data.damaged", folder / "shard-00000-of-00003.h5"):
+        ShardSet.open(folder)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("kept", [0, 10, 2000, 0.5, 0.99])
+def test_truncated_shard(make_set, kept, verify):
+    folder = make_set()
+    data = first_shard(folder).read_bytes()
+    first_shard(folder).write_bytes(data[: int(kept * len(data)) if isinstance(kept, float) else kept])
+    with user_error("data.damaged", folder / "shard-00000-of-00003.h5"):
+        ShardSet.open(folder, verify=verify)
+
+
+@pytest.mark.parametrize("place", [0.001, 0.3, 0.6, 0.95])
+def test_one_flipped_bit(make_set, place):
+    folder = make_set()
+    data = bytearray(first_shard(folder).read_bytes())
+    data[int(place * len(data))] ^= 16
+    first_shard(folder).write_bytes(data)
+    with user_error("data.checksum", folder / "shard-00000-of-00003.h5"):
+        ShardSet.open(folder)
+
+
+def test_not_hdf5_at_all(make_set):
+    folder = make_set()
+    first_shard(folder).write_bytes(b"hello" * 4000)
+    with user_error("data.damaged", folder / "shard-00000-of-00003.h5"):
+        ShardSet.open(folder, verify=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "sequence"),
+    [
+        (lambda rows: rows.tokens.__setitem__(7, 60_000), 0),
+        (lambda rows: rows.masked_labels.__setitem__(0, 60_000), 0),
+        (lambda rows: rows.masked_positions.__setitem__(0, 999), 0),
+        (lambda rows: rows.next_sentence.__setitem__(2, 7), 2),
+        (lambda rows: rows.first_lengths.__setitem__(3, 40), 3),
+    ],
+    ids=["token", "label", "position", "next sentence", "first segment"],
+)
+def test_values_out_of_range(tmp_path, change, sequence):
+    rows = random_rows(20)
+    change(rows)
+    writer = ShardWriter(tmp_path, 1, "")
+    writer.write_shard(0, rows)
+    writer.finish(vocabulary={"sha256": "a" * 64, "size": 500}, max_seq_length=32, max_predictions=5, provenance={})
+    with user_error("data.damaged", tmp_path / "shard-00000-of-00001.h5") as caught:
+        ShardSet.open(tmp_path)
+    assert f"sequence {sequence} " in str(caught.value)
+
+
+def test_only_the_same_fingerprint_and_content_is_kept(tmp_path):
+    writer = ShardWriter(tmp_path, 2, "one")
+    writer.write_shard(0, random_rows(20))
+    assert writer.is_written(0)
+    assert not writer.is_written(1)
+    assert not ShardWriter(tmp_path, 2, "two").is_written(0)
+    data = bytearray(writer.path(0).read_bytes())
+    with h5py.File(writer.path(0)) as file:
+        data[file["tokens"].id.get_offset()] ^= 1
+    writer.path(0).write_bytes(data)
+    assert not writer.is_written(0)
+
+
+def test_leftovers_are_cleared(tmp_path):
+    writer = ShardWriter(tmp_path, 2, "")
+    writer.write_shard(0, random_rows(5))
+    for name in ("shard-00000-of-00002.h5.tmp", "shard-00001-of-00007.h5", "manifest.json", "mine.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    writer.clear_leftovers()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "shard-00000-of-00002.h5"]
+
+
+def test_no_room_leaves_nothing_behind(tmp_path):
+    with user_error("file.unwritable", tmp_path / "shard-00000-of-00001.h5"), largest_file(5000):
+        ShardWriter(tmp_path, 1, "").write_shard(0, random_rows(300))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with user_error("file.unwritable", tmp_path / "file/below"):
+        ShardWriter(tmp_path / "file" / "below", 1, "")
+
+
+@given(count=st.integers(1, 120), shards=st.integers(1, 5), data=st.data())
+@settings(max_examples=15)
+def test_any_selection_from_any_number_of_shards(tmp_path_factory, count, shards, data):
+    folder, rows = tmp_path_factory.mktemp("set"), random_rows(count)
+    borders = np.sort(np.asarray(data.draw(st.lists(st.integers(0, count), min_size=shards - 1, max_size=shards - 1))))
+    writer = ShardWriter(folder, shards, "")
+    every = []
+    for index, chosen in enumerate(np.split(np.arange(count), borders.astype(int))):
+        sizes = data.draw(st.lists(st.integers(1, 3), min_size=len(chosen), max_size=len(chosen)))
+        offsets = np.unique(np.minimum(np.cumsum([0, *sizes]), len(chosen)))
+        every += [chosen[low:high] for low, high in itertools.pairwise(offsets)]
+        writer.write_shard(index, rows.take(chosen), offsets)
+    limits = {"max_tokens": 96, "max_sequences": 3}
+    vocabulary = {"sha256": "a" * 64, "size": 500}
+    writer.finish(vocabulary=vocabulary, max_seq_length=32, max_predictions=5, provenance={}, packs=limits)
+    indices = np.asarray(data.draw(st.lists(st.integers(0, count - 1), max_size=80)), np.int64)
+    packs = np.asarray(data.draw(st.lists(st.integers(0, len(every) - 1), max_size=40)), np.int64)
+    wanted = np.concatenate([np.empty(0, np.int64), *(every[pack] for pack in packs)])
+    for store in (ShardSet.open(folder, verify=False), ShardSet.open(folder, verify=True).load()):
+        assert store.num_packs == len(every)
+        assert same(store.gather(indices), rows.take(indices))
+        gathered, counts = store.gather_packs(packs)
+        assert same(gathered, rows.take(wanted))
+        assert counts.tolist() == [len(every[pack]) for pack in packs]
+
+
+def test_shards_are_mapped_when_they_are_touched(make_set):
+    store = ShardSet.open(make_set(300), verify=False)
+    first_shard(store.info.folder).write_bytes(b"x")
+    assert len(store.gather(np.arange(150, 250))) == 100
+    with user_error("data.damaged", "set"):
+        store.gather(np.arange(3))
+
+
+def test_packs_that_the_manifest_does_not_know(make_set):
+    folder = make_set(30)
+
+    def edit(document: dict) -> None:
+        document.update(packs={"max_tokens": 64, "num_packs": 0})
+        for shard in document["shards"]:
+            shard["num_packs"] = 0
+
+    edit_manifest(folder, edit)
+    with user_error("data.damaged", folder / "shard-00000-of-00003.h5"):
+        ShardSet.open(folder)
+
+
+def test_more_shards_than_a_process_may_have_files_open(make_set):
+    folder = make_set(300, shards=150)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, len(list(Path("/proc/self/fd").iterdir())) + 60), hard))
+    try:
+        rows = ShardSet.open(folder, verify=False)
+        assert same(rows.gather(np.arange(300)), random_rows(300))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

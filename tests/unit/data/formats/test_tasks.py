@@ -1,0 +1,151 @@
+"""Tasks' files: every form gives the same rows, and what is damaged is told with its file and line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlbert.data.formats.glue import TASKS
+from mlbert.data.formats.task_files import column_names, read_columns
+from mlbert.data.formats.tasks import TaskForm, read_evaluation, read_texts, read_training
+from mlbert.data.prepare.glue_files import write_file
+from user_errors import user_error
+
+FORM = TaskForm(("text",), "label")
+PAIR = TaskForm(("a", "b"), "label")
+
+
+def write(folder: Path, text: str, name: str = "train.csv") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+fields = st.text(st.characters(codec="utf-8", exclude_characters="\0\r", exclude_categories=("Cs",)), max_size=12)
+
+
+@given(rows=st.lists(st.tuples(fields, fields), min_size=1, max_size=8))
+def test_quoted_csv_and_json_bring_every_text_back(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
+) -> None:
+    folder = tmp_path_factory.mktemp("forms")
+    with (folder / "rows.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("a", "b"), *rows])
+    lines = [json.dumps({"b": b, "a": a, "more": 1}) for a, b in rows]
+    write(folder, "\n".join(lines) + "\n", "rows.jsonl")
+    write(folder, f"[{','.join(lines)}]", "rows.json")
+    for name in ("rows.csv", "rows.jsonl", "rows.json"):
+        table = read_columns(folder / name, ("b", "a"))
+        assert list(zip(*reversed(table.columns), strict=True)) == rows, name
+
+
+def test_quotes_hold_separators_and_line_breaks(tmp_path: Path) -> None:
+    text = '\ufefftext,label\r\n"one, ""two""\nthree",yes\r\nfour,no\r\n\r\nfive,yes\r\n'
+    table = read_columns(write(tmp_path, text), ("text",))
+    assert table.columns == [['one, "two"\nthree', "four", "five"]]
+    assert table.lines == [2, 4, 6]
+
+
+def test_tsv_knows_no_quotes(tmp_path: Path) -> None:
+    path = write(tmp_path, 'text\tlabel\nsay "so\t1\n"\t0\n', "x.tsv")
+    assert read_columns(path, ("text", "label")).columns == [['say "so', '"'], ["1", "0"]]
+    assert column_names(path) == ["text", "label"]
+
+
+def test_classes_are_sorted_and_those_of_training(tmp_path: Path) -> None:
+    train = write(tmp_path, "text,label\nx,no\ny,maybe\nz,yes\n")
+    rows = read_training(train, FORM)
+    assert rows.classes == ("maybe", "no", "yes")
+    assert rows.labels is not None
+    assert rows.labels.tolist() == [1, 0, 2]
+    evaluation = read_evaluation(write(tmp_path, "text,label\nq,yes\n", "dev.csv"), FORM, rows.classes)
+    assert evaluation.labels is not None
+    assert evaluation.labels.tolist() == [2]
+    numbers = read_training(write(tmp_path, "text,label\nx,10\ny,9\nz,2\n"), FORM)
+    assert numbers.classes == ("2", "9", "10")
+    assert read_texts(train, FORM).labels is None
+
+
+def test_a_declared_class_without_rows_is_a_warning(tmp_path: Path) -> None:
+    path = write(tmp_path, "text,label\nx,0\ny,2\n")
+    rows = read_training(path, TaskForm(("text",), "label", 4))
+    assert rows.classes == ("0", "1", "2", "3")
+    assert [line.split(": ")[-1] for line in rows.warnings] == ["no row is of class '1'", "no row is of class '3'"]
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "code", "named"),
+    [
+        ("", FORM, "data.empty", ""),
+        ("text,label\n", FORM, "data.empty", ""),
+        ("txt,label\nx,1\n", FORM, "data.columns", "txt?"),
+        ("text,label\nx,1\ny,0,more\n", FORM, "data.row", "line 3"),
+        ("text,label\nx,1\ny\n", FORM, "data.row", "line 3"),
+        ('text,label\nx,1\n"y,0\nz,1\n', FORM, "data.row", "line 3"),
+        ("text,label\nx,1\ny,\n", FORM, "data.row", "line 3"),
+        ("text,label\nx,1\ny,1\n", FORM, "data.labels", "'1'"),
+        ("text,label\nx,a\ny,b\nz,c\n", TaskForm(("text",), "label", 2), "data.labels", "line 4"),
+        ("text,label\nx,a\ny,b\n", TaskForm(("text",), "label", 3), "data.labels", "(a, b)"),
+        ("text,label\nx,1.5\ny,nan\n", TaskForm(("text",), "label", 1), "data.labels", "line 3"),
+        ("text,label\nx,1.5\ny,good\n", TaskForm(("text",), "label", 1), "data.labels", "line 3"),
+        ("a,label\nx,1\n", PAIR, "data.columns", "'b'"),
+    ],
+)
+def test_damage_is_told_in_one_line(tmp_path: Path, text: str, form: TaskForm, code: str, named: str) -> None:
+    path = write(tmp_path, text)
+    with user_error(code, path) as error:
+        read_training(path, form)
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "named"),
+    [
+        ("x.jsonl", b'{"text": "x"\n', "data.row", "line 1"),
+        ("x.jsonl", b'{"text": "x", "label": ' + b"[" * 20_000, "data.row", ""),
+        ("x.jsonl", b'{"text": ["x"], "label": 1}', "data.row", "line 1"),
+        ("x.jsonl", b"[1]\n", "data.row", "line 1"),
+        ("x.jsonl", b'{"text": "x"}\n{"tex": "y"}\n', "data.columns", "line 2"),
+        ("x.csv", b"text\nx\n\xff\n", "data.encoding", "line 3"),
+        ("x.parquet", b"", "data.format", ""),
+    ],
+)
+def test_damaged_bytes(tmp_path: Path, name: str, content: bytes, code: str, named: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with user_error(code, tmp_path / name) as error:
+        read_columns(tmp_path / name, ("text",))
+    assert named in str(error.value)
+    with user_error("file.unreadable", tmp_path / "none.csv"):
+        read_columns(tmp_path / "none.csv", ("text",))
+
+
+def test_an_unknown_class_of_evaluation_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path, "text,label\nx,yes\ny,yess\n", "dev.csv")
+    with user_error("data.labels", path):
+        read_evaluation(path, FORM, ("no", "yes"))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_glues_official_forms(tmp_path: Path, name: str) -> None:
+    """What is written in the official form is read by the table's columns, quotes and all."""
+    task = TASKS[name]
+    label = task.classes[-1] if task.classes else "3.250"
+    rows = [(tuple(f'{column} "{n}' for column in task.texts), label) for n in range(3)]
+    header = None if task.has_header else task.columns
+    form = TaskForm(task.texts, task.label, task.num_labels, task.classes or None, header, lenient=True)
+    write_file(task.train_file(tmp_path), task, rows)
+    with task.train_file(tmp_path).open("a") as file:
+        file.write("a row\tof\ta wrong number of fields\n" if name != "cola" else "a row\n")
+    found = read_training(task.train_file(tmp_path), form)
+    assert list(zip(*found.texts, strict=True)) == [texts for texts, _ in rows]
+    assert "1 rows have a wrong number of fields" in found.warnings[0]
+    for path in task.evaluation_files(tmp_path).values():
+        write_file(path, task, rows)
+        labels = read_evaluation(path, form, task.classes).labels
+        assert np.array_equal(labels, [len(task.classes) - 1 if task.classes else 3.25] * 3)

@@ -1,0 +1,132 @@
+"""Masks: the rule's rates by chi-square, and that a token's draws are its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlbert.data.formats.ragged import DTYPES, Ragged, offsets_of
+from mlbert.data.formats.text_masking import Masking
+
+SPECIAL, MASK, VOCAB = (0, 100, 101, 102, 103), 103, 30_522
+RULE = Masking(SPECIAL, MASK, VOCAB, seed=7)
+# What Hugging Face's DataCollatorForLanguageModeling (transformers 4.53) did to about a million tokens, by probability.
+COLLATOR = {
+    0.15: {"eligible": 1022329, "selected": 152806, "masked": 122209, "same": 15335, "random_diff": 15262},
+    0.3: {"eligible": 1018568, "selected": 305022, "masked": 244182, "same": 30470, "random_diff": 30370},
+}
+# Chi-square that is exceeded with a chance of 1e-6, by degrees of freedom.
+LIMITS = {1: 23.93, 3: 30.66, 15: 56.5, 127: 215.0}
+
+
+def sequences(count: int, length: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Random ids between [CLS] and [SEP]; one in ten is [UNK]."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(999, VOCAB, (count, length)).astype(np.uint16)
+    tokens[rng.random(tokens.shape) < 0.1] = 100
+    tokens[:, 0], tokens[:, -1] = 101, 102
+    return tokens.ravel(), np.arange(count + 1) * length
+
+
+def chi_square(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(((found - expected) ** 2 / expected).sum())
+
+
+def counts(tokens: np.ndarray, rows: Ragged) -> dict[str, int]:
+    """As the golden collator's counts."""
+    where = np.repeat(rows.offsets[:-1], np.diff(rows.masked_offsets)) + rows.masked_positions
+    new, labels = rows.tokens[where], rows.masked_labels
+    assert (labels == tokens[where]).all()
+    untouched = np.ones(len(tokens), bool)
+    untouched[where] = False
+    assert (rows.tokens[untouched] == tokens[untouched]).all()
+    return {
+        "eligible": int((~np.isin(tokens, SPECIAL)).sum()),
+        "selected": len(labels),
+        "masked": int((new == MASK).sum()),
+        "same": int((new == labels).sum()),
+        "random_diff": int(((new != MASK) & (new != labels)).sum()),
+        "special_selected": int(np.isin(labels, SPECIAL).sum()),
+    }
+
+
+@pytest.mark.parametrize("rate", [0.15, 0.3])
+@pytest.mark.parametrize("step", [0, 1, 12_345_678])
+def test_rates(rate, step):
+    tokens, offsets = sequences(8000, 128)
+    found = counts(tokens, RULE(tokens, offsets, step, np.arange(8000), rate))
+    assert found["special_selected"] == 0
+    of_all = np.array([found["selected"], found["eligible"] - found["selected"]])
+    assert chi_square(of_all, found["eligible"] * np.array([rate, 1 - rate])) < LIMITS[1]
+    shares = np.array([0.8 + 0.1 / VOCAB, 0.1 + 0.1 / VOCAB, 0.1 - 0.2 / VOCAB])
+    kinds = np.array([found["masked"], found["same"], found["random_diff"]])
+    assert chi_square(kinds, found["selected"] * shares) < LIMITS[3]
+
+
+@pytest.mark.parametrize("rate", COLLATOR)
+def test_as_often_as_the_published_collator(rate):
+    tokens, offsets = sequences(8000, 128)
+    found, theirs = counts(tokens, RULE(tokens, offsets, 3, np.arange(8000), rate)), COLLATOR[rate]
+    for name in ("selected", "masked", "same", "random_diff"):
+        of = "eligible" if name == "selected" else "selected"
+        table = np.array([[run[name], run[of] - run[name]] for run in (found, theirs)])
+        expected = table.sum(0) * table.sum(1)[:, None] / table.sum()
+        assert chi_square(table, expected) < LIMITS[1], name
+
+
+def test_positions_random_ids_and_numbers_are_uniform():
+    tokens, offsets = sequences(20_000, 130, seed=1)
+    tokens = np.where(tokens == 100, 999, tokens).astype(np.uint16)
+    rows = RULE(tokens, offsets, 5, np.arange(20_000), 0.3)
+    places = np.bincount(rows.masked_positions, minlength=130)
+    assert places[0] == places[129] == 0
+    assert chi_square(places[1:129], np.full(128, 20_000 * 0.3)) / 0.7 < LIMITS[127]  # binomial, not Poisson
+    where = np.repeat(offsets[:-1], np.diff(rows.masked_offsets)) + rows.masked_positions
+    new = rows.tokens[where].astype(int)
+    random_ids = new[(new != MASK) & (new != rows.masked_labels)]
+    sixteenths = np.bincount(random_ids * 16 // VOCAB, minlength=16)
+    assert chi_square(sixteenths, np.full(16, len(random_ids) / 16)) < LIMITS[15]
+    assert random_ids.max() < VOCAB
+    assert (random_ids < 999).any()
+    # Binomial in each sequence: as wide as it should be, not a fixed number.
+    numbers = np.diff(rows.masked_offsets)
+    assert numbers.var() == pytest.approx(128 * 0.3 * 0.7, rel=0.05)
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(0, 2**40), st.integers(0, 2**64 - 1), st.data()
+)
+def test_a_sequence_is_masked_alike_wherever_it_stands(lengths, step, seed, data):
+    rng = np.random.default_rng(sum(lengths))
+    tokens, offsets = rng.integers(0, VOCAB, sum(lengths)).astype(np.uint16), offsets_of(lengths)
+    lanes = rng.permutation(1000)[: len(lengths)]
+    rule = Masking(SPECIAL, MASK, VOCAB, seed)
+    together = rule(tokens, offsets, step, lanes, 0.3)
+    chosen = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1)))
+    parts = [(tokens[offsets[i] : offsets[i + 1]], np.array([0, lengths[i]]), lanes[i : i + 1]) for i in chosen]
+    found = Ragged.concatenate([rule(*part[:2], step, part[2], 0.3) for part in parts])
+    expected = together.take(chosen)
+    for name in DTYPES:
+        assert (getattr(found, name) == getattr(expected, name)).all(), name
+
+
+@pytest.mark.parametrize("changed", ["seed", "step", "lane"])
+def test_seed_step_and_lane_each_change_the_masks(changed):
+    tokens, offsets = sequences(200, 128)
+    lanes = np.arange(200)
+    one = RULE(tokens, offsets, 3, lanes, 0.5)
+    rule = Masking(SPECIAL, MASK, VOCAB, 8) if changed == "seed" else RULE
+    other = rule(tokens, offsets, 3 + (changed == "step"), lanes + (changed == "lane"), 0.5)
+    eligible = (~np.isin(tokens, SPECIAL)).sum()
+    places = [row.masked_positions + np.repeat(offsets[:-1], np.diff(row.masked_offsets)) for row in (one, other)]
+    common = len(np.intersect1d(*places))
+    assert common == pytest.approx(0.25 * eligible, rel=0.05)
+
+
+def test_nothing_to_choose():
+    tokens = np.array([101, 102, 101, 100, 102], np.uint16)
+    rows = RULE(tokens, np.array([0, 2, 5]), 0, np.arange(2), 0.99)
+    assert rows.masked_offsets.tolist() == [0, 0, 0]
+    assert rows.tokens.tolist() == tokens.tolist()

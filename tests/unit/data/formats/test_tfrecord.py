@@ -1,0 +1,380 @@
+"""TFRecords: framing, checksums, examples in every encoding, damage; the compiled form against the plain one."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import struct
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlbert.data.formats import tfrecord, tfrecord_native
+from mlbert.data.formats import tfrecord_plain as plain
+from mlbert.data.formats.ragged import DTYPES, Ragged
+from mlbert.data.formats.tfrecord import ExampleReader, Widths, find_files, read_widths, write_examples
+from mlbert.data.prepare.instances import digest
+from mlbert.host.native import NativeUnavailable
+from random_set import random_rows
+from tfrecord_examples import (
+    SIMPLE_ROW,
+    SIMPLE_WIDTHS,
+    entry,
+    example,
+    feature,
+    frame,
+    message,
+    odd_examples,
+    read_examples,
+    simple_lists,
+)
+from user_errors import user_error
+
+ASSET = Path(__file__).resolve().parents[3] / "assets" / "tfrecord" / "benchmark.tfrecord"
+WIDTHS = Widths(32, 5)
+
+
+@pytest.fixture(params=["plain", "native"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Both forms of the work; the reader uses the one that is given."""
+    module = plain if request.param == "plain" else compiled()
+    monkeypatch.setattr(tfrecord, "codec", lambda: module)
+    return module
+
+
+def compiled() -> ModuleType:
+    try:
+        tfrecord_native.library()
+    except NativeUnavailable as error:
+        pytest.skip(f"the compiled form is not to be had: {error}")
+    return tfrecord_native
+
+
+def assert_same(found: Ragged, expected: Ragged) -> None:
+    for name, dtype in DTYPES.items():
+        assert getattr(found, name).dtype == dtype, name
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+
+
+def parse(form: ModuleType, content: bytes, widths: Widths = SIMPLE_WIDTHS, vocab_size: int = 65_536):
+    data = np.frombuffer(content, np.uint8)
+    found = form.scan(data, 1000)
+    assert found.stopped == plain.INCOMPLETE
+    return form.parse(data, found.starts[:-1], found.starts[1:], found.intact, widths, vocab_size)
+
+
+def read(path: Path, **options) -> Ragged:
+    return Ragged.concatenate(list(read_examples(path, **options)))
+
+
+def test_checksums_of_known_texts():
+    # RFC 3720, B.4: 32 bytes of zeros, of ones, rising, falling; and the usual check text.
+    texts = [bytes(32), b"\xff" * 32, bytes(range(32)), bytes(range(31, -1, -1)), b"123456789", b""]
+    expected = [0x8A9136AA, 0x62A8AB43, 0x46DD794E, 0x113FDB5C, 0xE3069283, 0]
+    assert [plain.crc32c(text) for text in texts] == expected
+    library = compiled().library()
+    for name in ("tfrecord_crc32c", "tfrecord_crc32c_table"):
+        assert [getattr(library, name)(text, len(text)) for text in texts] == expected
+
+
+@settings(max_examples=50)
+@given(st.binary(max_size=100), st.integers(0, 8))
+def test_three_checksums_agree(content, skipped):
+    data = np.frombuffer(bytes(skipped) + content, np.uint8)
+    expected = plain.crc32c(content)
+    library = compiled().library()
+    address = data.ctypes.data + skipped
+    assert library.tfrecord_crc32c(address, len(content)) == expected
+    assert library.tfrecord_crc32c_table(address, len(content)) == expected
+
+
+def test_reads_what_the_benchmark_wrote(form):
+    rows = read(ASSET)
+    assert digest(rows, 512, 76) == "b968ef7928d7a4b6a10f35b36a98d7f8e76044a41f77c9a785e85e98b2e065b7"
+    assert len(rows) == 16
+    assert read_widths(ASSET) == (512, 76)
+
+
+def test_writes_what_the_benchmark_wrote(form, tmp_path):
+    write_examples(tmp_path / "copy", read(ASSET), 512, 76)
+    assert (tmp_path / "copy").read_bytes() == ASSET.read_bytes()
+    assert list(tmp_path.iterdir()) == [tmp_path / "copy"]
+
+
+rows_strategy = st.lists(
+    st.integers(1, 12).flatmap(
+        lambda length: st.tuples(
+            st.lists(st.integers(0, 65_535), min_size=length, max_size=length),
+            st.integers(0, length),
+            st.booleans(),
+            st.lists(st.tuples(st.integers(0, length - 1), st.integers(0, 65_535)), max_size=4),
+        )
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=60)
+@given(rows_strategy, st.integers(12, 200), st.integers(4, 20))
+def test_what_is_written_is_read(drawn, max_seq_length, max_predictions):
+    rows = Ragged.from_rows(
+        [
+            (tokens, first, label, [p for p, _ in masked], [i for _, i in masked])
+            for tokens, first, label, masked in drawn
+        ]
+    )
+    widths = Widths(max_seq_length, max_predictions)
+    written = plain.encode(rows, widths)
+    assert bytes(compiled().encode(rows, widths)) == written
+    for form in (plain, tfrecord_native):
+        found, good = parse(form, written, widths)
+        assert good.all()
+        assert_same(found, rows)
+
+
+def test_batches_and_blocks(form, tmp_path, monkeypatch):
+    rows = random_rows(100)
+    write_examples(tmp_path / "file", rows, *WIDTHS)
+    monkeypatch.setattr(tfrecord, "_BUFFER_BYTES", 400)  # smaller than some records
+    parts = list(ExampleReader(tmp_path / "file", batch=7))
+    assert max(len(part.rows) for part in parts) <= 7
+    assert_same(Ragged.concatenate([part.rows for part in parts]), rows)
+    starts, ends = (np.concatenate([getattr(part, name) for part in parts]) for name in ("starts", "ends"))
+    assert starts[0] == 0
+    assert ends[-1] == (tmp_path / "file").stat().st_size
+    np.testing.assert_array_equal(starts[1:], ends[:-1])
+
+
+@pytest.mark.parametrize("name", odd_examples())
+def test_odd_encodings(form, name):
+    rows, good = parse(form, frame(odd_examples()[name]))
+    assert good.all()
+    assert_same(rows, Ragged.from_rows([SIMPLE_ROW]))
+
+
+@settings(max_examples=60)
+@given(st.randoms(use_true_random=False), st.integers(1, 4))
+def test_both_forms_judge_changed_records_alike(rng: random.Random, changes):
+    records = []
+    for content in [*odd_examples().values(), example(simple_lists())]:
+        changed = bytearray(content)
+        for _ in range(changes):
+            changed[rng.randrange(len(changed))] = rng.choice(
+                [0, 1, 2, 8, 10, 18, 26, 127, 128, 255, rng.randrange(256)]
+            )
+        records.append(bytes(changed[: len(changed) - rng.choice([0, 0, 1, 5])]))
+    content = frame(*records)
+    plain_rows, plain_good = parse(plain, content)
+    rows, good = parse(compiled(), content)
+    assert good.tolist() == plain_good.tolist()
+    assert_same(rows, plain_rows)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10_000), st.integers(0, 255), st.integers(0, 10_000), st.integers(1, 6))
+def test_both_forms_scan_damaged_bytes_alike(where, value, cut, most):
+    content = bytearray(frame(*[example(simple_lists())] * 4))
+    content[where % len(content)] = value
+    data = np.frombuffer(bytes(content[: cut % len(content)]), np.uint8)
+    expected, found = plain.scan(data, most), compiled().scan(data, most)
+    assert found.starts.tolist() == expected.starts.tolist()
+    assert found.intact.tolist() == expected.intact.tolist()
+    assert found.stopped == expected.stopped
+    args = (found.starts[:-1].copy(), found.starts[1:].copy())
+    assert compiled().check(data, *args).tolist() == plain.check(data, *args).tolist() == found.intact.tolist()
+
+
+BAD = {
+    "missing": {"segment_ids": None},
+    "empty": {"masked_lm_ids": []},
+    "wider": {"input_ids": [1] * 9},
+    "narrower": {"masked_lm_positions": [1, 3]},
+    "holes in the mask": {"input_mask": [1, 1, 0, 1, 1, 0, 0, 0]},
+    "mask of two": {"input_mask": [1, 1, 1, 1, 1, 2, 0, 0]},
+    "mask of zeros": {"input_mask": [0] * 8},
+    "segments": {"segment_ids": [0, 1, 0, 1, 1, 0, 0, 0]},
+    "segment 2": {"segment_ids": [0, 0, 0, 1, 2, 0, 0, 0]},
+    "position": {"masked_lm_positions": [1, 5, 0]},
+    "negative position": {"masked_lm_positions": [-1, 3, 0]},
+    "id": {"input_ids": [101, 65536, 3, 3, 3, 0, 0, 0]},
+    "negative id": {"input_ids": [101, -7, 3, 3, 3, 0, 0, 0]},
+    "huge id": {"input_ids": [101, 1 << 62, 3, 3, 3, 0, 0, 0]},
+    "label id": {"masked_lm_ids": [9, 70000, 0]},
+    "weight": {"masked_lm_weights": [1.0, 0.5, 0.0]},
+    "nan": {"masked_lm_weights": [1.0, float("nan"), 0.0]},
+    "label": {"next_sentence_labels": [2]},
+    "labels": {"next_sentence_labels": [1, 0]},
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_examples_are_named(form, tmp_path, name):
+    lists = {key: value for key, value in {**simple_lists(), **BAD[name]}.items() if value is not None}
+    fine = example(simple_lists())
+    (tmp_path / "file").write_bytes(frame(fine, fine, example(lists), fine))
+    offset = 2 * len(frame(fine))
+    with user_error("data.damaged", tmp_path / "file") as caught:
+        read(tmp_path / "file")
+    assert f"record 2 (byte {offset}) " in str(caught.value)
+    reader = ExampleReader(tmp_path / "file", skip_bad=True)
+    rows = Ragged.concatenate([part.rows for part in reader])
+    assert_same(rows, Ragged.from_rows([SIMPLE_ROW] * 3))
+    ((number, place, _),) = reader.bad
+    assert (number, place, reader.num_records) == (2, offset, 4)
+
+
+def test_bad_first_record_does_not_set_the_widths(form, tmp_path):
+    bad = example({**simple_lists(), "input_ids": [1] * 9})
+    (tmp_path / "file").write_bytes(frame(bad, example(simple_lists())))
+    with user_error("data.damaged", tmp_path / "file"):
+        read_widths(tmp_path / "file")
+    assert read_widths(tmp_path / "file", skip_bad=True) == SIMPLE_WIDTHS
+
+
+def test_vocabulary(form, tmp_path):
+    (tmp_path / "file").write_bytes(frame(example({**simple_lists(), "masked_lm_ids": [9, 9, 0]})))
+    assert len(read(tmp_path / "file", vocab_size=30_001)) == 1
+    with user_error("data.damaged", tmp_path / "file"):
+        read(tmp_path / "file", vocab_size=30_000)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xff\xff",
+        b"hello, this is text",
+        message(1, entry("input_ids", feature([1.0], kind=2))),
+        message(1, entry("input_ids", message(3, message(1, b"\x80")))),
+    ],
+    ids=["empty", "bytes", "text", "floats", "cut list"],
+)
+def test_not_examples(form, tmp_path, content):
+    (tmp_path / "file").write_bytes(frame(content))
+    with user_error("data.damaged", tmp_path / "file"):
+        read(tmp_path / "file")
+    with user_error("data.empty", tmp_path / "file"):
+        list(ExampleReader(tmp_path / "file", skip_bad=True))
+
+
+def damaged(tmp_path: Path, change) -> tuple[Path, int]:
+    """A file of 20 records that `change` has spoilt, and the first byte of record 12."""
+    path = tmp_path / "file"
+    write_examples(path, random_rows(20), *WIDTHS)
+    content = bytearray(path.read_bytes())
+    start = int(plain.scan(np.frombuffer(bytes(content), np.uint8), 20).starts[12])
+    path.write_bytes(change(content, start))
+    return path, start
+
+
+def flipped(at: int):
+    def change(content: bytearray, start: int) -> bytes:
+        content[start + at] ^= 4
+        return bytes(content)
+
+    return change
+
+
+@pytest.mark.parametrize("at", [12, 100, 300])
+def test_flipped_bit_in_the_data(form, tmp_path, at):
+    path, start = damaged(tmp_path, flipped(at))
+    with user_error("data.damaged", path):
+        read(path)
+    reader = ExampleReader(path, skip_bad=True)
+    rows = Ragged.concatenate([part.rows for part in reader])
+    assert_same(rows, random_rows(20).take(np.delete(np.arange(20), 12)))
+    assert [str(bad) for bad in reader.bad] == [f"record 12 (byte {start}) has damaged data: its checksum is wrong"]
+
+
+@pytest.mark.parametrize("at", [0, 7, 9])
+def test_flipped_bit_in_the_length_ends_the_file(form, tmp_path, at):
+    path, start = damaged(tmp_path, flipped(at))
+    with user_error("data.damaged", path) as caught:
+        read(path)
+    assert f"record 12 (byte {start})" in str(caught.value)
+    reader = ExampleReader(path, skip_bad=True)
+    assert sum(len(part.rows) for part in reader) == 12
+    assert [bad.number for bad in reader.bad] == [12]
+
+
+@pytest.mark.parametrize("kept", [1, 11, 12, 200])
+def test_truncated(form, tmp_path, kept):
+    path, start = damaged(tmp_path, lambda content, start: content[: start + kept])
+    with user_error("data.damaged", path) as caught:
+        read(path)
+    assert f"record 12 (byte {start})" in str(caught.value)
+    reader = ExampleReader(path, skip_bad=True)
+    assert sum(len(part.rows) for part in reader) == 12
+    assert len(reader.bad) == 1
+
+
+def test_a_length_beyond_the_file(form, tmp_path):
+    header = struct.pack("<Q", 1 << 50)
+    (tmp_path / "file").write_bytes(header + plain.masked_crc32c(header) + bytes(100))
+    with user_error("data.damaged", tmp_path / "file"):
+        read(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "code_skipping"),
+    [
+        (b"", "data.empty", "data.empty"),
+        (b"One sentence a line.\nAnother sentence.\n", "data.format", "data.format"),
+        (b"short", "data.damaged", "data.empty"),
+        (gzip.compress(ASSET.read_bytes()), "data.encoding", "data.encoding"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(100), "data.damaged", "data.damaged"),
+    ],
+    ids=["empty", "text", "short", "gzip", "HDF5"],
+)
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_not_tfrecords(form, tmp_path, content, code, code_skipping, skip_bad):
+    (tmp_path / "file").write_bytes(content)
+    with user_error(code_skipping if skip_bad else code, tmp_path / "file"):
+        list(ExampleReader(tmp_path / "file", skip_bad=skip_bad))
+
+
+def test_missing_file_and_folder(tmp_path):
+    with user_error("file.unreadable", tmp_path / "absent"):
+        read(tmp_path / "absent")
+    with user_error("file.wrong-kind", tmp_path):
+        read(tmp_path)
+
+
+def test_find_files(tmp_path):
+    wanted = ["a.tfrecord", "b.tfrecords", "c.tfrecord-00000-of-00001", "eval_10k", "part-00000-of-00001"]
+    for name in [*wanted, "part-00000-of-00001.md5", ".part-1.tfrecord", "a.tfrecord.tmp", "notes.txt", "part-1.hdf5"]:
+        (tmp_path / name).touch()
+    (tmp_path / "part-folder").mkdir()
+    assert [path.name for path in find_files(tmp_path)] == wanted
+    assert find_files(tmp_path / "notes.txt") == [tmp_path / "notes.txt"]
+    with user_error("data.missing", tmp_path / "part-folder"):
+        find_files(tmp_path / "part-folder")
+
+
+def test_too_long_to_write(tmp_path):
+    rows = random_rows(20)
+    with user_error("data.too-long", tmp_path / "file"):
+        write_examples(tmp_path / "file", rows, 8, 5)
+    with user_error("data.too-long", tmp_path / "file"):
+        write_examples(tmp_path / "file", rows, 32, 1)
+    with user_error("file.unwritable", tmp_path / "absent/file"):
+        write_examples(tmp_path / "absent" / "file", rows, 32, 5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_compiler(tmp_path, monkeypatch):
+    def unavailable():
+        raise NativeUnavailable("no C compiler (gcc) on PATH")
+
+    monkeypatch.setattr(tfrecord_native, "library", unavailable)
+    tfrecord.codec.cache_clear()
+    try:
+        assert len(read(ASSET)) == 16
+        assert "slowly" in tfrecord.slowness()
+    finally:
+        tfrecord.codec.cache_clear()

@@ -1,0 +1,249 @@
+"""TFRecords as a store: any order, the kept index, and files that change."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from host_batches import numbers
+from mlbert.data.formats import tfrecord, tfrecord_plain, tfrecord_store
+from mlbert.data.formats.deals import contiguous
+from mlbert.data.formats.manifest import file_sha256
+from mlbert.data.formats.open import open_store
+from mlbert.data.formats.ragged import DTYPES, Ragged
+from mlbert.data.formats.tfrecord import Widths, write_examples
+from mlbert.data.formats.tfrecord_store import TFRecordStore, accepts, describe
+from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
+from mlbert.data.loading.packed import PackedSource
+from mlbert.data.prepare.tfrecords import tfrecords_to_hdf5
+from mlbert.data.prepare.verify import verify
+from random_set import random_rows
+from tfrecord_examples import records_of, write_list
+from user_errors import user_error
+
+COUNTS = (30, 1, 69)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tfrecord.codec()  # compiled before: its library lies in the cache, too
+    return tmp_path / "cache" / "mlbert" / "tfrecord"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """100 sequences in three files, and a file that is no TFRecord."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    rows, first = random_rows(sum(COUNTS)), 0
+    for number, count in enumerate(COUNTS):
+        write_examples(folder / f"part-{number:05d}-of-00003", rows.slice(first, first + count), 32, 5)
+        first += count
+    (folder / "part-00000-of-00003.md5").write_text("checksum")
+    return folder
+
+
+def assert_same(found: Ragged, expected: Ragged) -> None:
+    for name in DTYPES:
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+
+
+@pytest.mark.parametrize("form", ["plain", "compiled"])
+def test_gathers_in_any_order(folder, monkeypatch, form):
+    if form == "plain":
+        monkeypatch.setattr(tfrecord, "codec", lambda: tfrecord_plain)
+        monkeypatch.setattr(tfrecord_store, "codec", lambda: tfrecord_plain)
+    store, rows = TFRecordStore(folder), random_rows(100)
+    assert len(store) == 100
+    assert store.lengths.dtype == np.int32
+    np.testing.assert_array_equal(store.lengths, rows.lengths)
+    monkeypatch.setattr(tfrecord_store, "_GATHERED", 16)
+    for chosen in ([], [99], [30, 30, 29], np.random.default_rng(0).permutation(100)):
+        assert_same(store.gather(np.asarray(chosen, np.int64)), rows.take(np.asarray(chosen, np.int64)))
+
+
+def test_index_is_kept_and_follows_the_files(folder, cache, monkeypatch):
+    TFRecordStore(folder)
+    (kept,) = cache.iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(tfrecord_store, "build_index", lambda paths: pytest.fail("the index was there"))
+        assert len(TFRecordStore(folder)) == 100
+    write_examples(folder / "part-00001-of-00003", random_rows(2), 32, 5)
+    assert len(TFRecordStore(folder)) == 101
+    assert len(list(cache.iterdir())) == 1
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "missing", "other"])
+def test_damaged_index_is_made_again(folder, cache, damage):
+    TFRecordStore(folder)
+    (kept,) = cache.iterdir()
+    starts = kept / "starts.npy"
+    if damage == "truncated":
+        os.truncate(starts, starts.stat().st_size - 8)
+    elif damage == "empty":
+        os.truncate(starts, 0)
+    elif damage == "missing":
+        starts.unlink()
+    else:
+        starts.unlink()
+        np.save(starts, np.zeros(3, np.int64))
+    assert_same(TFRecordStore(folder).gather(np.arange(100)), random_rows(100))
+    assert len(np.load(starts)) == 100
+
+
+@pytest.mark.parametrize("name", ["starts", "sizes", "lengths"])
+def test_wrong_index_is_noticed(folder, cache, name):
+    TFRecordStore(folder)
+    (kept,) = cache.iterdir()
+    values = np.load(kept / f"{name}.npy")
+    values[40] = 1 << 14
+    (kept / f"{name}.npy").unlink()
+    np.save(kept / f"{name}.npy", values)
+    with user_error("data.damaged", folder / "part-00002-of-00003"):
+        TFRecordStore(folder).gather(np.arange(100))
+
+
+def test_cache_that_cannot_be_written(folder, cache):
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    cache.write_text("a file where the folder should be")
+    assert len(TFRecordStore(folder)) == 100
+
+
+def test_record_that_changed_after_opening(folder):
+    store = TFRecordStore(folder)
+    path = folder / "part-00002-of-00003"
+    content = bytearray(path.read_bytes())
+    start = int(tfrecord_plain.scan(np.frombuffer(bytes(content), np.uint8), 5).starts[4])
+    with path.open("r+b") as file:
+        file.seek(start + 50)
+        file.write(bytes([content[start + 50] ^ 1]))
+    assert len(store.gather(np.array([34, 36]))) == 2
+    with user_error("data.damaged", path):
+        store.gather(np.array([36, 35]))
+
+
+def test_bad_files(folder):
+    path = folder / "part-00001-of-00003"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    with user_error("data.damaged", path):
+        TFRecordStore(folder)
+    write_examples(path, random_rows(3), 40, 5)
+    with user_error("data.mixed", path):
+        TFRecordStore(folder)
+
+
+@pytest.mark.parametrize("widths", [(32, 5), (600, 90)])
+def test_limits_are_those_of_the_records(tmp_path, widths):
+    (tmp_path / "set").mkdir()
+    rows = random_rows(3)
+    write_examples(tmp_path / "set" / "part-0", rows, *widths)
+    store = open_store(tmp_path / "set")
+    assert (store.info.max_seq_length, store.info.max_predictions) == widths
+    assert_same(store.gather(np.arange(3)), rows)
+
+
+def test_describe_looks_at_the_first_record_alone(folder):
+    before = describe(folder)
+    assert (before.kind, before.max_seq_length, before.max_predictions) == ("tfrecord", 32, 5)
+    assert before == TFRecordStore(folder).info
+    path = folder / "part-00000-of-00003"
+    content = path.read_bytes()
+    second = int(tfrecord_plain.scan(np.frombuffer(content, np.uint8), 1).starts[1])
+    path.write_bytes(content[:second] + bytes(len(content) - second))
+    (folder / "part-00001-of-00003").write_bytes(bytes((folder / "part-00001-of-00003").stat().st_size))
+    assert describe(folder) == before
+    path.write_bytes(content[:-1])
+    assert describe(folder).identity != before.identity
+
+
+def test_files_that_do_not_belong_to_the_set(folder):
+    write_list(folder, ["part-00000-of-00003"])
+    with user_error("data.mixed", folder / "part-00001-of-00003"):
+        describe(folder)
+    (folder / "instances.json").unlink()
+    (folder / "part-00003-of-00003").touch()
+    with user_error("data.mixed", folder / "part-00003-of-00003"):
+        describe(folder)
+
+
+def test_missing_files(folder):
+    (folder / "part-00001-of-00003").unlink()
+    with user_error("data.incomplete", folder):
+        describe(folder)
+    write_list(folder, [f"part-{number:05d}-of-00003" for number in (0, 2)])
+    assert len(TFRecordStore(folder)) == 99
+    (folder / "part-00002-of-00003").unlink()
+    with user_error("data.incomplete", folder):
+        TFRecordStore(folder)
+
+
+def test_a_folder_of_text_is_not_taken_for_tfrecords(tmp_path):
+    (tmp_path / "part-00000-of-00001").write_text("One sentence a line.\nTwo \u00e9.\n\nAnother document.\n")
+    with user_error("data.format", tmp_path / "part-00000-of-00001"):
+        open_store(tmp_path)
+    with user_error("data.format", tmp_path / "part-00000-of-00001"):
+        describe(tmp_path)
+
+
+def test_recognised_among_other_data(folder, tmp_path):
+    assert accepts(folder)
+    other = tmp_path / "other"
+    other.mkdir()
+    assert not accepts(other)
+    (other / "part_00000_of_00002").touch()
+    (other / "part-00000-of-00002").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
+    assert not accepts(other)
+    assert isinstance(open_store(folder), TFRecordStore)
+
+
+def test_trains_from_the_files_as_they_are(folder):
+    source = PackedSource(folder, packs_per_step=2, max_sequences_per_pack=3, seed=3, deal=contiguous)
+    source.open()
+    seen = [n for step in range(source.steps_per_epoch) for batch in source.batches_of(step) for n in numbers(batch)]
+    assert len(seen) == len(set(seen)) > 50
+
+
+@pytest.mark.parametrize("damage", ["cut", "dropped", "doubled", "exchanged"])
+def test_records_that_the_list_does_not_know(folder, tmp_path, damage):
+    names = [f"part-{number:05d}-of-00003" for number in range(3)]
+    write_list(folder, names)
+    vocab = tmp_path / "vocab.txt"
+    info, path = describe(folder), folder / names[0]
+    assert (info.num_sequences, info.vocab_size, info.vocabulary_sha256) == (len(TFRecordStore(folder)), 500, "a" * 64)
+    records = records_of(path)
+    kept = {"cut": records[:-7], "dropped": records[:3] + records[4:], "doubled": [*records, records[5]]}
+    path.write_bytes(b"".join(kept.get(damage, records_of(folder / names[2])[: len(records)])))
+    with user_error("data.incomplete", path):
+        TFRecordStore(folder)
+    with user_error("data.incomplete", path):
+        tfrecord_store.outline(folder, Widths(32, 5))  # what training looks at before it starts
+    (report,) = verify([folder])
+    assert report.problems
+    assert damage == "exchanged" or "some are missing, or there twice" in report.problems[-1]
+    vocab.write_text("\n".join([*SPECIAL_TOKENS, *map(str, range(495))]))
+    with user_error("vocabulary.mismatch", vocab):
+        tfrecords_to_hdf5([folder], vocab, tmp_path / "out")
+    write_list_of_vocabulary(folder, vocab)
+    with user_error("data.incomplete", path):
+        tfrecords_to_hdf5([path], vocab, tmp_path / "out")
+
+
+def write_list_of_vocabulary(folder, vocab) -> None:
+    """Name another vocabulary in the list."""
+    text = (folder / "instances.json").read_text()
+    (folder / "instances.json").write_text(text.replace("a" * 64, file_sha256(vocab)))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b'{"files": [{"file": "part-00000-of-00003"}]}'])
+def test_a_broken_list(folder, content):
+    (folder / "instances.json").write_bytes(content)
+    for use in (describe, TFRecordStore, lambda folder: verify([folder])):
+        with user_error("file.json", folder / "instances.json"):
+            use(folder)

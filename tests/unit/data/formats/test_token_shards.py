@@ -1,0 +1,288 @@
+"""Tokenised shards: equal to each text tokenised, kept, checked, shared; and sets that cannot be kept or read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlbert.data.formats import token_shards as module
+from mlbert.data.formats.mds_write import MdsWriter
+from mlbert.data.formats.token_shards import TokenShards, open_texts
+from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
+from text_sets import random_texts, write_texts
+from user_errors import user_error
+
+TOKENIZER = load_tokenizer("bert-base-uncased")
+TEXTS = random_texts(80)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = write_texts(tmp_path / "set", TEXTS)
+    assert len(list(folder.glob("shard*"))) > 2
+    return folder
+
+
+def opened(folder: Path, remote: Path | None = None, tokenizer=TOKENIZER) -> TokenShards:
+    return TokenShards(open_texts(folder, remote and str(remote)), tokenizer, folder)
+
+
+def all_tokens(shards: TokenShards) -> list[list[int]]:
+    found = []
+    for number, size in enumerate(np.diff(shards.first).tolist()):
+        shard = shards.shard(number)
+        found += [shard.text(place).tolist() for place in range(size)]
+    return found
+
+
+def kept(folder: Path) -> list[Path]:
+    return sorted(folder.glob("tokens-*/*.ids"))
+
+
+EXPECTED = [TOKENIZER.encode(text) for text in TEXTS]
+
+
+def test_equal_to_each_text_tokenised(folder):
+    shards = opened(folder)
+    assert shards.ready(0) is None
+    assert all_tokens(shards) == EXPECTED
+    assert len(kept(folder)) == len(shards.first) - 1
+    again = opened(folder)
+    assert again.ready(0) is not None
+    assert all_tokens(again) == EXPECTED
+    texts = [5, 3, 5, 79, 0]
+    assert [tokens.tolist() for tokens in opened(folder).loose(texts)] == [EXPECTED[text] for text in texts]
+
+
+def test_kept_tokens_are_read_without_the_shards(folder):
+    all_tokens(opened(folder))
+    for shard in folder.glob("shard*"):
+        shard.unlink()
+    assert all_tokens(opened(folder)) == EXPECTED
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "head", "longer"])
+def test_damaged_tokens_are_made_again(folder, damage):
+    all_tokens(opened(folder))
+    path = kept(folder)[1]
+    good = path.read_bytes()
+    bad = {
+        "cut": good[:-2],
+        "changed": good[:-3] + bytes([good[-3] ^ 1]) + good[-2:],
+        "empty": b"",
+        "head": good[:45] + b"\xff" + good[46:],
+        "longer": good + b"\0\0",
+    }[damage]
+    path.write_bytes(bad)
+    shards = opened(folder)
+    assert shards.ready(1) is None
+    assert all_tokens(shards) == EXPECTED
+    assert path.read_bytes() == good
+
+
+def test_another_vocabulary_is_kept_apart(folder, tmp_path):
+    all_tokens(opened(folder))
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join([*SPECIAL_TOKENS, "the", "river", "[unused]"]) + "\n")
+    other = load_tokenizer(vocabulary)
+    shards = opened(folder, tokenizer=other)
+    assert shards.ready(0) is None
+    assert all_tokens(shards) == [other.encode(text) for text in TEXTS]
+    assert all_tokens(opened(folder)) == EXPECTED
+
+
+def test_another_set_in_the_folder_is_noticed(folder):
+    all_tokens(opened(folder))
+    for path in [*folder.glob("shard*"), folder / "index.json"]:
+        path.unlink()
+    texts = [text.upper() + " river" for text in TEXTS]
+    write_texts(folder, texts)
+    assert all_tokens(opened(folder)) == [TOKENIZER.encode(text) for text in texts]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_cannot_be_written(folder):
+    folder.chmod(0o500)
+    try:
+        assert all_tokens(opened(folder)) == EXPECTED
+    finally:
+        folder.chmod(0o700)
+    assert not kept(folder)
+
+
+def test_a_file_where_the_folder_should_be(folder):
+    shards = opened(folder)
+    shards.folder.write_text("in the way")
+    assert all_tokens(shards) == EXPECTED
+
+
+def test_memory_of_shards_that_cannot_be_kept_is_limited(folder, monkeypatch):
+    shards = opened(folder)
+    shards.folder.write_text("in the way")
+    size = shards.shard(0).tokens.nbytes
+    monkeypatch.setattr(module, "_MOST_MEMORY", 2 * size)
+    assert all_tokens(shards) == EXPECTED
+    assert sum(shards.ready(number) is not None for number in range(len(shards.first) - 1)) <= 3
+    assert all_tokens(shards) == EXPECTED
+
+
+def run(code: str, folder: Path, processes: int = 1) -> list[str]:
+    """What processes that run the code with this module's names print; ``folder`` is in sys.argv[1]."""
+    here = Path(__file__).resolve()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here.parents[3]), *sys.path])}
+    words = [sys.executable, "-c", f"import sys\nfrom test_token_shards import *\n{code}", str(folder)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen(words, env=environment, **pipes) for _ in range(processes)]
+    ended = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0] * processes, ended
+    return [output for output, _ in ended]
+
+
+def test_a_full_disk(folder):
+    code = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
+assert all_tokens(opened(Path(sys.argv[1]))) == EXPECTED
+"""
+    run(code, folder)
+    assert not kept(folder)
+
+
+def test_processes_share_the_work(folder):
+    code = """
+made, make = [], TokenShards._tokenised
+TokenShards._tokenised = lambda self, number: made.append(number) or make(self, number)
+assert all_tokens(opened(Path(sys.argv[1]))) == EXPECTED
+print(*made)
+"""
+    made = " ".join(run(code, folder, processes=3)).split()
+    assert sorted(map(int, made)) == list(range(len(list(folder.glob("shard*")))))
+
+
+def test_one_process_makes_a_shard_and_the_others_wait_or_go_on(folder):
+    shards = opened(folder)
+    with module._locked(shards._path(0), wait=True) as is_mine:
+        assert is_mine
+        assert not shards.prepare(0)
+        assert shards.prepare(1)
+        waiting = threading.Thread(target=shards.shard, args=(0,))
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        assert opened(folder).ready(0) is None
+    waiting.join(20)
+    assert not waiting.is_alive()
+    assert shards.prepare(0)
+
+
+def test_a_set_elsewhere_is_copied_once(folder, tmp_path):
+    cache = tmp_path / "cache"
+    assert all_tokens(opened(cache, folder)) == EXPECTED
+    assert len(list(cache.glob("shard*"))) == len(kept(cache)) == len(list(folder.glob("shard*")))
+    assert not kept(folder)
+    # The same folder twice is a set that lies here.
+    assert all_tokens(opened(folder, folder)) == EXPECTED
+
+
+def test_packed_shards_are_unpacked_beside(tmp_path):
+    pytest.importorskip("zstandard", reason="the streaming extra is not installed")
+    folder = write_texts(tmp_path / "set", TEXTS, compression="zstd")
+    assert all_tokens(opened(folder)) == EXPECTED
+
+
+def test_a_cut_shard_is_fetched_again_once_then_named(folder, tmp_path):
+    shard = folder / "shard.00001.mds"
+    content = shard.read_bytes()
+    cache = tmp_path / "cache"
+    all_tokens(opened(cache, folder))
+    shutil.rmtree(kept(cache)[0].parent)
+    (cache / shard.name).write_bytes(content[:-1])
+    assert all_tokens(opened(cache, folder)) == EXPECTED
+    shutil.rmtree(cache)
+    shard.write_bytes(content[:-1])
+    with user_error("data.damaged", shard):
+        all_tokens(opened(cache, folder))
+    assert not (cache / shard.name).exists()
+
+
+def test_an_index_without_its_shard(folder):
+    (folder / "shard.00001.mds").unlink()
+    with user_error("file.unreadable", folder / "shard.00001.mds"):
+        all_tokens(opened(folder))
+
+
+def token_set(folder: Path, samples: list[bytes]) -> Path:
+    with MdsWriter(folder, {"tokens": "bytes"}) as writer:
+        for sample in samples:
+            writer.write({"tokens": sample})
+    return folder
+
+
+def test_a_set_of_tokens(tmp_path):
+    samples = [np.arange(first, first + 5) for first in (0, 30_000, 7)]
+    shards = opened(token_set(tmp_path / "set", [sample.astype("<i8").tobytes() for sample in samples]))
+    assert not shards.is_text
+    assert all_tokens(shards) == [sample.tolist() for sample in samples]
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [np.array([1, 30_522], "<i8").tobytes(), np.array([-1], "<i8").tobytes(), b"1234567", b""],
+    ids=["above the vocabulary", "negative", "7 bytes", "empty"],
+)
+def test_wrong_tokens(tmp_path, sample):
+    shards = opened(token_set(tmp_path / "set", [bytes(8), sample]))
+    with user_error("data.damaged", "shard.00000.mds") as caught:
+        shards.shard(0)
+    assert "sample 1 " in str(caught.value)
+
+
+def test_a_set_without_texts(tmp_path):
+    with MdsWriter(tmp_path, {"image": "bytes", "label": "int"}) as writer:
+        writer.write({"image": b"", "label": 3})
+    with user_error("data.columns", tmp_path):
+        open_texts(tmp_path, None)
+
+
+HARD = ["", "a\nb\r\nc", "naïve “quoted” 東京", "x" * 5000, "\n", "! !", "\x00\x0b"]
+
+
+def test_a_shard_at_once_equals_its_texts_one_by_one(tmp_path):
+    shards = opened(write_texts(tmp_path / "set", HARD * 3, size_limit=10_000))
+    for number in range(len(shards.first) - 1):
+        fast = shards._at_once(number)
+        slow = shards._encode(range(shards.first[number], shards.first[number + 1]))
+        assert fast is not None
+        assert (fast.tokens == slow.tokens).all()
+        assert (fast.offsets == slow.offsets).all()
+
+
+@pytest.mark.parametrize("damage", ["text", "size"])
+def test_a_damaged_text_is_named(tmp_path, damage):
+    folder = tmp_path / "set"
+    with MdsWriter(folder, {"text": "str"}) as writer:  # no checksums
+        for text in ("one", "two “quoted”", "three"):
+            writer.write({"text": text})
+    path = folder / "shard.00000.mds"
+    content = path.read_bytes()
+    old, new = {"text": ("“".encode(), b"\xff\xfe\xfd"), "size": (b"\x03\0\0\0one", b"\x02\0\0\0one")}[damage]
+    assert content.count(old) == 1
+    path.write_bytes(content.replace(old, new))
+    with user_error("data.damaged", path):
+        opened(folder).shard(0)
+
+
+def test_a_text_among_other_columns(tmp_path):
+    with MdsWriter(tmp_path / "set", {"text": "str", "url": "str", "number": "int"}) as writer:
+        for number, text in enumerate(TEXTS):
+            writer.write({"text": text, "url": "u", "number": number})
+    assert all_tokens(opened(tmp_path / "set")) == EXPECTED

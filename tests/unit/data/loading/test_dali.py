@@ -1,0 +1,111 @@
+"""DALI's reader against ours: the same sequences and the same batches."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from host_batches import assert_same
+from mlbert.data.formats import tfrecord
+from mlbert.data.formats.deals import contiguous
+from mlbert.data.formats.ragged import DTYPES
+from mlbert.data.formats.tfrecord import write_examples
+from mlbert.data.formats.tfrecord_plain import NAMES
+from mlbert.data.loading import dali
+from mlbert.data.loading.packed import PackedSource
+from mlbert.data.prepare.instances import padded_feature
+from random_set import random_rows
+from user_errors import user_error
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """120 sequences in two files; the index is kept beside the test."""
+    tfrecord.codec()  # compiled before: its library lies in the cache, too
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "set"
+    folder.mkdir()
+    rows = random_rows(120)
+    write_examples(folder / "part-00000-of-00002", rows.slice(0, 50), 32, 5)
+    write_examples(folder / "part-00001-of-00002", rows.slice(50, 120), 32, 5)
+    return folder
+
+
+@pytest.fixture
+def with_dali() -> None:
+    pytest.importorskip("nvidia.dali", reason="DALI is not installed (the nvidia-dali extra)")
+
+
+@pytest.mark.usefixtures("with_dali")
+def test_gathers_in_any_order(folder, monkeypatch):
+    monkeypatch.setattr(dali, "_BATCH", 16)
+    store, rows = dali.DaliStore(folder), random_rows(120)
+    for chosen in ([], [119], [50, 50, 49], np.random.default_rng(0).permutation(120)):
+        chosen = np.asarray(chosen, np.int64)
+        found, expected = store.gather(chosen), rows.take(chosen)
+        for name, dtype in DTYPES.items():
+            assert getattr(found, name).dtype == dtype
+            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+
+
+@pytest.mark.usefixtures("with_dali")
+def test_gives_the_same_batches(folder):
+    options = {"packs_per_step": 2, "max_sequences_per_pack": 3, "seed": 3, "rank": 1, "world_size": 2}
+    options["deal"] = contiguous
+    plain, other = PackedSource(folder, **options), dali.DaliSource(folder, **options)
+    plain.open()
+    other.open()
+    other.load_state_dict({**plain.state_dict(), "step": 4})
+    for expected, found in zip(plain.batches_of(4), other.next_step(), strict=True):
+        assert_same(found.to("cpu"), expected.to("cpu"))
+    other.close()
+
+
+@pytest.mark.usefixtures("with_dali")
+def test_record_that_changed_after_opening(folder):
+    store = dali.DaliStore(folder)
+    write_examples(folder / "part-00001-of-00002", random_rows(120, seed=5).slice(0, 70), 32, 5)
+    with user_error("data.damaged", folder, wording=False):
+        store.gather(np.arange(120))
+
+
+def test_without_dali(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvidia.dali.fn", None)
+    with user_error("package.missing", "nvidia-dali"):
+        dali.DaliStore(folder)
+
+
+def padded() -> dict[str, np.ndarray]:
+    lists = {name: padded_feature(random_rows(20), name, 32, 5) for name in NAMES}
+    return {name: values.astype(np.float32 if "weights" in name else np.int64) for name, values in lists.items()}
+
+
+def test_removes_padding():
+    found, expected = dali._without_padding(padded()), random_rows(20)
+    assert found is not None
+    for name, dtype in DTYPES.items():
+        assert getattr(found, name).dtype == dtype
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("input_mask", 2),
+        ("input_mask", 0),
+        ("segment_ids", 3),
+        ("input_ids", 65_536),
+        ("input_ids", -1),
+        ("masked_lm_ids", 65_536),
+        ("masked_lm_positions", 32),
+        ("masked_lm_positions", -1),
+        ("next_sentence_labels", 2),
+    ],
+)
+def test_values_that_are_not_allowed(name, value):
+    lists = padded()
+    lists[name][7, 0] = value
+    assert dali._without_padding(lists) is None

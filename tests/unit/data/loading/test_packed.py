@@ -1,0 +1,270 @@
+"""The training source: every sequence once an epoch, the same step whatever the ranks, exact resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from host_batches import numbers, same
+from mlbert.data.formats import open as module
+from mlbert.data.formats import prepared
+from mlbert.data.formats.deals import contiguous
+from mlbert.data.formats.packing import pack_lengths
+from mlbert.data.formats.prepared import ShardSet
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.packed import PackedSource
+from mlbert.data.prepare.shuffle import Packing, shuffle_set
+from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE, random_rows
+from user_errors import user_error
+
+COUNT = 300
+SETTINGS = {"packs_per_step": 12, "max_sequences_per_pack": 3, "seed": 3, "deal": contiguous}
+
+
+def opened(folder, **options) -> PackedSource:
+    source = PackedSource(folder, **{**SETTINGS, **options})
+    source.open()
+    return source
+
+
+def epoch(source: PackedSource) -> list[list[HostBatch]]:
+    steps = [source.next_step() for _ in range(source.steps_per_epoch)]
+    source.close()
+    return steps
+
+
+def equal(a: HostBatch, b: HostBatch) -> bool:
+    return same(a.to("cpu"), b.to("cpu")) == ""
+
+
+@pytest.fixture
+def folder(make_set):
+    return make_set(COUNT)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_every_sequence_once_an_epoch(folder, world_size, accumulation):
+    per_rank = 12 // world_size
+    seen, steps = [], None
+    for rank in range(world_size):
+        source = opened(folder, packs_per_step=per_rank, accumulation=accumulation, rank=rank, world_size=world_size)
+        for step in epoch(source):
+            assert len(step) == accumulation
+            seen += [number for batch in step for number in numbers(batch)]
+        steps = source.steps_per_epoch
+    rows = ShardSet.open(folder)
+    packs = pack_lengths(rows.lengths, MAX_SEQ_LENGTH, 3, 3)
+    assert len(seen) == len(set(seen))
+    assert steps == packs.num_packs // 12
+    if packs.num_packs % 12 == 0:
+        assert sorted(seen) == list(range(COUNT))
+    assert len(seen) >= COUNT - 3 * (packs.num_packs % 12)
+
+
+def test_nothing_left_out_when_steps_divide_packs(folder):
+    source = opened(folder, packs_per_step=1)
+    assert sorted(n for step in epoch(source) for batch in step for n in numbers(batch)) == list(range(COUNT))
+
+
+def rows_of(given: HostBatch) -> dict[int, tuple[int, int, int, int, int]]:
+    """dropout row -> (token, segment, position, label or -1, sequence length): all there is to know of a token."""
+    batch = given.to("cpu")
+    labels = torch.full_like(batch.input_ids, -1)
+    labels[batch.masked_positions] = batch.masked_labels
+    length = torch.diff(batch.cu_seqlens).repeat_interleave(torch.diff(batch.cu_seqlens))
+    columns = (batch.input_ids, batch.segment_ids, batch.position_ids, labels, length)
+    return dict(zip(batch.dropout_rows.tolist(), zip(*(c.tolist() for c in columns), strict=True), strict=True))
+
+
+@pytest.mark.parametrize(("world_size", "accumulation"), [(1, 4), (2, 1), (2, 3), (4, 1), (4, 3)])
+def test_union_over_ranks_and_micro_batches_is_the_plain_step(folder, world_size, accumulation):
+    plain = [rows_of(step[0]) for step in epoch(opened(folder))]
+    ranks = [
+        epoch(
+            opened(folder, packs_per_step=12 // world_size, accumulation=accumulation, rank=rank, world_size=world_size)
+        )
+        for rank in range(world_size)
+    ]
+    for number, whole in enumerate(plain):
+        parts = [rows_of(batch) for rank in ranks for batch in rank[number]]
+        assert sum(map(len, parts)) == len(whole)
+        assert {key: value for part in parts for key, value in part.items()} == whole
+
+
+def test_ranks_in_order_are_the_plain_step(folder):
+    plain = opened(folder).batches_of(1)[0].to("cpu")
+    parts = [opened(folder, packs_per_step=3, rank=rank, world_size=4).batches_of(1)[0] for rank in range(4)]
+    parts = [part.to("cpu") for part in parts]
+    assert torch.equal(torch.cat([part.input_ids for part in parts]), plain.input_ids)
+    assert torch.equal(torch.cat([part.dropout_rows for part in parts]), plain.dropout_rows)
+
+
+@given(stop=st.integers(0, 40))
+@settings(max_examples=12)
+def test_resume_is_exact_at_any_step(folder, stop):
+    straight, stopped, resumed = (opened(folder, accumulation=2) for _ in range(3))
+    for _ in range(stop):
+        straight.next_step()
+        stopped.next_step()
+    state = json.loads(json.dumps(stopped.state_dict()))
+    resumed.load_state_dict(state)
+    for _ in range(3):
+        for a, b in zip(straight.next_step(), resumed.next_step(), strict=True):
+            assert equal(a, b)
+    assert resumed.state_dict() == straight.state_dict()
+    for source in (straight, stopped, resumed):
+        source.close()
+
+
+def test_resume_on_more_ranks_continues_the_same_order(folder):
+    one = opened(folder)
+    for _ in range(5):
+        one.next_step()
+    ranks = [opened(folder, packs_per_step=6, rank=rank, world_size=2) for rank in range(2)]
+    for source in ranks:
+        source.load_state_dict(one.state_dict())
+    expected = numbers(one.next_step()[0])
+    assert [n for source in ranks for n in numbers(source.next_step()[0])] == expected
+    for source in (one, *ranks):
+        source.close()
+
+
+def test_epochs_and_seeds_differ(folder):
+    source = opened(folder)
+    first, second = source.batches_of(0)[0], source.batches_of(source.steps_per_epoch)[0]
+    assert numbers(first) != numbers(second)
+    assert numbers(first) != numbers(opened(folder, seed=4).batches_of(0)[0])
+    assert equal(first, opened(folder).batches_of(0)[0])
+
+
+@pytest.mark.parametrize("change", [{"seed": 9}, {"packs_per_step": 6}, {"max_tokens": 64}])
+def test_a_position_of_other_settings_is_refused(folder, change):
+    state = opened(folder).state_dict()
+    with user_error("run.other-settings", folder):
+        opened(folder, **change).load_state_dict(state)
+
+
+def test_a_position_of_other_data_is_refused(folder, make_set):
+    state = opened(folder).state_dict()
+    with user_error("run.other-settings", "other"):
+        opened(make_set(COUNT, name="other", seed=1)).load_state_dict(state)
+
+
+def test_packs_keep_their_limits(folder):
+    for max_tokens, most in ((32, 3), (64, 2), (128, 8)):
+        source = opened(folder, packs_per_step=4, max_tokens=max_tokens, max_sequences_per_pack=most)
+        for step in epoch(source):
+            batch = step[0].to("cpu")
+            packs = batch.dropout_rows // max_tokens
+            assert packs.unique().tolist() == [0, 1, 2, 3]
+            assert batch.dropout_rows.unique().numel() == batch.num_tokens
+            assert packs[batch.cu_seqlens[:-1].long()].bincount().max() <= most
+            assert batch.max_seqlen == int(torch.diff(batch.cu_seqlens).max())
+
+
+def test_a_batch_by_hand():
+    rows = dataclasses.replace(random_rows(3, seed=5), labels=np.asarray([0.5, -2, 1], np.float32))
+    batch = HostBatch.of(rows, np.asarray([2, 1]), np.asarray([7, 9]), 100).to("cpu")
+    length = int(rows.offsets[2])
+    assert batch.dropout_rows[:length].tolist() == list(range(700, 700 + length))
+    assert batch.dropout_rows[length:].tolist() == list(range(900, 900 + batch.num_tokens - length))
+    assert batch.input_ids.tolist() == rows.tokens.tolist()
+    assert batch.labels.tolist() == [0.5, -2, 1]
+
+
+def test_only_the_manifest_is_read_before_open(folder):
+    for path in folder.glob("*.h5"):
+        path.unlink()
+    source = PackedSource(folder, **SETTINGS)
+    assert (source.info.num_sequences, source.vocab_size) == (COUNT, VOCAB_SIZE)
+    with user_error("data.incomplete", folder / "shard-00000-of-00003.h5"):
+        source.open()
+
+
+def test_settings_that_cannot_work(folder):
+    with user_error("config.conflict", "GRADIENT_STEPS"):
+        PackedSource(folder, **{**SETTINGS, "accumulation": 5})
+    with user_error("data.too-small", folder):
+        opened(folder, packs_per_step=4000)
+    with user_error("data.too-long", folder):
+        PackedSource(folder, **SETTINGS, max_tokens=16)
+
+
+def test_an_error_in_the_background_reaches_the_caller(folder, monkeypatch):
+    source = opened(folder)
+    monkeypatch.setattr(ShardSet, "gather", lambda *_: (_ for _ in ()).throw(OSError("disk gone")))
+    with pytest.raises(OSError, match="disk gone"):
+        source.next_step()
+    source.close()
+
+
+@pytest.fixture
+def stored_packs(folder, tmp_path):
+    shuffle_set(folder, tmp_path / "packs", num_shards=4, packing=Packing(40, 3))
+    return tmp_path / "packs"
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_stored_packs_are_taken_as_they_are(stored_packs, monkeypatch, in_memory):
+    monkeypatch.setattr(module, "IN_MEMORY_BYTES", (4 << 30) * in_memory)
+    store = ShardSet.open(stored_packs)
+    packs = set()
+    for shard in range(4):
+        rows, offsets = store.shard(shard).rows, store.shard(shard).pack_offsets
+        packs |= {tuple(rows.tokens[rows.offsets[offsets[:-1]] + 1][[p]].tolist()) for p in range(len(offsets) - 1)}
+    source = opened(stored_packs, packs_per_step=1)
+    assert source.max_tokens == 40
+    assert source.steps_per_epoch == store.num_packs
+    seen, firsts = [], set()
+    for step in range(source.steps_per_epoch):
+        (batch,) = source.batches_of(step)
+        assert batch.num_tokens <= 40
+        assert batch.num_samples <= 3
+        seen += numbers(batch)
+        firsts.add((numbers(batch)[0],))
+    assert sorted(seen) == list(range(COUNT))
+    assert firsts == packs
+
+
+def test_memory_and_maps_give_the_same_batches(stored_packs, folder, monkeypatch):
+    for data, most in ((stored_packs, 3), (stored_packs, 1), (folder, 3), (folder, 1)):
+        plain = opened(data, max_sequences_per_pack=most)
+        monkeypatch.setattr(module, "IN_MEMORY_BYTES", 0)
+        mapped = opened(data, max_sequences_per_pack=most)
+        monkeypatch.undo()
+        for step in range(6):
+            assert equal(plain.batches_of(step)[0], mapped.batches_of(step)[0])
+
+
+def test_ranks_share_stored_packs_without_overlap(stored_packs):
+    seen = []
+    for rank in range(3):
+        source = opened(stored_packs, packs_per_step=2, rank=rank, world_size=3)
+        seen += [n for step in range(source.steps_per_epoch) for n in numbers(source.batches_of(step)[0])]
+    assert len(seen) == len(set(seen))
+    assert len(seen) >= COUNT - 3 * 5
+
+
+@pytest.mark.parametrize("data", ["folder", "stored_packs"])
+def test_single_sequences(data, request):
+    source = opened(request.getfixturevalue(data), packs_per_step=4, max_sequences_per_pack=1)
+    assert source.max_tokens == MAX_SEQ_LENGTH
+    assert source.steps_per_epoch == COUNT // 4
+    batches = [source.batches_of(step)[0] for step in range(source.steps_per_epoch)]
+    assert {batch.num_samples for batch in batches} == {4}
+    assert sorted(n for batch in batches for n in numbers(batch)) == list(range(COUNT))
+
+
+def test_a_large_set_is_opened_without_arrays_over_its_packs(stored_packs, monkeypatch):
+    monkeypatch.setattr(module, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(prepared, "VERIFY_BYTES", 0)
+    monkeypatch.setattr(ShardSet, "lengths", property(lambda _: pytest.fail("reads every length")))
+    source = opened(stored_packs, packs_per_step=1)
+    source.batches_of(0)

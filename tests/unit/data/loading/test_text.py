@@ -1,0 +1,353 @@
+"""Batches of texts: what is in them, the same on any number of ranks, exact resume, and sets that fail."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlbert.data.formats.mds_order import World, sample_order
+from mlbert.data.formats.mds_write import MdsWriter
+from mlbert.data.formats.token_shards import TokenShards
+from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
+from mlbert.data.loading import text_pieces
+from mlbert.data.loading.masking_rates import MaskingRate
+from mlbert.data.loading.text import TextEvalSet, TextSet, TextSource, describe_text
+from text_sets import Row, original, random_texts, rows, write_texts
+from user_errors import user_error
+
+TOKENIZER = load_tokenizer("bert-base-uncased")
+TEXTS = random_texts(90, most_words=40)
+LENGTH = 16
+GLOBAL = 8
+RATE = MaskingRate("linear", 0.4, 0.1, 50)
+MODES = ["split", "truncate"]
+MADE: list[TextSource] = []
+
+
+def close_all() -> None:
+    while MADE:
+        MADE.pop().close()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays():
+    yield
+    close_all()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_texts(tmp_path / "set", TEXTS)
+
+
+def text_set(folder: Path, mode: str, remote: Path | str | None = None, tokenizer=TOKENIZER, length=LENGTH) -> TextSet:
+    return TextSet(folder, remote and str(remote), tokenizer, length, mode)
+
+
+def make(folder: Path, mode: str, rank: int = 0, world_size: int = 1, **options) -> TextSource:
+    settings = {"shuffle": "py1s", "shuffle_seed": 4, "canonical_nodes": 2, "rate": RATE, "seed": 11, **options}
+    texts = text_set(folder, mode, settings.pop("remote", None), settings.pop("tokenizer", TOKENIZER))
+    per_rank = settings.pop("lanes", GLOBAL) // world_size
+    MADE.append(TextSource(texts, sequences_per_step=per_rank, rank=rank, world_size=world_size, **settings))
+    return MADE[-1]
+
+
+def opened(*arguments, **options) -> TextSource:
+    source = make(*arguments, **options)
+    source.open()
+    return source
+
+
+def steps(sources: list[TextSource], count: int) -> list[list[Row]]:
+    """The rows of each step over all ranks, by their dropout rows."""
+    found = []
+    for _ in range(count):
+        batches = [batch for source in sources for batch in source.next_step()]
+        found.append(sorted((row for batch in batches for row in rows(batch)), key=lambda row: row[3]))
+    return found
+
+
+def pieces_of(text: str, mode: str) -> list[tuple[int, ...]]:
+    ids = TOKENIZER.encode(text)
+    cut = [ids[first : first + LENGTH - 2] for first in range(0, len(ids), LENGTH - 2)]
+    cut = cut if mode == "split" else cut[:1] or [[]]
+    return [(101, *piece, 102) for piece in cut]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sequences_are_the_pieces_of_the_texts_in_turn(folder, mode):
+    sizes = [shard["samples"] for shard in json.loads((folder / "index.json").read_text())["shards"]]
+    found = steps([opened(folder, mode)], 40)
+    options = {"shuffle": "py1s", "canonical_nodes": 2, "seed": 4}
+    orders = [sample_order(np.array(sizes), World(batch_size=GLOBAL), epoch=epoch, **options) for epoch in range(8)]
+    for lane in range(GLOBAL):
+        texts = [TEXTS[text] for order in orders for text in order[0, 0, 0, :, lane].tolist() if text >= 0]
+        expected = itertools.chain.from_iterable(pieces_of(text, mode) for text in texts)
+        assert [original(step[lane]) for step in found] == [*itertools.islice(expected, 40)]
+        assert {step[lane][3] for step in found} == {lane * LENGTH}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_masks_follow_the_schedule_and_are_new_in_each_step(folder, mode):
+    source = opened(folder, mode, lanes=32, rate=MaskingRate("step", 0.6, 0.1, 100))
+    found = steps([source], 100)
+    source.close()
+    shares = [
+        sum(len(places) for step in part for _, places, _, _ in step)
+        / sum(len(ids) - 2 for step in part for ids, *_ in step)
+        for part in (found[:50], found[50:])
+    ]
+    assert shares == pytest.approx([0.6, 0.1], rel=0.1)
+    again: dict[tuple, set] = {}
+    for row in itertools.chain.from_iterable(found[:50]):
+        again.setdefault(original(row), set()).add(row[1])
+    assert any(len(masks) > 1 for masks in again.values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_any_number_of_ranks_has_the_same_steps(folder, mode, world_size):
+    expected = steps([opened(folder, mode)], 30)
+    ranks = [opened(folder, mode, rank, world_size, accumulation=2) for rank in range(world_size)]
+    assert steps(ranks, 30) == expected
+    for batches in (rank.next_step() for rank in ranks):
+        assert [batch.num_samples for batch in batches] == [GLOBAL // world_size // 2] * 2
+    assert len({rank.steps_per_epoch() for rank in ranks}) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_goes_on_with_other_ranks_in_the_middle_of_an_epoch(folder, mode):
+    expected = steps([opened(folder, mode)], 60)
+    found, state = [], None
+    for world_size in (2, 1, 4):
+        sources = [make(folder, mode, rank, world_size) for rank in range(world_size)]
+        for number, source in enumerate(sources):
+            if state and number % 2:  # before and after the set is opened
+                source.load_state_dict(state)
+            source.open()
+            if state and not number % 2:
+                source.load_state_dict(state)
+        found += steps(sources, 20)
+        states = [json.loads(json.dumps(source.state_dict())) for source in sources]
+        assert states == [states[0]] * world_size
+        state = states[0]
+        for source in sources:
+            source.close()
+    assert found == expected
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_any_step_can_be_asked_for(folder, mode):
+    source = opened(folder, mode)
+    expected = steps([source], 30)
+    for step in (29, 3, 0, 17):
+        assert (
+            sorted((row for batch in source.batches_of(step) for row in rows(batch)), key=lambda row: row[3])
+            == expected[step]
+        )
+
+
+def test_a_position_before_opening_is_the_one_that_was_loaded(folder):
+    source = opened(folder, "split")
+    steps([source], 7)
+    state = source.state_dict()
+    other = make(folder, "split")
+    assert other.state_dict()["step"] == 0
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"seed": 12}, "seed"),
+        ({"shuffle_seed": 5}, "order"),
+        ({"shuffle": None}, "order"),
+        ({"lanes": 4}, "global_sequences"),
+    ],
+)
+def test_a_position_of_another_run_is_refused(folder, changed, name):
+    state = opened(folder, "split").state_dict()
+    with user_error("run.other-settings", folder) as caught:
+        opened(folder, "split", **changed).load_state_dict(state)
+    assert f" {name} " in caught.value.problem
+
+
+def test_a_position_with_another_vocabulary_is_refused(folder, tmp_path):
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join([*SPECIAL_TOKENS, "river"]) + "\n")
+    state = opened(folder, "truncate", tokenizer=load_tokenizer(vocabulary)).state_dict()
+    with user_error("run.other-settings", folder):
+        opened(folder, "truncate").load_state_dict(state)
+
+
+def test_a_damaged_position_is_refused(folder):
+    source = opened(folder, "split")
+    state = {**source.state_dict(), "step": 3, "lanes": {"epoch": [0]}}
+    with user_error("checkpoint.damaged", folder):
+        source.load_state_dict(state)
+
+
+def test_steps_of_an_epoch(folder, tmp_path):
+    assert opened(folder, "truncate", canonical_nodes=1).steps_per_epoch() == len(TEXTS) // GLOBAL
+    assert not list(folder.glob("tokens-*"))  # nothing is read for it
+    pieces = sum(len(pieces_of(text, "split")) for text in TEXTS)
+    assert opened(folder, "split", canonical_nodes=1).steps_per_epoch() == pieces // GLOBAL
+
+
+def test_shards_are_tokenised_ahead(folder):
+    source = opened(folder, "truncate")
+    source.next_step()
+    deadline = time.monotonic() + 20
+    shards = len(list(folder.glob("shard*")))
+    while len(list(folder.glob("tokens-*/*.ids"))) < shards and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(list(folder.glob("tokens-*/*.ids"))) == shards
+    source.close()
+    assert "tokenise" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_rank_reads_the_shards_of_its_own_nodes(tmp_path):
+    """Where whole texts are read and the ranks divide the canonical nodes."""
+    folder = write_texts(tmp_path / "set", ["river"] * 1600, size_limit=3000)
+    shards = len(list(folder.glob("shard*")))
+    copies = [tmp_path / f"rank{rank}" for rank in range(4)]
+    for rank, copy in enumerate(copies):
+        source = opened(copy, "truncate", rank, 4, remote=folder, shuffle="py1s", canonical_nodes=4)
+        for _ in range(source.steps_per_epoch()):
+            source.next_step()
+        source.close()
+    numbers = [len(list(copy.glob("shard*.mds"))) for copy in copies]
+    assert max(numbers) <= shards / 4 + 3  # a shard may lie in two nodes; the next epoch is looked at
+
+
+def test_texts_are_read_when_their_shard_is_not_there(folder, monkeypatch):
+    expected = {mode: steps([opened(folder, mode)], 30) for mode in MODES}
+    close_all()
+    shutil.rmtree(next(folder.glob("tokens-*")))
+    monkeypatch.setattr(text_pieces.Ahead, "reach", lambda *_: None)
+    assert {mode: steps([opened(folder, mode)], 30) for mode in MODES} == expected
+    assert not list(folder.glob("tokens-*"))
+
+
+def test_a_slow_shard_does_not_hold_steps_up(folder, monkeypatch):
+    expected = steps([opened(folder, "truncate")], 30)
+    close_all()
+    shutil.rmtree(next(folder.glob("tokens-*")))
+    go_on = threading.Event()
+    make_it = TokenShards._tokenised
+
+    def slow(self, number):
+        go_on.wait(30)
+        return make_it(self, number)
+
+    monkeypatch.setattr(TokenShards, "_tokenised", slow)
+    source = opened(folder, "truncate")
+    assert steps([source], 30) == expected
+    go_on.set()
+    source.close()
+
+
+def test_sets_of_tokens_are_taken_as_they_are(tmp_path):
+    samples = [list(range(1000 + 40 * number, 1040 + 40 * number)) for number in range(12)]
+    with MdsWriter(tmp_path / "set", {"tokens": "bytes"}) as writer:
+        for sample in samples:
+            writer.write({"tokens": np.array([101, *sample, 102], "<i8").tobytes()})
+    rate = MaskingRate("constant", 0.0, 0.0, 1)
+    found = steps([opened(tmp_path / "set", "split", shuffle=None, lanes=4, canonical_nodes=1, rate=rate)], 3)
+    for lane in range(4):
+        joined = [number for step in found for number in step[lane][0]]
+        assert joined == [101, *samples[lane], 102]
+    whole = steps([opened(tmp_path / "set", "truncate", shuffle=None, lanes=4, canonical_nodes=1, rate=rate)], 1)[0]
+    assert [row[0] for row in whole] == [(101, *samples[lane][:15]) for lane in range(4)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("num_examples", "batch_size"), [(None, 7), (20, 4), (1, 64)])
+def test_evaluation_has_every_sequence_once(folder, mode, num_examples, batch_size):
+    everything = [piece for text in TEXTS for piece in pieces_of(text, mode)]
+    for world_size in (1, 3):
+        found, masks = [], {}
+        for rank in range(world_size):
+            samples = TextEvalSet(
+                text_set(folder, mode), num_examples, batch_size, rate=0.2, seed=1, rank=rank, world_size=world_size
+            )
+            samples.open()
+            assert samples.num_examples == (num_examples or len(everything))
+            batches = [rows(batch) for batch in samples]
+            assert [rows(batch) for batch in samples] == batches
+            assert all(len(batch) <= batch_size for batch in batches)
+            mine = [row for batch in batches for row in batch]
+            found += [original(row) for row in mine]
+            masks |= {row[3]: row for row in mine}
+        assert found == everything[:num_examples]
+        if world_size == 1:
+            alone = masks
+    assert masks == alone
+
+
+def test_evaluation_that_its_vocabulary_does_not_know_is_refused(folder, tmp_path):
+    others = tmp_path / "vocab.txt"
+    others.write_text("\n".join([*SPECIAL_TOKENS, "1", "2"]) + "\n")
+    with user_error("vocabulary.other-language", folder):
+        TextEvalSet(text_set(folder, "split", tokenizer=load_tokenizer(others)), None, 8, rate=0.2, seed=1).open()
+
+
+def test_evaluation_keeps_the_shards_that_it_needs_most_of(folder):
+    for count, kept in ((1, 0), (len(TEXTS), len(list(folder.glob("shard*"))))):
+        TextEvalSet(text_set(folder, "truncate"), count, 8, rate=0.2, seed=1).open()
+        assert len(list(folder.glob("tokens-*/*.ids"))) == kept
+
+
+def test_evaluation_of_more_than_there_is_takes_all(folder):
+    assert TextEvalSet(text_set(folder, "truncate"), 91, 8, rate=0.2, seed=1).num_examples == 90
+    many, everything = (TextEvalSet(text_set(folder, "split"), n, 8, rate=0.2, seed=1) for n in (100_000, None))
+    many.open()
+    everything.open()
+    assert many.num_examples == everything.num_examples == sum(batch.num_samples for batch in many)
+    with user_error("config.range", "EVAL_BATCH_SIZE"):
+        TextEvalSet(text_set(folder, "split"), 1, 0, rate=0.2, seed=1)
+
+
+def test_identity_is_of_index_and_tokenizer(folder, tmp_path):
+    info = describe_text(folder, None, TOKENIZER)
+    assert info.num_texts == len(TEXTS)
+    assert info.identity.startswith("sha256:")
+    for shard in folder.glob("shard*"):
+        shard.unlink()
+    assert describe_text(tmp_path / "copy", str(folder), TOKENIZER) == info
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(SPECIAL_TOKENS) + "\n")
+    assert describe_text(folder, None, load_tokenizer(vocabulary)).identity != info.identity
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_remote_that_disappears(folder, tmp_path, mode):
+    source = opened(tmp_path / "copy", mode, remote=folder)
+    shutil.rmtree(folder)
+    with user_error("network.unreachable", wording=False) as caught:  # whichever shard is fetched first
+        steps([source], 1)
+    assert caught.value.subject in {str(folder / f"shard.{number:05d}.mds") for number in range(100)}
+    source.close()
+
+
+def test_fewer_texts_than_sequences_of_a_step(folder):
+    with user_error("data.too-small", folder):
+        make(folder, "truncate", lanes=96)
+
+
+def test_nothing_but_empty_texts(tmp_path):
+    folder = write_texts(tmp_path / "set", [""] * 20)
+    with user_error("data.too-small", "texts"):
+        opened(folder, "split").next_step()
+    batch = opened(folder, "truncate").next_step()[0]
+    assert [row[:3] for row in rows(batch)] == [((101, 102), (), ())] * GLOBAL
+    assert batch.to("cpu").masked_positions.shape == (0,)

@@ -1,0 +1,274 @@
+"""A WikiExtractor folder to text parts and evaluation text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlbert.data.prepare import clean as module
+from mlbert.data.prepare.clean import CleanOptions, clean, file_articles, missing_files, part_bounds
+from mlbert.data.prepare.separate import drawn_articles
+from mlbert.host.errors import UserError
+from user_errors import user_error
+
+pytest.importorskip("sentencex", reason="the splitter is in the extra `wiki`")
+
+OPTIONS = CleanOptions(num_parts=3, eval_articles=5)
+
+
+@pytest.fixture
+def wiki(tmp_path: Path) -> Path:
+    """Four files of 12 articles; some have a line of white space, which splits them, some have no text."""
+    rng = random.Random(7)
+    folder = tmp_path / "wiki"
+    for number in range(4):
+        path = folder / ("AB"[number // 2] * 2) / f"wiki_{number % 2:02d}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(article(rng, number * 12 + i) for i in range(12)))
+    return folder
+
+
+def article(rng: random.Random, number: int) -> str:
+    paragraphs = [
+        " ".join(
+            f"Sentence {i} of article {number} has {rng.randrange(10_000)} words." for i in range(rng.randrange(1, 6))
+        )
+        for _ in range(rng.randrange(4))
+    ]
+    if number % 5 == 0:
+        paragraphs.insert(len(paragraphs) // 2, " ")
+    title = f'<doc id="{number}" url="https://example.org/{number}" title="Article {number}">\nArticle {number}\n\n'
+    return title + "".join(f"{paragraph}\n\n" for paragraph in paragraphs) + "\n</doc>\n"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def expected(wiki: Path, withheld: int) -> tuple[list[str], list[str]]:
+    """Training and evaluation articles, made plainly from the whole input."""
+    files = [list(file_articles(path)) for path in sorted(wiki.glob("*/wiki_*"))]
+    chosen = set(drawn_articles([len(found) for found in files], withheld).tolist())
+    numbered = list(enumerate(article for found in files for article in found))
+    training = [article.strip("\n") for i, article in numbered if i not in chosen and article.strip()]
+    return training, [article for i, article in numbered if i in chosen]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_parts_and_evaluation_text(wiki: Path, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNIT_BYTES", 3000)
+    out = tmp_path / "out"
+    summary = clean(wiki, out, OPTIONS, workers=workers)
+    training, evaluation = expected(wiki, 5)
+    parts = sorted(out.glob("part-*"))
+    assert [path.name for path in parts] == [f"part-{i:05d}-of-00003" for i in range(3)]
+    texts = [path.read_text() for path in parts]
+    assert [a for text in texts for a in text.removesuffix("\n").split("\n\n")] == training
+    assert all("\n\n\n" not in text and not text.startswith("\n") for text in texts)
+    assert max(map(len, texts)) < 1.5 * min(map(len, texts))
+    assert (out / "eval.txt").read_text() == "".join(f"{article}\n\n" for article in evaluation)
+    sums = [hashlib.md5(article.rstrip().encode()).hexdigest() for article in evaluation]
+    assert (out / "eval.md5").read_text().split() == sums
+    assert (summary["articles"], summary["eval_articles"]) == (len(training), 5)
+    assert not (out / "clean.tmp").exists()
+
+
+def test_a_finished_folder_is_kept_and_other_options_are_refused(wiki: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    clean(wiki, out, OPTIONS)
+    before = contents(out)
+    part = out / "part-00001-of-00003"
+    stat = part.stat()
+    clean(wiki, out, OPTIONS)
+    assert part.stat().st_mtime_ns == stat.st_mtime_ns
+    with user_error("prepare.other-options", out):
+        clean(wiki, out, CleanOptions(num_parts=4, eval_articles=5))
+    part.unlink()
+    clean(wiki, out, OPTIONS)
+    assert contents(out) == before
+
+
+def test_killed_while_tidying_up(wiki: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    clean(wiki, out, OPTIONS)
+    before = contents(out)
+    (out / "clean.tmp").mkdir()
+    (out / "clean.tmp" / "unit-000000.npz").write_bytes(b"left")
+    clean(wiki, out, OPTIONS)
+    assert contents(out) == before
+
+
+def test_a_damaged_part_of_a_finished_folder_is_made_again(wiki: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    clean(wiki, out, OPTIONS)
+    before = contents(out)
+    (out / "part-00001-of-00003").write_bytes(b"cut")
+    clean(wiki, out, OPTIONS)
+    assert contents(out) == before
+
+
+def test_a_folder_with_foreign_parts_is_left_alone(wiki: Path, tmp_path: Path) -> None:
+    (tmp_path / "part-00000-of-00500").write_text("precious\n")
+    with user_error("file.in-the-way", tmp_path / "part-00000-of-00500"):
+        clean(wiki, tmp_path, OPTIONS)
+    assert (tmp_path / "part-00000-of-00500").read_text() == "precious\n"
+
+
+def test_hashes_in_place_of_the_draw(wiki: Path, tmp_path: Path) -> None:
+    clean(wiki, tmp_path / "drawn", OPTIONS)
+    hashes = tmp_path / "drawn" / "eval.md5"
+    hashes.write_text(hashes.read_text() + "0" * 32 + "\n")
+    said: list[str] = []
+
+    class Told(module.Progress):
+        def __call__(self, line: str) -> None:
+            said.append(line)
+
+    clean(wiki, tmp_path / "by_md5", CleanOptions(num_parts=3, eval_md5=hashes), progress=Told())
+    drawn, by_md5 = contents(tmp_path / "drawn"), contents(tmp_path / "by_md5")
+    texts = [a for a in drawn["eval.txt"].split(b"\n\n") if a.strip()]
+    assert [a for a in by_md5["eval.txt"].split(b"\n\n") if a.strip()] == texts
+    assert said == [f"evaluation: {len(texts)} of {len(texts) + 1} articles of {hashes} found"]
+    hashes.write_text("0" * 32 + "\n")
+    with user_error("data.other-text", hashes):
+        clean(wiki, tmp_path / "none", CleanOptions(num_parts=3, eval_md5=hashes))
+
+
+def test_killed_at_random_and_started_again_gives_the_same_bytes(wiki: Path, tmp_path: Path) -> None:
+    clean(wiki, tmp_path / "whole", OPTIONS)
+    program = (
+        "import sys; from pathlib import Path; from mlbert.data.prepare import clean as m; m.UNIT_BYTES = 3000\n"
+        "m.clean(Path(sys.argv[1]), Path(sys.argv[2]), m.CleanOptions(num_parts=3, eval_articles=5))"
+    )
+    command = [sys.executable, "-c", program, str(wiki), str(tmp_path / "killed")]
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", program, str(wiki), str(tmp_path / "timed")], check=True)
+    usual = time.monotonic() - began
+    rng = random.Random(3)
+    for _ in range(6):
+        process = subprocess.Popen(command)
+        time.sleep(usual * rng.uniform(0.6, 1.0))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run(command, check=True)
+    whole, killed = contents(tmp_path / "whole"), contents(tmp_path / "killed")
+    assert {name: killed[name] for name in whole} == whole
+    assert set(killed) == set(whole)
+
+
+@pytest.mark.parametrize("broken", ["unit", "part"])
+def test_each_half_written_state_is_made_whole(
+    wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    monkeypatch.setattr(module, "UNIT_BYTES", 3000)
+    clean(wiki, tmp_path / "whole", OPTIONS)
+    out = tmp_path / "out"
+    calls = 0
+    name = f"make_{broken}"
+    function = getattr(module, name)
+
+    def stops_at_the_second(job: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise UserError("file.unwritable", "disk", "is full")
+        function(job)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, stops_at_the_second)
+        with user_error("file.unwritable", "disk", wording=False):
+            clean(wiki, out, OPTIONS)
+    for half in out.rglob("*.txt"):
+        half.with_name(half.name + ".12345.tmp").write_bytes(b"half")
+    for name in ("part-00002-of-00003", "eval.txt"):
+        (out / f"{name}.12345.tmp").write_bytes(b"half")
+    clean(wiki, out, OPTIONS)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_changed_input_is_not_mixed_with_an_interrupted_run(
+    wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patched:
+        full = UserError("file.unwritable", "disk", "is full")
+        patched.setattr(module, "_write_evaluation", lambda *_: (_ for _ in ()).throw(full))
+        with user_error("file.unwritable", "disk", wording=False):
+            clean(wiki, out, OPTIONS)
+    first = wiki / "AA" / "wiki_00"
+    first.write_text(first.read_text().replace("Sentence", "Phrase"))
+    clean(wiki, out, OPTIONS)
+    assert b"Sentence 0 of article 1 " not in b"".join(contents(out).values())
+
+
+def test_bad_folders(tmp_path: Path, wiki: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    folder = tmp_path / "empty"
+    with user_error("file.missing", tmp_path / "none"):
+        clean(tmp_path / "none", tmp_path / "out", OPTIONS)
+    with user_error("data.missing", folder):
+        clean(folder, tmp_path / "out", OPTIONS)
+    (tmp_path / "empty" / "wiki_00.bz2").write_bytes(b"BZh")
+    with user_error("data.encoding", folder / "wiki_00.bz2"):
+        clean(tmp_path / "empty", tmp_path / "out", OPTIONS)
+    (tmp_path / "empty" / "wiki_00").write_text("Just text.\n")
+    with user_error("data.damaged", folder / "wiki_00"):
+        clean(tmp_path / "empty", tmp_path / "out", OPTIONS)
+    with user_error("data.too-small", "--parts"):
+        clean(wiki, tmp_path / "many", CleanOptions(num_parts=1000, eval_articles=5))
+    with user_error("data.too-small", "--eval-articles"):
+        clean(wiki, tmp_path / "few", CleanOptions(num_parts=3))
+
+
+@pytest.mark.parametrize("lengths", [[1, 1, 1], [100, 1, 1], [1, 1, 100], [5] * 50])
+def test_parts_are_never_empty(lengths: list[int]) -> None:
+    bounds = part_bounds(np.asarray(lengths), 3)
+    assert bounds[0] == 0
+    assert bounds[-1] == len(lengths)
+    assert (np.diff(bounds) > 0).all()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_is_one_line_and_can_be_continued(wiki: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", small], capture_output=True).returncode:
+        pytest.skip("mounting is not permitted here")
+    try:
+        with user_error("file.unwritable", small / "out/clean.tmp/unit-000000.npz"):
+            clean(wiki, small / "out", OPTIONS)
+        assert not (small / "out" / "clean.json").exists()
+        subprocess.run(["mount", "-o", "remount,size=10m", small], check=True)
+        clean(wiki, small / "out", OPTIONS)
+        clean(wiki, tmp_path / "whole", OPTIONS)
+        assert contents(small / "out") == contents(tmp_path / "whole")
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_most_lines_equal_the_reference_text(shared_data: Path, tmp_path: Path) -> None:
+    clean(shared_data / "wikiextractor", tmp_path / "out", CleanOptions(num_parts=2, eval_articles=0))
+    ours, reference = (
+        Counter(line for path in sorted(folder.glob("part-*")) for line in path.read_text().split("\n") if line)
+        for folder in (tmp_path / "out", shared_data / "text")
+    )
+    assert (ours & reference).total() / reference.total() > 0.92
+    assert json.loads((tmp_path / "out" / "clean.json").read_text())["articles"] == 79
+
+
+def test_a_gap_in_the_numbers() -> None:
+    assert missing_files(["AA/wiki_00", "AA/wiki_01", "AB/wiki_00", "AB/wiki_01", "AC/wiki_00"]) == []
+    assert missing_files(["wiki_00", "wiki_02"]) == ["wiki_01"]
+    assert missing_files(["AA/wiki_00", "AA/wiki_01", "AB/wiki_01"]) == ["AB/wiki_00"]
+    assert missing_files(["AA/wiki_00", "AB/wiki_00", "AB/wiki_01", "AC/wiki_00"]) == ["AA/wiki_01"]

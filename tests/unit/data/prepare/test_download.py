@@ -1,0 +1,302 @@
+"""Fetching files: from folders and a real HTTP server, with everything that goes wrong on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import io
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlbert.data.prepare import download
+from mlbert.data.prepare.benchmark_files import LIST, read_list, select
+from mlbert.data.prepare.download import fetch_all
+from user_errors import assert_error_line, user_error
+
+CONTENT = random.Random(0).randbytes(3_000_000)
+
+
+def md5(data: bytes) -> str:
+    return hashlib.md5(data).hexdigest()
+
+
+def listed(folder: Path, **changes: object) -> Path:
+    """A list with one file, ``sub/data.bin``."""
+    item = {"name": "sub/data.bin", "bytes": len(CONTENT), "md5": md5(CONTENT), "group": "config", "urls": []}
+    path = folder / "list.json"
+    path.write_text(json.dumps({"files": [item | changes]}))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "PAUSES_SECONDS", (0.01, 0.01))
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves CONTENT at every path; ``breaks`` transfers stop after a third of what was asked for."""
+
+    def __init__(self, ranges: bool) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.ranges = ranges
+        self.content = CONTENT
+        self.breaks = 0
+        self.errors = 0
+        self.asked: list[str | None] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/files"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range")
+        self.server.asked.append(wanted)
+        if "missing" in self.path or self.server.errors:
+            self.server.errors = max(0, self.server.errors - 1)
+            self.send_error(404 if "missing" in self.path else 503)
+            return
+        content = self.server.content
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.ranges else 0
+        if start >= len(content):
+            self.send_error(416)
+            return
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        end = len(content)
+        if self.server.breaks:
+            self.server.breaks -= 1
+            end = start + (end - start) // 3
+        self.wfile.write(content[start:end])
+
+    def log_message(self, *_: object) -> None:
+        """Silent."""
+
+
+@pytest.fixture(params=[True, False], ids=["ranges", "no_ranges"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with Server(request.param) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def test_the_shipped_list_is_whole() -> None:
+    entries = read_list()
+    assert LIST.is_file()
+    assert {entry.group for entry in select(entries, [])} == {"config", "vocabulary", "checkpoint", "text"}
+    assert all(len(entry.md5) == 32 and entry.urls for entry in entries)
+    (vocabulary,) = select(entries, ["vocab.txt"])
+    assert (vocabulary.size, vocabulary.md5) == (231_508, "64800d5d8528ce344256daf115d4965e")
+    assert len(select(entries, ["checkpoint"])) == 3
+
+
+def test_the_configuration_is_made_here_byte_by_byte(tmp_path: Path) -> None:
+    (path,) = fetch_all(select(read_list(), ["config"]), tmp_path)
+    assert md5(path.read_bytes()) == "7f59165e21b7d566db610ff6756c926b"
+    assert path.stat().st_size == 314
+
+
+def test_unknown_names_are_refused_with_the_groups() -> None:
+    with user_error("config.choice", "--only"):
+        select(read_list(), ["vocabulry"])
+
+
+@pytest.mark.parametrize("text", ["{", '{"files": [{"name": "a"}]}', "[]"])
+def test_a_list_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "list.json"
+    path.write_text(text)
+    with user_error("file.json", path):
+        read_list(path)
+
+
+def test_names_cannot_leave_the_folder(tmp_path: Path) -> None:
+    with user_error("data.damaged", tmp_path / "list.json"):
+        read_list(listed(tmp_path, name="../up.bin"))
+
+
+@pytest.mark.parametrize("place", ["sub/data.bin", "data.bin"])
+@pytest.mark.parametrize("as_url", [True, False])
+def test_a_folder_as_mirror(tmp_path: Path, place: str, as_url: bool) -> None:
+    mirror = tmp_path / "mirror with blank"
+    (mirror / place).parent.mkdir(parents=True)
+    (mirror / place).write_bytes(CONTENT)
+    out = tmp_path / "out"
+    fetch_all(read_list(listed(tmp_path)), out, mirror.as_uri() if as_url else str(mirror))
+    assert (out / "sub/data.bin").read_bytes() == CONTENT
+    assert sorted(path.name for path in out.rglob("*") if path.is_file()) == [".verified", "data.bin"]
+
+
+def test_a_server(tmp_path: Path, server: Server) -> None:
+    fetch_all(read_list(listed(tmp_path, urls=[f"{server.url}/missing", f"{server.url}/data.bin"])), tmp_path)
+    assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
+    assert len(server.asked) == 2
+
+
+def test_a_connection_dropped_in_the_middle_is_continued(tmp_path: Path, server: Server) -> None:
+    server.breaks = 2
+    server.errors = 1
+    fetch_all(read_list(listed(tmp_path)), tmp_path, server.url)
+    assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
+    assert server.asked[2] == "bytes=1000000-"
+
+
+def test_a_connection_that_always_drops_keeps_what_came(tmp_path: Path) -> None:
+    with Server(ranges=False) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        server.breaks = 1000
+        with user_error("network.unreachable", tmp_path / "sub/data.bin"):
+            fetch_all(read_list(listed(tmp_path)), tmp_path, server.url)
+        assert (tmp_path / "sub/data.bin.partial").stat().st_size == 1_000_000
+        server.breaks = 0
+        fetch_all(read_list(listed(tmp_path)), tmp_path, server.url)
+        server.shutdown()
+    assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
+
+
+def test_a_partial_file_of_something_else_is_begun_again(tmp_path: Path, server: Server) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/data.bin.partial").write_bytes(b"x" * 1_000_000)
+    fetch_all(read_list(listed(tmp_path)), tmp_path, server.url)
+    assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("partial", [3_000_000, 3_000_001])
+def test_a_partial_file_that_is_complete_or_too_long(tmp_path: Path, server: Server, partial: int) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/data.bin.partial").write_bytes((CONTENT + b"x")[:partial])
+    fetch_all(read_list(listed(tmp_path, bytes=None)), tmp_path, server.url)
+    assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("size", [len(CONTENT), None])
+def test_wrong_content_is_never_taken(tmp_path: Path, server: Server, size: int | None) -> None:
+    server.content = bytes(len(CONTENT))
+    with user_error("data.checksum", "files/sub/data.bin"):
+        fetch_all(read_list(listed(tmp_path, bytes=size)), tmp_path, server.url)
+    assert not any(path.is_file() for path in (tmp_path / "sub").rglob("*"))
+
+
+def test_a_truncated_file_of_a_mirror_is_never_taken(tmp_path: Path) -> None:
+    (tmp_path / "mirror").mkdir()
+    (tmp_path / "mirror/data.bin").write_bytes(CONTENT[:-1])
+    with user_error("data.checksum", "mirror/data.bin"):
+        fetch_all(read_list(listed(tmp_path)), tmp_path / "out", str(tmp_path / "mirror"))
+    assert not (tmp_path / "out/sub/data.bin").exists()
+
+
+def test_an_unreachable_host_says_what_to_fetch_by_hand(tmp_path: Path) -> None:
+    entries = read_list(listed(tmp_path, urls=["http://127.0.0.1:9/data.bin"]))
+    with user_error("network.unreachable", tmp_path / "sub/data.bin") as error:
+        fetch_all(entries, tmp_path)
+    assert "http://127.0.0.1:9/data.bin" in error.value.problem
+    assert f"(MD5 {md5(CONTENT)}, 3,000,000 bytes)" in error.value.remedy
+
+
+def test_what_was_put_there_by_hand_is_taken_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sub").mkdir()
+    path = tmp_path / "sub/data.bin"
+    path.write_bytes(CONTENT)
+    entries = read_list(listed(tmp_path))
+    fetch_all(entries, tmp_path)
+    read: list[Path] = []
+    monkeypatch.setattr(download, "file_md5", lambda path: read.append(path) or md5(path.read_bytes()))
+    fetch_all(entries, tmp_path)
+    assert not read
+    os.utime(path, ns=(1, 1))
+    fetch_all(entries, tmp_path)
+    assert read == [path]
+    path.write_bytes(bytes(len(CONTENT)))
+    with user_error("network.unreachable", path):
+        fetch_all(entries, tmp_path)
+
+
+def test_a_full_disk_keeps_what_came(tmp_path: Path) -> None:
+    (tmp_path / "mirror").mkdir()
+    (tmp_path / "mirror/data.bin").write_bytes(CONTENT)
+    command = ["prepare", "download", "--out", f"{tmp_path}/out", "--manifest", f"{listed(tmp_path)}"]
+    command = [sys.executable, "-m", "mlbert", *command, "--mirror", f"{tmp_path}/mirror"]
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
+
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, check=False)
+    assert done.returncode == 2
+    assert_error_line(done.stderr, "file.unwritable", tmp_path / "out/sub/data.bin.partial")
+    assert not (tmp_path / "out/sub/data.bin").exists()
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert (tmp_path / "out/sub/data.bin").read_bytes() == CONTENT
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def text_list(mirror: Path, data: bytes, sums: bytes) -> Path:
+    (mirror / "text.tar.gz").write_bytes(data)
+    (mirror / "sums.txt").write_bytes(sums)
+    common = {"bytes": None, "group": "text", "urls": []}
+    files = [
+        common | {"name": "sums.txt", "md5": md5(sums)},
+        common | {"name": "text.tar.gz", "md5": md5(data), "unpack": "text", "checksums": "sums.txt"},
+    ]
+    path = mirror / "list.json"
+    path.write_text(json.dumps({"files": files}))
+    return path
+
+
+def test_the_text_archive_is_unpacked_and_checked_by_the_published_sums(tmp_path: Path) -> None:
+    data = archive({"results4/part-0": b"one\n", "../../eval.txt": b"two\n"})
+    sums = f"{md5(b'one' + bytes([10]))}  ./results4/part-0\n{md5(b'two' + bytes([10]))}  eval.txt\n".encode()
+    entries = read_list(text_list(tmp_path, data, sums))
+    found = fetch_all(entries, tmp_path / "out", str(tmp_path))
+    assert [path.name for path in found] == ["sums.txt", "text.tar.gz", "part-0", "eval.txt"]
+    assert (tmp_path / "out/text/eval.txt").read_bytes() == b"two\n"
+    (tmp_path / "out/text/part-0").write_bytes(b"changed\n")
+    fetch_all(entries, tmp_path / "out", str(tmp_path))
+    assert (tmp_path / "out/text/part-0").read_bytes() == b"one\n"
+
+
+@pytest.mark.parametrize(
+    ("sums", "code", "subject"),
+    [
+        (f"{md5(b'two')}  part-0\n", "data.damaged", "text/part-0"),
+        (f"{md5(b'x')}  part-1\n", "data.incomplete", "text.tar.gz"),
+    ],
+)
+def test_an_archive_with_other_files_is_refused(tmp_path: Path, sums: str, code: str, subject: str) -> None:
+    entries = read_list(text_list(tmp_path, archive({"part-0": b"one\n"}), sums.encode()))
+    with user_error(code, tmp_path / "out" / subject):
+        fetch_all(entries, tmp_path / "out", str(tmp_path))
+
+
+@pytest.mark.parametrize("cut", [200, 900])
+def test_a_damaged_archive_is_named(tmp_path: Path, cut: int) -> None:
+    data = archive({"part-0": random.Random(1).randbytes(1000)})[:-cut]
+    entries = read_list(text_list(tmp_path, data, b"\n"))
+    with user_error("data.damaged", tmp_path / "out/text.tar.gz"):
+        fetch_all(entries, tmp_path / "out", str(tmp_path))

@@ -1,0 +1,245 @@
+"""The compiled generator equals its plain twin: documents on hard text, instances for every option."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlbert.data.formats import wordpiece_native
+from mlbert.data.formats.ragged import DTYPES, Ragged
+from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, WordPieceTokenizer, load_vocabulary
+from mlbert.data.prepare import generator
+from mlbert.data.prepare.generator import FlatDocuments, NativeGenerator, PlainGenerator, make_generator
+from mlbert.data.prepare.instances import InstanceOptions, decoded_lines, digest, parse_documents
+from mlbert.host import native
+from user_errors import user_error
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH: only the plain generator here")
+
+PIECES = [*"abcdexyz0179.,-!?#[]'éσς東京ñ", "run", "mask", "##ning", "##n", "##ing", "ab", "##bc", "#", "##", "x" * 9]
+ENTRIES = [*SPECIAL_TOKENS, *dict.fromkeys([*PIECES, *(f"##{letter}" for letter in "abcdexyz019.σçé")])]
+VOCABULARY = {entry: number for number, entry in enumerate(ENTRIES)}
+# What decides about words, lines and documents: white space that strip, split and clean-up see differently.
+HARD = " \t\n\r\n\n\x00\x07\x0b\x0c\x1c\x1d\x1e\x1f\x7f\x85\xa0\xad\u1680\u180e\u200b\u2028\u2029\u3000\ufeff\ufffd"
+LETTERS = "abcdexyz0179.,-!?#[]'ABZéÉσΣςİıßﬁ東京ñ\u0301\u0378\ue000\U0001f600\U00020000"
+
+
+def generators(lower_case: bool) -> tuple[NativeGenerator, PlainGenerator]:
+    tokenizer = WordPieceTokenizer(VOCABULARY, lower_case)
+    return NativeGenerator(tokenizer), PlainGenerator(tokenizer)
+
+
+GENERATORS = {lower_case: generators(lower_case) for lower_case in (True, False)} if shutil.which("gcc") else {}
+
+
+def to_lists(documents: FlatDocuments) -> list[list[list[int]]]:
+    """Documents as `PlainGenerator` holds them."""
+    tokens = documents.tokens.tolist()
+    flat = [tokens[begin:end] for begin, end in itertools.pairwise(documents.sentences.tolist())]
+    return [flat[begin:end] for begin, end in itertools.pairwise(documents.documents.tolist())]
+
+
+def both(text: str, lower_case: bool, block_bytes: int = generator.BLOCK_BYTES) -> tuple[list, list]:
+    ours, plain = GENERATORS[lower_case]
+    data = text.encode()
+    return to_lists(ours.parse(data, Path("part"), block_bytes)), parse_documents(lines(data), plain.tokenizer)
+
+
+def lines(data: bytes) -> list[str]:
+    return list(decoded_lines(Path("part"), io.BytesIO(data)))
+
+
+def same_rows(a: Ragged, b: Ragged) -> None:
+    for name, dtype in DTYPES.items():
+        assert getattr(a, name).dtype == dtype
+        assert np.array_equal(getattr(a, name), getattr(b, name)), name
+
+
+@settings(max_examples=300)
+@given(st.text(st.sampled_from(HARD + LETTERS), max_size=80), st.booleans(), st.integers(1, 40))
+def test_documents_of_hard_text(text, lower_case, block_bytes):
+    ours, plain = both(text, lower_case, block_bytes)
+    assert ours == plain
+
+
+@settings(max_examples=300)
+@given(st.text(max_size=200), st.booleans())
+def test_documents_of_any_text(text, lower_case):
+    ours, plain = both(text, lower_case)
+    assert ours == plain
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+@pytest.mark.parametrize("code", range(0, 0x11_0000, 0x1_0000))
+def test_every_character(code, lower_case):
+    """Alone in a line, at the edge of a word, inside one: for all code points of a plane."""
+    step = 1 if code == 0 else 41
+    chars = [chr(c) for c in range(code, code + 0x1_0000, step) if not 0xD800 <= c < 0xE000]
+    ours, plain = both("".join(f"{char}\na{char} x{char}y\n" for char in chars), lower_case)
+    assert ours == plain
+
+
+LINES = [
+    "",
+    "\n",
+    "a",
+    "a ",
+    "a\n",
+    "\na",
+    " ",
+    "a\n\nb",
+    "a\n\x0b\nb",
+    "a\n\x07\nb",
+    "a\n\u3000\u2028\nb",
+    "a\r\n\r\nb\r",
+    "a\rb\r\r\nc",
+    "\r",
+    "a\n\r",
+]
+LONG = ["z" * 199, "z" * 200, "z" * 201, "a" * 200, "a" * 201, "é" * 200, "é" * 201, "a" * 5000 + ".b", "\x07" * 300]
+WORDS = ["runningmask", "run&ning", "[MASK]", "abc", "abq", "#", "##", "###a", "a\x00b\x1fc", "a\u0085b", "."]
+
+
+@pytest.mark.parametrize("text", LINES + LONG + WORDS)
+def test_chosen_text(text):
+    for lower_case in (True, False):
+        ours, plain = both(text, lower_case)
+        assert ours == plain
+
+
+def test_the_sample_set_of_strings(shared_data):
+    vocabulary = load_vocabulary(shared_data / "vocab.txt")
+    cases = json.loads((shared_data / "golden" / "tokenizer_strings.json").read_text())["cases"]
+    text = "\n\n".join(case["text"].replace("\n", " ") for case in cases)
+    for lower_case, key in ((True, "uncased_ids"), (False, None)):
+        ours = to_lists(NativeGenerator(WordPieceTokenizer(vocabulary, lower_case)).parse(text.encode(), Path("part")))
+        assert ours == parse_documents(lines(text.encode()), WordPieceTokenizer(vocabulary, lower_case))
+        if key:
+            assert [ids for (ids,) in ours] == [case[key] for case in cases if case[key]]
+
+
+def test_known_chunks_are_forgotten_when_they_take_too_much(monkeypatch):
+    rng = random.Random(0)
+    text = "\n".join(" ".join("".join(rng.choices(LETTERS, k=6)) for _ in range(8)) for _ in range(300))
+    expected, plain = both(text, True)
+    monkeypatch.setattr(wordpiece_native, "MAX_REMEMBERED_BYTES", 0)
+    assert both(text, True, block_bytes=500)[0] == expected == plain
+
+
+def random_documents(seed: int, most_documents: int = 12) -> list[list[list[int]]]:
+    """Documents of 1 to 30 sentences of 1 to 60 tokens; the lengths that decide are met often."""
+    rng = random.Random(seed)
+    return [
+        [
+            [rng.randrange(len(SPECIAL_TOKENS), len(VOCABULARY)) for _ in range(rng.choice((1, 2, 7, 20, 60)))]
+            for _ in range(rng.choice((1, 2, 3, 30)))
+        ]
+        for _ in range(rng.randint(1, most_documents))
+    ]
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(1 - 2**63, 2**63 - 1),
+    max_seq_length=st.one_of(st.integers(5, 40), st.sampled_from([64, 65, 128, 512])),
+    max_predictions=st.integers(1, 90),
+    masked_lm_prob=st.one_of(st.sampled_from([0.15, 0.3, 0.5, 0.025, 0.999]), st.floats(0.001, 0.999)),
+    short_seq_prob=st.one_of(st.sampled_from([0.0, 0.1, 1.0]), st.floats(0, 1)),
+    dupe_factor=st.integers(1, 3),
+)
+def test_instances_for_every_option(seed, max_seq_length, max_predictions, **rest):
+    options = InstanceOptions(
+        max_seq_length=max_seq_length,
+        max_predictions_per_seq=min(max_predictions, max_seq_length),
+        random_seed=seed,
+        **rest,
+    )
+    ours, plain = GENERATORS[True]
+    documents = random_documents(seed % 1000)
+    flat = FlatDocuments.from_lists(documents)
+    assert to_lists(flat) == documents
+    same_rows(ours.rows(flat, options), plain.rows(documents, options))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"random_seed": 1},
+        {"random_seed": 2**40 + 7},
+        {"max_seq_length": 128, "max_predictions_per_seq": 20},
+        {"max_seq_length": 64, "max_predictions_per_seq": 10, "dupe_factor": 1},
+        {"dupe_factor": 3, "short_seq_prob": 0.0},
+        {"short_seq_prob": 1.0},
+        {"masked_lm_prob": 0.3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_a_text_part_with_every_option(assets, change, lower_case):
+    tokenizer = WordPieceTokenizer(load_vocabulary(assets / "vocab.txt"), lower_case)
+    ours, plain = NativeGenerator(tokenizer), PlainGenerator(tokenizer)
+    options = InstanceOptions(**{"dupe_factor": 2, **change})
+    part = assets / "text.txt"
+    same_rows(ours.rows(ours.read(part), options), plain.rows(plain.read(part), options))
+
+
+def test_published_digests(shared_data):
+    ours = make_generator(load_vocabulary(shared_data / "vocab.txt"))
+    assert ours.name == "native"
+    for part, expected in (
+        (0, "37b4c76d10e6ea4e706078ed34ccaf15deb3836b35224619862927d0ee29eee0"),
+        (1, "d1bd463a972686eaf9f20e00d2beae8edaf4968d0955c97635f37d30fe769be6"),
+    ):
+        rows = ours.rows(ours.read(shared_data / "text" / f"part-{part:05d}-of-00002"), InstanceOptions())
+        assert digest(rows, 512, 76) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", "data.empty"),
+        (b"\n \n\x0b\n", "data.empty"),
+        (b"\x07 \x00\n", "data.empty"),
+        (b"fine\ngood \xff\xfe\n", "data.encoding"),
+        (b"a\xed\xa0\x80\n", "data.encoding"),
+        (b"a\n\xe6\x9d b\n", "data.encoding"),
+    ],
+)
+def test_bad_parts_give_the_same_error(tmp_path, content, code):
+    part = tmp_path / "part"
+    part.write_bytes(content)
+    said = []
+    for either in GENERATORS[True]:
+        with user_error(code, part) as caught:
+            either.read(part)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    with user_error("file.unreadable", tmp_path):
+        GENERATORS[True][0].read(tmp_path)
+    with user_error("file.unreadable", tmp_path / "absent"):
+        GENERATORS[True][0].read(tmp_path / "absent")
+
+
+def test_after_a_bad_part_the_generator_goes_on(tmp_path):
+    ours, plain = GENERATORS[True]
+    with user_error("data.encoding", "part"):
+        ours.parse(b"abc\nx\xff\n", Path("part"))
+    assert to_lists(ours.parse(b"abc y\n", Path("part"))) == parse_documents(["abc y"], plain.tokenizer)
+
+
+def test_without_a_compiler_the_plain_one_is_taken(monkeypatch):
+    def unavailable() -> None:
+        raise native.NativeUnavailable("no C compiler")
+
+    monkeypatch.setattr(generator, "_library", unavailable)
+    assert make_generator(VOCABULARY).name == "plain"

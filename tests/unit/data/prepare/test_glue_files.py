@@ -1,0 +1,54 @@
+"""GLUE through the datasets library: its rows become the official files; without a network one line says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import datasets
+import huggingface_hub
+import pytest
+
+from mlbert.data.formats.glue import TASKS
+from mlbert.data.formats.tasks import form_of_task, read_evaluation, read_training
+from mlbert.data.prepare import glue_files
+from user_errors import user_error
+
+# Column names of Hugging Face's copy.
+TEXTS = {"mnli": ("premise", "hypothesis"), "stsb": ("sentence1", "sentence2"), "cola": ("sentence",)}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_fetched_rows_are_read_as_official_files(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = [0, 1, len(TASKS[name].classes) - 1] if TASKS[name].classes else [0.5, 3.25, 5.0]
+    asked = []
+
+    def load(path: str, task: str, split: str) -> datasets.Dataset:
+        asked.append((path, task, split))
+        texts = {column: [f"{split} {column}", "a\ttab", "a\nline"] for column in TEXTS[name]}
+        return datasets.Dataset.from_dict({**texts, "label": labels, "idx": [0, 1, 2]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(glue_files, "hub_problem", lambda: None)
+    glue_files.fetch(tmp_path, [name])
+    task, form = TASKS[name], form_of_task(name)
+    train = read_training(task.train_file(tmp_path), form)
+    assert train.labels is not None
+    assert train.labels.tolist() == labels
+    assert [texts[1:] for texts in train.texts] == [["a tab", "a line"]] * len(TEXTS[name])
+    assert [texts[0] for texts in train.texts] == [f"train {column}" for column in TEXTS[name]]
+    splits = ["train", *(["validation_matched", "validation_mismatched"] if name == "mnli" else ["validation"])]
+    assert asked == [("nyu-mll/glue", name, split) for split in splits]
+    for path in task.evaluation_files(tmp_path).values():
+        assert read_evaluation(path, form, train.classes).texts[0][0].startswith("validation")
+    glue_files.fetch(tmp_path, [name])
+    assert len(asked) == len(splits), "what is there stays"
+    assert capsys.readouterr().out.count("wrote ") == len(splits)
+
+
+def test_without_a_network_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with user_error("network.unreachable", "nyu-mll/glue rte"):
+        glue_files.fetch(tmp_path, ["rte"])
+    assert not list(tmp_path.iterdir())

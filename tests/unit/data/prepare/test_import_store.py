@@ -1,0 +1,294 @@
+"""Import gives the same sequences as the shards, export what the pipeline's readers expect; both can be resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from mlbert.cli.prepare import app
+from mlbert.data.formats.nvidia import NvidiaStore
+from mlbert.data.formats.prepared import ShardSet
+from mlbert.data.formats.ragged import DTYPES, Ragged, offsets_of
+from mlbert.data.prepare import import_store as importing
+from mlbert.data.prepare.export_nvidia import export_nvidia
+from mlbert.data.prepare.import_store import import_store
+from nvidia_shards import (
+    PREDICTIONS,
+    VOCAB_SIZE,
+    WIDTH,
+    bert_rows,
+    columns_of,
+    pack_counts,
+    write_fixed,
+    write_packed,
+    write_variable,
+    write_vocabulary,
+)
+from user_errors import user_error
+
+EACH, FILES = 30, 3
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def vocab(tmp_path) -> Path:
+    return write_vocabulary(tmp_path / "vocab.txt")
+
+
+def same(a: Ragged, b: Ragged) -> bool:
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in DTYPES)
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    return folder / f"part_{number:05d}_of_{FILES:05d}.hdf5"
+
+
+def write(folder: Path, kind: str) -> Ragged:
+    folder.mkdir()
+    parts = [bert_rows(EACH, number, WIDTH // 3 if kind == "packed" else WIDTH) for number in range(FILES)]
+    for number, rows in enumerate(parts):
+        if kind == "packed":
+            write_packed(shard_path(folder, number), rows, pack_counts(EACH, number))
+        else:
+            {"fixed": write_fixed, "variable": write_variable}[kind](shard_path(folder, number), rows)
+    return Ragged.concatenate(parts)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("kind", ["fixed", "variable", "packed"])
+def test_import_and_export_round_trip(tmp_path, vocab, kind):
+    expected = write(tmp_path / "theirs", kind)
+    manifest = import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
+    ours = ShardSet.open(tmp_path / "ours", verify=True)
+    assert same(ours.gather(np.arange(len(ours))), expected)
+    assert manifest.vocab_size == VOCAB_SIZE
+    assert len(manifest.shards) == FILES
+    assert manifest.max_seq_length == (WIDTH if kind == "fixed" else 512)
+    assert [source["file"] for source in manifest.provenance["sources"]] == [
+        shard_path(tmp_path, number).name for number in range(FILES)
+    ]
+    assert manifest.provenance["skipped"] == {"count": 0, "first": []}
+    counts = np.concatenate([pack_counts(EACH, number) for number in range(FILES)])
+    if kind == "packed":
+        assert (manifest.num_packs, manifest.max_pack_tokens) == (len(counts), 512)
+        rows, found = ours.gather_packs(np.arange(ours.num_packs))
+        assert same(rows, expected)
+        assert np.array_equal(found, counts)
+    export_nvidia(tmp_path / "ours", tmp_path / "back", kind, num_files=FILES)
+    back = NvidiaStore(tmp_path / "back")
+    assert back.info.kind == f"nvidia-{kind}"
+    assert same(back.gather(np.arange(len(back))), expected)
+    if kind == "packed":
+        assert np.array_equal(back.gather_packs(np.arange(back.num_packs))[1], counts)
+
+
+def test_exported_columns_are_those_that_h5py_readers_expect(tmp_path, vocab):
+    for kind in ("fixed", "variable", "packed"):
+        write(tmp_path / kind, kind)
+        import_store(tmp_path / kind, vocab, tmp_path / f"{kind}-ours")
+        (path,) = export_nvidia(tmp_path / f"{kind}-ours", tmp_path / f"{kind}-back", kind, num_files=1)
+        expected: dict[str, list[np.ndarray]] = {}
+        for number in range(FILES):
+            with h5py.File(shard_path(tmp_path / kind, number)) as file:
+                for name in file:
+                    expected.setdefault(name, []).extend(file[name][:])
+        with h5py.File(path) as file, h5py.File(shard_path(tmp_path / kind, 0)) as first:
+            assert set(file) == set(expected)
+            for name, rows in expected.items():
+                assert file[name].dtype == first[name].dtype
+                assert h5py.check_vlen_dtype(file[name].dtype) == h5py.check_vlen_dtype(first[name].dtype)
+                assert len(file[name]) == len(rows)
+                assert all(np.array_equal(one, other) for one, other in zip(file[name][:], rows, strict=True))
+
+
+def test_export_refuses_what_the_layout_cannot_store(tmp_path, vocab):
+    write(tmp_path / "theirs", "variable")
+    import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
+    for layout, files, code, subject in (
+        ("packed", 1, "data.format", tmp_path / "ours"),
+        ("odd", 1, "config.choice", "--layout"),
+        ("fixed", 91, "config.range", "--files"),
+    ):
+        with user_error(code, subject):
+            export_nvidia(tmp_path / "ours", tmp_path / "out", layout, num_files=files)
+    export_nvidia(tmp_path / "ours", tmp_path / "out", "variable", num_files=2)
+    with user_error("prepare.other-options", tmp_path / "out/part_00000_of_00002.hdf5"):
+        export_nvidia(tmp_path / "ours", tmp_path / "out", "variable", num_files=3)
+
+
+def test_export_keeps_what_is_there(tmp_path, vocab):
+    write(tmp_path / "theirs", "variable")
+    import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
+    paths = export_nvidia(tmp_path / "ours", tmp_path / "out", "variable", num_files=3)
+    before, times = content(tmp_path / "out"), [path.stat().st_mtime_ns for path in paths]
+    paths[1].unlink()
+    paths[2].write_bytes(paths[2].read_bytes()[:-5])
+    (tmp_path / "out" / "part_00001_of_00003.hdf5.tmp").write_bytes(b"x")
+    export_nvidia(tmp_path / "ours", tmp_path / "out", "variable", num_files=3)
+    assert content(tmp_path / "out") == before
+    assert paths[0].stat().st_mtime_ns == times[0]
+
+
+def test_bins_become_one_set(tmp_path, vocab):
+    short, long = bert_rows(20, 0, 12), bert_rows(30, 1, min_length=13)
+    for name, rows in (("a", short), ("b", long)):
+        (tmp_path / "bins" / name).mkdir(parents=True)
+        write_variable(tmp_path / "bins" / name / "part_00000.hdf5", rows)
+    manifest = import_store(tmp_path / "bins", vocab, tmp_path / "ours")
+    assert [source["file"] for source in manifest.provenance["sources"]] == ["a/part_00000.hdf5", "b/part_00000.hdf5"]
+    ours = ShardSet.open(tmp_path / "ours")
+    assert same(ours.gather(np.arange(50)), Ragged.concatenate([short, long]))
+    write_variable(tmp_path / "bins" / "b" / "part_00000.hdf5", bert_rows(30, 1, min_length=12))
+    with user_error("data.mixed", tmp_path / "bins"):
+        import_store(tmp_path / "bins", vocab, tmp_path / "again")
+
+
+@pytest.mark.parametrize("kind", ["variable", "packed"])
+def test_sets_without_files_of_their_own_are_cut_into_pieces(tmp_path, vocab, kind, monkeypatch):
+    monkeypatch.setattr(importing, "PIECE", 25)
+    expected = write(tmp_path / "theirs", kind)
+    import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
+    manifest = import_store(tmp_path / "ours", vocab, tmp_path / "again")
+    again = ShardSet.open(tmp_path / "again", verify=True)
+    assert same(again.gather(np.arange(len(again))), expected)
+    rows = manifest.num_packs or manifest.num_sequences
+    assert len(manifest.shards) == -(-rows // 25)
+    assert manifest.num_packs == ShardSet.open(tmp_path / "ours").num_packs
+
+
+def test_result_does_not_depend_on_workers_or_interruption(tmp_path, vocab):
+    write(tmp_path / "theirs", "packed")
+    import_store(tmp_path / "theirs", vocab, tmp_path / "one")
+    import_store(tmp_path / "theirs", vocab, tmp_path / "two", workers=2)
+    expected = content(tmp_path / "one")
+    assert content(tmp_path / "two") == expected
+    (tmp_path / "two" / "manifest.json").unlink()
+    (tmp_path / "two" / "shard-00001-of-00003.h5").write_bytes(b"half")
+    (tmp_path / "two" / "shard-00002-of-00003.h5.tmp").write_bytes(b"half")
+    kept = (tmp_path / "two" / "shard-00000-of-00003.h5").stat().st_mtime_ns
+    import_store(tmp_path / "theirs", vocab, tmp_path / "two")
+    assert content(tmp_path / "two") == expected
+    assert (tmp_path / "two" / "shard-00000-of-00003.h5").stat().st_mtime_ns == kept
+
+
+def damage(folder: Path) -> None:
+    """Two bad rows in file 0, file 1 cut off."""
+    with h5py.File(shard_path(folder, 0), "r+") as file:
+        file["input_ids"][7] = np.zeros(0, np.int16)
+        tokens = file["input_ids"][12]
+        tokens[2] = VOCAB_SIZE
+        file["input_ids"][12] = tokens
+    shard_path(folder, 1).write_bytes(shard_path(folder, 1).read_bytes()[:-100])
+
+
+@pytest.mark.parametrize("kind", ["variable", "packed"])
+def test_bad_rows_are_named_or_left_out(tmp_path, vocab, kind):
+    rows = write(tmp_path / "theirs", kind)
+    damage(tmp_path / "theirs")
+    with user_error("data.damaged", tmp_path / "theirs/part_00000_of_00003.hdf5"):
+        import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
+    assert not (tmp_path / "ours" / "manifest.json").exists()
+    manifest = import_store(tmp_path / "theirs", vocab, tmp_path / "ours", skip_bad=True)
+    skipped = manifest.provenance["skipped"]
+    assert skipped["count"] == 3
+    for line, words in zip(
+        skipped["first"],
+        ("00000_of_00003.hdf5: row 7 is empty", "row 12 has a token outside the vocabulary of 500", "00001_of_00003"),
+        strict=True,
+    ):
+        assert words in line
+    if kind == "variable":
+        good = np.delete(np.arange(3 * EACH), [7, 12, *range(EACH, 2 * EACH)])
+    else:
+        first = offsets_of(pack_counts(EACH, 0))
+        bad = [sequence for pack in (7, 12) for sequence in range(first[pack], first[pack + 1])]
+        good = np.delete(np.arange(3 * EACH), [*bad, *range(EACH, 2 * EACH)])
+    ours = ShardSet.open(tmp_path / "ours", verify=True)
+    assert same(ours.gather(np.arange(len(ours))), rows.take(good))
+    assert not list((tmp_path / "ours").glob("skipped-*"))
+
+
+def test_what_was_left_out_survives_an_interruption(tmp_path, vocab, monkeypatch):
+    write(tmp_path / "theirs", "variable")
+    damage(tmp_path / "theirs")
+    import_store(tmp_path / "theirs", vocab, tmp_path / "straight", skip_bad=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(importing, "_finish", lambda *words: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            import_store(tmp_path / "theirs", vocab, tmp_path / "again", skip_bad=True)
+    import_store(tmp_path / "theirs", vocab, tmp_path / "again", skip_bad=True)
+    assert content(tmp_path / "again") == content(tmp_path / "straight")
+
+
+def test_wrong_vocabulary(tmp_path, vocab):
+    write(tmp_path / "theirs", "variable")
+    entries = vocab.read_text().split("\n")
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join(["extra", *entries]))
+    with user_error("data.row", tmp_path / "theirs/part_00000_of_00003.hdf5"):
+        import_store(tmp_path / "theirs", other, tmp_path / "ours")
+    with user_error("data.empty", tmp_path / "theirs"):
+        import_store(tmp_path / "theirs", other, tmp_path / "ours", skip_bad=True)
+    other.write_text("\n".join(entries[:100]))
+    with user_error("data.row", tmp_path / "theirs/part_00000_of_00003.hdf5"):
+        import_store(tmp_path / "theirs", other, tmp_path / "ours")
+
+
+def test_the_same_sequences_twice(tmp_path, vocab):
+    (tmp_path / "theirs").mkdir()
+    write_variable(tmp_path / "theirs" / "part_00000.hdf5", bert_rows(20))
+    write_fixed(tmp_path / "theirs" / "part_00001.hdf5", bert_rows(20))
+    with user_error("prepare.other-options", tmp_path / "theirs/part_00001.hdf5"):
+        import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
+
+
+def test_kinds_that_do_not_mix(tmp_path, vocab):
+    write(tmp_path / "theirs", "variable")
+    write_packed(shard_path(tmp_path / "theirs", 1), bert_rows(20, 0, 12), pack_counts(20))
+    with user_error("data.mixed", tmp_path / "theirs/part_00001_of_00003.hdf5"):
+        import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
+
+
+def test_finished_with_other_input(tmp_path, vocab):
+    write(tmp_path / "theirs", "variable")
+    import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
+    write_variable(shard_path(tmp_path / "theirs", 0), bert_rows(EACH + 1))
+    with user_error("prepare.other-options", tmp_path / "ours"):
+        import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
+
+
+def test_command_line(tmp_path, vocab):
+    def invoke(*words: object) -> str:
+        done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    rows = write(tmp_path / "theirs", "fixed")
+    common = ("--vocab", vocab, "--out", tmp_path / "ours", "--workers", 1)
+    first = invoke("import", "--input", tmp_path / "theirs", *common)
+    assert f"90 sequences, {len(rows.tokens):,} tokens" in first
+    assert "nothing to do" in invoke("import", "--input", tmp_path / "theirs", *common)
+    damage_row = json.loads((tmp_path / "ours" / "manifest.json").read_text())["provenance"]["skipped"]
+    assert damage_row["count"] == 0
+    export = ("--input", tmp_path / "ours", "--out", tmp_path / "back", "--layout", "variable", "--workers", 1)
+    assert "1 file\n" in invoke("export-nvidia", *export)
+    with h5py.File(tmp_path / "back" / "part_00000_of_00001.hdf5") as file:
+        assert np.array_equal(file["input_ids"][5], columns_of(rows)["input_ids"][5])
+    shard_path(tmp_path / "theirs", 1).write_bytes(b"")
+    out = invoke(
+        "import", "--skip-bad", "--input", tmp_path / "theirs", "--vocab", vocab, "--out", tmp_path / "skipped"
+    )
+    assert "left out: " in out
+    assert f"{PREDICTIONS}" in str(ShardSet.open(tmp_path / "skipped").manifest.max_predictions)

@@ -1,0 +1,29 @@
+"""Manual pages become plain text."""
+
+from __future__ import annotations
+
+from mlbert.data.prepare.installed_text import manual_text
+from mlbert.data.prepare.prose import prose_sentences
+
+PAGE = r""".\" A comment that nobody reads here.
+.TH LS 1 "March 2026"
+.SH NAME
+ls \- list directory contents
+.SH DESCRIPTION
+List information about the
+.B FILEs
+in the \fIcurrent\fR directory by default. Sort entries alphabetically if none of
+.BR \-cftuvSUX
+is given.
+.PP
+Mandatory arguments to long options are mandatory for short ones too.
+"""
+
+
+def test_a_manual_page() -> None:
+    assert prose_sentences(manual_text(PAGE)) == [
+        "ls - list directory contents",
+        "List information about the FILEs in the current directory by default.",
+        "Sort entries alphabetically if none of -cftuvSUX is given.",
+        "Mandatory arguments to long options are mandatory for short ones too.",
+    ]

@@ -1,0 +1,192 @@
+"""One's own text as it lies on people's disks: read in any form, held out without leaks, in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlbert.data.formats.mds import MdsReader
+from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.prepare import baselines, own_text
+from mlbert.data.prepare.own_files import documents, find_sources
+from mlbert.data.prepare.own_text import RUN, Facts, Request, prepare
+from user_errors import user_error
+
+NOUNS = ["river", "house", "letter", "garden", "machine", "teacher", "mountain", "window", "market", "story"]
+VERBS = ["finds", "builds", "carries", "paints", "watches", "answers", "follows", "repairs", "describes", "leaves"]
+REST = ["slowly", "twice", "again", "today", "quietly", "once", "together", "early"]
+
+
+def sentence(draw: random.Random) -> str:
+    first, second, third = draw.choices(NOUNS, k=3)
+    return (
+        f"The {first} {draw.choice(VERBS)} the {second} {draw.choice(REST)} beside every {third} {draw.choice(REST)}."
+    )
+
+
+def texts_of(count: int, seed: int = 1, sentences: int = 6) -> list[str]:
+    draw = random.Random(seed)
+    return ["\n".join(sentence(draw) for _ in range(sentences)) for _ in range(count)]
+
+
+def prepared(folder: Path, *paths: Path) -> Facts:
+    return prepare(Request(find_sources(paths, folder), None, 400, True, 32, 0.15), folder)
+
+
+def rows(folder: Path) -> list[list[int]]:
+    return [np.frombuffer(row["tokens"], "<i8").tolist() for row in iter(MdsReader(folder))]
+
+
+def in_every_form(folder: Path, texts: list[str]) -> Iterator[Path]:
+    lines = "".join(json.dumps({"text": text, "other": 1}) + "\n" for text in texts)
+    for name in ("a.jsonl", "a.json"):
+        (folder / name).write_text(lines)
+        yield folder / name
+    with gzip.open(folder / "b.jsonl.gz", "wt") as file:
+        file.write(lines)
+    yield folder / "b.jsonl.gz"
+    many = folder / "many"
+    (many / "deep").mkdir(parents=True)
+    for number, text in enumerate(texts):
+        (many / ("deep" if number % 2 else ".") / f"{number:03d}{('.txt', '.md')[number % 2]}").write_text(text)
+    (many / "picture.png").write_bytes(b"\x89PNG\0\0")
+    (many / ".hidden.txt").write_text("secret")
+    yield many
+
+
+def test_every_form_gives_the_same_documents(tmp_path: Path) -> None:
+    texts = texts_of(12)
+    forms = list(in_every_form(tmp_path, texts))
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    datasets.Dataset.from_dict({"text": texts}).save_to_disk(tmp_path / "saved")
+    train = datasets.DatasetDict({"train": datasets.load_from_disk(str(tmp_path / "saved"))})
+    train.save_to_disk(tmp_path / "splits")
+    for form in (*forms, tmp_path / "saved", tmp_path / "splits"):
+        found = [text for source in find_sources([form], tmp_path / "out") for text in documents(source, 500, False)]
+        assert sorted(found) == sorted(texts), form
+
+
+@settings(max_examples=60)
+@given(st.text(alphabet="ab \n\0é漢\r", max_size=300), st.integers(1, 40), st.booleans())
+def test_cutting_loses_nothing(tmp_path_factory: pytest.TempPathFactory, text: str, piece: int, packed: bool) -> None:
+    path = tmp_path_factory.mktemp("cut") / ("a.txt.gz" if packed else "a.txt")
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    if not text:
+        return
+    source = find_sources([path], path / "out")[0]
+    if "\0" in text:
+        with user_error("data.encoding", path):
+            list(documents(source, piece, True))
+        return
+    parts = list(documents(source, piece, True))
+    assert "".join("".join(parts).split()) == "".join(text.split())
+    assert max(map(len, parts), default=0) <= 2 * piece
+
+
+def test_held_out_text_is_not_trained_on(tmp_path: Path) -> None:
+    # Each document comes thrice: as it is, again, and with another last line.
+    texts = texts_of(150)
+    again = [*texts, *texts, *(f"{text}\n{sentence(random.Random(text))}" for text in texts)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in again))
+    facts = prepared(tmp_path / "out", tmp_path / "a.jsonl")
+    assert facts.near_repeats > 0
+    held_out = {tuple(row[i : i + RUN]) for row in rows(tmp_path / "out/val") for i in range(1, len(row) - RUN)}
+    runs = [tuple(row[i : i + RUN]) for row in rows(tmp_path / "out/train") for i in range(1, len(row) - RUN)]
+    assert len(held_out) > 300
+    assert np.mean([run in held_out for run in runs]) < 0.01
+    assert facts.train_tokens + facts.held_out_tokens + facts.near_repeats <= 20 * 6 * 450 * 1.2
+
+
+def test_a_cased_vocabulary_tells_words_by_case_and_accents(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(texts_of(300)).replace("The river", "Die Türen"))
+    sources = find_sources([tmp_path / "a.txt"], tmp_path / "out")
+    for is_lower, known in ((False, "Türen"), (True, "turen")):
+        facts = prepare(Request(sources, None, 400, is_lower, 32, 0.15), tmp_path / "out")
+        tokenizer = load_tokenizer(tmp_path / "out")
+        assert (tokenizer.lower_case, known in tokenizer.vocabulary) == (is_lower, True)
+        assert facts.unknown_share == 0
+        assert is_lower == all(entry == entry.lower() for entry in tokenizer.entries if not entry.startswith("["))
+
+
+def test_order_and_files_do_not_matter_to_what_is_held_out(tmp_path: Path) -> None:
+    texts = texts_of(120)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    halves = tmp_path / "halves"
+    halves.mkdir()
+    for name, half in (("1", texts[60:][::-1]), ("2", texts[:60])):
+        (halves / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in half))
+    first, second = prepared(tmp_path / "x", tmp_path / "a.jsonl"), prepared(tmp_path / "y", halves)
+    assert rows(tmp_path / "x/val") == rows(tmp_path / "y/val")
+    assert first.train_tokens == second.train_tokens
+    assert all(max(row) < 400 and len(row) <= 32 for row in rows(tmp_path / "x/train"))
+    assert len(first.sentences) == 10
+    assert all(text.count("[MASK]") == 1 for text, _ in first.sentences)
+    # A second call reads nothing.
+    before = (tmp_path / "x/train/index.json").stat().st_mtime_ns
+    assert prepared(tmp_path / "x", tmp_path / "a.jsonl") == first
+    assert (tmp_path / "x/train/index.json").stat().st_mtime_ns == before
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_TOGETHER", 1 << 15), ("_SHARD_BYTES", 1 << 16), ("HELD_OUT_AT_MOST", 6000)):
+        monkeypatch.setattr(own_text, name, value)
+    monkeypatch.setattr(baselines, "_TOGETHER", 1 << 12)
+    peaks = []
+    for count in (300, 300, 1500):  # the first call fills caches
+        path = tmp_path / f"{len(peaks)}.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts_of(count, count)))
+        tracemalloc.start()
+        prepared(tmp_path / path.stem, path)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] < peaks[1] + 300_000, peaks  # of 450,000 more characters, 4 times as many bytes
+
+
+LONG = "word " * 10_000
+BAD = [
+    ("empty.txt", b"", "data.empty", ""),
+    ("blank.txt", b"\n \n" * 10, "data.too-small", "0 characters"),
+    ("line.txt", b"one line of text\n", "data.too-small", "17 characters"),
+    ("binary.txt", bytes(range(256)) * 10, "data.encoding", ""),
+    ("utf16.txt", "many words of text".encode("utf-16"), "data.encoding", ""),
+    ("latin.txt", b"fine\nfine\ncaf\xe9 " + LONG.encode(), "data.encoding", "line 3 "),
+    ("late.txt", LONG.encode() * 30 + b"\n\xff", "data.encoding", "line 2 "),
+    ("word.txt", LONG.encode(), "data.repetitive", ""),
+    ("same.txt", b"the same line of text again and again\n" * 2000, "data.repetitive", ""),
+    ("random.txt", random.Random(1).randbytes(60_000).hex().encode(), "vocabulary.other-language", "100%"),
+    ("bad.jsonl", b'{"text": "a"}\n{"text": 3}\n', "data.row", "line 2 "),
+    ("list.jsonl", b"[1, 2]\n", "data.row", "line 1 "),
+    ("half.jsonl", b'{"text": "a"}\n{"text": ', "data.row", "line 2 "),
+    ("deep.jsonl", b"[" * 100_000, "data.row", "line 1 "),
+    ("cut.txt.gz", gzip.compress(LONG.encode())[:-20], "data.damaged", ""),
+    ("no.txt.gz", b"no gzip at all", "data.damaged", ""),
+]
+OF_ALL_FILES = {"data.too-small", "data.repetitive", "vocabulary.other-language"}
+
+
+@pytest.mark.parametrize(("name", "content", "code", "named"), BAD, ids=[name for name, *_ in BAD])
+def test_what_cannot_be_learnt_from_is_told(tmp_path: Path, name: str, content: bytes, code: str, named: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with user_error(code, "the text" if code in OF_ALL_FILES else tmp_path / name) as caught:
+        prepared(tmp_path / "out", tmp_path / name)
+    assert named in str(caught.value)
+
+
+def test_places_without_text_are_told(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for path, code in (
+        (tmp_path / "no", "file.missing"),
+        (tmp_path / "empty", "data.empty"),
+        (Path("/dev/zero"), "file.wrong-kind"),
+    ):
+        with user_error(code, path):
+            find_sources([path], tmp_path / "out")

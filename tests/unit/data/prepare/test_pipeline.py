@@ -1,0 +1,165 @@
+"""The whole preparation: complete, repeatable, honest about options, nothing half-made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from file_limits import largest_file
+from mlbert.data.formats.manifest import read_manifest
+from mlbert.data.formats.open import check_vocabulary, describe
+from mlbert.data.formats.prepared import ShardSet
+from mlbert.data.prepare import pipeline
+from mlbert.data.prepare.instances import InstanceOptions
+from mlbert.data.prepare.pipeline import TextOptions, pick_evenly, prepare_text
+from user_errors import user_error
+
+INSTANCES = InstanceOptions(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=3)
+OPTIONS = TextOptions(INSTANCES, vocab_size=300, eval_share=0.2, eval_sequences=60, num_parts=2)
+SOURCE = {"kind": "test"}
+
+
+def documents(count: int = 60) -> list[list[str]]:
+    rng, words = (
+        np.random.default_rng(0),
+        ["the", "boat", "river", "stone", "lamp", "runs", "near", "old", "new", "road"],
+    )
+    return [[" ".join(rng.choice(words, 9)) + "." for _ in range(6)] for _ in range(count)]
+
+
+def tree(folder: Path, without: tuple[str, ...] = ("prepared.json",)) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in without
+    }
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("data") / "out"
+    prepare_text(documents(), out, OPTIONS, SOURCE)
+    return out
+
+
+def test_everything_is_there(prepared):
+    assert sorted(tree(prepared, ())) == [
+        "baselines.json",
+        "eval/checksums.xxh3",
+        "eval/manifest.json",
+        "eval/shard-00000-of-00001.h5",
+        "prepared.json",
+        "text/eval.txt",
+        "text/train-00000-of-00002.txt",
+        "text/train-00001-of-00002.txt",
+        "tokenizer_config.json",
+        "train/checksums.xxh3",
+        "train/manifest.json",
+        "train/shard-00000-of-00002.h5",
+        "train/shard-00001-of-00002.h5",
+        "vocab.txt",
+    ]
+    for side in ("train", "eval"):
+        check_vocabulary(describe(prepared / side), prepared / "vocab.txt")
+        assert len(ShardSet.open(prepared / side, verify=True)) == read_manifest(prepared / side).num_sequences
+    assert read_manifest(prepared / "eval").num_sequences == 60
+    assert set(json.loads((prepared / "baselines.json").read_text())) >= {"most_frequent_accuracy", "bigram_accuracy"}
+
+
+def test_again_and_with_more_workers_the_same(prepared, tmp_path):
+    prepare_text(documents(), tmp_path / "again", OPTIONS, SOURCE, workers=2)
+    assert tree(tmp_path / "again") == tree(prepared)
+
+
+def test_a_finished_folder_is_left_alone(prepared, said):
+    before = {path: path.stat().st_mtime_ns for path in prepared.rglob("*")}
+
+    def never():
+        raise AssertionError("the text was read again")
+        yield
+
+    prepare_text(never(), prepared, OPTIONS, SOURCE, progress=said)
+    assert "nothing to do" in said.lines[0]
+    assert {path: path.stat().st_mtime_ns for path in prepared.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    "name", ["baselines.json", "tokenizer_config.json", "vocab.txt", "eval/shard-00000-of-00001.h5"]
+)
+def test_a_finished_folder_that_is_damaged_is_made_again(prepared, tmp_path, said, name):
+    out = tmp_path / "out"
+    shutil.copytree(prepared, out)
+    content = (out / name).read_bytes()
+    (out / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    prepare_text(documents(), out, OPTIONS, SOURCE, progress=said)
+    assert "it is made again" in said.lines[0]
+    assert name in said.lines[0]
+    assert tree(out) == tree(prepared)
+
+
+def test_other_options_do_not_overwrite(prepared):
+    with user_error("prepare.other-options", prepared):
+        prepare_text(documents(), prepared, replace(OPTIONS, vocab_size=400), SOURCE)
+
+
+@pytest.mark.parametrize("step", ["train_vocabulary", "make_instances", "_make_evaluation", "_write_baselines"])
+def test_an_interrupted_run_ends_up_the_same(prepared, tmp_path, monkeypatch, step):
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, step, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            prepare_text(documents(), tmp_path / "out", OPTIONS, SOURCE)
+    assert not (tmp_path / "out" / "prepared.json").exists()
+    prepare_text(documents(), tmp_path / "out", OPTIONS, SOURCE)
+    assert tree(tmp_path / "out") == tree(prepared)
+
+
+def test_other_options_after_an_interruption(prepared, tmp_path, monkeypatch):
+    other = replace(OPTIONS, num_parts=3, split_seed=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "_write_baselines", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            prepare_text(documents(), tmp_path / "out", other, SOURCE)
+    prepare_text(documents(), tmp_path / "out", OPTIONS, SOURCE)
+    assert tree(tmp_path / "out") == tree(prepared)
+
+
+def test_a_full_disk_leaves_nothing_that_looks_finished(prepared, tmp_path):
+    with user_error("file.unwritable"), largest_file(20_000):
+        prepare_text(documents(), tmp_path / "out", OPTIONS, SOURCE)
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert not (tmp_path / "out" / "train" / "manifest.json").exists()
+    prepare_text(documents(), tmp_path / "out", OPTIONS, SOURCE)
+    assert tree(tmp_path / "out") == tree(prepared)
+
+
+def test_output_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with user_error("file.unwritable", tmp_path / "file/out/text"):
+        prepare_text(documents(), tmp_path / "file" / "out", OPTIONS, SOURCE)
+
+
+def test_evaluation_text_is_not_in_training(prepared):
+    train = "".join(path.read_text() for path in (prepared / "text").glob("train-*"))
+    held = [line for line in (prepared / "text" / "eval.txt").read_text().splitlines() if line]
+    assert held
+    assert not [line for line in held if line in train.splitlines()]
+
+
+def test_picking_is_the_benchmarks_rule():
+    assert pick_evenly(10, 4).tolist() == [0, 2, 5, 7]
+    assert pick_evenly(7, 7).tolist() == list(range(7))
+
+
+@pytest.mark.parametrize(
+    ("change", "subject"),
+    [({"eval_share": 0.0}, "--eval-share"), ({"eval_sequences": 0}, "eval_sequences"), ({"num_parts": 0}, "num_parts")],
+)
+def test_options_out_of_range(change, subject):
+    with user_error("config.range", subject):
+        replace(OPTIONS, **change)

@@ -1,0 +1,90 @@
+"""The English that Python carries."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from mlbert.data.prepare import python_text
+from user_errors import user_error
+
+SOURCE = textwrap.dedent('''
+    """This module is about boats. It has a short text of its own.
+
+    Building
+    ========
+
+    Boats are built from wood and rope.
+    """
+    import nothing_that_exists
+
+    # The keel comes first because everything
+    # else is fastened to it with pegs.
+
+    class Boat:
+        """A boat floats on the water."""
+
+        def sail(self):
+            """Sail before the wind for a day."""
+            raise RuntimeError("the boat has run aground on a sand bank")
+
+        def row(self):
+            """Row against the wind for an hour."""
+''')
+
+
+def test_a_module_is_parsed_not_imported():
+    documents = list(python_text._from_module(ast.parse(SOURCE), SOURCE.splitlines()))
+    assert documents[0] == ["This module is about boats.", "It has a short text of its own."]
+    assert documents[1] == ["Boats are built from wood and rope."]
+    assert documents[2] == [
+        "The keel comes first because everything else is fastened to it with pegs.",
+        "A boat floats on the water.",
+        "Sail before the wind for a day.",
+        "the boat has run aground on a sand bank",
+        "Row against the wind for an hour.",
+    ]
+
+
+@pytest.fixture(scope="module")
+def documents():
+    return list(python_text.documents())
+
+
+def test_there_is_enough_text(documents):
+    words = sum(len(sentence.split()) for document in documents for sentence in document)
+    assert len(documents) > 1500
+    assert words > 300_000
+
+
+def test_topics_documentation_and_compiled_modules_are_in_it(documents):
+    sentences = {sentence for document in documents for sentence in document}
+    assert "Return the sum of a 'start' value (default: 0) plus an iterable of numbers" in sentences
+    assert any("JSONEncoder" in sentence or "JSON" in sentence for sentence in sentences)
+    assert any("assignment" in sentence.lower() for sentence in documents[0] + documents[1] + documents[2])
+
+
+def test_another_process_gives_the_same_and_imports_nothing(documents):
+    program = """if True:
+        import hashlib, sys
+        from mlbert.data.prepare import python_text
+        before = set(sys.modules)
+        digest = hashlib.sha256(repr(list(python_text.documents())).encode()).hexdigest()
+        imported = set(sys.modules) - before
+        print(digest, sorted(name for name in imported if not name.startswith(("encodings", "_sysconfigdata"))))
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
+    assert done.stdout.strip() == f"{hashlib.sha256(repr(documents).encode()).hexdigest()} []"
+    assert done.stderr == ""
+
+
+def test_an_installation_without_text_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(python_text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    monkeypatch.setattr(python_text, "_from_compiled_modules", lambda: iter(()))
+    with user_error("data.too-small", tmp_path):
+        list(python_text.documents())

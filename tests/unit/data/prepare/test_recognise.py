@@ -1,0 +1,81 @@
+"""What a folder holds."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, make_instances
+from mlbert.data.prepare.instances import InstanceOptions
+from mlbert.data.prepare.recognise import Kind, recognise
+from mlbert.data.prepare.text_parts import inspect_parts
+from user_errors import user_error
+
+
+@pytest.fixture
+def text(assets: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    shutil.copy(assets / "text.txt", folder / "part-00000-of-00001")
+    return folder
+
+
+def made(assets: Path, text: Path, out: Path, set_format: SetFormat) -> Path:
+    options = InstanceOptions(max_seq_length=64, max_predictions_per_seq=10, dupe_factor=1)
+    parts = (text / "part-00000-of-00001",)
+    job = InstanceJob(parts, assets / "vocab.txt", out, options, set_format=set_format)
+    make_instances(job, inspect_parts(parts), {}, workers=1)
+    return out
+
+
+def test_text_and_tfrecords_of_the_same_names(assets: Path, text: Path, tmp_path: Path) -> None:
+    assert recognise(text) == "text"
+    assert recognise(text / "part-00000-of-00001") == Kind.text
+    records = made(assets, text, tmp_path / "records", SetFormat.tfrecord)
+    assert recognise(records) == "tfrecord"
+    for path in records.iterdir():
+        path.rename(records / "part-00000-of-00001") if path.suffix == ".tfrecord" else path.unlink()
+    assert recognise(records) == "tfrecord"
+
+
+def test_a_prepared_set(assets: Path, text: Path, tmp_path: Path) -> None:
+    assert recognise(made(assets, text, tmp_path / "set", SetFormat.hdf5)) == "prepared"
+
+
+def test_nvidias_shards(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "part_00000_of_00001.hdf5", "w") as file:
+        for name, dtype in [("input_ids", "i2"), ("segment_ids", "i1"), ("masked_lm_positions", "i2")]:
+            file.create_dataset(name, (1,), dtype=h5py.vlen_dtype(dtype))[0] = [1, 2, 3]
+        file.create_dataset("masked_lm_ids", (1,), dtype=h5py.vlen_dtype("i2"))[0] = [1, 2, 3]
+        file["next_sentence_labels"] = np.zeros(1, np.int8)
+    assert recognise(tmp_path) == "nvidia"
+
+
+def test_a_wikiextractor_folder(tmp_path: Path) -> None:
+    (tmp_path / "AA").mkdir()
+    (tmp_path / "AA" / "wiki_00").write_text('<doc id="1">\n')
+    assert recognise(tmp_path) == "wikiextractor"
+    (tmp_path / "AA" / "wiki_00").rename(tmp_path / "AA" / "wiki_00.bz2")
+    with user_error("data.encoding", tmp_path / "AA/wiki_00.bz2"):
+        recognise(tmp_path)
+
+
+def test_anything_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\0")
+    with user_error("data.format", tmp_path):
+        recognise(tmp_path)
+    with user_error("file.missing", tmp_path / "none"):
+        recognise(tmp_path / "none")
+
+
+def test_text_in_another_encoding_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes("schön\n".encode("latin-1") * 100)
+    with user_error("data.format", tmp_path):
+        recognise(tmp_path)
+    path.write_text("schön\n" * 20_000)  # the first bytes looked at end within a character
+    assert recognise(tmp_path) == Kind.text

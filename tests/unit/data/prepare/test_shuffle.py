@@ -1,0 +1,268 @@
+"""Shuffling and packing: every sequence once, the same bytes whatever happens on the way, honest about its options."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from file_limits import largest_file
+from mlbert.data.formats.manifest import read_manifest
+from mlbert.data.formats.open import describe
+from mlbert.data.formats.prepared import ShardSet
+from mlbert.data.formats.ragged import Ragged
+from mlbert.data.prepare import shuffle
+from mlbert.data.prepare.jobs import Progress
+from mlbert.data.prepare.shuffle import Packing, make_pieces, shuffle_set
+from mlbert.data.prepare.split_bins import make_bins
+from stored_sets import flip, make_rows, names, random_lengths, same_sequences, tree, write_set
+from user_errors import user_error
+
+COUNT = 600
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    return write_set(tmp_path / "source", make_rows(random_lengths(COUNT)))
+
+
+def everything(folder: Path) -> Ragged:
+    return Ragged.concatenate(list(ShardSet.open(folder, verify=True)))
+
+
+@given(count=st.integers(0, 150), shards=st.integers(1, 4), outputs=st.integers(1, 5), seed=st.integers(0, 99))
+@settings(max_examples=10)
+def test_every_sequence_once(tmp_path_factory, count, shards, outputs, seed):
+    folder = tmp_path_factory.mktemp("shuffle")
+    rows = make_rows(random_lengths(count, seed=seed), seed)
+    source = write_set(folder / "source", rows, shards)
+    outputs = min(outputs, max(1, count))
+    plain = shuffle_set(source, folder / "plain", seed=seed, num_shards=outputs)
+    packed = shuffle_set(source, folder / "packed", seed=seed, num_shards=outputs, packing=Packing(40, 3))
+    assert same_sequences(everything(folder / "plain"), rows)
+    assert same_sequences(everything(folder / "packed"), rows)
+    counts = [shard.num_sequences for shard in plain.shards]
+    assert max(counts) - min(counts) <= 1
+    store = ShardSet.open(folder / "packed")
+    assert store.num_packs == packed.num_packs
+    for shard in range(outputs):
+        sizes = np.diff(store.shard(shard).pack_offsets)
+        tokens = np.diff(store.shard(shard).rows.offsets[store.shard(shard).pack_offsets])
+        assert ((sizes >= 1) & (sizes <= 3)).all()
+        assert (tokens <= 40).all()
+
+
+def test_the_order_is_random_by_seed(source, tmp_path):
+    rows = names(everything(source))
+    orders = []
+    for number, seed in enumerate((1, 1, 2)):
+        shuffle_set(source, tmp_path / f"out{number}", seed=seed, num_shards=2)
+        orders.append(names(everything(tmp_path / f"out{number}")))
+    assert orders[0] == orders[1]
+    places = [np.asarray([rows.index(name) for name in order]) for order in (orders[0], orders[2])]
+    for place in places:
+        assert abs(np.corrcoef(place, np.arange(COUNT))[0, 1]) < 5 / np.sqrt(COUNT)
+    assert abs(np.corrcoef(*places)[0, 1]) < 5 / np.sqrt(COUNT)
+
+
+def test_bytes_do_not_depend_on_workers_or_on_the_size_of_pieces(source, tmp_path):
+    shuffle_set(source, tmp_path / "one", num_shards=3, packing=Packing())
+    shuffle_set(source, tmp_path / "two", num_shards=3, packing=Packing(), workers=2)
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
+    assert sorted(tree(tmp_path / "one")) == [
+        "checksums.xxh3",
+        "manifest.json",
+        *(f"shard-0000{i}-of-00003.h5" for i in range(3)),
+    ]
+
+
+def test_pieces_cover_the_input(source):
+    store = ShardSet.open(source)
+    for most in (7, 200, 10_000):
+        pieces = make_pieces(store, most)
+        rows = [names(shuffle.piece_rows(store, piece)) for piece in pieces]
+        assert [name for part in rows for name in part] == names(everything(source))
+        assert max(map(len, rows)) <= most
+
+
+def test_small_pieces_give_the_same_set(source, tmp_path, monkeypatch):
+    shuffle_set(source, tmp_path / "one", num_shards=3)
+    pieces = make_pieces
+    monkeypatch.setattr(shuffle, "make_pieces", lambda store: pieces(store, 31))
+    shuffle_set(source, tmp_path / "two", num_shards=3)
+    assert names(everything(tmp_path / "one")) == names(everything(tmp_path / "two"))
+
+
+def test_the_manifest_tells_the_fill(source, tmp_path):
+    manifest = shuffle_set(source, tmp_path / "out", packing=Packing())
+    packs = json.loads(manifest.path.read_text())["packs"]
+    assert packs["max_tokens"] == 32
+    assert packs["max_sequences"] == 3
+    assert packs["fill"] == pytest.approx(manifest.num_tokens / (32 * manifest.num_packs), abs=1e-6)
+    assert describe(tmp_path / "out").max_pack_tokens == 32
+    assert manifest.provenance["input"] == {"options": {}}
+
+
+def test_packs_and_bins_are_taken_apart_and_that_is_said(source, tmp_path, said):
+    shuffle_set(source, tmp_path / "packed", packing=Packing(), progress=said)
+    make_bins(source, tmp_path / "bins", edges=(16, 32), progress=said)
+    assert said.lines == []
+    for made, line in (("packed", "holds packs: they are taken apart"), ("bins", "holds bins: their sequences are")):
+        shuffle_set(tmp_path / made, tmp_path / f"{made}-again", packing=Packing(), progress=said)
+        assert line in said.lines[-1]
+        assert same_sequences(everything(tmp_path / f"{made}-again"), everything(source))
+    make_bins(tmp_path / "packed", tmp_path / "bins-of-packs", edges=(16, 32), progress=said)
+    assert len(said.lines) == 3
+    assert "holds packs" in said.lines[-1]
+
+
+def test_a_finished_folder_is_left_alone(source, tmp_path, said):
+    out = tmp_path / "out"
+    shuffle_set(source, out, packing=Packing())
+    before = tree(out)
+    shuffle_set(source, out, packing=Packing(), progress=said)
+    assert "nothing to do" in said.lines[0]
+    for change in ({"seed": 1}, {"packing": None}, {"packing": Packing(64)}, {"num_shards": 2}):
+        with user_error("prepare.other-options", out):
+            shuffle_set(source, out, **{"packing": Packing(), **change})
+    assert tree(out) == before
+
+
+def test_a_full_disk_leaves_nothing_that_is_taken_for_good(source, tmp_path):
+    shuffle_set(source, tmp_path / "good", num_shards=1, packing=Packing())
+    largest = max(path.stat().st_size for path in (tmp_path / "good").iterdir())
+    with user_error("file.unwritable", "out/shard-00000-of-00001.h5"), largest_file(largest - 1):
+        shuffle_set(source, tmp_path / "out", num_shards=1, packing=Packing())
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert not list((tmp_path / "out").rglob("*.tmp"))
+    shuffle_set(source, tmp_path / "out", num_shards=1, packing=Packing())
+    assert tree(tmp_path / "out") == tree(tmp_path / "good")
+
+
+def test_damaged_leftovers_are_made_again(source, tmp_path):
+    shuffle_set(source, tmp_path / "good", num_shards=3, packing=Packing())
+    shutil.copytree(tmp_path / "good", tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
+    flip(tmp_path / "out" / "shard-00001-of-00003.h5", 0.99)
+    (tmp_path / "out" / "shard-00002-of-00003.h5.tmp").write_bytes(b"half")
+    shuffle_set(source, tmp_path / "out", num_shards=3, packing=Packing())
+    assert tree(tmp_path / "out") == tree(tmp_path / "good")
+
+
+def test_damaged_input_is_named(source, tmp_path):
+    flip(source / "shard-00001-of-00003.h5")
+    with user_error("data.checksum", source / "shard-00001-of-00003.h5"):
+        shuffle_set(source, tmp_path / "out")
+
+
+def test_a_shard_of_another_set_is_named(source, tmp_path):
+    other = write_set(tmp_path / "other", make_rows(random_lengths(COUNT), seed=9))
+    shutil.copy(other / "shard-00002-of-00003.h5", source)
+    with user_error("data.checksum", source / "shard-00002-of-00003.h5"):
+        shuffle_set(source, tmp_path / "out")
+    with user_error("data.damaged", source):
+        ShardSet.open(source, verify=False).gather(np.arange(COUNT))
+
+
+def test_more_shards_than_sequences(tmp_path):
+    source = write_set(tmp_path / "source", make_rows(random_lengths(3)))
+    for packing in (None, Packing()):
+        with user_error("config.range", "--shards"):
+            shuffle_set(source, tmp_path / "out", num_shards=4, packing=packing)
+    assert not (tmp_path / "out").exists()
+    assert len(shuffle_set(source, tmp_path / "out", num_shards=3, packing=Packing()).shards) == 3
+
+
+def test_mistakes(source, tmp_path):
+    with user_error("file.in-input", source):
+        shuffle_set(source, source)
+    with user_error("data.too-long", "--max-tokens"):
+        shuffle_set(source, tmp_path / "out", packing=Packing(31))
+    with user_error("file.missing", tmp_path / "absent"):
+        shuffle_set(tmp_path / "absent", tmp_path / "out")
+    with user_error("file.missing", source / "manifest.json"):
+        shuffle_set(source / "manifest.json", tmp_path / "out")
+    with user_error("vocabulary.mismatch", source):
+        shuffle.known_vocabulary(replace(describe(source), vocab_size=None))
+    (tmp_path / "file").write_text("")
+    with user_error("file.unwritable", tmp_path / "file/out/spill"):
+        shuffle_set(source, tmp_path / "file" / "out")
+
+
+def test_killed_at_any_moment_and_started_again_ends_with_the_same_bytes(tmp_path):
+    lengths = random_lengths(8000, 64)
+    source = write_set(tmp_path / "source", make_rows(lengths), shards=6, longest=64)
+    shuffle_set(source, tmp_path / "good", num_shards=7, packing=Packing())
+    program = (
+        "import sys; from pathlib import Path; from mlbert.data.prepare.shuffle import Packing, shuffle_set\n"
+        "shuffle_set(Path(sys.argv[1]), Path(sys.argv[2]), num_shards=7, packing=Packing())"
+    )
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", program, str(source), str(out)]
+    killed = 0
+    for _ in range(6):
+        process = subprocess.Popen(command, env=os.environ)
+        files = sum(1 for path in out.rglob("*.h5")) if out.exists() else 0
+        end = time.monotonic() + 90
+        # Until another file has come up, and then a moment more.
+        while process.poll() is None and (len(list(out.rglob("*.h5"))) if out.exists() else 0) <= files:
+            assert time.monotonic() < end, "nothing happened"
+            time.sleep(0.001)
+        time.sleep(random.random() * 0.05)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        process.wait()
+    assert killed >= 2
+    shuffle_set(source, out, num_shards=7, packing=Packing())
+    assert tree(out) == tree(tmp_path / "good")
+    assert read_manifest(out).num_sequences == 8000
+
+
+@pytest.mark.parametrize("has_list", [True, False])
+@pytest.mark.parametrize("damage", [Path.unlink, flip])
+def test_a_finished_set_that_is_damaged_is_made_again(source, tmp_path, damage, has_list):
+    out, lines = tmp_path / "out", []
+
+    class Lines(Progress):
+        def __call__(self, line: str) -> None:
+            lines.append(line)
+
+    shuffle_set(source, out, num_shards=3)
+    whole = tree(out)
+    damage(out / "shard-00001-of-00003.h5")
+    if not has_list:
+        (out / "checksums.xxh3").unlink()
+    shuffle_set(source, out, num_shards=3, progress=Lines())
+    assert tree(out) == whole
+    assert re.search(r"shard-00001-of-00003.h5: .* (missing|manifest's): it is made again", lines[0])
+
+
+def test_output_over_input_through_links(source, tmp_path):
+    (tmp_path / "link").symlink_to(source)
+    files = tmp_path / "files"
+    files.mkdir()
+    for path in source.iterdir():
+        (files / path.name).symlink_to(path)
+    for path in (source, tmp_path / "link", files):
+        with user_error("file.in-input", source):
+            shuffle_set(path, source)
+
+
+def test_an_unfinished_set_is_called_so(source, tmp_path):
+    (source / "manifest.json").unlink()
+    with user_error("data.format", source):
+        shuffle_set(source, tmp_path / "out")

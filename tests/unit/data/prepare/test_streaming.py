@@ -1,0 +1,242 @@
+"""Conversion to MDS sets: what is in the splits, concatenation, the hub's absence, bad files, interruption."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlbert.data.formats.mds import MdsReader
+from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.prepare import streaming
+from mlbert.data.prepare.streaming import Concatenation, convert, hub_texts, own_texts, python_texts, read_texts
+from user_errors import user_error
+
+TOKENIZER = load_tokenizer("bert-base-uncased")
+TEXTS = [f"Text {number} of the river.\nIts second line." for number in range(300)]
+
+
+def texts_of(part: str) -> Iterator[str]:
+    return iter([f"{part} {number} by the river" for number in range(30)])
+
+
+def in_set(folder: Path, column: str = "text") -> list:
+    return [sample[column] for sample in MdsReader(folder, folder)]
+
+
+@pytest.fixture
+def lines_file(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "url": "u"}) + "\n" for text in TEXTS))
+    return path
+
+
+def test_own_text_is_parted_by_content(lines_file, tmp_path, said):
+    out = tmp_path / "out"
+    convert(own_texts(lines_file), ["train", "val", "train_small"], out, tokenizer=TOKENIZER, progress=said)
+    train, val = in_set(out / "train"), in_set(out / "val")
+    assert sorted(train + val) == sorted(TEXTS)
+    assert 1 <= len(val) <= 15
+    assert in_set(out / "train_small") == train
+    assert sorted(path.name for path in out.iterdir()) == ["train", "train_small", "val"]
+    assert MdsReader(out / "val").columns == {"text": "str"}
+    assert any(line.startswith(f"train: {len(train)} texts in {len(train)} samples") for line in said.lines)
+    assert "val: truncation to 128 tokens drops 0.0% of the tokens" in "".join(said.lines)
+
+
+def test_what_truncation_drops(tmp_path, said):
+    texts = ["river " * 252, "river " * 126, ""]
+    convert(lambda part: iter(texts), ["val"], tmp_path, tokenizer=TOKENIZER, progress=said)
+    assert "drops 33.3% of the tokens and the ends of 33.3% of the texts (the first 3)" in said.lines[-1]
+
+
+def test_small_splits_are_the_beginning_of_the_large_ones(tmp_path, monkeypatch):
+    monkeypatch.setitem(streaming.SPLITS, "val_small", ("val", 4))
+    convert(texts_of, ["val", "val_small"], tmp_path, tokenizer=TOKENIZER)
+    assert in_set(tmp_path / "val_small") == in_set(tmp_path / "val")[:4] == [*texts_of("val")][:4]
+
+
+def test_compressed(tmp_path):
+    pytest.importorskip("zstandard", reason="the streaming extra is not installed")
+    convert(texts_of, ["val"], tmp_path, tokenizer=TOKENIZER, compression="zstd:7")
+    assert [path.name for path in (tmp_path / "val").glob("shard*")] == ["shard.00000.mds.zstd"]
+    assert in_set(tmp_path / "val") == [*texts_of("val")]
+
+
+def concatenated(folder: Path, texts: list[str], **options) -> list[list[int]]:
+    how = Concatenation(**{"tokens": 8, "bos_text": "", "eos_text": "", "wrap": True, **options})
+    convert(lambda part: iter(texts), ["val"], folder, tokenizer=TOKENIZER, concatenation=how)
+    return [np.frombuffer(sample, "<i8").tolist() for sample in in_set(folder / "val", "tokens")]
+
+
+def ids(text: str) -> list[int]:
+    return [101, *TOKENIZER.encode(text), 102]
+
+
+@pytest.mark.parametrize("together", [1, 2, 256])
+def test_concatenated(tmp_path, monkeypatch, together):
+    monkeypatch.setattr(streaming, "TOGETHER", together)
+    texts = ["the river by the bridge", "a kitchen", "", "unaffable naïve"]
+    joined = list(itertools.chain.from_iterable(map(ids, texts)))
+    found = concatenated(tmp_path / "wrap", texts)
+    assert all(len(sample) == 8 for sample in found)
+    assert list(itertools.chain.from_iterable(found)) == joined[: len(joined) // 8 * 8]
+    cut = [ids(texts[0])[:6], (ids(texts[1]) + ids(""))[:6], ids(texts[3])[:6]]
+    assert concatenated(tmp_path / "no_wrap", texts, wrap=False, tokens=6) == cut
+    marked = concatenated(tmp_path / "marked", ["river"], bos_text="[MASK]", eos_text="the the", tokens=6)
+    assert marked == [[103, 101, TOKENIZER.vocabulary["river"], 102, *TOKENIZER.encode("the the")]]
+
+
+def test_texts_that_fill_no_sample(tmp_path):
+    with user_error("data.too-small", "split val"):
+        concatenated(tmp_path, ["river"], tokens=512)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("there", ["val/index.json", "val/shard.00000.mds", "val"])
+def test_a_split_that_is_there(tmp_path, there):
+    path = tmp_path / there
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
+    with user_error("file.exists", tmp_path / "val"):
+        convert(texts_of, ["train", "val"], tmp_path, tokenizer=TOKENIZER)
+    assert [path.name for path in tmp_path.iterdir()] == ["val"]
+
+
+def test_an_empty_folder_is_no_split(tmp_path):
+    (tmp_path / "val").mkdir()
+    convert(texts_of, ["val"], tmp_path, tokenizer=TOKENIZER)
+    assert len(in_set(tmp_path / "val")) == 30
+
+
+def test_a_split_without_text(tmp_path):
+    path = tmp_path / "one.txt"
+    path.write_text("just one text\n")
+    with user_error("data.too-small", "split val"):
+        convert(own_texts(path), ["val"], tmp_path / "out", tokenizer=TOKENIZER)
+    assert not any((tmp_path / "out").iterdir())
+
+
+def test_text_files(tmp_path):
+    folder = tmp_path / "texts"
+    (folder / "b").mkdir(parents=True)
+    (folder / "b" / "a.txt").write_text("\ufeff\n\nfirst\nits second line  \n\n \nsecond\r\n")
+    (folder / "a.json").write_text('{"text": "zeroth"}\n\n{"text": " "}\n')
+    (folder / "other.md").write_text("no text")
+    found = [text for part in ("train", "val") for text in own_texts(folder)(part)]
+    assert sorted(found) == ["first\nits second line", "second", "zeroth"]
+
+
+@given(st.lists(st.text(st.characters(blacklist_categories=["Cs"]), min_size=1).filter(str.strip), max_size=6))
+def test_any_text_comes_back(tmp_path_factory, texts):
+    path = tmp_path_factory.mktemp("lines") / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    assert [*read_texts(path)] == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "line"),
+    [
+        ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', "data.row", 2),
+        ("a.jsonl", b'{"text": "a"}\n{"text": 3}\n', "data.row", 2),
+        ("a.jsonl", b'["a"]\n', "data.row", 1),
+        ("a.jsonl", b'{"text": "a"}\n{"text"\n', "data.row", 2),
+        ("a.jsonl", b"[" * 100_000, "data.row", 1),
+        ("a.txt", b"a\nb\xff\n", "data.encoding", 2),
+        ("a.md", b"a", "data.format", None),
+        ("folder/a.md", b"a", "data.empty", None),
+    ],
+)
+def test_bad_files(tmp_path, name, content, code, line):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    given = path if path.parent == tmp_path else path.parent
+    with user_error(code, given) as caught:
+        convert(own_texts(given), ["train"], tmp_path / "out", tokenizer=TOKENIZER)
+    assert line is None or f"line {line} " in str(caught.value)
+    assert not (tmp_path / "out" / "train").exists()
+
+
+def test_missing_files(tmp_path):
+    with user_error("file.missing", tmp_path / "none"):
+        own_texts(tmp_path / "none")
+
+
+def test_half_surrogates_become_question_marks(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(r'{"text": "a\ud800b \ud83d\ude00"}')
+    assert [*read_texts(path)] == ["a?b 😀"]
+
+
+@pytest.mark.parametrize("dataset", ["c4", "the_pile"])
+def test_without_a_network(monkeypatch, dataset):
+    hub = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:9")
+    began = time.monotonic()
+    with user_error("network.unreachable", f"dataset {dataset}"):
+        hub_texts(dataset, "en")
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_rows_of_the_hub(monkeypatch, failing):
+    datasets = pytest.importorskip("datasets")
+    asked = []
+
+    def load_dataset(*arguments, **options):
+        asked.append((arguments, options))
+        yield {"text": "one"}
+        if failing:
+            raise ConnectionError("gone\naway")
+        yield {"text": "two"}
+
+    monkeypatch.setattr(streaming, "hub_problem", lambda: None)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    rows = hub_texts("c4", None)("val")
+    if failing:
+        with user_error("network.unreachable", "dataset c4"):
+            list(rows)
+    else:
+        assert list(rows) == ["one", "two"]
+    assert asked == [(("allenai/c4", "en"), {"split": "validation", "streaming": True})]
+
+
+def test_python_has_text_for_both_parts():
+    assert sum(1 for _ in itertools.islice(python_texts()("train"), 50)) == 50
+    assert next(python_texts()("val"))
+
+
+def test_a_killed_conversion_leaves_no_split(tmp_path):
+    code = """
+import os, signal, sys
+from pathlib import Path
+from mlbert.data.prepare.streaming import convert
+from mlbert.data.formats.tokenizer import load_tokenizer
+def texts(part):
+    for number in range(5000):
+        yield "the river " * 4000
+        if number == 2500:
+            os.kill(os.getpid(), signal.SIGKILL)
+convert(texts, ["val"], Path(sys.argv[1]), tokenizer=load_tokenizer("bert-base-uncased"))
+"""
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -9, done.stderr
+    assert not (tmp_path / "val").exists()
+    left = tmp_path / ".val.partial"
+    assert list(left.glob("shard*"))
+    assert not (left / "index.json").exists()
+    convert(texts_of, ["val"], tmp_path, tokenizer=TOKENIZER)
+    assert [path.name for path in tmp_path.iterdir()] == ["val"]
+    assert in_set(tmp_path / "val") == [*texts_of("val")]

@@ -1,0 +1,198 @@
+"""Verification counts the good samples and names everything that is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+
+from mlbert.data.formats.prepared import ShardWriter
+from mlbert.data.formats.tfrecord import write_examples
+from mlbert.data.prepare.shuffle import Packing, shuffle_set
+from mlbert.data.prepare.split_bins import make_bins
+from mlbert.data.prepare.verify import Md5List, verify
+from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, random_lengths, write_set
+from user_errors import user_error
+
+COUNT = 300
+
+
+@pytest.fixture
+def rows():
+    return make_rows(random_lengths(COUNT))
+
+
+@pytest.fixture
+def source(tmp_path, rows):
+    return write_set(tmp_path / "source", rows)
+
+
+def only(folder, **options):
+    (report,) = verify([folder], **options)
+    return report
+
+
+def write_variable(path, rows) -> None:
+    """A shard in NVIDIA's variable-length form."""
+    segments = [np.arange(n) >= first for n, first in zip(rows.lengths, rows.first_lengths, strict=True)]
+    columns = {
+        "input_ids": ("<i2", np.split(rows.tokens, rows.offsets[1:-1])),
+        "segment_ids": ("i1", segments),
+        "masked_lm_positions": ("<i2", np.split(rows.masked_positions, rows.masked_offsets[1:-1])),
+        "masked_lm_ids": ("<i2", np.split(rows.masked_labels, rows.masked_offsets[1:-1])),
+    }
+    with h5py.File(path, "w") as file:
+        for name, (dtype, values) in columns.items():
+            dataset = file.create_dataset(name, (len(rows),), dtype=h5py.vlen_dtype(np.dtype(dtype)))
+            for row, value in enumerate(values):
+                dataset[row] = value.astype(dtype)
+        file.create_dataset("next_sentence_labels", data=rows.next_sentence.astype("i1"))
+
+
+def test_good_sets_of_every_kind(tmp_path, rows, source):
+    shuffle_set(source, tmp_path / "packed", num_shards=2, packing=Packing(40))
+    make_bins(source, tmp_path / "bins", edges=(16, 32), num_shards=2)
+    (tmp_path / "records").mkdir()
+    write_examples(tmp_path / "records" / "part-0.tfrecord", rows, 32, MAX_PREDICTIONS)
+    (tmp_path / "nvidia").mkdir()
+    for part in range(2):
+        write_variable(tmp_path / "nvidia" / f"part_0000{part}_of_00002.hdf5", rows.slice(part * 150, part * 150 + 150))
+    names = ("source", "packed", "bins", "records", "nvidia")
+    reports = verify([tmp_path / name for name in names], workers=2)
+    assert [report.info.kind for report in reports] == ["mlbert", "mlbert", "bins", "tfrecord", "nvidia-variable"]
+    for report in reports:
+        assert report.problems == []
+        assert report.total("sequences") == report.total("good") == COUNT
+        assert report.total("tokens") == len(rows.tokens)
+        assert report.total("masked") == len(rows.masked_labels)
+        assert report.total("random_next") == int(rows.next_sentence.sum())
+    assert [report.total("packs") > 0 for report in reports] == [False, True, False, False, False]
+
+
+def test_a_flipped_bit_costs_the_shard(source):
+    flip(source / "shard-00001-of-00003.h5")
+    report = only(source)
+    assert len(report.problems) == 1
+    assert "shard-00001-of-00003.h5: its checksum differs" in report.problems[0]
+    assert (report.total("sequences"), report.total("good")) == (COUNT, 200)
+
+
+def test_missing_truncated_and_added_shards(source):
+    (source / "shard-00000-of-00003.h5").unlink()
+    path = source / "shard-00002-of-00003.h5"
+    path.write_bytes(path.read_bytes()[:-500])
+    report = only(source)
+    text = "\n".join(report.problems)
+    assert "shard-00000-of-00003.h5" in text
+    assert "shard-00002-of-00003.h5" in text
+    assert (report.total("sequences"), report.total("good")) == (COUNT, 100)
+
+
+def test_values_out_of_range_are_counted(tmp_path, rows):
+    rows.tokens[rows.offsets[7]] = VOCAB_SIZE
+    rows.tokens[rows.offsets[9]] = VOCAB_SIZE
+    rows.masked_positions[rows.masked_offsets[3]] = 60
+    rows.next_sentence[5] = 2
+    rows.first_lengths[9] = 99
+    rows.masked_positions[rows.masked_offsets[20]] = 0
+    report = only(write_set(tmp_path / "bad", rows, shards=1))
+    bad = {3, 5, 7, 9, 20}
+    assert report.total("good") == COUNT - len(bad)
+    text = "\n".join(report.problems)
+    assert "sequence 7 has a token outside the vocabulary (and 1 more)" in text
+    assert "sequence 3 has a masked position after its end" in text
+    assert "sequence 5 has a next-sentence label other than 0 or 1" in text
+    assert "sequence 9 has a first segment longer than itself" in text
+    assert "sequence 20 has its first token masked" in text
+
+
+def test_masks_that_do_not_ascend_or_are_missing(tmp_path):
+    rows = make_rows(np.full(10, 32))
+    start = rows.masked_offsets[4]
+    rows.masked_positions[start + 1] = rows.masked_positions[start]
+    report = only(write_set(tmp_path / "bad", rows, shards=1))
+    assert report.total("good") == 9
+    assert report.problems[0].endswith("sequence 4 has masked positions that do not ascend")
+
+
+def test_packs_over_their_limit_and_in_disorder(tmp_path, rows):
+    for number, offsets in enumerate(([0, 2, COUNT], [0, 5, 5, COUNT], [0, 4, COUNT - 1])):
+        folder = tmp_path / f"bad{number}"
+        writer = ShardWriter(folder, 1, "")
+        writer.write_shard(0, rows, np.asarray(offsets))
+        writer.finish(
+            vocabulary={"sha256": "a" * 64, "size": VOCAB_SIZE},
+            max_seq_length=32,
+            max_predictions=MAX_PREDICTIONS,
+            provenance={},
+            packs={"max_tokens": 64, "max_sequences": 3},
+        )
+        report = only(folder)
+        assert report.problems
+        assert report.total("good") == (2 if number == 0 else 0)
+
+
+def test_the_same_shard_twice(tmp_path, rows):
+    writer = ShardWriter(tmp_path / "twice", 2, "")
+    for index in range(2):
+        writer.write_shard(index, rows)
+    writer.finish(
+        vocabulary={"sha256": "a" * 64, "size": VOCAB_SIZE},
+        max_seq_length=32,
+        max_predictions=MAX_PREDICTIONS,
+        provenance={},
+    )
+    report = only(tmp_path / "twice")
+    assert "shard-00001-of-00002.h5: holds the same samples as" in report.problems[0]
+
+
+def test_a_bin_with_sequences_of_another(tmp_path, source):
+    make_bins(source, tmp_path / "bins", edges=(16, 32), num_shards=1)
+    shutil.copy(tmp_path / "bins" / "bin-001-016" / "shard-00000-of-00001.h5", tmp_path / "bins" / "bin-017-032")
+    assert only(tmp_path / "bins").problems
+    (tmp_path / "bins" / "bin-001-016" / "manifest.json").unlink()
+    assert "bin-001-016" in only(tmp_path / "bins").problems[0]
+
+
+def test_damaged_records_are_counted(tmp_path, rows):
+    (tmp_path / "records").mkdir()
+    path = tmp_path / "records" / "part-0.tfrecord"
+    write_examples(path, rows, 32, MAX_PREDICTIONS)
+    flip(path)
+    report = only(tmp_path / "records")
+    assert (report.total("sequences"), report.total("good")) == (COUNT, COUNT - 1)
+    assert "part-0.tfrecord: record" in report.problems[0]
+
+
+def test_published_lists_of_files_and_of_rows(tmp_path, rows):
+    folder = tmp_path / "nvidia"
+    folder.mkdir()
+    path = folder / "part_00000_of_00001.hdf5"
+    write_variable(path, rows)
+    by_bytes = hashlib.md5(path.read_bytes()).hexdigest()
+    sums = [hashlib.md5(str(row.tolist()).encode()).hexdigest() for row in np.split(rows.tokens, rows.offsets[1:-1])]
+    by_rows = hashlib.md5(str(sums).encode()).hexdigest()
+    for text in (f"{by_bytes}  {path.name}\n", f"{by_bytes} *./{path.name}\n", f"{path.name}\t{by_rows}\n"):
+        (tmp_path / "list").write_text(text)
+        assert only(folder, md5=Md5List.read(tmp_path / "list")).problems == []
+    for text in (f"{by_rows}  {path.name}\n", f"{path.name}\t{by_bytes}\n", f"{by_bytes}  absent.hdf5\n"):
+        (tmp_path / "list").write_text(text)
+        assert "list" in only(folder, md5=Md5List.read(tmp_path / "list")).problems[0]
+    (tmp_path / "list").write_text("hello\n")
+    with user_error("data.row", tmp_path / "list"):
+        Md5List.read(tmp_path / "list")
+
+
+def test_no_folder_is_a_mistake_and_a_broken_manifest_is_a_finding(source, tmp_path):
+    with user_error("file.missing", tmp_path / "absent"):
+        verify([tmp_path / "absent"])
+    (tmp_path / "empty").mkdir()
+    with user_error("data.missing", tmp_path / "empty"):
+        verify([tmp_path / "empty"])
+    (source / "manifest.json").write_text("{")
+    report = only(source)
+    assert report.info is None
+    assert "manifest.json: is not JSON" in report.problems[0]

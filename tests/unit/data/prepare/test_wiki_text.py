@@ -1,0 +1,103 @@
+"""WikiExtractor's lines to articles of sentences."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlbert.data.prepare.wiki_text import articles, paragraphs, remove_markup, sentence_lines, sentence_splitter
+from user_errors import user_error
+
+WIKI = """<doc id="1" url="https://example.org/1" title="Teapot">
+Teapot
+
+A teapot holds tea. It has a [[spout|beak]].
+
+\x20
+Many teapots are round.
+
+
+</doc>
+<doc id="2" url="https://example.org/2" title="Empty">
+Empty
+
+</doc>
+<doc id="3" url="https://example.org/3" title="Cup">
+Cup
+
+A cup is small (see [[Teapot]]).<ref name="a">A book.</ref>
+
+</doc>
+"""
+
+
+def read(text: str) -> list[str]:
+    return list(paragraphs(Path("wiki_00"), text.encode().splitlines(keepends=True)))
+
+
+def test_tags_titles_and_empty_lines_go_and_breaks_stay() -> None:
+    assert read(WIKI) == [
+        *("A teapot holds tea. It has a beak.", "", "Many teapots are round.", ""),
+        *("", "A cup is small (see Teapot).", ""),
+    ]
+
+
+def test_articles_as_the_benchmark_counts_them() -> None:
+    pytest.importorskip("sentencex", reason="the splitter is in the extra `wiki`")
+    lines = sentence_lines(read(WIKI), sentence_splitter())
+    assert list(articles(lines)) == [
+        "A teapot holds tea.\nIt has a beak.",
+        "Many teapots are round.",
+        "\nA cup is small (see Teapot).",
+        "\n",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "cleaned"),
+    [
+        ("plain text, 3 < 4 and a[i]", "plain text, 3 < 4 and ai"),
+        ("a [[link]] and [[page|its text]]", "a link and its text"),
+        ("[[File:x.png|thumb|A pot]]after", "after"),
+        ("gone [[Category:Tea]] with its line", ""),
+        ("[sic] alt=text", "sic text"),
+        ("one<br>two<br />three<BR/>", "onetwothree"),
+        ('said<ref name="x">Smith, p. 3</ref> so<ref name="y" /> far', "said so far"),
+        ("<math>x^2</math> H<sup>2</sup> <small>o</small>", "x^2 H2 o"),
+        ('<div class="x">in</div> <nowiki>raw</nowiki>', "in raw"),
+        ("<unknown>stays</unknown>", "<unknown>stays</unknown>"),
+    ],
+)
+def test_markup(line: str, cleaned: str) -> None:
+    assert remove_markup(line) == cleaned
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("Just text.\n", 1),
+        ('{"id": "1", "text": "Just text."}\n', 1),
+        (WIKI.replace("</doc>", "", 1), 11),
+        (WIKI[:-8], 18),
+    ],
+    ids=["text", "JSON", "nested", "truncated"],
+)
+def test_other_files_are_named_with_the_line(text: str, line: int) -> None:
+    with user_error("data.damaged", "wiki_00") as caught:
+        read(text)
+    assert re.search(rf"line {line}\b", str(caught.value))
+
+
+def test_bytes_that_are_not_utf8_are_named() -> None:
+    lines = WIKI.encode().replace(b"round", b"r\xffund").splitlines(keepends=True)
+    with user_error("data.encoding", "wiki_00"):
+        list(paragraphs(Path("wiki_00"), lines))
+
+
+def test_a_missing_splitter_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with user_error("package.missing", "sentencex"):
+        sentence_splitter()

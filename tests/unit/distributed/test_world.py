@@ -1,0 +1,220 @@
+"""Which rank a process is, for the environments that launchers make."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+
+from mlbert.distributed.meeting import default_join_seconds
+from mlbert.distributed.place import expand_hostlist, expand_tasks_per_node
+from mlbert.distributed.world import World
+from user_errors import user_error
+
+SRUN = {
+    "SLURM_JOB_ID": "1234",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "localhost,no-such-host-here",
+    "SLURM_STEP_TASKS_PER_NODE": "4,3",
+    "SLURM_NTASKS": "7",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "head",
+    "MASTER_PORT": "1234",
+}
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "MASTER_ADDR": "head",
+}
+
+
+def test_nothing_set_is_a_single_process() -> None:
+    world = World.identify({})
+    assert (world.rank, world.world_size, world.launcher) == (0, 1, "single")
+
+
+def test_torchrun() -> None:
+    assert World.identify(TORCHRUN) == World(3, 1, 4, 2, "torchrun", "head", 1234)
+
+
+def test_a_torchrun_that_restarts_ranks_needs_a_store_for_each_round() -> None:
+    restarts = {**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "3"}
+    World.identify({**restarts, "TORCHELASTIC_USE_AGENT_STORE": "False"})
+    World.identify({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    with user_error("distributed.identity", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
+        World.identify({**restarts, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+
+
+def test_plain_variables_on_one_machine_need_no_local_rank() -> None:
+    world = World.identify({"RANK": "1", "WORLD_SIZE": "2"})
+    assert world == World(1, 1, 2, 2, "variables", "127.0.0.1", 29500)
+
+
+def test_plain_variables_on_several_machines_need_a_local_rank() -> None:
+    with user_error("distributed.identity", "process identity"):
+        World.identify({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "head"})
+
+
+def test_several_machines_need_an_address() -> None:
+    environ = {key: value for key, value in OPENMPI.items() if key != "MASTER_ADDR"}
+    with user_error("distributed.identity", "MASTER_ADDR"):
+        World.identify(environ)
+
+
+def test_openmpi() -> None:
+    assert World.identify(OPENMPI) == World(2, 0, 4, 2, "mpirun", "head", 29500)
+
+
+def test_mpich() -> None:
+    environ = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    assert World.identify(environ) == World(1, 1, 2, 2, "mpirun")
+
+
+def test_srun_task() -> None:
+    world = World.identify(SRUN)
+    assert (world.rank, world.local_rank, world.world_size, world.local_world_size) == (5, 1, 7, 3)
+    assert (world.launcher, world.master_addr) == ("slurm", "localhost")
+    assert 15000 <= world.master_port < 32768
+    assert World.identify(SRUN | {"SLURM_STEP_ID": "3"}).master_port != world.master_port
+
+
+def test_srun_task_where_the_first_host_has_no_address() -> None:
+    environ = SRUN | {"SLURM_STEP_NODELIST": "no-such-host-here[1-2]", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.7"}
+    assert World.identify(environ).master_addr == "10.0.0.7"
+    assert World.identify(environ | {"MASTER_ADDR": "head"}).master_addr == "head"
+
+
+def test_srun_on_one_machine_uses_the_loopback() -> None:
+    environ = SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "7", "SLURM_NODEID": "0"}
+    world = World.identify(environ)
+    assert (world.local_world_size, world.master_addr) == (7, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_JOB_NODELIST": "n[1-2]"},
+        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"},
+        # salloc's interactive step, and srun --pty bash
+        {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
+    ],
+)
+def test_shell_of_an_allocation_is_a_single_process(environ: dict[str, str]) -> None:
+    assert World.identify(environ).world_size == 1
+
+
+def test_torchrun_inside_srun_is_believed() -> None:
+    srun = SRUN | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "1"}
+    assert World.identify(srun | TORCHRUN).launcher == "torchrun"
+
+
+def test_mpirun_inside_slurm_is_believed() -> None:
+    daemon = SRUN | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "1"}
+    assert World.identify(daemon | OPENMPI) == World.identify(OPENMPI)
+
+
+def test_pmi_of_srun_takes_local_ranks_from_slurm() -> None:
+    world = World.identify(SRUN | {"PMI_RANK": "5", "PMI_SIZE": "7"})
+    assert (world.rank, world.local_rank, world.launcher) == (5, 1, "slurm")
+
+
+@pytest.mark.parametrize(
+    ("environ", "subject"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, "RANK"),
+        ({"LOCAL_RANK": "0"}, "RANK and WORLD_SIZE"),
+        ({"RANK": "two", "WORLD_SIZE": "2"}, "RANK"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "process identity"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "process identity"),
+        (TORCHRUN | {"LOCAL_RANK": "2"}, "process identity"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}, "process identity"),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE"),
+        ({key: value for key, value in SRUN.items() if key != "SLURM_PROCID"}, "SLURM_PROCID"),
+        (SRUN | {"RANK": "0", "WORLD_SIZE": "1"}, "process identity"),
+        (OPENMPI | {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}, "process identity"),
+    ],
+)
+def test_partial_or_contradictory_identity_is_refused(environ: dict[str, str], subject: str) -> None:
+    with user_error("distributed.identity", subject):
+        World.identify(environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("node1", ["node1"]),
+        ("a,b.domain", ["a", "b.domain"]),
+        ("gpu[01-03,7],login", ["gpu01", "gpu02", "gpu03", "gpu7", "login"]),
+        ("r[1-2]n[09-10]-ib", ["r1n09-ib", "r1n10-ib", "r2n09-ib", "r2n10-ib"]),
+    ],
+)
+def test_hostlist(text: str, hosts: list[str]) -> None:
+    assert expand_hostlist(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["", "n[3-1]", "n[a-b]", "n[1-2"])
+def test_what_is_no_hostlist_is_refused(text: str) -> None:
+    with user_error("distributed.identity", "SLURM_JOB_NODELIST"):
+        expand_hostlist(text)
+
+
+def test_tasks_per_node() -> None:
+    assert expand_tasks_per_node("4(x2),3") == [4, 4, 3]
+    with user_error("distributed.identity", "SLURM_STEP_TASKS_PER_NODE"):
+        expand_tasks_per_node("four")
+
+
+def test_collectives_of_a_single_process_do_nothing() -> None:
+    world = World()
+    world.start()
+    world.barrier()
+    tensor = torch.tensor([3.0])
+    assert world.all_reduce_sum(tensor) is tensor
+    assert tensor.item() == 3.0
+    assert world.begin_all_reduce_sum(tensor) is None
+    assert world.broadcast_int(2**60) == 2**60
+    world.stop()
+
+
+def test_a_rank_that_never_comes_is_named() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    world = World(0, 0, 3, 3, "variables", "127.0.0.1", port)
+    world.meeting.set_join_timeout(1.0)
+    with user_error("distributed.join", wording=False) as error:  # the port differs
+        world.start()
+    assert error.value.problem.startswith("rank 1, 2 did not join")
+
+
+def test_the_default_join_timeout_grows_with_the_ranks() -> None:
+    expected_start_up = {1024: 67, 2048: 330}
+    assert [round(default_join_seconds(ranks)) for ranks in (2, 8, 1024, 2048, 4096)] == [120, 120, 240, 600, 2040]
+    assert all(default_join_seconds(ranks) > 1.5 * seconds for ranks, seconds in expected_start_up.items())
+
+
+def test_a_short_join_timeout_does_not_shorten_collectives() -> None:
+    world = World(0, 0, 2048, 8, "variables")
+    assert world.collective_timeout.total_seconds() == 600
+    world.meeting.set_join_timeout(5.0)
+    assert (world.meeting.join_seconds, world.collective_timeout.total_seconds()) == (5, 120)
+    world.meeting.set_join_timeout(900.0)
+    assert world.collective_timeout.total_seconds() == 900
+    world.meeting.set_join_timeout(None)
+    assert world.meeting.join_seconds == 600

@@ -1,0 +1,156 @@
+"""Logs and trees that our own logger wrote, for the official tools to judge."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from mlbert.config.sections import Configuration
+from mlbert.data.loading.config import DataConfig
+from mlbert.mlperf.config import SubmissionConfig
+from mlbert.mlperf.describe import describe_system, write_description
+from mlbert.mlperf.mllog import MLPerfLogger, constants
+from mlbert.mlperf.rules import eval_interval
+from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.recipes import packed_lamb
+from mlbert.runs.identity import Event
+from mlbert.training.config import EvaluationConfig
+from training_settings import configuration
+
+ROOT = Path(__file__).resolve().parents[3]
+GLOBAL_BATCH_SIZE = 448
+WriteLog = Callable[..., Path]
+
+
+def make_config(division: str) -> Configuration:
+    """The reference's settings at 448 sequences a step."""
+    return configuration(
+        packed_lamb.RECIPE,
+        train_batch_size=224,
+        gradient_accumulation_steps=1,
+        average_packing_rate=2,
+        learning_rate=4.25e-4,
+        max_steps=6700,
+        max_samples_termination=4_500_000,
+        opt_lamb_beta_1=0.9,
+        opt_lamb_beta_2=0.999,
+        weight_decay_rate=0.01,
+        num_eval_examples=10_000,
+        submission_org="SomeOrg",
+        submission_platform="some machine",
+        submission_division=division,
+    )
+
+
+def log_submission(event: Event, config: SubmissionConfig) -> None:
+    """What is submitted, by another program than this code's."""
+    event("submission_benchmark", "bert")
+    event("submission_org", config.submission_org)
+    event("submission_division", config.submission_division)
+    event("submission_status", "research")
+    event("submission_platform", config.submission_platform)
+
+
+def log_method(event: Event, data: DataConfig, optimizer: OptimizerConfig, schedule: ScheduleConfig) -> None:
+    """The batch, and what LAMB and its schedule log."""
+    event("global_batch_size", GLOBAL_BATCH_SIZE)
+    event("gradient_accumulation_steps", data.gradient_accumulation_steps)
+    event("opt_base_learning_rate", schedule.learning_rate)
+    event("opt_lamb_epsilon", optimizer.epsilon)
+    event("opt_epsilon", optimizer.epsilon)
+    event("opt_lamb_beta_1", optimizer.beta1)
+    event("opt_lamb_beta_2", optimizer.beta2)
+    event("opt_lamb_weight_decay_rate", optimizer.weight_decay_rate)
+    event("opt_learning_rate_training_steps", schedule.max_steps)
+    event("opt_learning_rate_warmup_steps", schedule.num_warmup_steps)
+    event("num_warmup_steps", schedule.num_warmup_steps)
+    event("start_warmup_step", schedule.start_warmup_step)
+
+
+def write_log(
+    path: Path,
+    *,
+    seed: int = 1,
+    division: str = "closed",
+    status: str = "success",
+    accuracies: Sequence[float] = (),
+) -> Path:
+    """One run's log in the order of the rules, with evaluations on the closed division's grid.
+
+    Accuracies (unless given), samples and times vary with the seed, as those of packed runs do.
+    """
+    config, chance = make_config(division), random.Random(seed)
+    accuracies = accuracies or [*(0.5 + 0.01 * n + chance.uniform(0, 0.005) for n in range(15)), 0.721]
+    log = MLPerfLogger(path, 0, ROOT)
+    log.event(constants.CACHE_CLEAR, True)
+    log.start(constants.INIT_START)
+    log_submission(log.event, config[SubmissionConfig])
+    log.event(constants.SEED, seed)
+    log_method(log.event, config[DataConfig], config[OptimizerConfig], config[ScheduleConfig])
+    log.end(constants.INIT_STOP)
+    log.start(constants.RUN_START)
+    log.start(constants.EPOCH_START, metadata={"epoch_num": 0})
+    samples = 0
+    for accuracy in accuracies:
+        samples += eval_interval(GLOBAL_BATCH_SIZE) + chance.randrange(-20, 20)
+        with log.interval(constants.EVAL_START, constants.EVAL_STOP, {"epoch_num": samples}):
+            pass
+        log.event(constants.EVAL_ACCURACY, accuracy, {"epoch_num": samples})
+    log.end(constants.EPOCH_STOP, metadata={"epoch_num": samples})
+    log.event(constants.TRAIN_SAMPLES, samples)
+    log.event(constants.EVAL_SAMPLES, config[EvaluationConfig].num_eval_examples)
+    log.run_stop(status)
+    log.close()
+    _set_times(path, seed, chance)
+    return path
+
+
+def _set_times(path: Path, seed: int, chance: random.Random) -> None:
+    """Times as of runs one after the other in 2025: a minute a training interval, a second an evaluation."""
+    now, lines = 1_750_000_000_000 + seed * 10_000_000, []
+    for line in path.read_text().splitlines(keepends=True):
+        now += 1
+        now += round(chance.uniform(55_000, 65_000)) if '"eval_start"' in line else 0
+        now += round(chance.uniform(900, 1100)) if '"eval_stop"' in line else 0
+        lines.append(re.sub(r'"time_ms": \d+', f'"time_ms": {now}', line))
+    path.write_text("".join(lines))
+
+
+def write_tree(tree: Path, division: str, num_logs: int = 10) -> Path:
+    """A whole submission: system file, ten logs, and the code that their call sites name."""
+    for index in range(num_logs):
+        write_log(tree / "results" / "machine" / "bert" / f"result_{index}.txt", seed=100 + index, division=division)
+    write_description(tree / "systems" / "machine.json", describe_system("SomeOrg", division))
+    for folder in ("results", "systems"):
+        (tree / folder / "README.md").write_text("what lies here\n")
+    text = (tree / "results" / "machine" / "bert" / "result_0.txt").read_text()
+    names = {json.loads(line.partition("MLLOG ")[2])["metadata"]["file"] for line in text.splitlines()}
+    (tree / "benchmarks/bert/implementations").mkdir(parents=True)
+    for name in names:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    return tree
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A good log of the closed division."""
+    return write_log(tmp_path / "result_0.txt")
+
+
+@pytest.fixture
+def new_log() -> WriteLog:
+    """`write_log`."""
+    return write_log
+
+
+@pytest.fixture
+def new_tree() -> Callable[..., Path]:
+    """`write_tree`."""
+    return write_tree

@@ -1,0 +1,167 @@
+"""A log's file:lineno against the code of its commit: the call there names the key, or the check says why not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlbert.mlperf.call_sites import Sources
+from mlbert.mlperf.findings import Outcome
+from mlbert.mlperf.logs import Log, read_log
+from mlbert.mlperf.own_checks import run_checks
+from mlbert.mlperf.result_set import ResultSet
+
+PROGRAM = """
+from pathlib import Path
+from mlbert.mlperf.mllog import MLPerfLogger, constants
+from mlbert.host.provenance import git_state
+tree = Path(__file__).resolve().parent
+commit, tree_modified = git_state(tree)
+log = MLPerfLogger(tree / "results/result_0.txt", 0, tree)
+log.event("configuration", {})
+log.event("commit", commit)
+log.event("tree_modified", tree_modified)
+log.start(constants.RUN_START)
+log.event(
+    "opt_lamb_beta_1",
+    max(0.9,
+        0.1),
+)
+log.run_stop("success")
+"""
+
+
+def git(tree: Path, *arguments: str) -> None:
+    words = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
+    subprocess.run(words, cwd=tree, check=True, capture_output=True)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A checkout with a program and the log that it wrote at the first commit."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "program.py").write_text(PROGRAM)
+    git(tree, "init", "-q")
+    git(tree, "add", ".")
+    git(tree, "commit", "-qm", "first")
+    subprocess.run([sys.executable, tree / "program.py"], check=True)
+    return tree
+
+
+def told(tree: Path) -> tuple[Outcome, str]:
+    """What the check says of the tree's log."""
+    results = ResultSet([read_log(tree / "results/result_0.txt")], {}, None, tree)
+    (finding,) = (finding for finding in run_checks(results, "here") if finding.check == "own: call sites")
+    return finding.outcome, finding.words
+
+
+def edit(tree: Path, name: str, old: str, new: str) -> None:
+    text = (tree / name).read_text()
+    assert old in text
+    (tree / name).write_text(text.replace(old, new))
+
+
+def test_the_commit_of_the_log_is_read_from_the_history(tree: Path) -> None:
+    assert told(tree)[0] is Outcome.PASS
+    edit(tree, "program.py", "from pathlib", "\n\n\nfrom pathlib")
+    git(tree, "commit", "-qam", "second")
+    assert told(tree)[0] is Outcome.PASS
+    (tree / "program.py").unlink()
+    assert told(tree)[0] is Outcome.PASS
+
+
+def test_a_line_that_logs_another_key_fails(tree: Path) -> None:
+    edit(tree, "results/result_0.txt", '"opt_lamb_beta_1"', '"opt_lamb_beta_2"')
+    assert told(tree) == (
+        Outcome.ERROR,
+        "result_0.txt: line 5: program.py:12 does not log opt_lamb_beta_2 [this code's own logs]",
+    )
+
+
+def test_a_commit_that_is_not_here_is_named(tree: Path) -> None:
+    shutil.rmtree(tree / ".git")
+    commit = read_log(tree / "results/result_0.txt").value("commit")
+    (tree / "source.json").write_text(json.dumps({"commit": commit, "dirty": False}))
+    assert told(tree)[0] is Outcome.PASS
+    (tree / "source.json").unlink()
+    edit(tree, "program.py", "from pathlib", "\n\n\nfrom pathlib")
+    outcome, words = told(tree)
+    assert outcome is Outcome.WARN
+    assert words.startswith(f"result_0.txt: commit {commit} is not here, so its lines are looked up in the tree")
+    assert "program.py:8 does not log configuration" in words
+
+
+def test_a_modified_tree_is_named(tree: Path) -> None:
+    edit(tree, "program.py", "0.1", "0.2")
+    (tree / "results/result_0.txt").unlink()
+    subprocess.run([sys.executable, tree / "program.py"], check=True)
+    outcome, words = told(tree)
+    assert outcome is Outcome.WARN
+    assert "the tree had been modified since commit" in words
+    assert "does not log" not in words
+
+
+def test_other_peoples_logs_raise_no_false_alarm(tree: Path) -> None:
+    edit(tree, "results/result_0.txt", '"configuration"', '"other"')
+    edit(tree, "results/result_0.txt", '"opt_lamb_beta_1"', '"opt_lamb_beta_2"')
+    assert told(tree)[0] is Outcome.PASS
+    edit(tree, "results/result_0.txt", '"program.py"', '"/elsewhere.py"')
+    assert told(tree)[0] is Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    "name", ["/elsewhere.py", "../outside.py", "missing.py", "results", "dangling.py", "a\\u0000b"]
+)
+def test_a_call_site_that_cannot_be_read_is_an_error_where_the_commit_is_known(name: str, tree: Path) -> None:
+    (tree / "dangling.py").symlink_to("nothing")
+    edit(tree, "results/result_0.txt", '"program.py"', f'"{name}"')
+    for expected in (Outcome.ERROR, Outcome.WARN):
+        outcome, words = told(tree)
+        assert outcome is expected
+        assert "is not in the tree" in words
+        shutil.rmtree(tree / ".git", ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "key", "found"),
+    [
+        ('log("seed", f(1))', 1, "seed", True),
+        ('log("seed", f(\n1))', 2, "seed", True),
+        ('log("seed", f("run_stop"))', 1, "run_stop", True),
+        ("log(c.OPT_BASE_LR, 1)", 1, "opt_base_learning_rate", True),
+        ("log(key=RUN_START)", 1, "run_start", True),
+        ('log.run_stop("success")', 1, "run_stop", True),
+        ("with log.aborting():\n    work()", 1, "run_stop", True),
+        ("with log.aborting():\n    work()", 2, "run_stop", False),
+        ('seed = 1  # "seed"', 1, "seed", False),
+        ("log(name, value)", 1, "seed", False),
+        ('log("seeds", 1)', 1, "seed", False),
+        ('log(\n"seed")\nlog("other")', 3, "seed", False),
+        ("not python(", 1, "seed", False),
+    ],
+)
+def test_which_calls_name_a_key(code: str, line: int, key: str, found: bool, tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(code)
+    sources = Sources(tmp_path, Log(Path("result_0.txt"), ()))
+    assert (sources.call_of("x.py", line, key) is not None) is found
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../x.py", "a\0.py", "\ud800.py", "a" * 300, "\u6f22" * 200, sys.executable]
+)
+def test_a_name_that_no_file_of_a_tree_has_is_not_looked_up(name: str, log: Path) -> None:
+    lines = log.read_text().splitlines()
+    told = [json.loads(line.partition(":::MLLOG ")[2]) for line in lines]
+    for line in told:
+        line["metadata"] |= {"file": name, "lineno": 1}
+    told.append({**told[0], "key": "recipe", "value": "packed_lamb"})
+    log.write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in told))
+    for tree in (None, log.parent):
+        assert run_checks(ResultSet([read_log(log)], None, None, tree), "x")
+    assert Sources(log.parent, read_log(log)).text(name) is None

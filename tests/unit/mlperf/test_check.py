@@ -1,0 +1,302 @@
+"""The whole check on trees, folders and single logs; and its command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlbert.cli.submission import app
+from mlbert.mlperf import official, tools
+from mlbert.mlperf.check import check
+from mlbert.mlperf.findings import Finding, Outcome, failed
+from mlbert.mlperf.run_files import NAMES
+from mlbert.mlperf.seal import seal
+from mlbert.mlperf.workplace import Workplace
+from user_errors import assert_error_line, user_error
+
+NewTree = Callable[..., Path]
+
+
+def _by_check(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings}
+
+
+def _snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_good_closed_tree_passes_everything_and_stays_as_it_is(tmp_path: Path, new_tree: NewTree) -> None:
+    tree = new_tree(tmp_path / "tree", "closed")
+    before = _snapshot(tree)
+    steps: list[str] = []
+    findings = check(tree, progress=steps.append)
+    # The logger alone wrote these logs, without the events that name a recipe and its configuration.
+    not_passed = [(finding.check, finding.outcome) for finding in findings if finding.outcome is not Outcome.PASS]
+    assert not_passed == [("own: program", Outcome.NOTE)]
+    assert _snapshot(tree) == before
+    told = _by_check(findings)
+    assert told["package_checker"].words == "PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !"
+    assert told["rcp_checker"].words == "RCP found, RCP test PASSED"
+    assert told["result_summarizer"].words.endswith("minutes (closed)")
+    assert told["repo_checker"].words == "ALL CHECKS PASSED"
+    assert "package_checker" in steps
+
+
+def test_a_tree_that_the_official_tools_let_pass(tmp_path: Path, new_tree: NewTree) -> None:
+    """Everything wrong here is invisible to all official tools together."""
+    tree = new_tree(tmp_path / "tree", "open")
+    results = tree / "results" / "machine" / "bert"
+    for name, old, new in (
+        ("result_1.txt", '"success"', '"aborted"'),
+        ("result_2.txt", '"success"', '"aborted"'),
+        ("result_3.txt", '"submission_division", "value": "open"', '"submission_division", "value": "closed"'),
+        ("result_4.txt", '"value": 0.000425', '"value": 0.5'),
+        ("result_5.txt", '"seed", "value": 105', '"seed", "value": 104'),
+    ):
+        text = (results / name).read_text()
+        assert old in text
+        (results / name).write_text(text.replace(old, new))
+    (results / "notes.txt").write_text("")
+    findings = check(tree)
+    official = [finding for finding in findings if not finding.check.startswith("own: ")]
+    assert not failed(official)
+    wrong = {finding.check for finding in findings if finding.outcome is Outcome.ERROR}
+    assert wrong == {"own: status", "own: division", "own: same settings"}
+    assert _by_check(findings)["own: seeds"].outcome is Outcome.WARN  # only closed asks for seeds
+    assert "bert/notes.txt is unknown" in _by_check(findings)["own: layout"].words
+
+
+def test_a_tree_that_the_official_tools_refuse(tmp_path: Path, new_tree: NewTree) -> None:
+    tree = new_tree(tmp_path / "tree", "closed", num_logs=9)
+    system = tree / "systems" / "machine.json"
+    system.write_text(json.dumps(json.loads(system.read_text()) | {"status": "onprem"}))
+    (tree / ".hidden").write_text("")
+    (tree / "results" / "machine" / "unknown").mkdir()
+    told = _by_check(check(tree))
+    assert "Field status contains a non valid value" in told["system_desc_checker"].words
+    assert "Incorrect number of files in dir" in told["package_checker"].words
+    assert "result_9.txt is missing" in told["own: layout"].words
+    assert "results/machine/unknown is not the benchmark bert" in told["own: layout"].words
+    assert told["rcp_checker"].outcome is Outcome.SKIP
+    assert told["result_summarizer"].outcome is Outcome.ERROR
+    assert told["repo_checker"].outcome is Outcome.ERROR
+
+
+def test_a_checkout_is_judged_by_its_export(tmp_path: Path, new_tree: NewTree) -> None:
+    tree = new_tree(tmp_path / "tree", "open", num_logs=1)
+    (tree / ".gitignore").write_text("junk\n")
+    (tree / "junk").write_text("")
+    subprocess.run(["git", "init", "-q"], cwd=tree, check=True)
+    assert _by_check(check(tree))["repo_checker"].outcome is Outcome.PASS
+
+
+def test_a_folder_and_a_log(tmp_path: Path, new_log: Callable[..., Path]) -> None:
+    for index in range(3):
+        new_log(tmp_path / f"result_{index}.txt", seed=index, division="open", accuracies=(0.1, 0.25))
+    (tmp_path / "curve.png").write_bytes(b"")
+    findings = check(tmp_path)
+    assert not failed(findings)
+    assert findings[-1].words.endswith("(olympic mean of 3 runs)")
+    assert not failed(check(tmp_path / "result_1.txt", "open"))
+    assert failed(check(tmp_path / "result_1.txt", "closed"))
+
+
+@pytest.mark.parametrize(("name", "code"), [("absent", "file.missing"), ("empty", "log.missing")])
+def test_bad_input(name: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with user_error(code, tmp_path / name):
+        check(tmp_path / name)
+
+
+def test_the_command_prints_one_table_and_exits_with_the_verdict(log: Path) -> None:
+    runner = CliRunner()
+    good = runner.invoke(app, ["check", str(log), "--division", "closed"])
+    assert good.exit_code == 0
+    assert "nothing FAILED" in good.stdout
+    assert good.stdout.count(" result   check") == 1
+    log.write_text(log.read_text().replace('"success"', '"aborted"'))
+    bad = runner.invoke(app, ["check", str(log)])
+    assert bad.exit_code == 1
+    told = " ".join(bad.stdout.split())
+    assert ": 1 of" in told
+    assert "status is 'aborted'" in told
+
+
+def test_bad_input_exits_with_2(tmp_path: Path) -> None:
+    code = "from mlbert.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "submission", "check", str(tmp_path / "absent")], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert_error_line(done.stderr, "file.missing", tmp_path / "absent")
+
+
+PUBLISHED = Path(__file__).parents[2] / "assets/published_logs/2xXE9712x4GB200.tar.xz"
+
+
+def test_a_published_result_raises_no_error(tmp_path: Path) -> None:
+    """Accepted by MLCommons; with the file names that other submitters use."""
+    subprocess.run(["tar", "-xf", PUBLISHED, "-C", tmp_path], check=True)
+    results = tmp_path / "results/2xXE9712x4GB200/bert"
+    (results / "result_0.txt").rename(results / "result_10.txt")
+    findings = check(tmp_path)
+    assert not failed(findings)
+    told = _by_check(findings)
+    assert told["compliance_checker"].outcome is Outcome.WARN
+    assert told["compliance_checker"].words.startswith("the one of ten that the scoring drops: ")
+    assert told["own: status"].outcome is Outcome.WARN
+    assert told["own: program"].outcome is Outcome.NOTE
+    assert told["own: evaluations"].outcome is Outcome.PASS
+    assert "note: results/2xXE9712x4GB200/bert holds result_10.txt, which the official" in told["own: layout"].words
+    assert "warning: benchmarks/bert/implementations is missing" in told["own: layout"].words
+
+    (results / "result_3.txt").write_text((results / "result_3.txt").read_text().replace('"success"', '"aborted"'))
+    (tmp_path / "results" / "other").mkdir()
+    told = _by_check(check(results))  # a system's folder: with its description, and without the other system
+    assert told["own: status"].outcome is Outcome.ERROR
+    assert told["rcp_checker"].outcome is Outcome.ERROR
+    assert told["system_desc_checker"].outcome is Outcome.PASS
+    assert "other" not in told["own: layout"].words
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _link(target: str) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        path.unlink()
+        path.symlink_to(target)
+
+    return make
+
+
+def _append(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(path.read_text() + text)
+
+
+DEEP = "[" * 20_000 + "]" * 20_000
+DEEP_LINE = f':::MLLOG {{"time_ms": 1, "key": "x", "metadata": {{}}, "value": {DEEP}}}\n'
+
+
+def test_everything_that_crashes_or_stops_a_tool_is_told_in_one_table(tmp_path: Path, new_tree: NewTree) -> None:
+    """Nothing here hangs, stops the check, changes a file, or names the copy."""
+    tree = new_tree(tmp_path / "my tree", "open")
+    logs = tree / "results" / "machine" / "bert"
+    damages: list[tuple[Callable[[Path], object], str]] = [
+        (lambda path: path.write_text(""), "result_0.txt: holds no line of an MLPerf log"),
+        (lambda path: path.write_bytes(bytes(range(256)) * 40), "result_1.txt: holds no line of an MLPerf log"),
+        (_append(f":::MLLOG {'x' * 10_000_000}\n"), "result_2.txt has 10000002 characters in line"),
+        (_append(DEEP_LINE), "RecursionError"),
+        (_append(':::MLLOG {"time_ms": NaN, "key": "x", "value": 1, "metadata": {}}\n'), "time_ms is nan"),
+        (_fifo, "result_5.txt is neither a file nor a folder"),
+        (_folder, "result_6.txt is a folder"),
+        (_link("nowhere"), "result_7.txt is a link to nothing"),
+        (_link("result_8.txt"), "result_8.txt is a link to itself"),
+        (_link("/etc/passwd"), "result_9.txt is a link out of the tree"),
+    ]
+    for index, (damage, _) in enumerate(damages):
+        damage(logs / f"result_{index}.txt")
+    (tree / "results" / "no system" / "bert").mkdir(parents=True)
+    (tree / "systems" / "broken.json").write_text("{")
+    (tree / "systems" / "deep.json").write_text(DEEP)
+    Path(os.fsdecode(os.fsencode(tree / "results") + b"/\xff")).write_text("")
+    findings = check(tree)
+    complaints = [complaint.text for finding in findings for complaint in finding.complaints]
+    for _, words in damages:
+        assert any(words in text for text in complaints), words
+    assert any("JSONDecodeError" in text for text in complaints)
+    assert any(f"{tree}/results/no system" in text for text in complaints)
+    assert not any("mlbert-check" in text for text in complaints)
+    assert all(finding.words.isprintable() for finding in findings)
+
+
+def test_a_tree_without_its_parts_gets_a_table(tmp_path: Path) -> None:
+    (tmp_path / "tree" / "systems").mkdir(parents=True)
+    told = _by_check(check(tmp_path / "tree"))
+    assert "results/ is missing" in told["own: layout"].words
+    assert told["package_checker"].outcome is Outcome.ERROR
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (os.mkfifo, "file.wrong-kind"),
+        (lambda path: path.write_text(":::MLLOG " + "x" * 60_000), "file.too-large"),
+    ],
+    ids=["pipe", "long line"],
+)
+def test_a_log_that_cannot_be_judged(make: Callable[[Path], object], code: str, tmp_path: Path) -> None:
+    make(tmp_path / "log.txt")
+    with user_error(code, tmp_path / "log.txt"):
+        check(tmp_path / "log.txt")
+
+
+def test_what_is_given_may_be_a_link(tmp_path: Path, new_log: Callable[..., Path]) -> None:
+    """Links are judged within a tree, where they would break when it is handed in."""
+    (tmp_path / "elsewhere").mkdir()
+    log = new_log(tmp_path / "elsewhere" / "run.txt", division="open")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "result_0.txt").symlink_to(log)
+    (tmp_path / "latest").symlink_to(tmp_path / "logs")
+    for path in (tmp_path / "logs" / "result_0.txt", tmp_path / "latest"):
+        findings = check(path)
+        assert not failed(findings)
+        assert _by_check(findings)["compliance_checker"].outcome is Outcome.PASS
+    place = Workplace(tmp_path / "latest", tmp_path / "copy", tmp_path / "scratch")
+    assert [complaint.text for complaint in place.take([tmp_path / "latest"])] == [
+        "result_0.txt is a link out of the tree"
+    ]
+
+
+def test_json_has_every_complaint_and_the_table_some(tmp_path: Path, new_log: Callable[..., Path]) -> None:
+    good = new_log(tmp_path / "good.txt", division="open")
+    bad = tmp_path / "bad.txt"
+    bad.write_text(good.read_text().replace(', "metadata"', ', "data"'))
+    target = tmp_path / "found.json"
+    done = CliRunner().invoke(app, ["check", str(good), str(bad), "--json", str(target)])
+    assert done.exit_code == 1
+    found = json.loads(target.read_text())
+    assert found["verdict"] == "failed"
+    assert found["versions"]["mlperf-logging"] == "4.1.68"
+    lines = next(row for row in found["findings"] if (row["path"], row["check"]) == (str(bad), "own: lines"))
+    num_lines = len(bad.read_text().splitlines())
+    assert len(lines["complaints"]) == num_lines
+    assert {complaint["severity"] for complaint in lines["complaints"]} == {"ERROR"}
+    num_kinds = len({complaint["text"].split(": ")[-1] for complaint in lines["complaints"]})
+    assert lines["words"].endswith(f"; and {num_kinds - 6} more")
+    assert done.stdout.count(" result   check") == 2
+    printed = CliRunner().invoke(app, ["check", str(good), "--json", "-"])
+    assert printed.exit_code == 0
+    assert json.loads(printed.stdout)["verdict"] == "passed"
+
+
+def test_a_sealed_system_passes_the_official_tools_without_a_warning(tmp_path: Path, new_tree: NewTree) -> None:
+    tree = new_tree(tmp_path / "tree", "open")
+    results = tree / "results" / "machine"
+    for index in range(10):
+        for name in NAMES:
+            (results / f"run_{index}.{name}").write_text("{}")
+    seal("machine", tree)
+    told = _by_check(check(results))
+    assert told["own: seal"].outcome is Outcome.PASS
+    assert told["own: layout"].outcome is Outcome.PASS
+    assert told["result_summarizer"].outcome is Outcome.PASS
+    with tools.started(
+        official.jobs([official.package_checker(tree), official.repo_checker(tree)]), tmp_path
+    ) as answers:
+        assert not any("WARNING" in answer.words for answer in answers(lambda step: None))

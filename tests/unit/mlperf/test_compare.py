@@ -1,0 +1,161 @@
+"""What differs between two sets of runs: the committed results, copies of them that were changed, published logs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlbert.cli.submission import app
+from mlbert.mlperf.compare import Comparison, compare_sides, read_side
+from mlbert.mlperf.logs import read_log
+from mlbert.mlperf.run_numbers import minutes_to_train, samples_per_second, samples_to_target
+from user_errors import user_error
+
+ROOT = Path(__file__).resolve().parents[3]
+DEMO = ROOT / "tests/assets/own_tree/results/cpu_demo"
+PUBLISHED = ROOT / "tests/assets/published_logs/2xXE9712x4GB200.tar.xz"
+
+
+def compared(a: Path, b: Path) -> Comparison:
+    return compare_sides(read_side(a), read_side(b), ROOT)
+
+
+def copy(folder: Path, change: Callable[[dict, float], None], num_logs: int = 10) -> Path:
+    """The demonstration's logs with each line changed; ``change`` also gets the time of run_start."""
+    folder.mkdir(parents=True)
+    for name in sorted((DEMO / "bert").glob("result_*.txt"))[:num_logs]:
+        lines = [json.loads(line.partition("MLLOG ")[2]) for line in name.read_text().splitlines()]
+        start = next(line["time_ms"] for line in lines if line["key"] == "run_start")
+        for line in lines:
+            change(line, start)
+        (folder / name.name).write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in lines))
+    return folder
+
+
+def twice_as_slow(line: dict, start: float) -> None:
+    line["time_ms"] = start + 2 * (line["time_ms"] - start)
+
+
+def test_a_run_against_itself() -> None:
+    found = compared(DEMO, DEMO / "bert")
+    assert (found.settings, found.code, found.system, found.files, found.history) == ([], [], [], [], "")
+    assert found.successes == found.runs == (10, 10)
+    assert found.notes == []
+    for measure in found.measures:
+        assert measure.ratio is not None
+        assert measure.ratio.value == 1
+        assert not measure.ratio.is_significant
+
+
+def test_a_slower_copy_differs_in_speed_and_time_only(tmp_path: Path) -> None:
+    speed, samples, minutes = (m.ratio for m in compared(DEMO, copy(tmp_path / "slow", twice_as_slow)).measures)
+    assert speed is not None
+    assert samples is not None
+    assert minutes is not None
+    assert (speed.is_significant, samples.is_significant, minutes.is_significant) == (True, False, True)
+    assert speed.value == pytest.approx(0.5, rel=0.05)
+    assert speed.high is not None
+    assert speed.low is not None
+    assert speed.low < 0.5 < speed.high < 1
+    assert minutes.value == pytest.approx(2, rel=0.05)
+
+
+def test_numbers_of_a_run() -> None:
+    log = read_log(DEMO / "bert/result_0.txt")
+    starts = [event.time_ms for event in log.all("eval_start")]
+    begins = [event.time_ms for event in (*log.all("run_start"), *log.all("eval_stop"))]
+    seconds = sum(start - begin for start, begin in zip(starts, begins, strict=False)) / 1000
+    assert samples_per_second(log) == pytest.approx(100016 / seconds)
+    assert samples_to_target(log) == 100016
+    assert minutes_to_train(log) == log.minutes
+
+
+def test_missed_targets_other_settings_and_few_runs(tmp_path: Path) -> None:
+    def change(line: dict, start: float) -> None:
+        if line["key"] == "run_stop":
+            line["metadata"]["status"] = "aborted"
+        if line["key"] in ("global_batch_size", "opt_epsilon"):
+            line["value"] *= 2
+        if line["key"] == "packages":
+            line["value"]["torch"] = "3.0"
+        if line["key"] == "commit":
+            line["value"] = "0" * 40
+        if line["key"] == "configuration":
+            line["value"]["BATCHSIZE"] = {"value": 64, "origin": "flag --train_batch_size"}
+            line["value"]["LOGDIR"]["value"] = "/elsewhere"
+            line["value"]["NEW_ONE"] = {"value": "off", "origin": "recipe packed_lamb"}
+
+    found = compared(copy(tmp_path / "changed", change, 2), DEMO)
+    assert [(d.name, d.a, d.b) for d in found.settings] == [
+        ("global_batch_size", "68", "34"),
+        ("opt_epsilon", "2e-06", "1e-06"),
+        ("BATCHSIZE", "64", "32"),
+    ]
+    batch = next(d for d in found.settings if d.name == "BATCHSIZE")
+    assert batch.origin_a == "flag --train_batch_size"
+    assert batch.origin_b.endswith("config_cpu_1x1x32x1_demo.sh:13")
+    assert [d.name for d in found.code] == ["commit", "packages: torch"]
+    assert (found.successes, found.runs, found.olympic_minutes[0]) == ((0, 10), (2, 10), None)
+    assert [measure.ratio is None for measure in found.measures] == [False, True, True]
+    notes = " ".join([*found.notes, found.history])
+    for words in (
+        "batch sizes differ",
+        "A has fewer than 3 runs",
+        "LOGDIR",
+        "NEW_ONE off",
+        "does not have both commits",
+    ):
+        assert words in notes, words
+
+
+def test_commits_of_this_history() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("no git history here")
+    older, newer = ROOT / "results/cpu_cluster", ROOT / "results/tf2_cpu_demo"
+    found = compared(older, newer)
+    if "does not have both" in found.history:
+        pytest.skip("a shallow clone")
+    assert re.fullmatch(r"B is \d+ commits after A; \d+ files of benchmarks/ differ\.", found.history)
+    assert all(name.startswith("benchmarks/") for name in found.files)
+    back = compared(newer, older)
+    assert back.history == found.history.replace("after", "before")
+
+
+def test_published_logs_and_the_printed_report(tmp_path: Path) -> None:
+    subprocess.run(["tar", "-xf", PUBLISHED, "-C", tmp_path], check=True)
+    published = tmp_path / "results/2xXE9712x4GB200"
+    result = CliRunner().invoke(app, ["diff", str(published), str(DEMO)])
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+    words = " ".join(result.output.split())
+    for wanted in ("9 reached the target", "Not like for like", "the batch sizes", "speed: B is", "Not verified"):
+        assert wanted.lower() in words.lower(), wanted
+    told = json.loads(CliRunner().invoke(app, ["diff", str(DEMO), str(published), "--json"]).output)
+    assert told["successes"] == [10, 9]
+    assert told["measures"][0]["ratio"]["p"] < 0.001
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [(".", "log.missing"), ("none", "file.missing"), ("text.txt", "log.incomplete")]
+)
+def test_bad_input_is_one_line(name: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("no log\n")
+    with user_error(code, tmp_path / name):
+        read_side(tmp_path / name)
+
+
+@pytest.mark.parametrize("value", [[], {}, [{"a": 1}], 10**400, True, ""])
+def test_values_of_other_types_are_compared_as_text(value: object, tmp_path: Path) -> None:
+    def change(line: dict, start: float) -> None:
+        if line["key"] in ("configuration", "commit", "global_batch_size", "train_data", "seed", "hosts"):
+            line["value"] = value
+
+    odd = copy(tmp_path / "odd", change, num_logs=1)
+    assert any(difference.name == "global_batch_size" for difference in compared(DEMO, odd).settings)
+    assert compared(odd, odd).settings == []

@@ -1,0 +1,181 @@
+"""System descriptions, from machines made of files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlbert.cli.submission import app
+from mlbert.mlperf.describe import describe_system, write_description
+from mlbert.mlperf.templates import FIELDS
+from user_errors import user_error
+
+CPUINFO = """\
+processor\t: {n}
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 143
+model name\t: Intel(R) Xeon(R)  Platinum 8480C
+stepping\t: 8
+cpu MHz\t\t: 2000.000
+physical id\t: {socket}
+core id\t\t: {core}
+flags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile amx_bf16
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Path:
+    """Two sockets of two cores with two threads each."""
+    threads = [(socket, core) for _ in range(2) for socket in range(2) for core in range(2)]
+    blocks = [CPUINFO.format(n=n, socket=socket, core=core) for n, (socket, core) in enumerate(threads)]
+    files = {
+        "proc/cpuinfo": "\n".join(blocks) + "\n",
+        "proc/meminfo": "MemTotal:       2147483648 kB\nMemFree: 1 kB\n",
+        "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04 LTS"\n',
+        "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "3800000\n",
+        "sys/devices/system/cpu/cpu0/cache/index0/level": "1\n",
+        "sys/devices/system/cpu/cpu0/cache/index0/type": "Data\n",
+        "sys/devices/system/cpu/cpu0/cache/index0/size": "48K\n",
+        "sys/devices/system/cpu/cpu0/cache/index0/shared_cpu_list": "0,4\n",
+        "sys/block/nvme0n1/size": "7501476528\n",
+        "sys/block/nvme0n1/device/model": "SAMSUNG MZQL23T8HCLS-00A07   \n",
+        "sys/block/nvme1n1/size": "7501476528\n",
+        "sys/block/nvme1n1/device/model": "SAMSUNG MZQL23T8HCLS-00A07   \n",
+        "sys/block/loop0/size": "8\n",
+        "proc/mounts": "/dev/nvme0n1 / ext4 rw 0 0\nmgs:/data /data lustre rw 0 0\nproc /proc proc rw 0 0\n",
+        "sys/class/net/eth0/speed": "100000\n",
+        "sys/class/net/eth0/type": "1\n",
+        "sys/class/net/eth0/device/vendor": "x",
+        "sys/class/net/ib0/speed": "400000\n",
+        "sys/class/net/ib0/type": "32\n",
+        "sys/class/net/ib0/device/vendor": "x",
+        "sys/class/net/lo/speed": "1\n",
+        "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
+        "sys/class/infiniband/mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)\n",
+        "sys/class/infiniband/mlx5_0/ports/1/link_layer": "InfiniBand\n",
+        "sys/class/infiniband/mlx5_1/ports/1/state": "4: ACTIVE\n",
+        "sys/class/infiniband/mlx5_1/ports/1/rate": "400 Gb/sec (4X NDR)\n",
+        "sys/class/infiniband/mlx5_2/ports/1/state": "1: DOWN\n",
+        "sys/class/infiniband/mlx5_3/ports/1/rate": "100 Gb/sec (4X EDR)\n",
+        "sys/class/infiniband/mlx5_3/ports/1/link_layer": "Ethernet\n",
+        "sys/devices/system/node/node0/x": "",
+        "sys/devices/system/node/node1/x": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+MODULE = """
+Handle 0x0{n}, DMI type 17, 92 bytes
+Memory Device
+\tTotal Width: 80 bits
+\tSize: {size}
+\tType: {kind}
+\tSpeed: {speed}
+\tConfigured Memory Speed: {configured}
+"""
+MODULES = "".join(
+    [
+        *(MODULE.format(n=n, size="64 GB", kind="DDR5", speed="5600 MT/s", configured="4800 MT/s") for n in range(16)),
+        MODULE.format(n=16, size="No Module Installed", kind="Unknown", speed="Unknown", configured="Unknown"),
+    ]
+)
+
+
+def _ask(command: Sequence[str]) -> str:
+    if command[0] == "dmidecode":
+        return MODULES
+    if command[0] == "cc":
+        return "cc (Ubuntu 13.3.0-6ubuntu2, patched) 13.3.0\nCopyright\n"
+    if command[0] != "nvidia-smi":
+        return ""
+    if command[1] == "nvlink":
+        return "GPU 0: NVLink 0: 26 GB/s"
+    if "driver_version" in command[1] and "name" not in command[1]:
+        return "570.1\n" * 8
+    return "NVIDIA H100 80GB HBM3, 81559 MiB, 1980 MHz, 5\n" * 8
+
+
+def test_a_server_with_accelerators(server: Path) -> None:
+    facts = describe_system("SomeOrg", "closed", 2, server, _ask)
+    assert tuple(facts) == FIELDS
+    assert len(facts) == 33
+    assert (
+        facts["system_name"]
+        == "2 nodes of 8x NVIDIA H100 80GB HBM3, 2x Intel(R) Xeon(R) Platinum 8480C (Sapphire Rapids)"
+    )
+    assert facts["status"] == "Research, Development, or Internal (RDI)"
+    assert facts["host_processors_per_node"] == "2"
+    assert facts["host_processor_core_count"] == "2"
+    assert facts["host_processor_vcpu_count"] == "8"
+    assert facts["host_processor_frequency"] == "3800 MHz (maximum)"
+    assert facts["host_processor_caches"] == "L1d 48K (shared by 2 vCPUs)"
+    assert facts["host_memory_capacity"] == "2048.0 GiB"
+    assert facts["host_memory_configuration"] == "16x 64 GB DDR5 at 4800 MT/s, 2 NUMA nodes"
+    assert facts["host_storage_type"] == "2x NVMe SSD (SAMSUNG MZQL23T8HCLS-00A07); file systems ext4 lustre"
+    assert facts["host_storage_capacity"] == "7682 GB"
+    cards = ["100 Gb/s Ethernet", "2x InfiniBand 400 Gb/s (4X NDR)", "RoCE 100 Gb/s (4X EDR)"]
+    assert facts["host_networking"].split(", ") == cards
+    assert facts["accelerators_per_node"] == "8"
+    assert facts["accelerator_memory_capacity"] == "81559 MiB"
+    assert facts["accelerator_host_interconnect"] == "PCIe Gen5"
+    assert facts["accelerator_interconnect"] == "NVLink"
+    assert facts["operating_system"] == "Ubuntu 24.04 LTS"
+    stack = dict(pair.split(": ", 1) for pair in facts["other_software_stack"].split(", "))
+    assert stack["NVIDIA driver"] == "570.1"
+    assert stack["C compiler"] == "cc (Ubuntu 13.3.0-6ubuntu2 patched) 13.3.0"
+    assert {"Python", "BLAS", "oneDNN", "OpenMP", "glibc", "kernel", "numpy"} <= set(stack)
+    assert facts["hw_notes"].startswith("2 threads per core (SMT on); vector extensions: avx2")
+    assert "amx_bf16" in facts["hw_notes"]
+    assert all(type(value) is str for value in facts.values())
+
+
+def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
+    facts = describe_system("SomeOrg", "open", 1, tmp_path, lambda command: "")
+    assert tuple(facts) == FIELDS
+    assert facts["accelerators_per_node"] == "0"
+    assert facts["accelerator_model_name"] == "N/A"
+    assert facts["host_memory_capacity"] == "unknown"
+    assert facts["host_memory_configuration"] == "modules unknown"
+    assert facts["hw_notes"].startswith("1 thread per core")
+    for name in ("number_of_nodes", "host_processors_per_node", "accelerators_per_node"):
+        assert facts[name].isdecimal()
+
+
+def test_threads_are_told_by_their_cores(server: Path) -> None:
+    for number in range(8):  # all of one socket of a processor that /proc/cpuinfo says nothing of
+        for name, value in {"physical_package_id": 0, "core_id": number % 4}.items():
+            file = server / f"sys/devices/system/cpu/cpu{number}/topology/{name}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{value}\n")
+    facts = describe_system("SomeOrg", "closed", 1, server, _ask)
+    assert (facts["host_processors_per_node"], facts["host_processor_core_count"]) == ("1", "4")
+
+
+def test_the_command_writes_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "systems" / "this.json"
+    done = CliRunner().invoke(app, ["describe-system", "--out", str(path), "--submitter", "SomeOrg"])
+    assert done.exit_code == 0, done.output
+    facts = json.loads(path.read_text())
+    assert tuple(facts) == FIELDS
+    assert (facts["submitter"], facts["division"]) == ("SomeOrg", "open")
+    assert facts["host_processor_model_name"] in facts["system_name"]
+
+
+@pytest.mark.parametrize("name", ["x.txt", "a b.json", ".json"])
+def test_illegal_names(name: str, tmp_path: Path) -> None:
+    with user_error("config.value", tmp_path / name):
+        write_description(tmp_path / name, {})
+
+
+def test_an_unwritable_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with user_error("file.unwritable", tmp_path / "file/x.json"):
+        write_description(tmp_path / "file" / "x.json", {})

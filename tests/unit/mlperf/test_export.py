@@ -1,0 +1,138 @@
+"""Exporting a tree."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlbert.cli.submission import app
+from mlbert.host.provenance import SOURCE_STATEMENT, git_state
+from mlbert.mlperf import official
+from mlbert.mlperf.export import check_source, export_tree, is_export
+from mlbert.mlperf.findings import Outcome
+from user_errors import user_error
+
+LEFT_OUT = (
+    "tests/unit/test_x.py",
+    "tools/x.py",
+    "records/2025_x/log.txt",
+    "runs/x/result_0.txt",
+    ".github/x.yml",
+    ".gitignore",
+    "benchmarks/bert/__pycache__/x.pyc",
+    "benchmarks/bert/.hidden",
+    "benchmarks/bert/x.so",
+)
+KEPT = ("README.md", "systems/a.json", "results/a/bert/result_0.txt", "benchmarks/bert/tests/x.py")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    folder = tmp_path / "tree"
+    for name in (*LEFT_OUT, *KEPT):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / ".gitignore").write_text("runs/\n*.pyc\nignored.txt\n")
+    return folder
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_plain_folder(tree: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    assert export_tree(tree, target) == len(KEPT)
+    assert _names(target) == {*KEPT, SOURCE_STATEMENT}
+    assert official.run(official.repo_checker(target))[0].outcome is Outcome.PASS
+
+
+def test_a_checkout(tree: Path, tmp_path: Path) -> None:
+    (tree / "ignored.txt").write_text("")
+    (tree / "link.txt").symlink_to("README.md")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run(["git", "init", "-q"], cwd=tree, check=True)
+    subprocess.run(["git", "add", "."], cwd=tree, check=True)
+    subprocess.run([*git, "commit", "-qm", "first"], cwd=tree, check=True)
+    (tree / "systems/new.json").write_text("{}")
+    target = tmp_path / "out"
+    export_tree(tree, target)
+    assert _names(target) == {*KEPT, SOURCE_STATEMENT, "systems/new.json", "link.txt"}
+    assert not (target / "link.txt").is_symlink()
+    commit, dirty = git_state(target)
+    assert commit == git_state(tree)[0]
+    assert len(commit) == 40
+    assert dirty
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "name"),
+    [
+        (lambda tree: (tree / "a b.txt").write_text(""), "submission.file-name", "a b.txt"),
+        (lambda tree: (tree / "link").symlink_to("absent"), "submission.file-name", "link"),
+        (lambda tree: (tree / "big").open("wb").truncate(51 * 1024 * 1024), "file.too-large", "big"),
+    ],
+    ids=["space", "link", "size"],
+)
+def test_what_the_repository_checker_refuses_is_named(make, code: str, name: str, tree: Path, tmp_path: Path) -> None:
+    make(tree)
+    with user_error(code, name):
+        export_tree(tree, tmp_path / "out")
+
+
+def test_a_target_with_files_is_left_alone(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    with user_error("file.exists", tmp_path / "out"):
+        export_tree(tree, tmp_path / "out")
+    assert _names(tmp_path / "out") == {"mine.txt"}
+
+
+def test_a_target_inside_the_tree(tree: Path) -> None:
+    export_tree(tree, tree / "benchmarks" / "out")
+    assert not (tree / "benchmarks" / "out" / "benchmarks" / "out").exists()
+
+
+def test_this_tree(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    done = CliRunner().invoke(app, ["export", str(target)])
+    assert done.exit_code == 0, done.output
+    assert "ALL CHECKS PASSED" in done.stdout
+    assert (target / "benchmarks/bert/implementations/pytorch/mlbert/mlperf/mllog.py").is_file()
+    assert not {"tests", "tools", "records"} & {path.name for path in target.iterdir()}
+    statement = json.loads((target / SOURCE_STATEMENT).read_text())
+    assert set(statement) == {"commit", "dirty", "files"}
+    assert set(statement["files"]) == {name for name in _names(target) if name.startswith("benchmarks/")}
+    listed = "".join(f"{digest}  {name}\n" for name, digest in statement["files"].items())
+    subprocess.run(["sha256sum", "--check", "--quiet"], cwd=target, input=listed, text=True, check=True)
+
+
+def test_an_export_of_an_export_says_the_same(tree: Path, tmp_path: Path) -> None:
+    export_tree(tree, tmp_path / "once")
+    export_tree(tmp_path / "once", tmp_path / "twice")
+    once, twice = (json.loads((tmp_path / name / SOURCE_STATEMENT).read_text()) for name in ("once", "twice"))
+    assert once == twice
+    assert set(once["files"]) == {"benchmarks/bert/tests/x.py"}
+
+
+def test_an_export_is_held_against_what_it_says_of_itself(tree: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    export_tree(tree, target)
+    assert is_export(target)
+    assert list(check_source(target)) == []
+    (target / "benchmarks/bert/tests/x.py").write_text("changed")
+    assert [complaint.text for complaint in check_source(target)] == ["benchmarks/bert/tests/x.py is another file"]
+    for statement, outcome, words in (
+        ('{"files": {"../x": ""}}', Outcome.ERROR, "lists ../x, which is outside"),
+        ('{"files": {"benchmarks/y": 3}}', Outcome.ERROR, "benchmarks/y is missing"),
+        ("[", Outcome.ERROR, "cannot be read"),
+        ('{"commit": "x", "dirty": false}', Outcome.NOTE, "lists no files"),
+    ):
+        (target / SOURCE_STATEMENT).write_text(statement)
+        (told,) = check_source(target)
+        assert told.outcome is outcome
+        assert words in told.text

@@ -1,0 +1,70 @@
+"""Reading MLPerf logs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlbert.mlperf.logs import read_log, unfit
+from user_errors import user_error
+
+
+def test_what_a_good_log_says(log: Path) -> None:
+    read = read_log(log)
+    assert read.broken == []
+    assert read.status == "success"
+    assert read.value("seed") == 1
+    assert read.minutes is not None
+    assert read.minutes > 0
+    told = [json.loads(line.partition(":::MLLOG ")[2]) for line in log.read_text().splitlines()]
+    accuracies = [fields for fields in told if fields["key"] == "eval_accuracy"]
+    assert read.evaluations == [(fields["metadata"]["epoch_num"], fields["value"]) for fields in accuracies]
+    assert read.evaluations[-1][1] == 0.721
+    assert [event.line for event in read.events] == list(range(1, len(read.events) + 1))
+
+
+def test_other_lines_are_skipped_and_prefixes_cut(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text(
+        'hello\n0: :::MLLOG {"time_ms": 5, "key": "seed", "value": 3, "metadata": {}}\n'
+        ':::MLLOG {"time_ms": 5, "key": "seed", "value": 3}\n'
+        ':::MLLOG {"time_ms": 5, "key"\n:::MLLOG [1]\n:::MLLOG {"key": "a"}\n'
+    )
+    read = read_log(path)
+    assert [(event.line, event.value, event.metadata) for event in read.events] == [(2, 3, {}), (3, 3, None)]
+    assert [text.split(":")[0] for text in read.broken] == ["line 4", "line 5", "line 6"]
+
+
+def test_an_empty_log_has_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text("")
+    read = read_log(path)
+    assert (read.status, read.minutes, read.evaluations, read.value("seed")) == (None, None, [], None)
+
+
+def test_an_absent_log(tmp_path: Path) -> None:
+    with user_error("file.unreadable", tmp_path / "x.txt"):
+        read_log(tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [("[" * 20_000 + "]" * 20_000, "RecursionError"), ("[" * 200 + "]" * 200, "nested more than 100")],
+)
+def test_what_would_exhaust_the_stack_is_a_broken_line(value: str, word: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text(f':::MLLOG {{"time_ms": 5, "key": "x", "value": {value}, "metadata": {{}}}}\n')
+    (told,) = read_log(path).broken
+    assert word in told
+
+
+def test_a_line_that_official_tools_never_finish_is_no_log(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text("x" * 60_000 + "\n")
+    assert unfit(path) is None
+    path.write_text("one\n:::MLLOG " + "x" * 60_000)
+    assert unfit(path) == "has 60001 characters in line 2, more than 50000"
+    path.write_text(":::MLLOG {}\n" * 20_001)
+    assert unfit(path) == "has more than 20000 MLPerf lines"

@@ -1,0 +1,179 @@
+"""The MLPerf log: what is written, by whom, with which line number, and how an aborted run ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mlbert.mlperf.mllog import MLPerfLogger, close_interrupted, constants
+from mlbert.runs.identity import log_submission
+from user_errors import user_error
+
+HERE = Path(__file__)
+ROOT = HERE.parents[3]
+
+
+def _events(path: Path) -> list[dict]:
+    lines = path.read_text().splitlines()
+    assert all(line.startswith(":::MLLOG ") for line in lines)
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> MLPerfLogger:
+    return MLPerfLogger(tmp_path / "made" / "result_0.txt", 0, ROOT)
+
+
+def test_file_and_line_of_the_caller(log: MLPerfLogger) -> None:
+    log.event("seed", 3)
+    with log.interval(constants.EVAL_START, constants.EVAL_STOP, {"epoch_num": 5}):
+        pass
+    log.close()
+    source = HERE.read_text().splitlines()
+    texts = ['log.event("seed", 3)', "with log.interval(", "with log.interval("]
+    events = _events(log.path)
+    assert [event["key"] for event in events] == ["seed", "eval_start", "eval_stop"]
+    for event, text in zip(events, texts, strict=True):
+        assert event["metadata"]["file"] == "tests/unit/mlperf/test_mllog.py"
+        assert text in source[event["metadata"]["lineno"] - 1]
+
+
+def test_event_types_and_no_output(log: MLPerfLogger, capfd: pytest.CaptureFixture[str]) -> None:
+    log.start("run_start")
+    log.event("eval_accuracy", 0.5, {"epoch_num": 7})
+    log.end("epoch_stop", metadata={"epoch_num": 7})
+    assert log.run_stop("success")
+    assert not log.run_stop("aborted")
+    kinds = [(event["event_type"], event["key"]) for event in _events(log.path)]
+    assert kinds == [
+        ("INTERVAL_START", "run_start"),
+        ("POINT_IN_TIME", "eval_accuracy"),
+        ("INTERVAL_END", "epoch_stop"),
+        ("INTERVAL_END", "run_stop"),
+    ]
+    assert _events(log.path)[-1]["metadata"]["status"] == "success"
+    assert capfd.readouterr() == ("", "")
+    assert "mlperf" not in logging.Logger.manager.loggerDict
+
+
+def test_other_ranks_and_no_path_write_nothing(tmp_path: Path) -> None:
+    for logger in (MLPerfLogger(tmp_path / "a.txt", 1, ROOT), MLPerfLogger(None, 0, ROOT)):
+        logger.start("run_start")
+        with pytest.raises(TypeError):
+            logger.event("seed", np.int64(3))
+        assert logger.run_stop("success")
+        logger.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "value", [np.float64(1), np.int32(1), np.ones(1), (1,), {1: 2}, {"a": np.float32(1)}, object()]
+)
+def test_only_plain_values(log: MLPerfLogger, value: object) -> None:
+    with pytest.raises(TypeError):
+        log.event("seed", value)
+    with pytest.raises(TypeError):
+        log.event("seed", 1, {"more": value})
+    assert _events(log.path) == []
+
+
+def test_tensors_are_refused(log: MLPerfLogger) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="Tensor is not a plain"):
+        log.event("seed", torch.tensor(1))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {"throughput": float("nan")}])
+def test_only_finite_numbers(log: MLPerfLogger, value: object) -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        log.event("tracked_stats", value)
+
+
+def test_an_evaluation_names_its_samples(log: MLPerfLogger) -> None:
+    with pytest.raises(ValueError, match="epoch_num"):
+        log.event("eval_accuracy", 0.5)
+
+
+def test_texts_that_the_official_tools_misread_are_spelt_otherwise(log: MLPerfLogger) -> None:
+    value = {"LOGDIR": "/runs/eval_accuracy/global_batch_size", "eval_error": ":::MLLOG {train_samples}"}
+    log.event("tracked_stats", value)
+    log.event("eval_accuracy", 0.5, {"epoch_num": 7, "note": "submission_benchmark"})
+    first, second = log.path.read_text().splitlines()
+    for text in ("eval_accuracy", "eval_error", "global_batch_size", "submission_benchmark", "train_samples"):
+        assert text not in first
+        assert (text in second) == (text == "eval_accuracy")
+    assert first.count(":::MLLOG") == 1
+    told = _events(log.path)
+    assert told[0]["value"] == value
+    assert told[1]["metadata"]["note"] == "submission_benchmark"
+
+
+def test_append_continues_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "result_0.txt"
+    for append in (False, True):
+        logger = MLPerfLogger(path, 0, ROOT, append=append)
+        logger.event("cache_clear", True)
+        logger.close()
+    assert len(_events(path)) == 2
+    MLPerfLogger(path, 0, ROOT).close()
+    assert path.read_text() == ""
+
+
+def test_an_unwritable_path(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with user_error("file.unwritable", tmp_path / "file/result_0.txt"):
+        MLPerfLogger(tmp_path / "file" / "result_0.txt", 0, ROOT)
+
+
+def test_only_the_first_run_stop_of_a_run_that_has_begun_counts(log: MLPerfLogger) -> None:
+    assert not log.run_stop("aborted")
+    assert _events(log.path) == []
+    log.start("run_start")
+    assert log.run_stop("success")
+    assert not log.run_stop("aborted")
+    assert [event["key"] for event in _events(log.path)] == ["run_start", "run_stop"]
+
+
+def test_the_package_is_named_as_in_the_tree_wherever_it_is_installed(tmp_path: Path) -> None:
+    logger = MLPerfLogger(tmp_path / "result_0.txt", 0, Path("/nonexistent"))
+    log_submission(logger.event, SimpleNamespace(submission_org="x", submission_division="x", submission_platform="x"))
+    assert {event["metadata"]["file"] for event in _events(logger.path)} == {
+        "benchmarks/bert/implementations/pytorch/mlbert/runs/identity.py"
+    }
+
+
+def test_of_two_who_close_a_log_at_once_one_does(tmp_path: Path) -> None:
+    path = tmp_path / "result_0.txt"
+    lost = MLPerfLogger(path, 0, tmp_path)
+    lost.start(constants.RUN_START)
+    barrier = threading.Barrier(4)
+
+    def close(number: int) -> None:
+        barrier.wait()
+        if number:
+            close_interrupted(path, tmp_path, f"rank 0 is silent, says {number}")
+        else:
+            lost.run_stop(constants.SUCCESS)
+
+    threads = [threading.Thread(target=close, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lost.close()
+    assert path.read_text().count('"run_stop"') == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_line_that_a_full_disk_does_not_take_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "result_0.txt").symlink_to("/dev/full")
+    log = MLPerfLogger(tmp_path / "result_0.txt", 0, ROOT)
+    with user_error("file.unwritable", tmp_path / "result_0.txt"):
+        log.event("seed", 3)
+    log.close()

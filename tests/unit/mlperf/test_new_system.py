@@ -1,0 +1,149 @@
+"""A new system's folder: made from any other, whole or not at all, and never over something that is there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlbert.cli.submission import app
+from mlbert.config.sources import check_exports, parse_config_name
+from mlbert.mlperf.new_system import IMPLEMENTATIONS, new_system
+from mlbert.mlperf.templates import FOLDER, unfilled
+from user_errors import user_error
+
+ROOT = Path(__file__).resolve().parents[3]
+SYSTEMS = sorted(path.parent.name for path in (ROOT / IMPLEMENTATIONS).glob("*/env.sh"))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """The system folders, what they source, and the descriptions."""
+    root = tmp_path / "a tree"
+    for name in [*SYSTEMS, "pytorch/launch", "pytorch/configs"]:
+        shutil.copytree(ROOT / IMPLEMENTATIONS / name, root / IMPLEMENTATIONS / name)
+    shutil.copytree(ROOT / "systems", root / "systems")
+    return root
+
+
+def exports(config: Path) -> dict[str, str]:
+    done = subprocess.run(
+        ["bash", "-c", 'source "$0" && env -0', config],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    return dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
+
+
+@pytest.mark.parametrize("other", SYSTEMS)
+def test_from_every_system(other: str, tree: Path) -> None:
+    source = sorted((tree / IMPLEMENTATIONS / other).glob("config_*.sh"))[0]
+    made = new_system("acme_x1", other, tree, source.name)
+    config = made.folder / made.config
+    assert {path.name for path in made.folder.iterdir()} == {
+        "README.md",
+        "env.sh",
+        "run.sub",
+        "run_pretraining.py",
+        made.config,
+    }
+    assert check_exports(config)
+    before, after = exports(source), exports(config)
+    changed = {name for name in before | after if before.get(name) != after.get(name)}
+    assert changed <= {"CONFIG_FILE", "DGXSYSTEM", "LOGDIR", "MLPERF_SUBMISSION_PLATFORM"}
+    assert after["MLPERF_SUBMISSION_PLATFORM"] == "acme_x1"
+    parts = parse_config_name(made.config)
+    assert parts is not None
+    assert parts.system == "acme_x1"
+    for stub in ("run.sub", "run_pretraining.py"):
+        assert (made.folder / stub).read_bytes() == (source.parent / stub).read_bytes()
+    description = json.loads(made.template.read_text())
+    assert description["number_of_nodes"] == after["DGXNNODES"]
+    assert "status" in unfilled(description)
+    has_gpus = "cpu_" not in other
+    assert description["accelerators_per_node"] == (after["DGXNGPU"] if has_gpus else "0")
+    assert f"`{made.config}`" in made.row
+    assert not list((tree / IMPLEMENTATIONS).glob(".*"))
+
+
+def test_a_chain_of_new_systems(tree: Path) -> None:
+    new_system("first", "h200_n1", tree)
+    made = new_system("second_one", "first", tree)
+    assert made.config == "config_second_one_1x8x48x1_pack.sh"
+    assert "first" not in (made.folder / "env.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("cpu_demo", "systems/cpu_demo.json"),
+        ("CPU_demo", "systems/cpu_demo.json"),
+        ("pytorch", "benchmarks/bert/implementations/pytorch"),
+    ],
+)
+def test_taken_names(name: str, file: str, tree: Path) -> None:
+    before = sorted(tree.rglob("*"))
+    with user_error("file.exists", tree / file):
+        new_system(name, "h200_n1", tree)
+    assert sorted(tree.rglob("*")) == before
+
+
+BAD_NAMES = ["a-b", "a b", "", "../up", "1st", "a__b", "end_", "x" * 65, "a\nb"]
+
+
+@pytest.mark.parametrize(("name", "subject"), [*((name, repr(name)) for name in BAD_NAMES), ("acme_1x8", "acme_1x8")])
+def test_bad_names(name: str, subject: str, tree: Path) -> None:
+    before = sorted(tree.rglob("*"))
+    with user_error("config.value", subject):
+        new_system(name, "h200_n1", tree)
+    assert sorted(tree.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("other", "config", "code", "subject"),
+    [
+        ("nothing", None, "config.choice", "--from nothing"),
+        ("../implementations/h200_n1", None, "config.choice", "--from ../implementations/h200_n1"),
+        ("pytorch", None, "config.choice", "--from pytorch"),
+        ("gb200", None, "config.ambiguous", "gb200"),
+        ("gb200", "config_GB200_9x9x9x9.sh", "config.choice", "--config config_GB200_9x9x9x9.sh"),
+    ],
+)
+def test_bad_origins(other: str, config: str | None, code: str, subject: str, tree: Path) -> None:
+    with user_error(code, subject):
+        new_system("acme", other, tree, config)
+    assert not (tree / IMPLEMENTATIONS / "acme").exists()
+
+
+def test_what_an_interrupted_start_left_is_made_again(tree: Path) -> None:
+    partial = tree / IMPLEMENTATIONS / ".acme.partial"
+    partial.mkdir()
+    (partial / "junk").write_text("")
+    made = new_system("acme", "h200_n1", tree)
+    shutil.rmtree(made.folder)
+    template = made.template.read_bytes()
+    again = new_system("acme", "h200_n1", tree)
+    assert again.template.read_bytes() == template
+    assert "junk" not in {path.name for path in again.folder.iterdir()}
+
+
+def test_a_template_of_somebody_else_stays(tree: Path) -> None:
+    mine = tree / "systems" / FOLDER / "acme.json"
+    mine.write_text("{}")
+    with user_error("file.exists", mine):
+        new_system("acme", "h200_n1", tree)
+    assert mine.read_text() == "{}"
+
+
+def test_the_command_says_what_comes_next(tree: Path) -> None:
+    done = CliRunner().invoke(app, ["new-system", "acme", "--from", "h200_n1", "--tree", str(tree)])
+    assert done.exit_code == 0
+    assert done.stdout.count("\nmade ") == 5
+    for step in ("env.sh", "--print-config", "implementations/README.md", "describe-system --out systems/acme.json"):
+        assert step in done.stdout

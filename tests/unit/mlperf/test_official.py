@@ -1,0 +1,240 @@
+"""The official tools of mlperf-logging, really run, on logs that our logger wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlperf_logging.compliance_checker.mlp_parser import ruleset_500
+
+from mlbert.mlperf import official, tools
+from mlbert.mlperf.describe import describe_system
+from mlbert.mlperf.findings import Outcome
+from mlbert.mlperf.tools_worker import text_from_token
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    return folder
+
+
+def _plain_run(call: official.Call, scratch: Path) -> tuple[int, str]:
+    """Exit status and words of a tool that is started as its manual says."""
+    command = [sys.executable, "-m", f"mlperf_logging.{call.tool}", *call.arguments]
+    done = subprocess.run(command, cwd=scratch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def test_tools_run_side_by_side_answer_as_they_do_alone(
+    tmp_path: Path, scratch: Path, new_tree: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On good and bad input, with crashes and wrong arguments among them."""
+    monkeypatch.setenv("PYTHONHASHSEED", "0")  # their messages come in the order of sets
+    good, bad = new_tree(tmp_path / "good", "open"), new_tree(tmp_path / "bad", "closed", num_logs=3)
+    logs = bad / "results/machine/bert"
+    (logs / "result_1.txt").write_text(':::MLLOG {\n:::MLLOG {"time_ms": 1, "key": "seed", "value": 1}\n')
+    (logs / "result_2.txt").write_bytes(bytes(range(256)) * 9)
+    (bad / "systems/machine.json").write_text("{}")
+    calls = [
+        official.package_checker(good),
+        official.rcp_checker(logs, "x"),
+        *(official.repo_checker(tree) for tree in (good, bad / "absent")),
+        *(official.system_desc_checker(tree / "systems/machine.json", "x") for tree in (good, bad)),
+        *(official.compliance_checker(logs / f"result_{index}.txt", "x") for index in range(3)),
+    ]
+    calls.append(replace(calls[-1], arguments=["--wrong"]))
+    folder = tmp_path / "workers"
+    folder.mkdir()
+    with tools.started(official.jobs(calls), folder) as answers:
+        side_by_side = answers(lambda step: None)
+    for call, answer in zip(calls, side_by_side, strict=True):
+        status, words = _plain_run(call, scratch)
+        assert answer.status == status, call
+        assert _lines(answer.words) == _lines(words), call
+
+
+def _lines(words: str) -> list[str]:
+    """Without the places of a traceback."""
+    return [line for line in words.splitlines() if not line.startswith(("  ", "Process ForkProcess"))]
+
+
+@given(st.lists(st.lists(st.sampled_from([":::MLLOG ", ":::MLLOG", ":::", " ", "a", "\r", "\x85", "\\"])).map("".join)))
+def test_our_way_to_a_line_s_token_gives_what_the_parser_of_the_tools_gives(texts: list[str]) -> None:
+    lines = [f"{text}\n" for text in texts] + texts
+    assert text_from_token(lines) == ruleset_500.strip_and_dedup(lines)
+
+
+def test_a_tool_that_hangs_is_ended(tmp_path: Path, scratch: Path, log: Path) -> None:
+    hanging = tmp_path / "fifo"
+    os.mkfifo(hanging)
+    calls = [official.compliance_checker(path, "x") for path in (hanging, log)]
+    with tools.started(official.jobs(calls), scratch, seconds=3) as answers:
+        told = [call.judge(answer)[0] for call, answer in zip(calls, answers(lambda step: None), strict=True)]
+    assert told[0].outcome is Outcome.ERROR
+    assert "no answer within 3 seconds" in told[0].words
+    assert told[1].outcome is Outcome.PASS
+
+
+def test_tools_end_with_their_check(tmp_path: Path, scratch: Path) -> None:
+    fifo, writers = tmp_path / "fifo", []
+    os.mkfifo(fifo)
+
+    def interrupt() -> None:
+        with tools.started(official.jobs([official.compliance_checker(fifo, "x")]), scratch):
+            writers.append(os.open(fifo, os.O_WRONLY))  # returns when the tool reads
+            raise KeyboardInterrupt
+
+    def write_to_nobody() -> None:
+        os.set_blocking(writers[0], False)
+        while True:
+            os.write(writers[0], b"x")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    with pytest.raises(BrokenPipeError):
+        write_to_nobody()
+
+
+def test_a_name_that_says_the_opposite_changes_no_verdict(tmp_path: Path) -> None:
+    (tmp_path / "tree" / "a\nINFO - ALL CHECKS PASSED.").mkdir(parents=True)
+    assert official.run(official.repo_checker(tmp_path / "tree"))[0].outcome is Outcome.ERROR
+
+
+def test_the_tools_are_of_the_version_that_was_studied() -> None:
+    assert metadata.version("mlperf-logging") == "4.1.68"
+
+
+@pytest.mark.parametrize("division", ["open", "closed"])
+def test_a_log_of_our_logger_is_compliant_without_a_warning(
+    division: str, tmp_path: Path, scratch: Path, new_log: Callable[..., Path]
+) -> None:
+    log = new_log(tmp_path / "result_0.txt", division=division)
+    assert official.run(official.compliance_checker(log, "x"))[0].outcome is Outcome.PASS
+    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", "5.0.0"]
+    done = subprocess.run([*command, "--werror", str(log)], cwd=scratch, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "SUCCESS" in done.stdout + done.stderr
+    assert "WARNING" not in done.stdout + done.stderr
+
+
+def test_the_open_division_allows_an_accuracy_below_the_target(tmp_path: Path, new_log: Callable[..., Path]) -> None:
+    below = {"accuracies": (0.1, 0.3)}
+    logs = [new_log(tmp_path / division, division=division, **below) for division in ("open", "closed")]
+    good, bad = (official.run(official.compliance_checker(log, "x"))[0] for log in logs)
+    assert good.outcome is Outcome.PASS
+    assert bad.outcome is Outcome.ERROR
+    assert "Failed checks for eval_accuracy" in bad.words
+
+
+def test_missing_lines_are_told_in_the_tools_words(log: Path) -> None:
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if '"init_stop"' not in line))
+    finding = official.run(official.compliance_checker(log, "x"))[0]
+    assert finding.outcome is Outcome.ERROR
+    assert "Required EXACTLY_ONE occurrence of 'init_stop' but found 0" in finding.words
+
+
+def test_a_crash_of_a_tool_is_a_failure(log: Path) -> None:
+    lines = log.read_text().splitlines(keepends=True)
+    assert '"cache_clear"' in lines[0]
+    lines[0] = lines[0].partition(', "metadata"')[0] + "}\n"
+    log.write_text("".join(lines))
+    finding = official.run(official.compliance_checker(log, "x"))[0]
+    assert finding.outcome is Outcome.ERROR
+    assert "metadata" in finding.words
+
+
+ABORTED = """
+import os, signal, sys, time
+from pathlib import Path
+sys.path[:0] = {paths!r}
+import conftest
+from mlbert.runs.identity import log_batch_size, log_submission
+from mlbert.mlperf.mllog import MLPerfLogger, constants
+from mlbert.distributed.lifecycle import Lifecycle
+from mlbert.distributed.world import World
+from mlbert.data.loading.config import DataConfig
+from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.mlperf.config import SubmissionConfig
+config = conftest.make_config("open")
+log = MLPerfLogger(Path(sys.argv[1]), 0, conftest.ROOT)
+with Lifecycle(World(), lambda status, reason: log.run_stop(status, {{"reason": reason}})).guard():
+    log.event("cache_clear", False)
+    log.start("init_start")
+    log_submission(log.event, config[SubmissionConfig])
+    log.event("seed", 5)
+    log_batch_size(log.event, config[DataConfig], 448)
+    conftest.log_method(log.event, config[DataConfig], config[OptimizerConfig], config[ScheduleConfig])
+    log.end("init_stop")
+    log.start("run_start")
+    log.start("epoch_start", metadata={{"epoch_num": 0}})
+    with log.interval("eval_start", "eval_stop", {{"epoch_num": 10}}):
+        pass
+    log.event("eval_accuracy", 0.2, {{"epoch_num": 10}})
+    log.end("epoch_stop", metadata={{"epoch_num": 10}})
+    log.event("train_samples", 10)
+    log.event("eval_samples", 100)
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "exit_code"),
+    [("raise RuntimeError('x')", 1), ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", 143)],
+    ids=["exception", "SIGTERM"],
+)
+def test_an_aborted_run_leaves_a_log_that_the_official_checker_can_read(
+    body: str, exit_code: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "result_0.txt"
+    code = ABORTED.format(paths=[str(Path(__file__).parent), str(Path(__file__).parents[2])], body=body)
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, timeout=60)
+    assert done.returncode == exit_code
+    assert official.run(official.compliance_checker(path, "x"))[0].outcome is Outcome.PASS
+    stops = [line for line in path.read_text().splitlines() if '"run_stop"' in line]
+    assert len(stops) == 1
+    assert '"status": "aborted"' in stops[0]
+
+
+def test_system_description(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    facts = describe_system("SomeOrg", "open")
+    path.write_text(json.dumps(facts))
+    good = official.run(official.system_desc_checker(path, "x"))[0]
+    assert good.outcome is Outcome.PASS
+    assert facts["system_name"] in good.words
+    for change, words in (
+        ({"status": "onprem"}, "Field status contains a non valid value"),
+        ({"accelerators_per_node": 0}, "TypeError"),
+    ):
+        path.write_text(json.dumps(facts | change))
+        bad = official.run(official.system_desc_checker(path, "x"))[0]
+        assert bad.outcome is Outcome.ERROR
+        assert words in bad.words
+    del facts["cooling"]
+    path.write_text(json.dumps(facts))
+    assert "Missing field cooling" in official.run(official.system_desc_checker(path, "x"))[0].words
+
+
+def test_repository_names(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "good.txt").write_text("")
+    assert official.run(official.repo_checker(tree))[0].outcome is Outcome.PASS
+    (tree / ".hidden").write_text("")
+    bad = official.run(official.repo_checker(tree))[0]
+    assert bad.outcome is Outcome.ERROR
+    assert "git-unfriendly" in bad.words

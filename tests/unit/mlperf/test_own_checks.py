@@ -1,0 +1,201 @@
+"""Our own checks: each finds its mutation of good logs, and only its check complains."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlbert.mlperf.findings import Outcome
+from mlbert.mlperf.logs import read_log
+from mlbert.mlperf.own_checks import CHECKS, TREE_CHECKS, run_checks
+from mlbert.mlperf.result_set import ResultSet
+from mlbert.mlperf.templates import FIELDS
+
+SYSTEM = {
+    **dict.fromkeys(FIELDS, "N/A"),
+    "division": "closed",
+    "status": "Research, Development, or Internal (RDI)",
+    "submitter": "SomeOrg",
+    "number_of_nodes": "1",
+    "host_processors_per_node": "2",
+    "accelerators_per_node": "0",
+}
+
+
+@pytest.fixture
+def three_logs(tmp_path: Path, new_log: Callable[..., Path]) -> list[Path]:
+    return [new_log(tmp_path / f"result_{index}.txt", seed=index) for index in range(3)]
+
+
+def _outcomes(paths: list[Path], **about: object) -> dict[str, tuple[Outcome, str]]:
+    findings = run_checks(ResultSet([read_log(path) for path in paths], **about), "here")
+    return {finding.check.removeprefix("own: "): (finding.outcome, finding.words) for finding in findings}
+
+
+def _complaining(paths: list[Path], **about: object) -> dict[str, tuple[Outcome, str]]:
+    return {name: told for name, told in _outcomes(paths, **about).items() if told[0] is not Outcome.PASS}
+
+
+def _edit(path: Path, key: str, pattern: str, replacement: str) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    marked = [n for n, line in enumerate(lines) if f'"key": "{key}"' in line]
+    assert marked, key
+    for number in marked:
+        lines[number] = re.sub(pattern, replacement, lines[number])
+    path.write_text("".join(lines))
+
+
+def _claim(paths: list[Path]) -> None:
+    """Makes logs this code's own: they name a recipe."""
+    for path in paths:
+        _edit(path, "cache_clear", '"cache_clear"', '"recipe"')
+
+
+def test_good_logs_pass_and_say_what_was_made_sure_of(three_logs: list[Path], tree_root: Path) -> None:
+    outcomes = _outcomes(three_logs, system=SYSTEM, tree=tree_root)
+    assert list(outcomes) == [*CHECKS, *TREE_CHECKS]
+    assert outcomes.pop("program") == (
+        Outcome.NOTE,
+        "another program wrote the logs, so they are judged by the rules only",
+    )
+    for name, (outcome, words) in outcomes.items():
+        assert outcome is Outcome.PASS, (name, words)
+        assert words.endswith(".")
+
+
+@pytest.mark.parametrize(("system", "outcome"), [(None, Outcome.WARN), (SYSTEM, Outcome.ERROR)])
+def test_a_continued_run_is_no_result(three_logs, tree_root, system, outcome) -> None:
+    _edit(three_logs[1], "cache_clear", '"cache_clear"', '"resumed_from_step"')
+    told = _complaining(three_logs, system=system, tree=tree_root if system else None)["time stamps"]
+    assert told[0] is outcome
+    assert "result_1.txt: line 1: continued from a checkpoint" in told[1]
+
+
+# (key of the line, pattern, replacement, name of the check, what it must say)
+MUTATIONS = {
+    "truncated line": ("eval_samples", r"\}\}$", "", "lines", "line "),
+    "no metadata": ("train_samples", r', "metadata".*\}$', "}", "lines", "train_samples has no metadata"),
+    "misread text": ("init_stop", r'"lineno"', '"eval_accuracy": 1, "lineno"', "lines", "contains the text"),
+    "other division": ("submission_division", '"closed"', '"open"', "division", "says 'open', not 'closed'"),
+    "aborted": ("run_stop", '"success"', '"aborted"', "status", "status is 'aborted'"),
+    "no status": ("run_stop", '"status"', '"state"', "status", "status is None"),
+    "time goes back": ("epoch_stop", r'"time_ms": \d+', '"time_ms": 5', "time stamps", "time goes back at epoch_stop"),
+    "other rate": ("opt_base_learning_rate", "0.000425", "0.0005", "same settings", "is 0.0005, in"),
+    "other batch": ("global_batch_size", "448", "450", "same settings", "global_batch_size is 450"),
+    "other organisation": ("submission_org", "SomeOrg", "Other", "same settings", "'Other'"),
+    "text for a number": ("opt_lamb_beta_1", r"0\.9", '"0.9"', "plain numbers", "'0.9' is not a plain number"),
+    "yes for a number": ("train_samples", r'"value": \d+', '"value": true', "plain numbers", "True is not"),
+    "not a number": ("eval_accuracy", '"value": [0-9.]+', '"value": NaN', "plain numbers", "nan is not"),
+    "fraction of an epoch": (
+        "eval_accuracy",
+        r'"epoch_num": (\d+)',
+        r'"epoch_num": \1.5',
+        "plain numbers",
+        "not a count",
+    ),
+    "same seed": ("seed", '"value": 1', '"value": 2', "seeds", "seed 2 is in result_1.txt, line "),
+    "off the grid": ("eval_accuracy", r'"epoch_num": (\d)', r'"epoch_num": 1\1', "evaluations", "the grid says 150000"),
+    "few samples evaluated": ("eval_samples", "10000", "100", "evaluations", "eval_samples is 100"),
+    "trained less": ("train_samples", r'"value": \d+', '"value": 2000000', "evaluations", "but trained on 2000000"),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS.keys())
+def test_a_mutation_is_found_and_named(mutation: tuple[str, ...], three_logs: list[Path]) -> None:
+    key, pattern, replacement, check, words = mutation
+    _claim(three_logs)
+    before = three_logs[1].read_text()
+    _edit(three_logs[1], key, pattern, replacement)
+    assert three_logs[1].read_text() != before
+    complaining = _complaining(three_logs, division="closed")
+    assert check in complaining
+    outcome, told = complaining[check]
+    assert outcome is Outcome.ERROR
+    assert words in told
+    assert "result_1.txt" in told
+
+
+def test_a_schedule_with_gaps_is_off_the_grid(tmp_path: Path, new_log: Callable[..., Path]) -> None:
+    path = new_log(tmp_path / "result_0.txt")
+    lines = path.read_text().splitlines(keepends=True)
+    third = [n for n, line in enumerate(lines) if '"eval_accuracy"' in line][2]
+    path.write_text("".join(lines[:third] + lines[third + 1 :]))
+    assert "evaluation 3 is at " in _complaining([path])["evaluations"][1]
+
+
+def test_another_programs_logs_are_judged_by_the_rules_only(three_logs: list[Path], tree_root: Path) -> None:
+    for path in three_logs:
+        _edit(path, "opt_lamb_beta_1", r"0\.9", '"0.9"')
+        _edit(path, "seed", r"(.*\n)", r"\1\1")
+        _edit(path, "opt_epsilon", '"time_ms": 175', '"time_ms": 174')
+        _edit(path, "cache_clear", r'"file": "[^"]*"', '"file": "/elsewhere/run.py"')
+    told = _complaining(three_logs, system=SYSTEM | {"submitter": "SOMEORG"}, tree=tree_root)
+    assert {name: outcome for name, (outcome, _) in told.items()} == {
+        "program": Outcome.NOTE,
+        "plain numbers": Outcome.WARN,
+        "time stamps": Outcome.NOTE,
+        "seeds": Outcome.ERROR,  # the same line and number twice, which package_checker refuses too
+    }
+    _claim(three_logs[1:])
+    assert _complaining(three_logs)["program"] == (
+        Outcome.ERROR,
+        "result_0.txt: another program wrote it, this code the other logs"
+        " [rules: ten runs of one system, code and set of hyper-parameters]",
+    )
+
+
+def test_the_open_division_has_no_grid(three_logs: list[Path]) -> None:
+    for path in three_logs:
+        _edit(path, "submission_division", '"closed"', '"open"')
+        _edit(path, "eval_accuracy", r'"epoch_num": (\d)', r'"epoch_num": 1\1')
+        _edit(path, "train_samples", r'"value": (\d)', r'"value": 1\1')
+        _edit(path, "eval_samples", "10000", "100")
+    assert "evaluations" not in _complaining(three_logs) or "grid" not in _complaining(three_logs)["evaluations"][1]
+
+
+def test_one_of_ten_that_aborted_is_dropped_by_the_scoring(tmp_path: Path, new_log: Callable[..., Path]) -> None:
+    paths = [
+        new_log(tmp_path / f"result_{n}.txt", seed=n, status="aborted" if n == 4 else "success") for n in range(10)
+    ]
+    outcome, words = _complaining(paths)["status"]
+    assert outcome is Outcome.WARN
+    assert words.startswith("result_4.txt: line 75: run_stop status is 'aborted' [rules: ten runs")
+    _edit(paths[5], "run_stop", '"success"', '"aborted"')
+    assert _complaining(paths)["status"][0] is Outcome.ERROR
+
+
+def test_two_seeds_in_one_log_and_none(three_logs: list[Path]) -> None:
+    _claim(three_logs)
+    seed_line = next(line for line in three_logs[0].read_text().splitlines() if '"key": "seed"' in line)
+    three_logs[0].write_text(three_logs[0].read_text() + seed_line + "\n")
+    _edit(three_logs[1], "seed", ".*\n", "")
+    assert (
+        _complaining(three_logs)["seeds"][1]
+        == "result_0.txt: logs 2 seeds, not one; result_1.txt: logs 0 seeds, not one [this code's own logs]"
+    )
+
+
+def test_system_description_against_logs(three_logs: list[Path], tree_root: Path) -> None:
+    system = SYSTEM | {"division": "Closed", "submitter": "Other", "accelerators_per_node": "none"}
+    complaining = _complaining(three_logs, system=system, tree=tree_root)
+    assert complaining["division"][1].startswith("division 'Closed' is neither open nor closed")
+    assert "submission_org is 'SomeOrg', systems/" in complaining["submitter"][1]
+    assert "accelerators_per_node is 'none', not a number" in complaining["submitter"][1]
+
+
+def test_the_division_that_the_user_names_wins(three_logs: list[Path]) -> None:
+    assert _complaining(three_logs, division="open")["division"][0] is Outcome.ERROR
+    assert "division" not in _complaining(three_logs, division="closed")
+
+
+def test_a_call_site_outside_the_tree(three_logs: list[Path], tree_root: Path) -> None:
+    _claim(three_logs)
+    _edit(three_logs[0], "seed", r'"lineno": \d+', '"lineno": 100000')
+    _edit(three_logs[1], "init_stop", r'"file": "[^"]*"', '"file": "/etc/passwd"')
+    outcome, words = _complaining(three_logs, system=SYSTEM, tree=tree_root)["call sites"]
+    assert outcome is Outcome.WARN
+    assert "tests/unit/mlperf/conftest.py:100000 is not in the tree" in words
+    assert "/etc/passwd" in words

@@ -1,0 +1,186 @@
+"""Running a log's training again: the same numbers on the same machine, and every reason why it cannot or does not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mlbert.mlperf.agreement import judge, remarks
+from mlbert.mlperf.compare import alike
+from mlbert.mlperf.logs import read_log
+from mlbert.mlperf.repeat import code_of, make_plan, other_settings, read_repeatable
+from stored_sets import VOCAB_SIZE, make_rows, random_lengths, write_set
+from training_settings import train_arguments
+from user_errors import assert_error_line, user_error
+
+ROOT = Path(__file__).resolve().parents[3]
+DEMO = ROOT / "tests/assets/own_tree/results/cpu_demo/bert"
+MLBERT = [sys.executable, "-c", "from mlbert.cli.main import main; main()"]
+
+
+def mlbert(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*MLBERT, *map(str, words)], capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run on a small set; its log."""
+    folder = tmp_path_factory.mktemp("trained")
+    for number, name in enumerate(("train", "eval")):
+        write_set(folder / "data" / name, make_rows(random_lengths(64), number))
+    words = train_arguments(
+        folder,
+        synthetic_data=0,
+        input_dir=folder / "data/train",
+        eval_dir=folder / "data/eval",
+        num_eval_examples=64,
+        eval_iter_start_samples=20,
+        eval_iter_samples=20,
+        shape={"vocab_size": VOCAB_SIZE},
+    )
+    done = mlbert(*words)
+    assert done.returncode == 1, done.stderr  # twelve steps do not reach the target
+    return folder / "out/result_0.txt"
+
+
+def tampered(log: Path, folder: Path, change: float) -> Path:
+    """A copy whose last accuracy is another."""
+    lines = log.read_text().splitlines()
+    number = max(index for index, line in enumerate(lines) if '"eval_accuracy"' in line)
+    fields = json.loads(lines[number].partition("MLLOG ")[2])
+    fields["value"] += change
+    lines[number] = f":::MLLOG {json.dumps(fields)}"
+    folder.mkdir()
+    (folder / log.name).write_text("\n".join(lines))
+    return folder / log.name
+
+
+def test_the_same_seed_gives_the_same_run(run: Path, tmp_path: Path) -> None:
+    done = mlbert("submission", "repeat", run, "--out", tmp_path / "again")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    words = " ".join(done.stdout.split())
+    for wanted in ("3 of 3 accuracies are equal", "Losses of all 12 logged steps agree", "The repeated run agrees."):
+        assert wanted in words, wanted
+    new = read_log(tmp_path / "again/result_0.txt")
+    assert new.evaluations == read_log(run).evaluations
+
+    small, large = (read_repeatable(tampered(run, tmp_path / str(change), change)) for change in (0.0005, 0.01))
+    assert all(row.agrees for row in judge(small, new, alike(small)))
+    rows = judge(large, new, alike(large))
+    assert [row.name for row in rows if not row.agrees] == [rows[-1].name]
+    assert rows[-1].name.startswith("accuracy after")
+    assert "2 of 3" in remarks(large, new, True)[0]
+
+
+def test_a_result_that_is_not_true_does_not_agree(run: Path, tmp_path: Path) -> None:
+    done = mlbert("submission", "repeat", tampered(run, tmp_path / "logs", 0.01))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 of 4 rows do NOT agree" in " ".join(done.stdout.split())
+
+
+def test_other_data_is_refused(run: Path, tmp_path: Path) -> None:
+    write_set(tmp_path / "data/train", make_rows(random_lengths(64), 7))
+    shutil.copytree(run.parents[1] / "data/eval", tmp_path / "data/eval")
+    done = mlbert("submission", "repeat", run, "--data", tmp_path / "data", "--out", tmp_path / "again")
+    assert done.returncode == 2
+    assert_error_line(done.stderr, "data.checksum", tmp_path / "data/train")
+    assert not (tmp_path / "again").exists()
+
+
+def test_an_interrupted_repetition_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    words = ("submission", "repeat", run, "--out", tmp_path / "again")
+    # A suite that a shell runs in the background has Ctrl-C ignored, and its children too.
+    process = subprocess.Popen(
+        [*MLBERT, *map(str, words)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    give_up = time.monotonic() + 120
+    while not (tmp_path / "again/result_0.txt").exists():  # the child trains
+        assert time.monotonic() < give_up
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, words_of = process.communicate(timeout=120)
+    assert process.returncode == 130, words_of
+    assert not (tmp_path / "again").exists()
+
+
+def test_settings_of_a_committed_log(tmp_path: Path) -> None:
+    log = read_repeatable(DEMO / "result_0.txt")
+    with user_error("file.missing", "DATADIR_PHASE2"):
+        make_plan(log, tmp_path, tmp_path, 5, ROOT)
+    (tmp_path / "tree" / "shape.json").parent.mkdir()
+    with user_error("file.unreadable", tmp_path / "tree/benchmarks/bert/implementations/pytorch/configs/demo.json"):
+        make_plan(log, tmp_path, None, 5, tmp_path / "tree")
+    assert len(alike(log)) == 10
+    lines = (DEMO / "result_0.txt").read_text().replace('"BATCHSIZE": {"value": 32', '"BATCHSIZE": {"value": 16')
+    (tmp_path / "result_0.txt").write_text(lines)
+    assert other_settings(log, read_log(tmp_path / "result_0.txt")) == ["BATCHSIZE 32, here 16"]
+
+
+def test_logs_that_cannot_be_repeated(tmp_path: Path) -> None:
+    text = (DEMO / "result_0.txt").read_text()
+    for name, changed, code in (
+        ("foreign", "\n".join(line for line in text.splitlines() if '"configuration"' not in line), "log.incomplete"),
+        ("recipe", text.replace('"value": "packed_lamb"', '"value": "classification"'), "log.unsupported"),
+        ("open", "\n".join(text.splitlines()[:-1]), "log.incomplete"),
+    ):
+        (tmp_path / name).write_text(changed)
+        with user_error(code, tmp_path / name):
+            read_repeatable(tmp_path / name)
+
+
+def test_every_committed_run_agrees_with_its_siblings_and_a_worse_one_does_not(tmp_path: Path) -> None:
+    for folder in sorted((ROOT / "results").glob("*/bert")):
+        logs = [read_log(path) for path in sorted(folder.glob("result_*.txt"))]
+        for one in logs:
+            bad = [row for row in judge(logs[0], one, logs) if not row.agrees]
+            assert bad == [], one.path
+    logs = alike(read_log(DEMO / "result_0.txt"))
+    tf2 = read_log(tampered(DEMO / "result_3.txt", tmp_path / "other", 0.0))
+    worse = [replace(event, value=0.06) if event.key == "eval_accuracy" else event for event in tf2.events]
+    rows = judge(logs[0], replace(tf2, events=worse), logs)
+    assert sum(not row.agrees for row in rows) >= 3
+
+
+def test_the_code_of_the_commit(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        settings = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), *settings, *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "code.py").write_text("old\n")
+    git("add", "-A")
+    git("commit", "-qm", "old")
+    commit = git("rev-parse", "HEAD")
+    (tmp_path / "code.py").write_text("new\n")
+    git("commit", "-qam", "new")
+    text = (DEMO / "result_0.txt").read_text()
+    used = json.loads(next(line for line in text.splitlines() if '"commit"' in line).partition("MLLOG ")[2])["value"]
+    path = tmp_path / "result_0.txt"
+    path.write_text(text.replace(used, commit))
+    log = read_repeatable(path)
+    with code_of(log, tmp_path, exact=True) as (tree, note):
+        assert (tree / "code.py").read_text() == "old\n"
+        assert commit[:12] in note
+    assert not tree.exists()
+    assert len(git("worktree", "list").splitlines()) == 1
+    with code_of(log, tmp_path, exact=False) as (tree, note):
+        assert (tree, "1 commits after" in note) == (tmp_path, True)
+    path.write_text(text.replace(used, hashlib.sha1(b"").hexdigest()))
+    with user_error("submission.commit", "--exact"), code_of(read_log(path), tmp_path, exact=True):
+        pass

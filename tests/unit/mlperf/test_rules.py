@@ -1,0 +1,91 @@
+"""Rules against the official convergence checker and the published tables."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
+
+from mlbert.mlperf import rules
+
+
+@pytest.fixture(scope="module")
+def official() -> RCP_Checker:
+    return RCP_Checker("training", rules.RULESET, rules.BENCHMARK, False)
+
+
+def test_every_reference_point_is_the_official_one(official: RCP_Checker) -> None:
+    records = {record["BS"]: (name, record) for name, record in official.rcp_data.items()}
+    assert sorted(records) == [point.global_batch_size for point in rules.REFERENCE_POINTS]
+    for point in rules.REFERENCE_POINTS:
+        name, record = records[point.global_batch_size]
+        assert point.mean_samples == pytest.approx(record["RCP Mean"], abs=0.01)
+        assert point.stdev_samples == pytest.approx(record["RCP Stdev"], abs=0.01)
+        assert point.min_mean_samples == pytest.approx(record["Min Epochs"], abs=0.5)
+        assert point.pruned == (name in official.pruned_rcp_data)
+
+
+@pytest.mark.parametrize("batch", [512, 768, 1024, 2048, 4096, 5000, 6500, 8192, 12800, 16000])
+def test_interpolation_is_the_official_one(official: RCP_Checker, batch: int) -> None:
+    low = official._find_top_min_rcp(batch, "pruned_rcps")
+    high = official._find_bottom_max_rcp(batch, "pruned_rcps")
+    _, record = official._create_interp_rcp(batch, low, high)
+    point = rules.reference_point(batch)
+    assert point is not None
+    assert point.mean_samples == pytest.approx(record["RCP Mean"], abs=0.01)
+    assert point.min_mean_samples == pytest.approx(record["Min Epochs"], abs=0.5)
+
+
+def test_ends_of_the_reference_table() -> None:
+    smallest, largest = rules.reference_point(64), rules.reference_point(16384)
+    assert smallest is not None
+    assert smallest.global_batch_size == 448
+    assert largest is not None
+    assert largest.global_batch_size == 16384
+    assert rules.reference_point(16385) is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "interval"),
+    [
+        (1, 150_000),
+        (448, 150_000),
+        (2048, 150_000),
+        (2171, 150_000),
+        (3072, 175_000),
+        (4096, 175_000),
+        (4608, 200_000),
+        (6144, 200_000),
+        (8192, 225_000),
+        (12288, 275_000),
+        (16384, 325_000),
+    ],
+)
+def test_evaluation_interval(batch: int, interval: int) -> None:
+    assert rules.eval_interval(batch) == interval
+
+
+@given(st.integers(1, 20_000))
+def test_evaluation_interval_is_a_multiple_and_never_falls(batch: int) -> None:
+    assert rules.eval_interval(batch) % 25_000 == 0
+    assert rules.eval_interval(batch) <= rules.eval_interval(batch + 1)
+
+
+def test_global_batch_size() -> None:
+    assert rules.global_batch_size(48, 8, 2.0) == 768
+    assert rules.global_batch_size(32, 1, 1.2) == 38
+
+
+def test_olympic_mean() -> None:
+    assert rules.olympic_mean([5, 1, 2, 3, math.inf]) == pytest.approx(10 / 3)
+    assert rules.olympic_mean([1, 2, math.inf, math.inf]) == math.inf
+    with pytest.raises(ValueError, match="at least 3"):
+        rules.olympic_mean([1, 2])
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=3))
+def test_olympic_mean_lies_between_the_extremes(values: list[float]) -> None:
+    assert min(values) * (1 - 1e-12) <= rules.olympic_mean(values) <= max(values) * (1 + 1e-12)

@@ -1,0 +1,142 @@
+"""Sealing a system's results, and what the check says of a seal."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlbert.cli.submission import app
+from mlbert.mlperf.findings import Outcome
+from mlbert.mlperf.seal import SUMS, check_seal, seal
+from user_errors import user_error
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A tree with the description of ``machine`` and no results."""
+    folder = tmp_path / "tree"
+    (folder / "systems").mkdir(parents=True)
+    (folder / "systems" / "machine.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def logdir(tmp_path: Path) -> Path:
+    """Two runs, and what an interrupted one left."""
+    folder = tmp_path / "logdir"
+    for index in range(2):
+        (folder / f"run_{index}" / "weights").mkdir(parents=True)
+        (folder / f"result_{index}.txt").write_text(f"log {index}")
+        for name in ("config.json", "metrics.jsonl", "summary.json", "curve.png"):
+            (folder / f"run_{index}" / name).write_text(f"{name} {index}")
+    (folder / "result_0.part0.txt").write_text("interrupted")
+    return folder
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """A private key of ssh."""
+    path = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+    return path
+
+
+def _errors(tree: Path) -> list[str]:
+    complaints = check_seal(tree / "results" / "machine")
+    return [complaint.text for complaint in complaints if complaint.outcome is Outcome.ERROR]
+
+
+def test_a_seal_covers_what_was_copied_and_the_description(tree: Path, logdir: Path) -> None:
+    names = seal("machine", tree, logdir)
+    results = tree / "results" / "machine"
+    runs = [f"run_{index}.{name}" for index in range(2) for name in ("config.json", "metrics.jsonl", "summary.json")]
+    assert names == ["bert/result_0.txt", "bert/result_1.txt", *runs, "../../systems/machine.json"]
+    assert {path.relative_to(results).as_posix() for path in results.rglob("*") if path.is_file()} == {
+        *names[:-1],
+        SUMS,
+    }
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", SUMS], cwd=results, check=True)
+    assert list(check_seal(results)) == []
+    before = (results / SUMS).read_bytes()
+    assert seal("machine", tree, logdir) == names
+    assert (results / SUMS).read_bytes() == before
+
+
+def test_another_file_is_not_overwritten(tree: Path, logdir: Path) -> None:
+    (logdir / "run_1" / "config.json").rename(logdir / "run_1" / "aside.json")
+    seal("machine", tree, logdir)
+    (logdir / "run_1" / "aside.json").rename(logdir / "run_1" / "config.json")
+    (logdir / "result_0.txt").write_text("another")
+    with user_error("file.exists", tree / "results/machine/bert/result_0.txt"):
+        seal("machine", tree, logdir)
+    results = tree / "results" / "machine"
+    assert (results / "bert" / "result_0.txt").read_text() == "log 0"
+    assert not (results / "run_1.config.json").exists(), "nothing is copied where something differs"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda folder: (folder / "bert/result_0.txt").write_text("x"), "bert/result_0.txt is another file"),
+        (lambda folder: (folder / "run_1.metrics.jsonl").unlink(), "run_1.metrics.jsonl is missing"),
+        (lambda folder: (folder / "bert/result_9.txt").write_text("x"), f"bert/result_9.txt is not in {SUMS}"),
+        (lambda folder: (folder / "run_9.config.json").write_text("x"), f"run_9.config.json is not in {SUMS}"),
+        (lambda folder: (folder / "../../systems/machine.json").write_text("[]"), "machine.json is another file"),
+        (lambda folder: (folder / SUMS).write_text(""), f"{SUMS} is empty"),
+        (lambda folder: (folder / SUMS).write_bytes(b"\xff"), f"{SUMS} cannot be read"),
+        (lambda folder: (folder / SUMS).write_text("0  x\n"), f"{SUMS}:1 is no line of sha256sum"),
+        (lambda folder: (folder / SUMS).write_text(f"{'0' * 64}  ../x\n"), "../x, which is outside"),
+        (lambda folder: (folder / SUMS).write_text((folder / SUMS).read_text() * 2), "lists bert/result_0.txt twice"),
+        (lambda folder: shutil.move(folder / SUMS, folder / f"{SUMS}.sig"), f"signs {SUMS}, which is missing"),
+    ],
+)
+def test_what_breaks_a_seal_is_named(change: Callable[[Path], object], words: str, tree: Path, logdir: Path) -> None:
+    seal("machine", tree, logdir)
+    change(tree / "results" / "machine")
+    assert any(words in text for text in _errors(tree)), _errors(tree)
+
+
+def test_a_signature(tree: Path, logdir: Path, key: Path) -> None:
+    arguments = ["seal", "machine", "--tree", str(tree), "--from", str(logdir), "--key", str(key)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "covers 9 files, signed" in done.output
+    results = tree / "results" / "machine"
+    fingerprint = subprocess.run(
+        ["ssh-keygen", "-l", "-f", f"{key}.pub"], capture_output=True, text=True, check=True
+    ).stdout.split()[1]
+    (told,) = check_seal(results)
+    assert told.outcome is Outcome.NOTE
+    assert fingerprint in told.text
+    sums = (results / SUMS).read_text()
+    (results / SUMS).write_text(sums + f"{'0' * 64}  nothing\n")
+    assert f"{SUMS}.sig is no signature of {SUMS}" in _errors(tree)
+    seal("machine", tree)  # anew, without a key: the old signature goes
+    assert not (results / f"{SUMS}.sig").exists()
+
+
+def test_no_seal_is_a_note(tree: Path) -> None:
+    (tree / "results" / "machine").mkdir(parents=True)
+    (told,) = check_seal(tree / "results" / "machine")
+    assert told.outcome is Outcome.NOTE
+
+
+def test_what_cannot_be_sealed_is_one_clear_error(tree: Path, logdir: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad_key").write_text("no key")
+    (tmp_path / "bad_key").chmod(0o600)
+    absent, bad_key = tmp_path / "absent", tmp_path / "bad_key"
+    for arguments, code, subject in (
+        (("other", tree), "file.missing", tree / "systems/other.json"),
+        (("machine", tree), "log.missing", tree / "results/machine/bert"),
+        (("machine", tree, absent), "log.missing", absent),
+        (("machine", tree, logdir, absent), "file.missing", absent),
+        (("machine", tree, logdir, bad_key), "program.failed", bad_key),
+    ):
+        with user_error(code, subject, wording=subject != bad_key):  # ssh-keygen's own words
+            seal(*arguments)
+    assert not (tree / "results" / "machine" / SUMS).exists()

@@ -1,0 +1,136 @@
+"""From every key of a log to its settings and its Python: a run of this code, and the committed results."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlbert.cli.submission import app
+from mlbert.config.sections import settings_by_key
+from mlbert.host.provenance import PACKAGE_HOME
+from mlbert.mlperf import official
+from mlbert.mlperf.findings import Outcome
+from mlbert.mlperf.keys import SETTINGS_OF
+from mlbert.mlperf.logs import read_log
+from mlbert.mlperf.trace import Tracer
+from training_settings import SHAPE
+from user_errors import user_error
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIG = "benchmarks/bert/implementations/cpu_demo/config_cpu_1x1x32x1_demo.sh"
+COMMITTED = [path for path in sorted(ROOT.glob("results/*/bert/result_0.txt")) if '"configuration"' in path.read_text()]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of a short run of a sourced config, in a folder whose name the official tools could misread."""
+    folder = tmp_path_factory.mktemp("eval_accuracy_global_batch_size")
+    (folder / "shape.json").write_text(json.dumps(SHAPE))
+    (folder / "more.yaml").write_text("# one line\npoly_power: 2\n")
+    (folder / "run.sh").write_text(
+        f"source {ROOT / CONFIG}\n"
+        f"export SYNTH_DATA=1 BATCHSIZE=4 SEED=5 LOGDIR={folder} BERT_CONFIG={folder}/shape.json\n"
+        f"exec {sys.executable} -c 'from mlbert.cli.main import main; main()' train --config {folder}/more.yaml "
+        "--max_steps 3 --cpu_threads 1 --num_eval_examples 8 --eval_iter_start_samples 1000000\n"
+    )
+    done = subprocess.run(["bash", folder / "run.sh"], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr  # three steps do not reach the target
+    return folder / "result_0.txt"
+
+
+def places(tracer: Tracer, key: str, step: str) -> list[tuple[str, str]]:
+    return [(link.place, link.text) for link in tracer.chain(key).links if link.step == step]
+
+
+@pytest.mark.parametrize("path", [None, *COMMITTED], ids=lambda path: "new" if path is None else path.parts[-3])
+def test_every_key_is_followed(path: Path | None, run: Path) -> None:
+    tracer = Tracer(read_log(path or run), ROOT)
+    assert {"eval_accuracy", "configuration", "opt_base_learning_rate", "run_stop"} <= set(tracer.keys)
+    assert {"opt_lamb_beta_1", "opt_adamw_beta_1"} & set(tracer.keys), "the optimizer's own"
+    assert {key: chain.broken for key in tracer.keys if (chain := tracer.chain(key)).broken} == {}
+
+
+def test_where_values_come_from(run: Path) -> None:
+    tracer = Tracer(read_log(run), ROOT)
+    lines = (ROOT / CONFIG).read_text().splitlines()
+    number = lines.index("export OPT_LAMB_BETA_1=0.9") + 1
+    assert places(tracer, "opt_lamb_beta_1", "setting") == [(f"{CONFIG}:{number}", "export OPT_LAMB_BETA_1=0.9")]
+    readers = places(tracer, "opt_lamb_beta_1", "read by")
+    assert any("config.beta1" in text and "/optim/methods.py" in place for place, text in readers)
+    ((place, text),) = places(tracer, "opt_lamb_epsilon", "setting")
+    assert place.startswith(f"{PACKAGE_HOME}/optim/config.py:")
+    assert text == "default=1e-06,"
+    power = places(tracer, "opt_lamb_learning_rate_decay_poly_power", "setting")
+    assert power == [(f"{run.parent}/more.yaml:2", "poly_power: 2")]
+    assert places(tracer, "opt_learning_rate_training_steps", "setting")[0][0] == "flag --max_steps"
+    assert ("environment BATCHSIZE", "BATCHSIZE = 4") in places(tracer, "global_batch_size", "setting")
+    assert places(tracer, "config_file", "file") == [(CONFIG, "")]
+    assert any("train/evaluate.py:" in place for place, _ in places(tracer, "eval_accuracy", "computed by"))
+    assert any("def git_state(" in text for _, text in places(tracer, "commit", "computed by"))
+
+
+def test_official_tools_read_such_a_log(run: Path, tmp_path: Path) -> None:
+    from mlperf_logging.rcp_checker.rcp_checker import read_submission_file
+
+    log = read_log(run)
+    assert "eval_accuracy" in log.value("configuration")["LOGDIR"]["value"]
+    assert official.run(official.compliance_checker(run, "x"))[0].outcome is Outcome.PASS
+    _, _, batch, benchmark = read_submission_file(str(run), "5.0.0", use_train_samples=False)
+    assert (batch, benchmark) == (log.value("global_batch_size"), "bert")
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new", "broken"),
+    [
+        ("opt_lamb_beta_1", '"opt_lamb_beta_1", "value": 0.9', '"opt_lamb_beta_1", "value": 0.8', "the log says 0.8"),
+        ("opt_lamb_beta_1", "demo.sh:", "demo.sh:1", "does not set OPT_LAMB_BETA_1"),
+        ("opt_lamb_epsilon", "recipe packed_lamb", "recipe x", "recipes/x.py has no default for opt_epsilon"),
+        (
+            "config_file_sha256",
+            '"config_file_sha256", "value": "',
+            '"config_file_sha256", "value": "0',
+            "is not the file of",
+        ),
+        ("config_file", "1x1x32x1", "1x1x1x1", "is not in the tree"),
+        ("seed", '"configuration"', '"other"', "is not in the log's configuration"),
+        ("eval_accuracy", '"lineno": ', '"lineno": 9999', "is not in the tree"),
+        ("opt_precision", '"precision"', '"opt_precision"', "does not log opt_precision"),
+    ],
+)
+def test_a_broken_link_is_named(key: str, old: str, new: str, broken: str, run: Path, tmp_path: Path) -> None:
+    text = run.read_text()
+    assert old in text
+    log = tmp_path / "result_0.txt"
+    log.write_text(text.replace(old, new))
+    done = CliRunner().invoke(app, ["trace", str(log), key, "--tree", str(ROOT)])
+    assert done.exit_code == 1
+    assert broken in done.stdout.partition("BROKEN: ")[2]
+
+
+def test_the_command_prints_a_line_for_each_key(run: Path) -> None:
+    done = CliRunner().invoke(app, ["trace", str(run), "--tree", str(ROOT)])
+    assert done.exit_code == 0
+    lines = [line for line in done.stdout.splitlines() if " <- " in line]
+    assert len(lines) == len(Tracer(read_log(run), ROOT).keys)
+    assert any(line.startswith("seed = 5   <- train/") and line.endswith("environment SEED") for line in lines)
+
+
+def test_a_key_that_is_not_there(run: Path) -> None:
+    with user_error("config.unknown-name", "opt_lamb_beta1"):
+        Tracer(read_log(run), ROOT).chain("opt_lamb_beta1")
+
+
+def test_a_tree_without_the_code(run: Path, tmp_path: Path) -> None:
+    shutil.copy(run, tmp_path / "result_0.txt")
+    chain = Tracer(read_log(tmp_path / "result_0.txt"), tmp_path).chain("seed")
+    assert [link.broken for link in chain.broken] == ["is not in the tree"]
+
+
+def test_the_tables_name_settings_that_exist() -> None:
+    assert {field for fields in SETTINGS_OF.values() for field in fields} <= set(settings_by_key())

@@ -1,0 +1,301 @@
+"""Values that a run cannot have had, or that the closed division does not allow: each found, at its line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from audit import ROOT, add_line, copy_of_ours, edit, set_value, told
+from mlbert.mlperf.findings import Outcome
+
+
+@pytest.fixture
+def closed(tmp_path: Path, new_log: Callable[..., Path]) -> Path:
+    """A good closed log of another program."""
+    return new_log(tmp_path / "result_0.txt")
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Path:
+    """A good open log of this code."""
+    return copy_of_ours(tmp_path)[0]
+
+
+def test_good_logs_pass(closed: Path, ours: Path) -> None:
+    names = ("rules", "values", "single lines", "plain numbers", "configuration")
+    assert {name: told([closed]).get(name) for name in names} == dict.fromkeys(names)
+    assert {name: told([ours]).get(name) for name in names} == dict.fromkeys(names)
+
+
+# In any division: key, value, check, what it must say.
+IMPOSSIBLE = [
+    ("opt_base_learning_rate", "0", "values", "above 0"),
+    ("opt_base_learning_rate", "-0.0004", "values", "above 0"),
+    ("opt_base_learning_rate", "17.5", "values", "at most 1"),
+    ("opt_base_learning_rate", "NaN", "plain numbers", "nan is not a plain number"),
+    ("opt_base_learning_rate", "Infinity", "plain numbers", "inf is not a plain number"),
+    ("opt_base_learning_rate", "null", "plain numbers", "None is not a plain number"),
+    ("opt_base_learning_rate", "true", "plain numbers", "True is not a plain number"),
+    ("opt_lamb_beta_1", "1", "values", "below 1"),
+    ("opt_lamb_beta_2", "-0.1", "values", "at least 0"),
+    ("opt_lamb_weight_decay_rate", "-0.01", "values", "at least 0"),
+    ("opt_lamb_weight_decay_rate", "1.5", "values", "below 1"),
+    ("opt_lamb_epsilon", "0", "values", "above 0"),
+    ("opt_lamb_epsilon", "0.5", "values", "at most 0.001"),
+    ("opt_epsilon", "1e-08", "values", "but opt_lamb_epsilon 1e-06"),
+    ("global_batch_size", "0", "values", "at least 1"),
+    ("global_batch_size", "-448", "values", "at least 1"),
+    ("global_batch_size", "448.5", "values", "not a whole number"),
+    ("global_batch_size", '"448"', "plain numbers", "'448' is not a plain number"),
+    ("global_batch_size", "true", "plain numbers", "True is not a plain number"),
+    ("global_batch_size", "4480000", "values", "at most 1e+06"),
+    ("gradient_accumulation_steps", "0", "values", "at least 1"),
+    ("gradient_accumulation_steps", "1.5", "values", "not a whole number"),
+    ("opt_learning_rate_training_steps", "-1", "values", "at least 1"),
+    ("opt_learning_rate_warmup_steps", "-5", "values", "at least 0"),
+    ("num_warmup_steps", "50", "values", "num_warmup_steps is 50, but opt_learning_rate_warmup_steps"),
+    ("start_warmup_step", "10", "values", "the rate is negative before it"),
+    ("start_warmup_step", "-1e12", "values", "further back than"),
+    ("opt_learning_rate_training_steps", "6700.5", "values", "not a whole number"),
+    ("opt_learning_rate_warmup_steps", "0.5", "values", "not a whole number"),
+    ("num_warmup_steps", "0.5", "values", "not a whole number"),
+    ("start_warmup_step", "-0.5", "values", "not a whole number"),
+    ("start_warmup_step", '"zero"', "plain numbers", "'zero' is not a plain number"),
+    ("train_samples", "0", "values", "at least 1"),
+    ("submission_benchmark", '"resnet"', "rules", "is 'resnet', not 'bert'"),
+]
+
+
+@pytest.mark.parametrize("program", ["closed", "ours"])
+@pytest.mark.parametrize(("key", "value", "check", "words"), IMPOSSIBLE, ids=lambda part: str(part)[:40])
+def test_impossible_values_are_found_at_their_line(key, value, check, words, program, request) -> None:
+    path = request.getfixturevalue(program)
+    number = set_value(path, key, value)
+    outcome, text = told([path])[check]
+    assert outcome is Outcome.ERROR
+    assert f"result_0.txt: line {number}: {key}" in text
+    assert words in text
+
+
+CLOSED = [
+    ("gradient_accumulation_steps", "3", "values", "cannot be 3 equal parts"),
+    ("opt_learning_rate_training_steps", "670", "values", "but training went on to 2"),
+    ("eval_samples", "20000", "rules", "closed wants 10000"),
+    ("cache_clear", "false", "rules", "cache_clear is false"),
+    ("cache_clear", '"False"', "rules", "cache_clear is false"),
+    ("cache_clear", "0", "rules", "cache_clear is 0"),
+    ("opt_base_learning_rate", "1e-11", "values", "below 1e-07 nothing is learnt"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "check", "words"), CLOSED, ids=[case[0] for case in CLOSED])
+def test_what_the_closed_division_does_not_allow(key, value, check, words, closed) -> None:
+    number = set_value(closed, key, value)
+    outcome, text = told([closed])[check]
+    assert outcome is Outcome.ERROR
+    assert f"result_0.txt: line {number}: " in text
+    assert words in text
+
+
+METHOD = [
+    ("opt_name", '"adamw"', "closed wants LAMB"),
+    ("opt_adamw_beta_1", "0.9", "which LAMB does not have"),
+    ("opt_gradient_clip_norm", "2.0", "closed wants 1"),
+    ("opt_lamb_learning_rate_decay_poly_power", "2.0", "closed wants 1"),
+    ("opt_learning_rate_decay_schedule", '"cosine"', "closed wants polynomial decay"),
+    ("max_sequence_length", "128", "closed wants 512"),
+    ("target_accuracy", "0.5", "closed wants 0.72"),
+    ("starting_weights", '"none"', "closed starts from the reference's checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "words"), METHOD, ids=[case[0] for case in METHOD])
+def test_another_method_is_for_the_open_division(key, value, words, closed) -> None:
+    number = add_line(closed, "opt_lamb_beta_2", key, value)
+    outcome, text = told([closed])["rules"]
+    assert outcome is Outcome.ERROR
+    assert f"result_0.txt: line {number}: {key} is" in text
+    assert words in text
+    assert "rules" not in told([closed], division="open")
+
+
+def test_the_closed_method_may_be_logged(closed: Path) -> None:
+    for key, value in (("opt_name", '"LAMB"'), ("opt_gradient_clip_norm", "1"), ("max_sequence_length", "512")):
+        add_line(closed, "opt_lamb_beta_2", key, value)
+    assert "rules" not in told([closed])
+
+
+def test_a_ramp_longer_than_the_training(closed: Path) -> None:
+    for key in ("num_warmup_steps", "opt_learning_rate_warmup_steps"):
+        number = set_value(closed, key, "7000")
+    assert (
+        f"line {number}: opt_learning_rate_warmup_steps is 7000, longer than the 6700 steps"
+        in told([closed])["values"][1]
+    )
+    set_value(closed, "start_warmup_step", "-200000.0")  # as NVIDIA logs it, in samples
+    assert "values" not in told([closed])
+
+
+def test_caches_are_cleared_before_the_run(closed: Path, ours: Path) -> None:
+    line = next(line for line in closed.read_text().splitlines() if '"cache_clear"' in line)
+    edit(closed, "cache_clear", ".*\n", "")
+    number = edit(closed, "run_start", "(.*\n)", rf"\1{line}\n") + 1
+    assert f"result_0.txt: line {number}: cache_clear comes after run_start" in told([closed])["rules"][1]
+    edit(ours, "cache_clear", ".*\n", "")
+    assert told([ours])["rules"][0] is Outcome.ERROR
+    assert "result_0.txt: cache_clear is missing" in told([ours])["rules"][1]
+
+
+def test_whole_steps_may_be_floats_and_numbers_text(closed: Path) -> None:
+    for key, value in (("opt_learning_rate_training_steps", "6700.0"), ("start_warmup_step", "0.0")):
+        set_value(closed, key, value)
+    assert "values" not in told([closed])
+    number = set_value(closed, "opt_lamb_weight_decay_rate", '"0.01"')
+    outcome, text = told([closed])["plain numbers"]
+    assert outcome is Outcome.WARN
+    assert f"result_0.txt: line {number}: opt_lamb_weight_decay_rate '0.01' is not a plain number" in text
+
+
+@pytest.mark.parametrize(("key", "line"), [("cache_clear", "value"), ("run_stop", "status"), ("seed", "key")])
+def test_a_name_twice_in_a_line(key: str, line: str, closed: Path) -> None:
+    number = edit(closed, key, f'"{line}": ', f'"{line}": "x", "{line}": ')
+    outcome, text = told([closed])["lines"]
+    assert outcome is Outcome.ERROR
+    assert f"result_0.txt: line {number}: ValueError the name '{line}' is there twice" in text
+
+
+def move(path: Path, key: str, milliseconds: int) -> int:
+    """Changes the time of a key's lines; the first of them."""
+    return edit(path, key, r'"time_ms": (\d+)', lambda told: f'"time_ms": {int(told[1]) + milliseconds}')
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["ours", "others"])
+def test_caches_fill_again(is_own: bool, tmp_path: Path, new_log: Callable[..., Path]) -> None:
+    logs = copy_of_ours(tmp_path, 3) if is_own else [new_log(tmp_path / f"result_{n}.txt", seed=n) for n in range(3)]
+    assert "rules" not in told(logs)
+    number = move(logs[1], "cache_clear", -700_000)
+    outcome, text = told(logs[1:2])["rules"]
+    assert outcome is (Outcome.ERROR if is_own else Outcome.WARN)
+    assert f"result_1.txt: line {number}: cache_clear comes 700" in text
+    move(logs[1], "cache_clear", -(10**10))
+    outcome, text = told(logs[:2])["rules"]
+    assert outcome is (Outcome.ERROR if is_own else Outcome.WARN)
+    assert f"result_1.txt: line {number}: cache_clear comes before the run_stop of result_0.txt (line " in text
+
+
+def test_caches_of_one_run_left_open(tmp_path: Path, new_log: Callable[..., Path]) -> None:
+    logs = [new_log(tmp_path / f"result_{n}.txt", seed=n) for n in range(3)]
+    number = set_value(logs[1], "cache_clear", "null")
+    outcome, text = told(logs)["rules"]
+    assert outcome is Outcome.WARN
+    assert f"result_1.txt: line {number}: cache_clear is null, in other logs true" in text
+
+
+def test_a_key_said_twice(closed: Path, ours: Path) -> None:
+    number = add_line(closed, "opt_lamb_beta_2", "opt_lamb_beta_2", "")
+    outcome, text = told([closed])["single lines"]
+    assert outcome is Outcome.NOTE
+    assert f"result_0.txt: line {number}: opt_lamb_beta_2 0.999 is said again, line {number - 1}" in text
+    lines = closed.read_text().splitlines(keepends=True)
+    lines[number - 1] = lines[number - 1].replace("0.999", "0.99")
+    closed.write_text("".join(lines))
+    assert told([closed])["single lines"][0] is Outcome.ERROR
+    add_line(ours, "opt_lamb_beta_2", "opt_lamb_beta_2", "")
+    assert told([ours])["single lines"][0] is Outcome.ERROR
+
+
+# This code's log against its own configuration: key, value, what it must say.
+NOT_AS_SET = [
+    ("opt_base_learning_rate", "0.004", "LR = 0.005"),
+    ("opt_lamb_beta_1", "0.8", "OPT_LAMB_BETA_1 = 0.9"),
+    ("opt_lamb_weight_decay_rate", "0.02", "WEIGHT_DECAY_RATE = 0.01"),
+    ("opt_gradient_clip_norm", "2.0", "MAX_GRAD_NORM = 1.0"),
+    ("opt_name", '"adamw"', "OPTIMIZER = 'lamb'"),
+    ("opt_learning_rate_decay_schedule", '"linear"', "SCHEDULE = 'polynomial'"),
+    ("opt_learning_rate_training_steps", "5000", "MAX_STEPS = 4300"),
+    ("opt_lamb_learning_rate_decay_poly_power", "2.0", "LR_POLY_POWER = 1.0"),
+    ("global_batch_size", "68", "BATCHSIZE 32 x 1 ranks x PACKING_FACTOR 1.05 is 34"),
+    ("gradient_accumulation_steps", "2", "GRADIENT_STEPS = 1"),
+    ("submission_org", '"Other"', "MLPERF_SUBMISSION_ORG = 'mlbert'"),
+    ("submission_platform", '"other"', "MLPERF_SUBMISSION_PLATFORM = 'cpu_demo'"),
+    ("submission_division", '"closed"', "MLPERF_DIVISION = 'open'"),
+    ("recipe", '"ddp_adam"', "RECIPE = 'packed_lamb'"),
+    ("model_shape", '"benchmarks/bert/implementations/pytorch/configs/base.json"', "BERT_CONFIG = "),
+    ("eval_samples", "10000", "NUM_EVAL_EXAMPLES = 2000"),
+    ("cache_clear", "false", "CACHES_CLEARED = True"),
+    ("ranks", "2", "config_cpu_1x1x32x1_demo.sh is for 1 x 1"),
+    ("ranks", '"1"', "is '1', not a count"),
+    ("num_warmup_steps", "50", "WARMUP_STEPS = 100"),
+    ("opt_learning_rate_warmup_steps", "50", "WARMUP_STEPS = 100"),
+    ("train_data", '"synthetic"', "SYNTH_DATA = False"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "outcome", "words"),
+    [
+        ("WARMUP_STEPS", "7", Outcome.ERROR, "num_warmup_steps is 100, its configuration says WARMUP_STEPS = 7"),
+        ("WARMUP_PROPORTION", "0.1", Outcome.ERROR, "says WARMUP_PROPORTION = 0.1 of MAX_STEPS = 4300"),
+        ("SYNTH_DATA", "true", Outcome.ERROR, "its configuration says SYNTH_DATA = True"),
+        ("RESUME", "true", Outcome.WARN, "its configuration says RESUME = True, but it has no resumed_from_step"),
+    ],
+)
+def test_a_setting_is_that_of_its_keys(name: str, value: str, outcome: Outcome, words: str, ours: Path) -> None:
+    edit(ours, "configuration", rf'("{name}": {{"value": )[^,]*', rf"\g<1>{value}")
+    said, text = told([ours])["configuration"]
+    assert said is outcome
+    assert "result_0.txt: line " in text
+    assert words in text
+
+
+@pytest.mark.parametrize(("key", "value", "words"), NOT_AS_SET, ids=lambda part: str(part)[:40])
+def test_a_value_is_that_of_its_setting(key: str, value: str, words: str, ours: Path) -> None:
+    number = set_value(ours, key, value)
+    outcome, text = told([ours])["configuration"]
+    assert outcome is Outcome.ERROR
+    assert f"result_0.txt: line {number}: {key} is" in text
+    assert words in text
+
+
+def test_evaluations_come_as_the_configuration_says(ours: Path) -> None:
+    edit(ours, "eval_accuracy", r'"epoch_num": 30', '"epoch_num": 35')
+    outcome, text = told([ours])["configuration"]
+    assert outcome is Outcome.ERROR
+    assert "evaluation 3 is at 35" in text
+    assert "its configuration says 30000" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("steps", "5000", "MAX_STEPS = 4300"),
+        ("steps", "100", "100 steps of 32 packs of 1 to 3 sequences cannot be 100016 train_samples"),
+        ("max_steps", "5000", "MAX_STEPS = 4300"),
+        ("target_accuracy", "0.3", "TARGET_MLM_ACCURACY = 0.235"),
+        ("evaluation_size", "3000", "NUM_EVAL_EXAMPLES = 2000"),
+        ("evaluation_interval_samples", "20000", "EVAL_ITER_SAMPLES = 10000"),
+        ("experiment", "3", "EXPERIMENT = 0"),
+    ],
+)
+def test_what_newer_logs_tell_is_as_set(key: str, value: str, words: str, ours: Path) -> None:
+    number = add_line(ours, "eval_samples", key, value)
+    outcome, text = told([ours])["configuration"]
+    assert outcome is Outcome.ERROR
+    assert f"result_0.txt: line {number}: " in text
+    assert words in text
+
+
+def test_a_closed_target_and_a_configuration_of_another_form(ours: Path) -> None:
+    assert "closed wants 0.72" in told([ours], division="closed")["accuracies"][1]
+    edit(ours, "configuration", r'"value": \{.*\}, "metadata"', '"value": {"LR": 1}, "metadata"')
+    assert "no mapping of settings" in told([ours])["configuration"][1]
+
+
+def test_all_committed_results_agree_with_themselves() -> None:
+    for folder in sorted(ROOT.glob("results/*/bert")):
+        failed = {
+            check: said for check, said in told(sorted(folder.glob("result_*.txt"))).items() if said[0] == "ERROR"
+        }
+        assert failed == {}, folder

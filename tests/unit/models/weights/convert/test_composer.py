@@ -1,0 +1,243 @@
+"""Composer's checkpoints in and out: Hugging Face BERT, one matrix for query, key and value, MosaicBERT."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from mlbert.models.objectives import MaskedLM
+from mlbert.models.weights.export import write_weights
+from mlbert.models.weights.foreign import read_composer, write_composer
+from mlbert.models.weights.huggingface import huggingface_config, to_huggingface
+from mlbert.models.weights.load import load_weights
+from mlbert.models.weights.renaming import padded
+from padded_batches import unpadded
+
+HEADS = ("bert.pooler.", "cls.seq_relationship.")
+ASSETS = Path(__file__).parents[4] / "assets/composer"
+
+
+class _Payload:
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+def container(model, **more):
+    """A checkpoint as Composer keeps one: weights below objects that weights_only loading refuses."""
+    timestamp = {"Timestamp": {"batch": 4, "total_wct": datetime.timedelta(seconds=2)}}
+    return {"state": {"model": OrderedDict(model), "timestamp": timestamp, **more}, "rng": [{"cuda": []}]}
+
+
+def masked_lm(state):
+    """Names and tensors of their masked-LM model: no pooler, no next-sentence head, the decoder's copies."""
+    model = {f"model.{name}": tensor for name, tensor in state.items() if not name.startswith(HEADS)}
+    model["model.cls.predictions.decoder.weight"] = model["model.bert.embeddings.word_embeddings.weight"]
+    model["model.cls.predictions.decoder.bias"] = model["model.cls.predictions.bias"]
+    return model
+
+
+def fused(state):
+    """The methods form: query, key and value in one matrix, only the decoder's bias."""
+    model = {name: tensor for name, tensor in masked_lm(state).items() if ".attention.self." not in name}
+    for layer in range(2):
+        stem = f"model.bert.encoder.layer.{layer}.attention.self"
+        for kind in ("weight", "bias"):
+            own = [f"{stem}.{part}.{kind}".removeprefix("model.") for part in ("query", "key", "value")]
+            model[f"{stem}.Wqkv.{kind}"] = torch.cat([state[name] for name in own])
+    del model["model.cls.predictions.bias"]
+    return model
+
+
+@pytest.fixture
+def folder(tmp_path, shape):
+    path = tmp_path / "composer"
+    path.mkdir()
+    (path / "bert_config.json").write_text(shape.to_json())
+    return path
+
+
+@pytest.mark.parametrize("form", [masked_lm, fused])
+@pytest.mark.parametrize("rows", ["true", "padded"])
+def test_their_checkpoints_are_read(tmp_path, folder, shape, state, mlbert, form, rows):
+    source = padded(state, shape) if rows == "padded" else state
+    torch.save(container(form(source)), folder / "ep0-ba4-rank0.pt")
+    code, out, error = mlbert("composer-to-torch", folder / "ep0-ba4-rank0.pt", tmp_path / "ours")
+    assert code == 0, error
+    assert ", 0 missing" in out
+    found = load_file(tmp_path / "ours" / "model.safetensors")
+    assert found.keys() == {name for name in state if not name.startswith(HEADS)}
+    for name, tensor in found.items():
+        assert torch.equal(state[name], tensor), name
+
+
+def test_shape_comes_from_the_checkpoint_itself(tmp_path, folder, shape, state, mlbert):
+    (folder / "bert_config.json").unlink()
+    content = {"config": {"file_extension": ".json", "content": huggingface_config(shape)}}
+    torch.save(container(masked_lm(state), integrations={"huggingface": {"model": content}}), folder / "a.pt")
+    assert mlbert("composer-to-torch", folder / "a.pt", tmp_path / "ours")[0] == 0
+    assert (tmp_path / "ours" / "bert_config.json").read_text() == shape.to_json()
+
+
+def test_written_container(tmp_path, own_folder, state, mlbert):
+    code, out, error = mlbert("torch-to-composer", own_folder, tmp_path / "start.pt")
+    assert code == 0, error
+    assert "cls.seq_relationship.bias: dropped (Composer's models have no such part)" in out
+    assert "44 taken, 2 dropped, 0 missing" in out
+    content = torch.load(tmp_path / "start.pt", weights_only=True)
+    model = content["state"]["model"]
+    wanted = masked_lm(state)
+    wanted |= {f"model.{name}": tensor for name, tensor in state.items() if ".pooler." in name}
+    assert model.keys() == wanted.keys()
+    assert model["model.bert.embeddings.word_embeddings.weight"].shape == (197, 32)
+    for name, tensor in wanted.items():
+        assert torch.equal(model[name], tensor), name
+
+
+def models(shape):
+    """One of each kind and head that Composer's BERTs have; every number is drawn at random."""
+    mosaic = dataclasses.replace(shape, position_embedding_type="alibi", gated_mlp=True, hidden_act="gelu_erf")
+    made = [
+        *(kind(shape) for shape in (shape, mosaic) for kind in (BertForMaskedLM, BertForPreTraining)),
+        *(BertForSequenceClassification(shape, labels) for shape in (shape, mosaic) for labels in (1, 3)),
+    ]
+    torch.manual_seed(1)
+    for parameter in (p for model in made for p in model.parameters()):
+        torch.nn.init.normal_(parameter)
+    return made
+
+
+@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_round_trip(tmp_path, shape, mlbert, number, by_hand):
+    """To Composer and back: all tensors and the shape. What a run writes is what the command writes."""
+    model = models(shape)[number]
+    write_weights(model, tmp_path, {}, None)
+    if by_hand:
+        write_composer(to_huggingface(model), model.config, tmp_path / "there.pt")
+    else:
+        assert mlbert("torch-to-composer", tmp_path / "weights", tmp_path / "there.pt")[0] == 0
+    assert mlbert("composer-to-torch", tmp_path / "there.pt", tmp_path / "back")[0] == 0
+    assert BertConfig.from_json(tmp_path / "back/bert_config.json") == model.config
+    there, back = (load_file(tmp_path / name / "model.safetensors") for name in ("weights", "back"))
+    assert back.keys() == {name for name in there if not name.startswith("cls.seq_relationship.")}
+    for name, tensor in back.items():
+        assert torch.equal(there[name], tensor), name
+    keys = torch.load(tmp_path / "there.pt", weights_only=True)["state"]["model"].keys()
+    assert ("model.bert.encoder.layer.1.mlp.wo.weight" in keys) == model.config.gated_mlp
+    assert ("model.classifier.bias" in keys) == hasattr(model, "classifier")
+
+
+def test_the_published_programs_checkpoint(tmp_path, mlbert):
+    """A whole one, through the command, to the outputs that its own program gave."""
+    code, out, error = mlbert("composer-to-torch", ASSETS / "ep0-ba4-rank0.pt", tmp_path / "ours")
+    assert code == 0, error
+    assert "decoder.weight: dropped (tied to bert.embeddings.word_embeddings.weight)" in out
+    assert "31 taken, 1 dropped, 0 missing" in out
+    shape = BertConfig.from_json(tmp_path / "ours/bert_config.json")
+    assert (shape.gated_mlp, shape.position_embedding_type, shape.hidden_act) == (True, "alibi", "gelu_erf")
+    model = BertForMaskedLM(shape)
+    assert load_weights(model, tmp_path / "ours").missing == {}
+    check = {name: torch.from_numpy(value) for name, value in np.load(ASSETS / "forward_check.npz").items()}
+    batch = unpadded(ASSETS / "forward_check.npz", smallest_label=1)
+    everywhere = dataclasses.replace(batch, masked_positions=torch.arange(batch.num_tokens))
+    logits = check["logits"][check["attention_mask"].bool()]
+    with torch.no_grad():
+        torch.testing.assert_close(model(everywhere, None).masked, logits, atol=1e-5, rtol=0)
+        metrics = MaskedLM("step").metrics(MaskedLM("step").sums(model, batch).tolist(), None)
+    assert metrics["loss"] == pytest.approx(float(check["loss"]), abs=1e-5)
+    started = BertForMaskedLM(shape)
+    assert load_weights(started, ASSETS / "ep0-ba4-rank0.pt").missing == {}
+    for (name, p), (_, q) in zip(model.named_parameters(), started.named_parameters(), strict=True):
+        assert torch.equal(p, q), name
+    assert mlbert("torch-to-composer", tmp_path / "ours", tmp_path / "again.pt")[0] == 0
+    there, back = read_composer(ASSETS / "ep0-ba4-rank0.pt"), read_composer(tmp_path / "again.pt")
+    assert there.shape == back.shape
+    assert there.tensors.keys() == back.tensors.keys()
+    for name, tensor in there.tensors.items():
+        assert torch.equal(tensor, back.tensors[name]), name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gated_mlp": True},
+        {"norm_position": "pre"},
+        {"position_embedding_type": "alibi", "gated_mlp": True},
+        {"tie_word_embeddings": False},
+    ],
+    ids=["gated", "norm before", "alibi without exact GELU", "own decoder"],
+)
+def test_shapes_that_composer_lacks_are_refused(tmp_path, shape, refused, change):
+    model = BertForMaskedLM(dataclasses.replace(shape, **change))
+    write_weights(model, tmp_path, {}, None)
+    target = tmp_path / "a.pt"
+    words = ("torch-to-composer", tmp_path / "weights", target)
+    refused(*words, target=target, code="model.unsupported", subject="Composer")
+
+
+def mosaic_bert(file, state):
+    """Beside the configuration of a plain one."""
+    weights = read_composer(ASSETS / "ep0-ba4-rank0.pt")
+    torch.save(container(weights.tensors), file)
+    return "checkpoint.shape"
+
+
+def forbidden(file, state):
+    torch.save(container(masked_lm(state), extra=_Payload(f"touch {file.with_name('ran')}")), file)
+    return "checkpoint.unsafe"
+
+
+def no_model(file, state):
+    torch.save({"state": {"optimizers": {}}}, file)
+    return "checkpoint.format"
+
+
+def no_container(file, state):
+    torch.save([1, 2], file)
+    return "checkpoint.format"
+
+
+def missing(file, state):
+    model = masked_lm(state)
+    del model["model.bert.embeddings.position_embeddings.weight"]
+    torch.save(container(model), file)
+    return "checkpoint.incomplete"
+
+
+def wrong_shape(file, state):
+    torch.save(container({**fused(state), "model.bert.encoder.layer.0.attention.self.Wqkv.bias": torch.zeros(8)}), file)
+    return "checkpoint.shape"
+
+
+def truncated(file, state):
+    torch.save(container(masked_lm(state)), file)
+    file.write_bytes(file.read_bytes()[:5000])
+    return "checkpoint.damaged"
+
+
+def gone(file, state):
+    return "file.unreadable"
+
+
+@pytest.mark.parametrize(
+    "damage", [mosaic_bert, forbidden, no_model, no_container, missing, wrong_shape, truncated, gone]
+)
+def test_damage_is_one_line_and_nothing_is_written(tmp_path, folder, state, refused, damage):
+    file, ours = folder / "a.pt", tmp_path / "ours"
+    code = damage(file, state)
+    wording = damage is not truncated  # PyTorch's own words
+    refused("composer-to-torch", file, ours, target=ours, code=code, subject=file, wording=wording)
+    assert not (folder / "ran").exists()

@@ -1,0 +1,150 @@
+"""Folders to and from Hugging Face's form, loaded by transformers itself; damaged ones."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import BertWordPieceTokenizer
+from transformers import BertConfig as PeerConfig
+from transformers import BertForPreTraining as PeerModel
+
+from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.models.weights.convert.huggingface_folder import huggingface_to_torch, torch_to_huggingface
+from user_errors import user_error
+
+PEER = PeerConfig(
+    vocab_size=101,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    hidden_act="gelu_pytorch_tanh",
+)
+
+
+@pytest.fixture
+def peer_folder(tmp_path):
+    torch.manual_seed(0)
+    PeerModel(PEER).save_pretrained(tmp_path / "peer")
+    return tmp_path / "peer"
+
+
+def test_round_trip_is_exact_and_transformers_loads_it(tmp_path, peer_folder):
+    report = huggingface_to_torch(peer_folder, tmp_path / "ours")
+    assert len(report.taken) == 46
+    assert report.missing == {}
+    torch_to_huggingface(tmp_path / "ours", tmp_path / "back")
+    model, loading = PeerModel.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+    for name, value in PeerModel.from_pretrained(peer_folder).state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_older_folders_give_the_same(tmp_path, peer_folder):
+    """With PyTorch's file in place of safetensors, and without a model_type."""
+    huggingface_to_torch(peer_folder, tmp_path / "ours")
+    torch.save(load_file(peer_folder / "model.safetensors"), peer_folder / "pytorch_model.bin")
+    (peer_folder / "model.safetensors").unlink()
+    values = json.loads((peer_folder / "config.json").read_text())
+    (peer_folder / "config.json").write_text(json.dumps({k: v for k, v in values.items() if k != "model_type"}))
+    huggingface_to_torch(peer_folder, tmp_path / "again")
+    for name in ("bert_config.json", "model.safetensors"):
+        assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+@pytest.mark.parametrize("is_lower", [True, False])
+def test_the_vocabulary_of_a_tokenizer_json_comes_along(tmp_path, peer_folder, is_lower):
+    """Such a folder has no vocab.txt: fast tokenizers save that file only."""
+    entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The"]
+    (tmp_path / "vocab.txt").write_text("\n".join(entries))
+    fast = BertWordPieceTokenizer(str(tmp_path / "vocab.txt"), lowercase=is_lower)
+    fast.save(str(peer_folder / "tokenizer.json"))
+    huggingface_to_torch(peer_folder, tmp_path / "ours")
+    tokenizer = load_tokenizer(tmp_path / "ours")
+    assert tokenizer.entries == entries
+    assert tokenizer.encode("The the") == fast.encode("The the", add_special_tokens=False).ids
+    torch_to_huggingface(tmp_path / "ours", tmp_path / "theirs")
+    shape = json.loads((tmp_path / "theirs/config.json").read_text())
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    assert theirs.model_max_length == shape["max_position_embeddings"]
+    assert theirs("The the", add_special_tokens=False)["input_ids"] == tokenizer.encode("The the")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("{}", "vocabulary.format"),
+        ("[]", "file.json"),
+        ("half", "file.json"),
+        ('{"model": {"vocab": {"a": 7}}}', "vocabulary.format"),
+    ],
+)
+def test_a_tokenizer_json_without_a_vocabulary_is_one_error(tmp_path, peer_folder, text, code):
+    (peer_folder / "tokenizer.json").write_text(text)
+    with user_error(code, peer_folder / "tokenizer.json"):
+        huggingface_to_torch(peer_folder, tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+def test_prefixless_extras_are_reported(tmp_path, peer_folder):
+    file = peer_folder / "model.safetensors"
+    save_file({**load_file(file), "somebody.elses": torch.zeros(2)}, file)
+    report = huggingface_to_torch(peer_folder, tmp_path / "ours")
+    assert report.dropped["somebody.elses"] == "no such parameter"
+
+
+def break_truncate(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+def break_config(folder):
+    (folder / "config.json").write_text("{")
+
+
+def break_architecture(folder):
+    (folder / "config.json").write_text(json.dumps({"model_type": "roberta"}))
+
+
+def break_shape(folder):
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "intermediate_size": 128}))
+
+
+def break_missing_tensor(folder):
+    file = folder / "model.safetensors"
+    state = load_file(file)
+    del state["bert.encoder.layer.1.output.dense.weight"]
+    save_file(state, file)
+
+
+def break_gone(folder):
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "name"),
+    [
+        (break_truncate, "checkpoint.damaged", "model.safetensors"),
+        (break_config, "file.json", "config.json"),
+        (break_architecture, "model.unsupported", "config.json"),
+        (break_shape, "checkpoint.shape", "model.safetensors"),
+        (break_missing_tensor, "checkpoint.incomplete", "model.safetensors"),
+        (break_gone, "file.unreadable", "config.json"),
+    ],
+)
+def test_damage_is_one_error_and_nothing_is_written(tmp_path, peer_folder, damage, code, name):
+    damage(peer_folder)
+    with user_error(code, peer_folder / name, wording=damage is not break_truncate):  # safetensors' own words
+        huggingface_to_torch(peer_folder, tmp_path / "ours")
+    assert [p.name for p in tmp_path.iterdir() if "ours" in p.name] == []
+
+
+def test_existing_target_is_not_overwritten(tmp_path, peer_folder):
+    (tmp_path / "ours").mkdir()
+    with user_error("file.exists", tmp_path / "ours"):
+        huggingface_to_torch(peer_folder, tmp_path / "ours")

@@ -1,0 +1,204 @@
+"""NVIDIA's .pt files: plain, segmented and fused names, the padded vocabulary, the tied decoder, damage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+NAMES = Path(__file__).parents[4] / "assets" / "checkpoints" / "names.txt"
+STEM = "bert_model_segment.bert.encoder.layer"
+
+
+class _Payload:
+    """Pickled as a call of the shell."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self):
+        import os
+
+        return os.system, (self.command,)
+
+
+@pytest.fixture
+def plain(tmp_path, own_folder, mlbert):
+    """A .pt file that we wrote, with its configuration beside it."""
+    code, out, error = mlbert("torch-to-nvidia", own_folder, tmp_path / "nvidia" / "model.pt")
+    assert code == 0, error
+    assert "46 taken, 0 dropped, 0 missing" in out
+    (tmp_path / "nvidia" / "bert_config.json").write_bytes((own_folder / "bert_config.json").read_bytes())
+    return tmp_path / "nvidia" / "model.pt"
+
+
+def assert_same(folder, state):
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == state.keys()
+    for name, tensor in state.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_written_form(plain, state):
+    content = torch.load(plain, weights_only=True)
+    assert list(content) == ["model"]
+    model = content["model"]
+    assert len(model) == 47
+    assert model["bert.embeddings.word_embeddings.weight"].shape == (200, 32)
+    assert model["cls.predictions.bias"].shape == (200,)
+    assert torch.equal(model["cls.predictions.decoder.weight"], model["bert.embeddings.word_embeddings.weight"])
+    assert not model["bert.embeddings.word_embeddings.weight"][197:].any()
+    assert torch.equal(model["bert.pooler.dense.weight"], state["bert.pooler.dense.weight"])
+
+
+def test_round_trip(tmp_path, plain, mlbert, state):
+    code, out, error = mlbert("nvidia-to-torch", plain, tmp_path / "back")
+    assert code == 0, error
+    assert "cls.predictions.decoder.weight: dropped (tied to bert.embeddings.word_embeddings.weight)" in out
+    assert_same(tmp_path / "back", state)
+
+
+def fuse(state, names, attention):
+    """The state under other names; query, key and value as one tensor a layer where a name for it is given."""
+    content = {}
+    for own, tensor in state.items():
+        if attention is None or ".attention.self." not in own:
+            content[names[own]] = tensor
+    for layer in range(2) if attention else ():
+        for kind, name in zip(("weight", "bias"), attention, strict=True):
+            own = [f"bert.encoder.layer.{layer}.attention.self.{part}.{kind}" for part in ("query", "key", "value")]
+            content[f"{STEM}.{layer}.{name}"] = torch.cat([state[part] for part in own])
+    return content
+
+
+@pytest.mark.parametrize(
+    ("form", "attention"),
+    [
+        ("plain", None),
+        ("segmented", None),
+        ("segmented", ("attention.self.Wqkv", "attention.self.Bqkv")),
+        ("segmented", ("attention.self.Wqkv.weight", "attention.self.Wqkv.bias")),
+        ("fused", None),
+        ("transformer_engine", ("attention.qkv_weight", "attention.qkv_bias")),
+    ],
+)
+def test_names_of_training_programs(tmp_path, plain, mlbert, state, form, attention):
+    rows = [line.split() for line in NAMES.read_text().splitlines()]
+    names = {own: theirs for _, of, theirs, own in rows if of == form}
+    content = fuse(state, names or {own: own for own in state}, attention)
+    file = plain.with_name("other.pt")
+    torch.save({"model": content}, file)
+    code, out, error = mlbert("nvidia-to-torch", file, tmp_path / "back")
+    assert code == 0, error
+    assert "0 dropped, 0 missing" in out
+    assert_same(tmp_path / "back", state)
+
+
+def test_half_precision_becomes_float32(tmp_path, plain, mlbert, state):
+    file = plain.with_name("half.pt")
+    torch.save({"model": {name: tensor.half() for name, tensor in state.items()}}, file)
+    assert mlbert("nvidia-to-torch", file, tmp_path / "back")[0] == 0
+    assert_same(tmp_path / "back", {name: tensor.half().float() for name, tensor in state.items()})
+
+
+def truncate(file, state):
+    file.write_bytes(file.read_bytes()[:-1000])
+    return "checkpoint.damaged"
+
+
+def flip_a_bit(file, state):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    return "checkpoint.damaged"
+
+
+def no_checkpoint(file, state):
+    file.write_text("hello\n")
+    return "checkpoint.damaged"
+
+
+def remove(file, state):
+    file.unlink()
+    return "file.unreadable"
+
+
+def other_container(file, state):
+    torch.save(dict(state), file)
+    return "checkpoint.format"
+
+
+def other_model(file, state):
+    torch.save({"model": {"weight": torch.zeros(2)}}, file)
+    return "checkpoint.incomplete"
+
+
+def missing_tensor(file, state):
+    kept = {name: tensor for name, tensor in state.items() if name != "bert.encoder.layer.1.output.dense.weight"}
+    torch.save({"model": kept}, file)
+    return "checkpoint.incomplete"
+
+
+def wrong_shape(file, state):
+    torch.save({"model": {**state, "bert.pooler.dense.weight": torch.zeros(3, 3)}}, file)
+    return "checkpoint.shape"
+
+
+def third_layer(file, state):
+    torch.save({"model": {**state, "bert.encoder.layer.2.output.dense.weight": torch.zeros(3, 3)}}, file)
+    return "checkpoint.shape"
+
+
+def untied(file, state):
+    decoder = state["bert.embeddings.word_embeddings.weight"] + 1
+    torch.save({"model": {**state, "cls.predictions.decoder.weight": decoder}}, file)
+    return "checkpoint.damaged"
+
+
+def integers(file, state):
+    torch.save({"model": {**state, "bert.pooler.dense.bias": torch.zeros(32, dtype=torch.int64)}}, file)
+    return "checkpoint.damaged"
+
+
+def payload(file, state):
+    torch.save({"model": state, "more": _Payload(f"touch {file.with_name('ran')}")}, file)
+    return "checkpoint.unsafe"
+
+
+def no_config(file, state):
+    file.with_name("bert_config.json").unlink()
+    return "file.missing"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        truncate,
+        flip_a_bit,
+        no_checkpoint,
+        remove,
+        other_container,
+        other_model,
+        missing_tensor,
+        wrong_shape,
+        third_layer,
+        untied,
+        integers,
+        payload,
+        no_config,
+    ],
+)
+def test_damage_is_one_line_and_nothing_is_written(tmp_path, plain, state, refused, damage):
+    code, back = damage(plain, state), tmp_path / "back"
+    subject = plain.with_name("bert_config.json") if damage is no_config else plain
+    wording = damage not in (truncate, no_checkpoint)  # PyTorch's own words
+    refused("nvidia-to-torch", plain, back, target=back, code=code, subject=subject, wording=wording)
+    assert not plain.with_name("ran").exists()
+
+
+def test_existing_file_is_kept(tmp_path, own_folder, plain, refused):
+    before = plain.read_bytes()
+    refused("torch-to-nvidia", own_folder, plain, target=plain, code="file.exists", subject=plain)
+    assert plain.read_bytes() == before

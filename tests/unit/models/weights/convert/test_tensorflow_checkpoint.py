@@ -1,0 +1,232 @@
+"""Checkpoints that TensorFlow wrote: the same logits as a TensorFlow graph, every variable's fate, damaged files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from host_batches import made_up_batches
+from mlbert.config.bert_config import BertConfig
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.weights.checkpoint_names import tf1_names
+from mlbert.models.weights.huggingface import padded_inputs
+from mlbert.models.weights.load import load_weights
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (pip install mlbert[tf])"
+)
+TENSORS = 46
+COMMAND = {"tf1": "tf1-to-torch", "pretrainer": "tf2-to-torch", "items": "tf2-to-torch"}
+PREFIX = {"tf1": "tf1/model.ckpt-28252", "pretrainer": "pretrainer/bert_model.ckpt", "items": "items/bert_model.ckpt"}
+
+
+@pytest.fixture(scope="module")
+def batch(shape):
+    return made_up_batches(3, 2, shape.vocab_size, shape.max_position_embeddings)[0].to("cpu")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory, shape, state, batch) -> Path:
+    """What tensorflow_program.py writes from the small BERT."""
+    folder = tmp_path_factory.mktemp("tensorflow")
+    names = tf1_names(shape.num_hidden_layers)
+    arrays = {names[name]: value.T if names[name].endswith("kernel") else value for name, value in state.items()}
+    np.savez(folder / "weights.npz", **{name: value.contiguous().numpy() for name, value in arrays.items()})
+    np.savez(folder / "inputs.npz", **{name: value.numpy() for name, value in padded_inputs(batch).items()})
+    (folder / "bert_config.json").write_text(shape.to_json())
+    program = Path(__file__).with_name("tensorflow_program.py")
+    done = subprocess.run([sys.executable, program, folder], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture
+def copied(tmp_path, written):
+    """The TensorFlow 1 checkpoint's prefix in a folder that may be damaged."""
+    shutil.copytree(written / "tf1", tmp_path / "tf1")
+    return tmp_path / "tf1" / "model.ckpt-28252"
+
+
+@pytest.mark.parametrize("form", list(PREFIX))
+def test_logits_equal_those_of_tensorflow(tmp_path, written, mlbert, batch, form):
+    code, out, error = mlbert(COMMAND[form], written / PREFIX[form], tmp_path / "ours")
+    assert code == 0, error
+    assert error == ""
+    assert f"{TENSORS} taken" in out
+    assert "0 missing" in out
+    model = BertForPreTraining(BertConfig.from_json(tmp_path / "ours" / "bert_config.json"))
+    load_weights(model, tmp_path / "ours")
+    expected = np.load(written / "outputs.npz")
+    with torch.no_grad():
+        masked, sentence = model(batch, None)
+        logits = masked[:, : model.config.vocab_size]
+    assert np.abs(expected["masked"]).max() > 0.5
+    np.testing.assert_allclose(logits, expected["masked"], atol=1e-5, rtol=0)
+    np.testing.assert_allclose(sentence, expected["sentence"], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("form", list(PREFIX))
+def test_weights_arrive_bit_for_bit(tmp_path, written, mlbert, state, form):
+    mlbert(COMMAND[form], written / PREFIX[form], tmp_path / "ours")
+    found = load_file(tmp_path / "ours" / "model.safetensors")
+    assert found.keys() == state.keys()
+    for name, tensor in state.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_slots_and_step_are_dropped_and_reported(tmp_path, written, mlbert):
+    _, out, _ = mlbert("tf1-to-torch", written / PREFIX["tf1"], tmp_path / "ours")
+    lines = out.splitlines()
+    assert "global_step: dropped (optimizer slot or counter)" in lines
+    assert "bert/pooler/dense/kernel/LAMB_1: dropped (optimizer slot or counter)" in lines
+    assert "cls/predictions/output_bias: taken as cls.predictions.bias" in lines
+    assert f"{TENSORS} taken, {2 * TENSORS + 1} dropped, 0 missing" in lines
+    _, out, _ = mlbert("tf2-to-torch", written / PREFIX["pretrainer"], tmp_path / "second")
+    assert ".OPTIMIZER_SLOT/optimizer/m/.ATTRIBUTES/VARIABLE_VALUE: dropped (optimizer slot or counter)" in out
+
+
+def test_in_one_step_to_nvidias_form(tmp_path, written, mlbert):
+    code, out, error = mlbert("tf1-to-nvidia", f"{written / PREFIX['tf1']}.index", tmp_path / "at_once.pt")
+    assert code == 0, error
+    assert f"{TENSORS} taken, {2 * TENSORS + 1} dropped, 0 missing" in out
+    mlbert("tf1-to-torch", written / PREFIX["tf1"], tmp_path / "ours")
+    mlbert("torch-to-nvidia", tmp_path / "ours", tmp_path / "in_two.pt")
+    assert (tmp_path / "at_once.pt").read_bytes() == (tmp_path / "in_two.pt").read_bytes()
+    assert mlbert("tf1-to-nvidia", written / PREFIX["tf1"], tmp_path / "at_once.pt")[0] == 2
+
+
+def test_heads_that_the_checkpoint_lacks_are_initialised_and_named(tmp_path, written, mlbert, state):
+    code, out, _ = mlbert("tf2-to-torch", written / "encoder_only/bert_model.ckpt", tmp_path / "ours")
+    assert code == 0
+    assert "cls.predictions.transform.dense.weight: missing (initialised)" in out
+    assert "39 taken" in out
+    found = load_file(tmp_path / "ours" / "model.safetensors")
+    assert torch.equal(found["bert.pooler.dense.weight"], state["bert.pooler.dense.weight"])
+    assert torch.equal(found["cls.predictions.bias"], torch.zeros(197))
+
+
+def test_config_option_suffix_and_vocabulary(tmp_path, copied, mlbert, shape):
+    config = copied.with_name("bert_config.json").rename(tmp_path / "elsewhere.json")
+    copied.with_name("vocab.txt").write_text("[PAD]\n")
+    index = copied.with_name(f"{copied.name}.index")
+    code, _, error = mlbert("tf1-to-torch", index, tmp_path / "ours", "--config", config)
+    assert code == 0, error
+    assert {path.name for path in (tmp_path / "ours").iterdir()} == {
+        "bert_config.json",
+        "model.safetensors",
+        "tokenizer_config.json",
+        "vocab.txt",
+    }
+    assert BertConfig.from_json(tmp_path / "ours" / "bert_config.json") == shape
+
+
+def truncate_data(prefix):
+    file = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
+    file.write_bytes(file.read_bytes()[:20_000])
+    return prefix, "checkpoint.damaged", prefix
+
+
+def flip_a_bit(prefix):
+    file = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
+    content = bytearray(file.read_bytes())
+    content[5000] ^= 1
+    file.write_bytes(content)
+    return prefix, "checkpoint.damaged", prefix
+
+
+def remove_data(prefix):
+    prefix.with_name(f"{prefix.name}.data-00000-of-00001").unlink()
+    return prefix, "checkpoint.damaged", prefix
+
+
+def truncate_index(prefix):
+    file = prefix.with_name(f"{prefix.name}.index")
+    file.write_bytes(file.read_bytes()[:100])
+    return prefix, "checkpoint.damaged", prefix
+
+
+def no_checkpoint(prefix):
+    prefix.with_name("text.index").write_text("hello\n")
+    return prefix.with_name("text"), "checkpoint.damaged", prefix.with_name("text")
+
+
+def nothing_there(prefix):
+    return prefix.with_name("model.ckpt-1"), "file.missing", prefix.with_name("model.ckpt-1.index")
+
+
+def no_config(prefix):
+    prefix.with_name("bert_config.json").unlink()
+    return prefix, "file.missing", prefix.with_name("bert_config.json")
+
+
+def other_config(**changes):
+    def change(prefix):
+        file = prefix.with_name("bert_config.json")
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+        return prefix, "checkpoint.shape", prefix
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        truncate_data,
+        flip_a_bit,
+        remove_data,
+        truncate_index,
+        no_checkpoint,
+        nothing_there,
+        no_config,
+        other_config(intermediate_size=64),
+        other_config(vocab_size=190),
+        other_config(num_hidden_layers=1),
+    ],
+)
+def test_damage_is_one_line_and_nothing_is_written(tmp_path, copied, refused, damage):
+    prefix, code, subject = damage(copied)
+    words, target = ("tf1-to-torch", prefix, tmp_path / "ours"), tmp_path / "ours"
+    wording = code != "checkpoint.damaged"  # TensorFlow's own words
+    refused(*words, target=target, code=code, subject=subject, wording=wording)
+
+
+def test_missing_variable_is_named(tmp_path, written, refused):
+    prefix, ours = written / "incomplete/model.ckpt", tmp_path / "ours"
+    refused("tf1-to-torch", prefix, ours, target=ours, code="checkpoint.incomplete", subject=prefix)
+
+
+@pytest.mark.parametrize("command", ["tf1-to-torch", "tf2-to-torch"])
+def test_checkpoint_of_something_else(tmp_path, written, refused, command):
+    prefix, ours = written / "foreign/model.ckpt", tmp_path / "ours"
+    refused(command, prefix, ours, target=ours, code="checkpoint.format", subject=prefix)
+
+
+def test_tf2_of_another_shape(tmp_path, written, refused):
+    values = json.loads((written / "items/bert_config.json").read_text())
+    config = tmp_path / "other.json"
+    for changes in ({"num_attention_heads": 2}, {"num_hidden_layers": 1}):
+        config.write_text(json.dumps({**values, **changes}))
+        prefix, ours = written / PREFIX["items"], tmp_path / "ours"
+        words = ("tf2-to-torch", prefix, ours, "--config", config)
+        refused(*words, target=ours, code="checkpoint.shape", subject=prefix)
+
+
+def test_existing_target_is_kept(tmp_path, copied, refused):
+    (tmp_path / "ours").mkdir()
+    ours = tmp_path / "ours"
+    refused("tf1-to-torch", copied, ours, target=ours, code="file.exists", subject=ours)
+
+
+def test_without_tensorflow_the_extra_is_named(tmp_path, copied, refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    ours = tmp_path / "ours"
+    refused("tf1-to-torch", copied, ours, target=ours, code="package.missing", subject=copied)

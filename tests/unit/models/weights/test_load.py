@@ -1,0 +1,321 @@
+"""Starting weights: each form that INIT_CHECKPOINT may name gives the same model."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.host.errors import UserError
+from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from mlbert.models.huggingface_model import HuggingFaceForMaskedLM, HuggingFaceForSequenceClassification
+from mlbert.models.start import start_weights
+from mlbert.models.weights.export import write_weights
+from mlbert.models.weights.foreign import write_composer
+from mlbert.models.weights.huggingface import to_huggingface
+from mlbert.models.weights.load import load_weights
+from mlbert.models.weights.renaming import padded
+from user_errors import user_error
+
+SHAPE = BertConfig(
+    vocab_size=101,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=32,
+)
+
+
+def model(seed):
+    made = BertForPreTraining(SHAPE)
+    made.initialize(seed)
+    return made
+
+
+@pytest.fixture
+def state():
+    return to_huggingface(model(1))
+
+
+@pytest.mark.parametrize("form", ["file", "folder", "nvidia", "segmented", "state", "old folder"])
+def test_forms(tmp_path, state, form):
+    path = tmp_path / ("model.pt" if form in ("nvidia", "segmented") else "model.safetensors")
+    if form in ("state", "old folder"):
+        path = tmp_path / ("pytorch_model.bin" if form == "old folder" else "model.pt")
+        torch.save(state, path)
+    elif form in ("file", "folder"):
+        save_file(state, path)
+    elif form == "nvidia":
+        rows = padded(state, SHAPE)
+        rows["cls.predictions.decoder.weight"] = rows["bert.embeddings.word_embeddings.weight"]
+        torch.save({"model": rows}, path)
+    else:
+        heads = {True: "bert_model_segment.", False: "heads_only_segment."}
+        torch.save({"model": {heads[name.startswith("bert.")] + name: value for name, value in state.items()}}, path)
+    started = model(2)
+    report = load_weights(started, tmp_path if form.endswith("folder") else path)
+    assert report.missing == {}
+    assert len(report.taken) == 46
+    for (name, found), expected in zip(started.named_parameters(), model(1).parameters(), strict=True):
+        assert torch.equal(found, expected), name
+
+
+def test_values_in_the_vocabulary_padding_are_not_taken(tmp_path, state):
+    rows = {name: tensor.clone() for name, tensor in padded(state, SHAPE).items()}
+    rows["bert.embeddings.word_embeddings.weight"][101:] = 3.0
+    torch.save({"model": rows}, tmp_path / "model.pt")
+    started = model(2)
+    load_weights(started, tmp_path / "model.pt")
+    assert not started.bert.embeddings.word_embeddings.weight[101:].any()
+
+
+def test_missing_heads_stay_as_drawn(tmp_path, state):
+    save_file({name: tensor for name, tensor in state.items() if "pooler" not in name}, tmp_path / "a.safetensors")
+    started = model(2)
+    report = load_weights(started, tmp_path / "a.safetensors")
+    assert report.missing == dict.fromkeys(("bert.pooler.dense.weight", "bert.pooler.dense.bias"), "initialised")
+    assert torch.equal(started.bert.pooler.dense.weight, model(2).bert.pooler.dense.weight)
+    assert f"44 taken, 0 dropped, {len(report.missing)} missing" == report.lines()[-1]
+
+
+def test_nothing_changes_when_a_tensor_does_not_fit(tmp_path, state):
+    save_file({**state, "cls.seq_relationship.bias": torch.zeros(3)}, tmp_path / "a.safetensors")
+    started = model(2)
+    with user_error("checkpoint.shape", tmp_path / "a.safetensors"):
+        load_weights(started, tmp_path / "a.safetensors")
+    for found, expected in zip(started.parameters(), model(2).parameters(), strict=True):
+        assert torch.equal(found, expected)
+
+
+MOSAIC = SHAPE.with_options("gated_mlp=true position_embedding_type=alibi hidden_act=gelu_erf")
+
+
+def drawn(kind, shape, *numbers, seed=1):
+    made = kind(shape, *numbers)
+    made.initialize(seed)
+    return made
+
+
+def written(model, folder, form):
+    """The path to the model's weights in this form."""
+    if form == "composer":
+        write_composer(to_huggingface(model), model.config, folder / "a.pt")
+        return folder / "a.pt"
+    write_weights(model, folder, {}, None)
+    return folder if form == "run" else folder / form
+
+
+@pytest.mark.parametrize(
+    ("form", "shape"),
+    [
+        *((form, SHAPE) for form in ("weights", "run", "huggingface", "composer")),
+        *((form, MOSAIC) for form in ("weights", "run", "composer")),
+    ],
+)
+@pytest.mark.parametrize("kind", [BertForMaskedLM, BertForSequenceClassification])
+def test_what_a_run_leaves_starts_another(tmp_path, form, shape, kind):
+    numbers = () if kind is BertForMaskedLM else (3,)
+    model = drawn(kind, shape, *numbers)
+    started = drawn(kind, shape, *numbers, seed=2)
+    path = written(model, tmp_path, form)
+    report = load_weights(started, path)
+    assert report.missing == {}
+    assert report.unused_heads() == []
+    for (name, found), expected in zip(started.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(found, expected), name
+
+
+@pytest.mark.parametrize("form", ["weights", "composer", "huggingface"])
+@pytest.mark.parametrize("theirs", [False, True])
+@pytest.mark.parametrize(
+    ("start", "missing", "unused"),
+    [
+        ((BertForMaskedLM,), ["bert.pooler.dense", "classifier"], ["cls.predictions (no such parameter)"]),
+        ((BertForSequenceClassification, 3), ["classifier"], ["classifier (of 3 labels, the model has 2)"]),
+        ((BertForSequenceClassification, 2), [], []),
+    ],
+)
+def test_heads_that_do_not_fit_are_told(tmp_path, form, theirs, start, missing, unused):
+    """A classifier from a masked-LM model, from one of another task and from one of its own."""
+    kind, *numbers = start
+    path = written(drawn(kind, SHAPE, *numbers), tmp_path, form)
+    own = HuggingFaceForSequenceClassification if theirs else BertForSequenceClassification
+    lines = []
+    model = start_weights(own(SHAPE, 2), SimpleNamespace(init_checkpoint=path), 2, torch.device("cpu"), lines.append)
+    named = [f"{part}.{kind}" for part in missing for kind in ("weight", "bias")]
+    wanted = [f"warning: {path} has no {name}" for name in named]
+    if unused:
+        wanted.append(f"warning: of {path} is not used: {', '.join(unused)}")
+    assert lines == wanted
+    fresh = dict(drawn(own, SHAPE, 2, seed=2).named_parameters())
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            assert torch.equal(parameter, fresh[name]) == (name in named), name
+
+
+def test_a_masked_lm_model_leaves_a_classifier_behind(tmp_path):
+    report = load_weights(
+        drawn(HuggingFaceForMaskedLM, SHAPE),
+        written(drawn(BertForSequenceClassification, SHAPE, 2), tmp_path, "composer"),
+    )
+    assert report.unused_heads() == ["bert.pooler (no such parameter)", "classifier (no such parameter)"]
+    assert {name.rsplit(".", 1)[0] for name in report.missing} == {
+        "cls.predictions",
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+    }
+
+
+OTHERS = {
+    "mosaic into plain": (MOSAIC, SHAPE, "hidden_act gelu_erf"),
+    "mosaic into plain of the exact GELU": (
+        MOSAIC,
+        SHAPE.with_options("hidden_act=gelu_erf"),
+        "position_embedding_type alibi",
+    ),
+    "plain into mosaic": (SHAPE.with_options("hidden_act=gelu_erf"), MOSAIC, "position_embedding_type absolute"),
+    "other vocabulary": (SHAPE, SHAPE.with_options("vocab_size=131"), "word_embeddings.weight"),
+    "fewer layers": (SHAPE, SHAPE.with_options("num_hidden_layers=1"), "encoder.layer.1."),
+    "more layers": (SHAPE, SHAPE.with_options("num_hidden_layers=3"), "encoder.layer.2."),
+    "other width": (SHAPE, SHAPE.with_options("hidden_size=32"), "16]"),
+    "other heads": (SHAPE, SHAPE.with_options("num_attention_heads=4"), "MODEL_OPTIONS=num_attention_heads=2"),
+}
+
+
+@pytest.mark.parametrize("form", ["weights", "composer"])
+@pytest.mark.parametrize("case", OTHERS)
+def test_another_model_is_one_line_and_nothing_changes(tmp_path, form, case):
+    theirs, ours, named = OTHERS[case]
+    path = written(drawn(BertForMaskedLM, theirs), tmp_path, form)
+    model, before = drawn(BertForMaskedLM, ours, seed=2), drawn(BertForMaskedLM, ours, seed=2)
+    code = "checkpoint.incomplete" if case == "more layers" else "checkpoint.shape"
+    with user_error(code, path if form == "composer" else path / "model.safetensors") as error:
+        load_weights(model, path)
+    assert named in str(error.value)
+    for found, expected in zip(model.parameters(), before.parameters(), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [(MOSAIC, SHAPE), (SHAPE, MOSAIC), (SHAPE, SHAPE.with_options("position_embedding_type=alibi"))],
+    ids=["mosaic into plain", "plain into mosaic", "absolute into alibi"],
+)
+def test_tensors_alone_tell_the_kind(tmp_path, theirs, ours):
+    """Without a configuration beside them."""
+    save_file(to_huggingface(drawn(BertForMaskedLM, theirs)), tmp_path / "a.safetensors")
+    with user_error("checkpoint.shape", tmp_path / "a.safetensors"):
+        load_weights(drawn(BertForMaskedLM, ours), tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("prefix", ["roberta.", "model.model.", "x"])
+@pytest.mark.parametrize("form", ["safetensors", "state"])
+def test_an_encoder_that_matches_nothing_is_an_error(tmp_path, state, prefix, form):
+    other = {f"{prefix}{name.removeprefix('bert.')}": tensor for name, tensor in state.items()}
+    path = tmp_path / ("a.safetensors" if form == "safetensors" else "a.pt")
+    if form == "safetensors":
+        save_file(other, path)
+    else:
+        torch.save({"state": {"model": other}}, path)
+    with user_error("checkpoint.incomplete", path):
+        load_weights(model(2), path)
+
+
+def test_buffers_of_older_checkpoints_do_not_matter(tmp_path, state):
+    save_file({**state, "bert.embeddings.position_ids": torch.arange(32)[None]}, tmp_path / "a.safetensors")
+    report = load_weights(model(2), tmp_path / "a.safetensors")
+    assert report.dropped == {"bert.embeddings.position_ids": "no such parameter"}
+    assert report.unused_heads() == []
+
+
+@pytest.mark.parametrize(
+    ("content", "code"), [('{"model_type": "roberta"}', "model.unsupported"), ("[1]", "file.json"), ("{", "file.json")]
+)
+def test_a_bad_configuration_beside_the_weights(tmp_path, state, content, code):
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(content)
+    with user_error(code, tmp_path / "config.json"):
+        load_weights(model(2), tmp_path)
+
+
+@pytest.mark.parametrize("content", [{"state": {}}, {"state": {"model": {}}}, {"other": 1}, [1], {"model": 3}])
+def test_pt_files_without_weights(tmp_path, content):
+    torch.save(content, tmp_path / "a.pt")
+    with user_error("checkpoint.format", tmp_path / "a.pt"):
+        load_weights(model(2), tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("name", ["model.bin", "model.ckpt-28252"])
+def test_other_files_are_sent_to_convert(tmp_path, name):
+    (tmp_path / name).write_bytes(b"x")
+    with user_error("checkpoint.format", tmp_path / name):
+        load_weights(model(2), tmp_path / name)
+
+
+def test_weights_without_a_checksum_are_told_and_a_wrong_bit_is_found(tmp_path):
+    path = written(drawn(BertForPreTraining, SHAPE), tmp_path, "weights")
+    assert load_weights(model(2), path).warnings(path) == []
+    file = path / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with user_error("checkpoint.checksum", file):
+        load_weights(model(2), path)
+    save_file(load_file(file), file)
+    assert load_weights(model(2), path).warnings("x") == [
+        "note: x has no checksum, so a damaged number in it would not be noticed"
+    ]
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_a_damaged_file_of_weights_is_one_line(whole_weights, data):
+    """Cut, changed in its header, or with another length of it."""
+    content = bytearray(whole_weights.read_bytes())
+    header = int.from_bytes(content[:8], "little")
+    kind = data.draw(st.sampled_from(["cut", "byte", "length"]))
+    if kind == "cut":
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    elif kind == "byte":
+        content[8 + data.draw(st.integers(0, header - 1))] ^= data.draw(st.integers(1, 255))
+    else:
+        content[:8] = data.draw(st.integers(0, 2**64 - 1).filter(lambda size: size != header)).to_bytes(8, "little")
+    path = whole_weights.with_name("damaged.safetensors")
+    path.write_bytes(content)
+    report, line = None, ""
+    try:
+        report = load_weights(model(2), path)
+    except UserError as error:
+        line = str(error)
+    assert line.startswith(str(path)) or report is not None
+    assert "\n" not in line
+
+
+@pytest.fixture(scope="module")
+def whole_weights(tmp_path_factory):
+    return written(drawn(BertForPreTraining, SHAPE), tmp_path_factory.mktemp("whole"), "weights") / "model.safetensors"
+
+
+ODD_TENSORS = {
+    "sparse": (torch.zeros(101, 16).to_sparse(), "checkpoint.format"),
+    "no data": (torch.zeros(101, 16, device="meta"), "checkpoint.format"),
+    "2 bytes for 10^12 numbers": (
+        torch.zeros(1, dtype=torch.bfloat16).expand(10**6, 10**6),
+        "checkpoint.shape",
+    ),
+    "complex": (torch.zeros(101, 16, dtype=torch.complex64), "checkpoint.damaged"),
+    "8 bits": (torch.zeros(101, 16).to(torch.float8_e4m3fn), "checkpoint.damaged"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_TENSORS)
+def test_tensors_of_other_kinds_are_one_line(tmp_path, state, kind):
+    tensor, code = ODD_TENSORS[kind]
+    torch.save({**state, "bert.embeddings.word_embeddings.weight": tensor}, tmp_path / "a.pt")
+    with user_error(code, tmp_path / "a.pt") as caught:
+        load_weights(model(2), tmp_path / "a.pt")
+    assert "word_embeddings" in str(caught.value)

@@ -1,0 +1,122 @@
+"""A whole step of BERT-large as a GPU would run it: nothing waits for the host, and ceilings of what it launches.
+
+96 sequences in 48 full packs, 24,576 tokens. To recompute a number: run the step on PyTorch's meta tensors, take each
+operation and each kernel's launch with its tensors, and add up the bytes of every tensor that it reads or writes, once
+each; a view or an allocation counts nothing, an operation in place reads and writes.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from mlbert.cli.bench import CONFIGS
+from mlbert.config.bert_config import BertConfig
+from mlbert.programs.bench.counted import parts
+from mlbert.programs.bench.counted.gpus import GPUS
+from mlbert.programs.bench.counted.model import seconds_of_parts
+from mlbert.programs.bench.counted.steps import Counted, count
+from mlbert.report.planner import memory
+from mlbert.report.planner.shapes import BENCHMARK
+
+LARGE = BertConfig.from_json(CONFIGS / "large.json")
+H200, PACKS, TOKENS = GPUS["h200"], 48, 24_576
+# Mode of each precision's step, so that both modes and both precisions are recorded.
+MODES = {"bf16": "segmented", "fp8": "full_iteration"}
+
+# Launches and 10^9 bytes of a step at most. Lower them when a step does with less; never raise them without a reason.
+CEILINGS = {
+    "bf16": {
+        parts.PRODUCTS: (288, 69.42),
+        parts.ATTENTION: (96, 23.2),
+        parts.NORMS: (191, 22.5),
+        parts.FILLS: (61, 0.25),
+        parts.ADDS: (2, 0.18),
+        parts.WEIGHTS: (53, 0.0013),
+        parts.HEADS: (46, 3.07),
+        parts.UPDATE: (5, 15.48),  # it writes the bfloat16 copy of the weights
+        parts.CLEARING: (253, 1.74),
+        parts.TRAVEL: (0, 0.0),
+        parts.OTHER: (10, 0.001),
+    },
+    "fp8": {
+        parts.PRODUCTS: (288, 39.5),
+        parts.ATTENTION: (96, 23.2),
+        parts.NORMS: (314, 58.1),
+        parts.FILLS: (111, 0.25),
+        parts.ADDS: (2, 0.18),
+        parts.WEIGHTS: (128, 2.02),
+        parts.HEADS: (48, 2.93),
+        parts.UPDATE: (5, 14.81),
+        parts.CLEARING: (253, 1.74),
+        parts.TRAVEL: (0, 0.0),
+        parts.OTHER: (24, 0.001),
+    },
+}
+# 10^9 bytes at most, from start-up to the second evaluation; 0.7 of them are attention's dropout masks, kept as bits.
+MEMORY = {"bf16": 26.6, "fp8": 24.1}
+
+
+@functools.cache
+def large_step(precision: str) -> Counted:
+    return count(LARGE, PACKS, precision, H200, MODES[precision])
+
+
+@pytest.mark.parametrize("precision", MODES)
+def test_a_step_launches_and_moves_no_more_than_before(precision: str) -> None:
+    counted = large_step(precision)
+    assert counted.budget.tokens == TOKENS
+    sums = parts.totals(counted.step, counted, LARGE)
+    found = {part: (total.launches, total.moved / 1e9) for part, total in sums.items()}
+    limits = CEILINGS[precision]
+    over = {part: value for part, value in found.items() if value[0] > limits[part][0] or value[1] > limits[part][1]}
+    assert not over, f"above the ceilings; everything: {found}"
+    assert counted.memory.peak / 1e9 <= MEMORY[precision]
+
+
+@pytest.mark.parametrize("precision", MODES)
+def test_products_are_those_that_the_model_asks_for(precision: str) -> None:
+    """Three of each linear layer; the last layer's behind attention for the rows that the heads read."""
+    counted = large_step(precision)
+    rows = counted.budget.masked + counted.budget.sequences
+    hidden, inner, layers = LARGE.hidden_size, LARGE.intermediate_size, LARGE.num_hidden_layers
+    behind = 2 * (hidden**2 + 2 * hidden * inner)
+    wanted = 3 * (layers * TOKENS * 2 * 3 * hidden**2 + ((layers - 1) * TOKENS + rows) * behind)
+    sums = parts.totals(counted.step, counted, LARGE)
+    assert sums[parts.PRODUCTS].flops == wanted
+    heads = 2 * counted.budget.masked * (hidden**2 + hidden * LARGE.padded_vocab_size)
+    heads += 2 * counted.budget.sequences * (hidden**2 + 2 * hidden)
+    assert sums[parts.HEADS].flops == 3 * heads
+    in_fp8 = sum(operation.flops for operation in counted.step if parts.is_fp8(operation))
+    assert in_fp8 == (wanted if precision == "fp8" else 0)
+
+
+@pytest.mark.parametrize("precision", MODES)
+def test_an_evaluation_is_a_forward_pass(precision: str) -> None:
+    counted = large_step(precision)
+    sums, step = (parts.totals(o, counted, LARGE) for o in (counted.evaluation, counted.step))
+    flops, of_step = (sum(total.flops for total in side.values()) for side in (sums, step))
+    assert flops == pytest.approx(of_step / 3, rel=0.01)
+    assert sums[parts.UPDATE].launches == sums[parts.CLEARING].launches == 0
+
+
+@pytest.mark.parametrize("precision", MODES)
+def test_the_planner_tells_the_memory_that_is_counted(precision: str) -> None:
+    counted = large_step(precision)
+    sequences = TOKENS * BENCHMARK.sequences / BENCHMARK.tokens
+    held = memory.of(LARGE, "h200", sequences, 1, fp8=precision == "fp8")
+    assert held.total - held.context == pytest.approx(counted.memory.peak / 1e9, rel=0.03)
+
+
+def test_modelled_times_are_no_shorter_than_bytes_and_flops_allow() -> None:
+    counted = large_step("fp8")
+    seconds, sums = seconds_of_parts(counted, LARGE, H200), parts.totals(counted.step, counted, LARGE)
+    assert H200.rates is not None
+    for part, total in sums.items():
+        if part != parts.ATTENTION:
+            assert seconds[part] >= 0.999 * total.moved / H200.rates.bandwidth
+    assert seconds[parts.PRODUCTS] >= sums[parts.PRODUCTS].flops / H200.rates.fp8_flops
+    assert 0.06 < sum(seconds.values()) < 0.12

@@ -1,0 +1,150 @@
+"""The pretended device: what raises there, what a launch is said to move, what lies in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.models.objectives import PreTraining
+from mlbert.ops import registry
+from mlbert.ops.triton.norm import layer_norm_dropout
+from mlbert.optim.triton_update import first_pass_kernel
+from mlbert.programs.bench.counted import steps
+from mlbert.programs.bench.counted.access import access
+from mlbert.programs.bench.counted.gpus import GPUS
+from mlbert.programs.bench.counted.pretend import DEVICE, HostAccess
+from mlbert.programs.bench.counted.recorder import Memory, RecordedCapture, recording
+
+H200 = GPUS["h200"]
+SMALL = BertConfig(
+    vocab_size=200,
+    hidden_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=1,
+    intermediate_size=128,
+    max_position_embeddings=64,
+)
+
+
+def on_device(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device=DEVICE)
+
+
+def clear(size: int) -> None:
+    on_device(size, dtype=torch.uint8).zero_()
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool(x.sum() > 0),
+        lambda x: float(x[0]),
+        lambda x: x.cpu(),
+        lambda x: x.tolist(),
+        lambda x: torch.empty(4).copy_(x),
+        lambda x: x + torch.ones(4),
+        lambda x: x[x > 0],
+        lambda x: x.to("cpu"),
+    ],
+)
+def test_what_waits_for_the_device_or_mixes_devices_raises(wait: Callable[[torch.Tensor], object]) -> None:
+    with recording(H200), pytest.raises((HostAccess, RuntimeError, NotImplementedError)):
+        wait(on_device(4))
+
+
+def test_a_kernel_of_triton_takes_no_tensor_of_the_host() -> None:
+    with recording(H200):
+        x, rows = on_device(16, 64).bfloat16(), torch.zeros(16, dtype=torch.int32)
+        with pytest.raises(HostAccess, match="on the host"):
+            layer_norm_dropout(x, on_device(64), on_device(64), 1e-12, 0.1, 1, rows)
+
+
+def test_a_step_that_reads_its_loss_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = PreTraining.loss
+
+    def read(*arguments: Any) -> torch.Tensor:
+        value = loss(*arguments)
+        assert float(value.detach()) == 0
+        return value
+
+    monkeypatch.setattr(PreTraining, "loss", read)
+    with pytest.raises(HostAccess, match="a value is read"):
+        steps.count(SMALL, 2, "bf16", H200)
+
+
+def test_the_backward_pass_is_seen_and_copies_that_do_not_wait_are_allowed() -> None:
+    with recording(H200) as recorder:
+        x, weight = on_device(8, 4), on_device(4, 4).requires_grad_()
+        (x @ weight).sum().backward()
+        torch.empty(4, pin_memory=True).copy_(x[0], non_blocking=True)
+        assert weight.grad is not None
+        assert (weight.grad.device, weight.is_cuda) == (DEVICE, True)
+    products = [operation for operation in recorder.operations if operation.name == "mm"]
+    assert [operation.flops for operation in products] == [2 * 8 * 4 * 4] * 2
+    assert [operand.shape for operand in products[0].reads] == [(8, 4), (4, 4)]
+    assert [operand.size for operand in products[0].writes] == [8 * 4 * 4]
+
+
+def test_operations_in_place_read_and_write_and_fills_only_write() -> None:
+    with recording(H200) as recorder:
+        x, y = on_device(1000), on_device(1000)
+        recorder.operations.clear()
+        x.add_(y)
+        x.zero_()
+        x.view(10, 100).t()
+        x.expand(5, 1000) + 0.0
+    names = [operation.name for operation in recorder.operations]
+    assert names == ["add_", "zero_", "add"]
+    assert [operation.moved for operation in recorder.operations] == [12000, 4000, 4000 + 20000]
+
+
+def test_a_kernels_source_tells_what_it_reads_and_writes() -> None:
+    """LAMB's first pass; where nothing scales the update, it writes the weights too."""
+    scaled, alone = (access(first_pass_kernel, (("SCALING", number),)) for number in (1, 0))
+    assert {"data", "grad", "exp_avg", "exp_avg_sq"} <= scaled.reads
+    assert {"exp_avg", "exp_avg_sq", "sums_1", "sums_2"} <= scaled.writes
+    assert "data" not in scaled.writes
+    assert "data" in alone.writes
+
+
+def test_memory_is_what_lives_at_once_and_a_pool_keeps_its_most() -> None:
+    """Two graphs of one pool share it."""
+    with recording(H200) as recorder:
+        before = recorder.memory.live.total()
+        kept = on_device(1 << 20, dtype=torch.uint8)
+        del kept
+        kept = on_device(1 << 18, dtype=torch.uint8)
+        assert recorder.memory.live.total() - before == 1 << 18
+        capture = RecordedCapture(recorder)
+        replay = capture.record(lambda: clear(1 << 22))
+        capture.record(lambda: clear(1 << 21))
+        assert recorder.memory.peak == before + (1 << 18) + (1 << 22)
+        recorder.operations.clear()
+        replay()
+        replay()
+        assert [operation.name for operation in recorder.operations] == ["zero_", "zero_"]
+        del kept
+
+
+def test_a_name_moves_the_bytes_that_it_is_given() -> None:
+    with recording(H200) as recorder:
+        weights = on_device(1000)
+        recorder.name(weights, "weights")
+        assert recorder.memory.live["weights"] == 4096
+        assert isinstance(recorder.memory, Memory)
+
+
+def test_afterwards_pytorch_has_no_gpu_any_more() -> None:
+    available = torch.cuda.is_available()
+    with recording(H200):
+        assert torch.cuda.get_device_capability() == (9, 0)
+        assert registry.selected(DEVICE)["attention"] == "triton"
+    assert torch.cuda.is_available() == available
+    assert torch.ones(2).device.type == "cpu"

@@ -1,0 +1,70 @@
+"""The padded twin of a MosaicBERT is the same model, and the record of a comparison is complete."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.data.loading.synthetic import sequences
+from mlbert.models.bert import BertForMaskedLM
+from mlbert.models.objectives import MLM_DIVISOR_EPS, MaskedLM
+from mlbert.models.weights.huggingface import padded_inputs
+from mlbert.programs.bench.mosaic import run
+from mlbert.programs.bench.padded import PaddedMosaicBert
+from user_errors import user_error
+
+SHAPE = BertConfig(
+    vocab_size=90,
+    hidden_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=3,  # no power of two
+    intermediate_size=40,
+    max_position_embeddings=32,
+    position_embedding_type="alibi",
+    gated_mlp=True,
+    hidden_act="gelu_erf",
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
+
+
+@pytest.fixture
+def batch() -> HostBatch:
+    rows = sequences(np.array([32, 5, 17, 9]), SHAPE.vocab_size, np.random.default_rng(1))
+    return HostBatch.of(rows, np.ones(4, np.int64), np.arange(4), 32)
+
+
+@pytest.mark.parametrize("length", [32, 48])
+def test_the_padded_twin_has_the_same_loss_and_gradients(batch: HostBatch, length: int) -> None:
+    model = BertForMaskedLM(SHAPE)
+    model.initialize(3)
+    twin = PaddedMosaicBert(model)
+    flat = batch.to("cpu")
+    divisor = torch.tensor(batch.num_masked + MLM_DIVISOR_EPS)
+    loss = MaskedLM("step").loss(model, flat, None, [divisor])
+    padded = twin(padded_inputs(flat, length))
+    torch.testing.assert_close(loss, padded, rtol=1e-6, atol=1e-6)
+    loss.backward()
+    padded.backward()
+    for name, parameter in model.named_parameters():
+        theirs = twin.weights[name.replace(".", "/")].grad
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, theirs, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_a_comparison_tells_what_was_compared(batch: HostBatch) -> None:
+    record = run(SHAPE, batch, 48, 5, torch.float32, torch.device("cpu"), seed=1)
+    assert record["tokens"] == 63
+    assert record["padded_tokens"] == 192
+    assert len(record["pair_ratios"]) == 5
+    assert record["ratio"] == sorted(record["pair_ratios"])[2]
+
+
+def test_too_few_pairs_are_refused(batch: HostBatch) -> None:
+    with user_error("config.range", "--pairs"):
+        run(replace(SHAPE), batch, 32, 2, torch.float32, torch.device("cpu"), seed=1)

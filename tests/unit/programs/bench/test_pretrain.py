@@ -1,0 +1,80 @@
+"""The race: what both sides read, that both learn from it, and what is printed of it."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mlbert.programs.bench import pretrain, race_sides
+from mlbert.programs.bench.race_text import RaceText, read_race
+from mlbert.programs.pretrain_rules import choose
+from user_errors import user_error
+
+LENGTH = 16
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> RaceText:
+    """Chains of words, each of which tells the next."""
+    folder, draw = tmp_path_factory.mktemp("race"), np.random.default_rng(1)
+    words = ["".join(draw.choice(list("abcdefgh"), 3)) for _ in range(40)]
+    documents = []
+    for start in draw.integers(0, 40, 2000):
+        documents.append(" ".join(words[(start + i) % 40] for i in range(12)) + ".\n")
+    (folder / "text.txt").write_text("\n".join(documents))
+    return read_race(folder / "text.txt", folder / "made", 200, LENGTH)
+
+
+def test_rows_are_full_and_masks_are_new_in_each_epoch(text: RaceText) -> None:
+    assert text.train.shape[1] == LENGTH
+    assert not np.isin(text.train[:, 1:-1], text.masking.special_ids[:3]).any()  # [PAD], [UNK], [CLS]
+    epoch = len(text.train) // 8
+    batches = list(islice(text.batches(8, 0.3, seed=1), 2 * epoch))
+    assert {len(batch.tokens) for batch in batches} == {8 * LENGTH}
+    may_be_masked = 8 * float((~np.isin(text.train, (2, 3))).sum()) / len(text.train)
+    share = np.mean([len(batch.masked_labels) for batch in batches]) / may_be_masked
+    assert share == pytest.approx(0.3, abs=0.02)
+    first, second = (np.concatenate([b.tokens for b in part]) for part in (batches[:epoch], batches[epoch:]))
+    assert not np.array_equal(np.sort(first.reshape(-1, LENGTH), 0), np.sort(second.reshape(-1, LENGTH), 0))
+
+
+def test_both_sides_learn_within_the_time(text: RaceText) -> None:
+    """A next word is certain, so a good model is far above the most frequent one."""
+    torch.set_num_threads(1)
+    choice = choose(10**5, 1.5, "tiny", 1, 20_000)
+    ends = {}
+    for name, side in (
+        ("ours", race_sides.ours(text, choice, 1, torch.float32)),
+        ("theirs", race_sides.theirs(text, 1, 64, 2e-3, 1)),
+    ):
+        points = list(race_sides.race(*side, 1.5))
+        assert points[-1]["seconds"] >= 1.5
+        assert [p["updates"] for p in points] == sorted(p["updates"] for p in points)
+        ends[name] = points[-1]["accuracy"]
+    guesses = text.guesses()
+    assert ends["ours"] > 2 * float(guesses["most_frequent_accuracy"])
+    assert ends["theirs"] > 0.5 * float(guesses["most_frequent_accuracy"])
+
+
+def test_the_table_shows_every_run() -> None:
+    guesses = {"most_frequent_accuracy": 0.05, "bigram_accuracy": 0.14}
+    points = [
+        {"side": side, "learning_rate": rate, "seed": seed, "accuracy": 0.1 * seed}
+        for side, rate, seed in (("mlbert", 0.003, 1), ("transformers", 0.001, 1), ("mlbert", 0.003, 2))
+    ]
+    text = pretrain.table([{"guesses": guesses}, *points])
+    assert "mlbert at the end: 0.100 to 0.200" in text
+    assert "transformers at the end: 0.100 to 0.100" in text
+    assert "bigram 0.140" in text
+
+
+def test_a_text_that_is_too_small(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("one two three.\n\n" * 60)
+    with user_error("data.too-small", tmp_path / "text.txt"):
+        read_race(tmp_path / "text.txt", tmp_path / "made", 200, LENGTH)
+    with user_error("file.missing", tmp_path / "none"):
+        pretrain.choice_of(tmp_path / "none", tmp_path, "2x128", 1.0)

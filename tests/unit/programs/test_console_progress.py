@@ -1,0 +1,65 @@
+"""Progress on a terminal and in a log file."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from mlbert.programs import console_progress as module
+from mlbert.programs.console_progress import console_progress
+
+
+def recorded(terminal: bool) -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    return Console(file=stream, force_terminal=terminal, width=120, color_system=None), stream
+
+
+def test_a_log_file_gets_plain_lines_with_percent_rate_and_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 4.0, 10.0, 12.0, 25.0, 40.0])
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    console, stream = recorded(terminal=False)
+    with console_progress(console).task("cleaning", 4_000_000, "bytes") as advance:
+        for _ in range(4):
+            advance(1_000_000)
+    assert stream.getvalue().splitlines() == [
+        "cleaning: 50 % of 4 MB, 200 kB/s, 10 s left",
+        "cleaning: 4 MB in 40 s, 100 kB/s",
+    ]
+
+
+def test_a_log_file_gets_one_line_for_quick_work() -> None:
+    console, stream = recorded(terminal=False)
+    progress = console_progress(console)
+    with progress.task("packing", 12_300_000, "sequences") as advance:
+        advance(12_300_000)
+    progress("brackets [red] stay as they are")
+    assert stream.getvalue().splitlines() == ["packing: 12.3 M sequences", "brackets [red] stay as they are"]
+
+
+def test_work_of_size_nothing_ends_without_a_division() -> None:
+    console, stream = recorded(terminal=False)
+    with console_progress(console).task("nothing", 0, "bytes") as advance:
+        advance(0)
+    assert stream.getvalue() == "nothing: 0 B\n"
+
+
+def test_a_terminal_gets_a_bar_that_ends_full() -> None:
+    console, stream = recorded(terminal=True)
+    progress = console_progress(console)
+    with progress.task("reading", 2000, "records") as advance:
+        advance(1000)
+        progress("said in between")
+        advance(1000)
+    assert "said in between" in stream.getvalue()
+    assert "reading" in stream.getvalue()
+    assert "100 %" in stream.getvalue()
+    assert "2 k records" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (3900, "1 h 05 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert module.short_duration(seconds) == text

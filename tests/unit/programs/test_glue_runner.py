@@ -1,0 +1,150 @@
+"""Jobs as real processes: order, devices, failure, and that no child outlives the program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from mlbert.programs.glue_jobs import Job, job_list
+from mlbert.programs.mosaic.glue_runner import LOG, Runner, State, make_slots
+
+JOBS = job_list({"mnli": [1, 2], "cola": [1], "rte": [1], "stsb": [1]})
+FIRST, RTE = JOBS[0], next(job for job in JOBS if job.task == "rte")
+
+
+class Jobs:
+    """Commands that note when they begin and end, in which environment."""
+
+    def __init__(self, folder: Path, bodies: dict[Job, str] | None = None) -> None:
+        self.base, self.bodies = folder, bodies or {}
+        self.told: list[tuple[Job, State]] = []
+
+    def folder(self, job: Job) -> Path:
+        return job.folder(self.base)
+
+    def prepare(self, job: Job) -> list[str]:
+        self.folder(job).mkdir(parents=True, exist_ok=True)
+        body = self.bodies.get(job, "time.sleep(0.1)")
+        code = f"""
+            import os, time, sys
+            note = lambda what: open({str(self.base / "notes")!r}, "a").write(what + " {job.task} {job.seed} "
+                + os.environ["CUDA_VISIBLE_DEVICES"] + "\\n")
+            note("begin")
+            {body}
+            note("end")
+        """
+        return [sys.executable, "-c", textwrap.dedent(code)]
+
+    def runner(self, slots: int = 2, done: tuple[Job, ...] = (), gpus: int = 4) -> Runner:
+        made = make_slots(gpus, None, sorted(os.sched_getaffinity(0)), slots)
+        environ = {**os.environ}
+        runner = Runner(JOBS, done, made, self.prepare, self.folder, environ, self.tell)
+        self.states = runner.states
+        return runner
+
+    def tell(self, job: Job | None) -> None:
+        if job is not None:
+            self.told.append((job, self.states[job]))
+
+    @property
+    def notes(self) -> list[list[str]]:
+        return [line.split() for line in (self.base / "notes").read_text().splitlines()]
+
+
+def test_all_run_side_by_side_and_wait_for_mnli_only(tmp_path: Path) -> None:
+    # The second mnli job, for which nobody waits, goes on until rte is done.
+    until = f"while 'end rte' not in open({str(tmp_path / 'notes')!r}).read(): time.sleep(0.05)"
+    jobs = Jobs(tmp_path, {JOBS[1]: until})
+    runner = jobs.runner()
+    runner.run()
+    assert set(runner.states.values()) == {State.DONE}
+    places = [note[:3] for note in jobs.notes]
+    assert jobs.told[0] == (FIRST, State.RUNNING)
+    assert places.index(["begin", "rte", "1"]) > places.index(["end", "mnli", "1"])
+    running = 0
+    for what, *_ in places:
+        running += 1 if what == "begin" else -1
+        assert running <= 2
+    assert {note[3] for note in jobs.notes} == {"0", "1"}
+
+
+def test_a_failed_job_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    cola = next(job for job in JOBS if job.task == "cola")
+    jobs = Jobs(
+        tmp_path, {cola: 'print("much"); print("mlbert: error: no such thing\\n", file=sys.stderr); sys.exit(2)'}
+    )
+    runner = jobs.runner()
+    runner.run()
+    assert [job for job, state in runner.states.items() if state is State.FAILED] == [cola]
+    assert runner.last_line(cola) == "mlbert: error: no such thing"
+    assert (jobs.folder(cola) / LOG).read_text().splitlines()[0] == "much"
+    assert sum(state is State.DONE for state in runner.states.values()) == 4
+
+
+def test_who_waits_for_a_failed_mnli_does_not_start(tmp_path: Path) -> None:
+    runner = Jobs(tmp_path, {FIRST: "sys.exit(1)"}).runner()
+    runner.run()
+    assert runner.states[RTE] is State.BLOCKED
+    assert runner.states[JOBS[1]] is State.DONE
+
+
+def test_what_is_done_is_not_run_again(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    jobs.runner(done=(FIRST, JOBS[1])).run()
+    assert {note[1] for note in jobs.notes} == {"cola", "rte", "stsb"}
+
+
+def test_an_exception_ends_the_children(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path, dict.fromkeys(JOBS, "time.sleep(60)"))
+    runner = jobs.runner()
+    jobs.tell = lambda job: _raise(len(runner.running) == 2)  # type: ignore[method-assign,assignment]
+    runner._tell = jobs.tell
+    with pytest.raises(KeyboardInterrupt):
+        runner.run()
+    assert [one.process.poll() for one in runner.running] == [-signal.SIGTERM] * 2
+
+
+def _raise(now: bool) -> None:
+    if now:
+        raise KeyboardInterrupt
+
+
+def test_sigterm_ends_the_children(tmp_path: Path, tree_root: Path) -> None:
+    code = f"""
+        import sys; sys.path.insert(0, {str(tree_root / "tests/unit/cli")!r})
+        from pathlib import Path
+        from test_glue_runner import JOBS, Jobs
+        body = "open({str(tmp_path / "pid")!r}, 'a').write(str(os.getpid()) + chr(10)); time.sleep(60)"
+        Jobs(Path({str(tmp_path)!r}), dict.fromkeys(JOBS, body)).runner().run()
+    """
+    program = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "pid").exists() or len((tmp_path / "pid").read_text().splitlines()) < 2:
+        assert time.monotonic() < deadline
+        assert program.poll() is None
+        time.sleep(0.1)
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(30) == 128 + signal.SIGTERM
+    for pid in (tmp_path / "pid").read_text().split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+def test_slots() -> None:
+    gpus = make_slots(2, "GPU-a, 7", [0, 1, 2, 3], 25)
+    assert [slot.exports["CUDA_VISIBLE_DEVICES"] for slot in gpus] == ["GPU-a", "7"]
+    assert [sorted(slot.cores) for slot in gpus] == [[0, 2], [1, 3]]
+    assert [slot.exports["OMP_NUM_THREADS"] for slot in gpus] == ["2", "2"]
+    cpus = make_slots(0, None, [4, 5], 25)
+    assert [(slot.name, sorted(slot.cores), slot.exports["CUDA_VISIBLE_DEVICES"]) for slot in cpus] == [
+        ("CPU 0", [4], ""),
+        ("CPU 1", [5], ""),
+    ]
+    assert len(make_slots(8, None, [0], 1)) == 1

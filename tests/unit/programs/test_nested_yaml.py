@@ -1,0 +1,92 @@
+"""Nested YAML with words on top: what is read, from where, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlbert.host.errors import UserError
+from mlbert.programs.nested_yaml import read_nested
+from user_errors import user_error
+
+KNOWN = ["run_name", "data", "model.name", "model.config.**", "loader.dataset.local", "callbacks.*", "tasks.*.seeds"]
+TEXT = """\
+run_name: first
+data: ./copy
+model:
+  name: hf_bert
+  config: {heads: 2}
+loader:
+  dataset:
+    local: ${data}/x
+callbacks:
+  lr_monitor: {}
+tasks:
+  rte:
+    seeds: [1, 2]
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "main.yaml"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def test_leaves_carry_their_place(path: Path) -> None:
+    found = read_nested(path, [], KNOWN)
+    assert {name: leaf.value for name, leaf in found.items()} == {
+        "run_name": "first",
+        "data": "./copy",
+        "model.name": "hf_bert",
+        "model.config": {"heads": 2},
+        "loader.dataset.local": "./copy/x",
+        "callbacks.lr_monitor": {},
+        "tasks.rte.seeds": [1, 2],
+    }
+    assert found["loader.dataset.local"].origin.endswith("main.yaml:8")
+
+
+def test_words_win_and_reach_what_is_made_of_them(path: Path) -> None:
+    found = read_nested(path, ["data=/elsewhere", "model.name=mosaic_bert", "model.config.heads=4"], KNOWN)
+    assert found["loader.dataset.local"].value == "/elsewhere/x"
+    assert found["model.name"].value == "mosaic_bert"
+    assert found["model.name"].origin == "argument model.name="
+    assert found["model.config"].value == {"heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model.nmae=x"], "model.nmae is an unknown name. The nearest known one is model.name."),
+        (["run_nam=x"], "The nearest known one is run_name."),
+        (["tasks.rte.seed=x"], "tasks.rte.seed is an unknown name"),
+        (["model.name"], "is not of the form name=value"),
+        (["data=${nothing}"], "cannot be resolved"),
+        (["data=[1"], "cannot be resolved"),
+    ],
+)
+def test_what_is_wrong_is_named(path: Path, words: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=None) as caught:
+        read_nested(path, words, KNOWN)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_name_of_the_file_is_named_with_its_line(path: Path) -> None:
+    path.write_text(TEXT.replace("  dataset:", "  datasat:"), encoding="utf-8")
+    with user_error("config.unknown-name", "main.yaml:8") as caught:
+        read_nested(path, [], KNOWN)
+    assert f"{path}:8" in str(caught.value)
+    assert "loader.dataset.local" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [1\n", "\x00", "text"])
+def test_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text, encoding="utf-8")
+    with user_error("config.file", path) as caught:
+        read_nested(path, [], KNOWN)
+    assert str(path) in str(caught.value)

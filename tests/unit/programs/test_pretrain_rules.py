@@ -1,0 +1,36 @@
+"""The rules give a run that can be made, whatever the text, the time and the machine."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlbert.programs.pretrain_rules import SIZES, choose
+
+
+@given(
+    corpus_tokens=st.integers(1, 10**12),
+    seconds=st.floats(1.0, 1e7),
+    size=st.sampled_from(["auto", *SIZES]),
+    cores=st.integers(1, 256),
+    speed=st.sampled_from([0.0, 3.0, 2e4, 1e9]),
+)
+def test_every_choice_can_be_run(corpus_tokens: int, seconds: float, size: str, cores: int, speed: float) -> None:
+    choice = choose(corpus_tokens, seconds, size, cores, speed)
+    shape = choice.config(choice.shape.vocabulary)  # raises where it is none
+    assert shape.is_rotary
+    assert choice.warmup + choice.decay <= max(choice.updates, 2)
+    assert choice.updates >= 1
+    assert 8 <= choice.sequences <= 256
+    assert 0 < choice.learning_rate < 0.01
+
+
+def test_more_time_means_a_larger_model() -> None:
+    sizes = [choose(10**9, 60.0 * 8**power, "auto", 2).shape.hidden for power in range(9)]
+    assert sizes == sorted(sizes)
+    assert {sizes[0], sizes[-1]} == {128, 768}
+
+
+def test_a_measured_speed_counts() -> None:
+    slow, fast = (choose(10**7, 600.0, "tiny", 1, lambda shape, s=s: s * shape.hidden).updates for s in (10, 100))
+    assert fast == 10 * slow

@@ -1,0 +1,120 @@
+"""The model: what more GPUs, slower networks, other precisions and models do to it; memory, bands, limits."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlbert.mlperf import rules
+from mlbert.report.planner import memory, model, shapes, sweep
+from mlbert.report.planner.estimate import Prices, estimate
+from mlbert.report.planner.model import Job
+from mlbert.report.planner.parameters import GPUS, load
+from user_errors import user_error
+
+P = load()
+LARGE = shapes.named("large")
+
+
+def ask(job, shape=LARGE, needed=None, prices=None):
+    return estimate(job, shape, P, prices or Prices(), needed)
+
+
+@given(st.sampled_from(sorted(GPUS)), st.integers(1, 64), st.integers(256, 16384))
+def test_parts_are_positive_and_a_larger_batch_is_never_faster_a_step(gpu, nodes, batch):
+    gpus = nodes * GPUS[gpu].per_node
+    small, large = (model.step(Job(gpu, gpus, nodes, size), P) for size in (batch, 2 * batch))
+    assert 0 < small.total < large.total < 2 * small.total
+    assert small.network >= 0
+    assert large.compute == pytest.approx(2 * small.compute)
+
+
+def test_network():
+    def cost(gpu, gpus, nodes, gbps=None):
+        return model.step(Job(gpu, gpus, nodes, 4608, gbps), P).network
+
+    assert cost("h100-sxm", 8, 1) == 0
+    assert cost("gb200", 64, 16) == 0, "one NVLink domain"
+    assert cost("gb200", 128, 32) > 0
+    assert cost("h100-sxm", 64, 8, 1600) == pytest.approx(2 * cost("h100-sxm", 64, 8, 3200))
+    assert cost("a100-pcie", 16, 4, 100) == pytest.approx(2 * cost("a100-pcie", 16, 4, 400)), "root of the bandwidth"
+    assert model.step(Job("h100-sxm", 64, 8, 4608), P) == model.step(Job("h100-sxm", 64, 8, 4608, 3200), P)
+    assert cost("a100-sxm", 64, 16, 400) > 1.5 * cost("a100-sxm", 64, 8, 400), "no switch in the node"
+
+
+def test_known_results_are_near():
+    """The score of eight H100, and the record."""
+    assert ask(Job("h100-sxm", 8, 1, 768)).seconds / 60 == pytest.approx(5.4, rel=0.1)
+    assert ask(Job("h100-sxm", 3472, 434, 13888)).seconds == pytest.approx(7.14, rel=0.1)
+
+
+def test_samples_are_the_rules_points_and_software_matters():
+    job = Job("h200", 8, 1, 768)
+    assert model.samples(job, P) == pytest.approx(P.samples_share * rules.reference_point(768).mean_samples)
+    old = dataclasses.replace(job, round="1.1")
+    assert model.samples(old, P) > model.samples(job, P)
+    assert model.step(old, P).compute > model.step(job, P).compute
+    assert model.step(dataclasses.replace(job, fp8=False), P).compute > model.step(job, P).compute
+    with pytest.raises(ValueError, match="20000"):
+        model.samples(Job("h200", 8, 1, 20000), P)
+
+
+def test_bands_cost_and_energy():
+    found = ask(Job("h200", 64, 8, 4608), prices=Prices(3.0, 1000.0))
+    (low, high), (run_low, run_high) = found.score_band, found.run_band
+    assert run_low < low < found.seconds < high < run_high
+    assert high / found.seconds == pytest.approx(math.exp(P.error_90))
+    assert found.dollars == pytest.approx(64 * found.seconds / 3600 * 3)
+    assert found.kilowatt_hours == pytest.approx(64 * found.seconds / 3600)
+    assert ask(Job("h200", 64, 8, 4608)).dollars is None
+
+
+def test_limits():
+    assert ask(Job("h200", 8, 1, 768)).limit == "compute"
+    assert ask(Job("h200", 2048, 256, 16384)).limit == "convergence"
+    assert ask(Job("h200", 1024, 128, 4096)).limit == "constant part of a step"
+    assert ask(Job("h200", 256, 32, 4608, network_gbps=10)).limit == "network"
+
+
+def test_memory_counts_states_and_cuts_a_step_into_micro_batches():
+    one, two = (memory.of(LARGE.config, "h200", size, 1, fp8=False) for size in (100, 200))
+    assert two.activations == pytest.approx(2 * one.activations)
+    assert one.optimizer == pytest.approx(12 * LARGE.config.num_parameters / 1e9)
+    assert memory.of(LARGE.config, "h200", 100, 8, fp8=False).optimizer == pytest.approx(one.optimizer / 8)
+    assert memory.of(LARGE.config, "h200", one.most_sequences, 1, fp8=False).total <= 0.92 * 141 + 1e-6
+    cut = ask(Job("h100-sxm", 1, 1, 768))
+    assert cut.micro_batches == 3
+    assert cut.memory.total < 0.92 * 80
+
+
+def test_another_model_needs_its_samples():
+    base = shapes.named("base")
+    assert 0.2 < base.work < 0.4
+    assert 0.3 < base.gradient < 0.35
+    job = Job("h200", 8, 1, 768, work=base.work, gradient=base.gradient)
+    with user_error("plan.impossible", "--samples"):
+        ask(job, base)
+    assert ask(job, base, needed=2e6).seconds < ask(Job("h200", 8, 1, 768), needed=2e6).seconds
+    with user_error("config.choice", "--model"):
+        shapes.named("huge")
+
+
+def test_flops_are_those_of_the_published_figures():
+    assert LARGE.flops == pytest.approx(0.4986e12, rel=0.04), "less the last layer's rows that nobody reads"
+
+
+def test_sweep_gets_faster_and_a_budget_buys_the_fastest_that_it_pays():
+    def sized(gpus, batch):
+        return ask(Job("h200", gpus, sweep.nodes_for(gpus, 8), batch), prices=Prices(3.5))
+
+    found = sweep.sweep(sized)
+    assert [item.job.gpus for item in found] == list(sweep.GPU_COUNTS)
+    seconds = [item.seconds for item in found]
+    assert seconds == sorted(seconds, reverse=True)
+    cheapest, fastest = sweep.within(found, 4.0)
+    assert cheapest.dollars == min(item.dollars for item in found)
+    assert fastest.seconds == min(item.seconds for item in found if item.dollars <= 4.0)
+    with user_error("plan.impossible", "--budget"):
+        sweep.within(found, 0.01)

@@ -1,0 +1,211 @@
+"""The plan of a run: what --print-config tells beyond the settings themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlbert.config.sections import Configuration
+from mlbert.data.loading.config import DataConfig
+from mlbert.distributed.config import DistributedConfig
+from mlbert.mlperf.config import SubmissionConfig
+from mlbert.models.config import ModelConfig
+from mlbert.optim.config import ScheduleConfig
+from mlbert.report.run_plan import Plan, bytes_a_step, make_plan, planned_world_size, walltime_minutes
+from mlbert.training.config import EvaluationConfig, RunConfig
+from simple_recipe import simple_configuration
+from user_errors import user_error
+
+JOB = {"DGXNNODES": "1", "DGXNGPU": "8", "NEXP": "10", "WALLTIME": "85"}
+
+
+CLOSED = {
+    "train_batch_size": 48,
+    "gradient_accumulation_steps": 1,
+    "max_steps": 3680,
+    "max_samples_termination": 4_500_000,
+    "warmup_steps": 0,
+    "num_eval_examples": 10_000,
+    "eval_iter_start_samples": 150_000,
+    "eval_iter_samples": 150_000,
+    "init_checkpoint": "model.safetensors",
+    "submission_division": "closed",
+}
+# Single sequences, 16 on each of 1,024 ranks; the schedule ends before the training does.
+LARGE_BATCH = {
+    **CLOSED,
+    "train_batch_size": 16,
+    "average_packing_rate": 1.0,
+    "max_sequences_per_pack": 1,
+    "schedule": "linear",
+    "lr_decay_end": 179,
+    "max_steps": 299,
+    "max_samples_termination": 5_000_000,
+    "eval_iter_start_samples": 325_000,
+    "eval_iter_samples": 325_000,
+    "submission_division": "open",
+}
+
+
+def closed(**changes: object) -> Configuration:
+    """The closed division's settings of 8 ranks with 48 packs, and changes to them."""
+    return simple_configuration(**{**CLOSED, **changes})
+
+
+def large_batch(**changes: object) -> Configuration:
+    return simple_configuration(**{**LARGE_BATCH, **changes})
+
+
+def planned(config: Configuration, ranks: int, speed: float | None, exports: dict[str, str]) -> Plan:
+    model, distributed, submission = config[ModelConfig], config[DistributedConfig], config[SubmissionConfig]
+    sections = (
+        config[DataConfig],
+        model,
+        config[ScheduleConfig],
+        distributed,
+        config[EvaluationConfig],
+        config[RunConfig],
+    )
+    return make_plan(*sections, submission, ranks, JOB | exports, speed)
+
+
+def told(config: Configuration, ranks: int = 8, speed: float | None = None, **environ: str) -> str:
+    return "\n".join(planned(config, ranks, speed, environ).lines)
+
+
+def warned(config: Configuration, ranks: int = 8, speed: float | None = None, **environ: str) -> str:
+    return "\n".join(planned(config, ranks, speed, environ).warnings)
+
+
+def test_numbers_of_the_published_single_node_config() -> None:
+    text = told(closed())
+    assert "global_batch_size 768 = BATCHSIZE 48 x 8 ranks x PACKING_FACTOR 2" in text
+    assert "3680 steps of about 768 samples, no warm-up; training ends after 2,826,240 samples" in text
+    assert "between batch 448 and 4608: 2,443,934 samples on average, at least 2,306,738" in text
+    assert "expected samples: 2,550,000, the evaluation (number 17)" in text
+    assert "expected time: unknown" in text
+    assert warned(closed()) == ""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [(1, "that of batch 448, the smallest"), (48, "recorded at batch 4608"), (400, "none at batch 38400")],
+)
+def test_which_reference_point(ranks: int, words: str) -> None:
+    assert words in told(closed(), ranks)
+
+
+def test_time_only_where_a_speed_is_given() -> None:
+    text = told(closed(), speed=8500.0)
+    assert "about 300 s a run at 8500 samples/s, 10 runs 50.0 minutes" in text
+    assert warned(closed(), speed=8500.0) == ""
+    assert "WALLTIME 85 (85 minutes) is too short: 10 runs of about 510 s are 85.0 minutes" in warned(
+        closed(), speed=5000.0
+    )
+    own_target = closed(target_mlm_accuracy=0.3, submission_division="open")
+    assert "expected samples: unknown" in told(own_target)
+    assert "at most 2,826 s a run" in told(own_target, speed=1000.0)
+    limited = closed(max_seconds=600.0)
+    assert "10 runs of MAX_SECONDS 600 are 100.0 minutes" in warned(limited)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "exports", "words"),
+    [
+        ({}, 400, {}, "beyond the reference points"),
+        ({}, 4, {}, "the launcher started 4 ranks, DGXNNODES x DGXNGPU is 8"),
+        ({}, 8, {"CONFIG_FILE": "/a/config_x_1x8x56x1.sh"}, "but they are 1x8x48x1"),
+        ({}, 8, {"CONFIG_FILE": "/a/config_x_1x4x48x1_pack.sh"}, "but they are 1x8x48x1"),
+        ({"start_warmup_step": -5}, 8, {}, "START_WARMUP_STEP -5 does nothing"),
+        ({"max_steps": 100}, 8, {}, "before the first evaluation"),
+        ({"max_steps": 2000}, 8, {}, "the reference needs 2,443,934 on average"),
+        ({"eval_iter_samples": 100_000}, 8, {}, "EVAL_ITER_SAMPLES to be 150000"),
+        ({"num_eval_examples": 1000}, 8, {}, "NUM_EVAL_EXAMPLES=10000"),
+        ({"init_checkpoint": None}, 8, {}, "reference checkpoint"),
+        ({"synthetic_data": True}, 8, {}, "SYNTH_DATA"),
+        ({"eval_iter_samples": 500}, 8, {}, "more than lie between two evaluations"),
+    ],
+)
+def test_warnings(changes: dict, ranks: int, exports: dict[str, str], words: str) -> None:
+    assert words in warned(closed(**changes), ranks, **exports)
+
+
+def test_the_open_division_is_free() -> None:
+    own = closed(submission_division="open", init_checkpoint=None, num_eval_examples=10, eval_iter_samples=100_000)
+    assert warned(own) == ""
+
+
+def test_name_that_is_right_is_not_mentioned() -> None:
+    assert warned(closed(), CONFIG_FILE="/a/config_x_y_1x8x48x1_pack.sh") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("85", 85), ("1:30", 1.5), ("2:00:30", 120.5), ("1-2", 1560), ("1-2:3", 1563), ("1-2:3:30", 1563.5)],
+)
+def test_every_form_of_a_time_limit(text: str, minutes: float) -> None:
+    assert walltime_minutes(text) == minutes
+
+
+@pytest.mark.parametrize("text", ["", "soon", "1:2:3:4", "-5", "1.5"])
+def test_no_time_limit(text: str) -> None:
+    with user_error("config.value", "WALLTIME"):
+        walltime_minutes(text)
+
+
+@pytest.mark.parametrize("exports", [{}, {"DGXNNODES": "2"}, {"DGXNNODES": "two", "DGXNGPU": "8"}])
+def test_no_config_no_planned_ranks(exports: dict[str, str]) -> None:
+    assert planned_world_size(exports) is None
+
+
+def test_schedule_that_ends_before_the_training() -> None:
+    text = told(large_batch(), ranks=1024)
+    assert "schedule's end: 179 steps / 9 evaluations / about 2.93 M samples (2,932,736)" in text
+    assert "expected samples: 2,925,000, the evaluation (number 9) that is the last before the schedule's end" in text
+    assert "about 22 s a run" in told(large_batch(), ranks=1024, speed=131_000.0)
+    beyond = told(large_batch(train_batch_size=17), ranks=1024)
+    assert "none at batch 17408" in beyond
+    assert "expected samples: 2,925,000, the evaluation (number 9)" in beyond
+
+
+@pytest.mark.parametrize(
+    "changes", [{"lr_decay_end": None}, {"lr_decay_end": 299}, {"schedule": "constant"}, {"lr_decay_end": 10_000}]
+)
+def test_schedule_that_ends_with_the_training_or_never(changes: dict[str, object]) -> None:
+    assert "schedule's end" not in told(large_batch(**changes), ranks=1024)
+
+
+def test_schedule_that_ends_before_any_evaluation() -> None:
+    text = told(large_batch(lr_decay_end=3), ranks=1068)
+    assert "schedule's end: 3 steps / 0 evaluations" in text
+    assert "expected samples: unknown" in text
+
+
+def moved(ranks: int, elements: int, sharers: int, itemsize: int) -> int:
+    """Bytes that one rank sends when rings of ranks pass on a piece at a time, counted piece by piece."""
+
+    def ring(size: int, length: int, times: int, of: int) -> int:
+        return sum(length // size * of for _ in range(times) for _ in range(size - 1))
+
+    scattered, gathered = ring(sharers, elements, 1, 4), ring(sharers, elements, 1, itemsize)
+    return scattered + ring(ranks // sharers, elements // sharers, 2, 4) + gathered
+
+
+@pytest.mark.parametrize(("ranks", "sharers"), [(2, 1), (16, 1), (16, 4), (16, 16), (12, 3)])
+@pytest.mark.parametrize("itemsize", [4, 2, 1])
+def test_bytes_are_those_of_rings(ranks: int, sharers: int, itemsize: int) -> None:
+    elements = 240 * ranks
+    assert bytes_a_step(elements, ranks, sharers, itemsize) == pytest.approx(moved(ranks, elements, sharers, itemsize))
+
+
+def test_communication_is_told(tree_root: Path) -> None:
+    shape = tree_root / "benchmarks/bert/implementations/pytorch/configs/large.json"
+    config = large_batch(bert_config_file=shape)
+    words = "each rank sends and receives {} GB a step for 336,232,258 parameters"
+    assert words.format("2.687") in told(config, ranks=1024)
+    sharded = large_batch(bert_config_file=shape, sharded_optimizer="node", weights_allgather="bf16")
+    # Of 1.345 GB: 7/8 scattered, 2 * 127/128 of an eighth summed, 7/8 of a half gathered.
+    assert words.format("2.099") in told(sharded, ranks=1024)
+    assert "communication: none, one rank" in told(config, ranks=1)
+    assert "communication: unknown; bert_config.json cannot be read" in told(large_batch(), ranks=1024)

@@ -1,0 +1,115 @@
+"""What a log says of itself: every event a call of its own, nothing unknown, the configuration complete."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+import sys
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+import pytest
+
+from mlbert.config.resolution import resolve
+from mlbert.config.sections import settings_by_key
+from mlbert.data.loading.config import CorpusConfig, DataConfig
+from mlbert.host.provenance import PACKAGE_HOME
+from mlbert.mlperf.config import SubmissionConfig
+from mlbert.mlperf.logs import read_log
+from mlbert.mlperf.mllog import MLPerfLogger
+from mlbert.models.config import ModelConfig
+from mlbert.optim.config import ScheduleConfig
+from mlbert.runs import identity
+from mlbert.runs.identity import Identity, Told, identify, log_batch_size, log_ends, log_identity, log_submission
+from mlbert.training.config import EvaluationConfig, RunConfig
+from user_errors import user_error
+
+GIVEN = {
+    "train_data": "sha256:a",
+    "eval_data": "sha256:b",
+    "max_sequence_length": 512,
+    "sequences_per_pack": 1.99,
+    "precision": "bf16",
+    "ops": "plain",
+    "ranks": 4,
+    "threads_per_rank": 8,
+    "hosts": ["a", "a", "b", "b"],
+    "gpus": {"A GPU": 2},
+    "cuda": "13.0",
+    "cudnn": "91300",
+    "nccl": "2.27.7",
+}
+TOLD = Told(**GIVEN)
+
+
+@pytest.fixture
+def resolved(recipe, environ, tmp_path: Path):
+    (tmp_path / "env.sh").write_text("export EVALDIR=/data/eval\n")
+    config = tmp_path / "config_x_1x1x8x2.sh"
+    config.write_text("source env.sh\nexport LR=2e-3\n")
+    shape = tmp_path / "shape.json"
+    shape.write_text("{}")
+    environ |= {"CONFIG_FILE": str(config), "BERT_CONFIG": str(shape), "LR": "2e-3"}
+    return resolve(recipe, environ, {}, [], [])
+
+
+def test_what_a_run_is_made_of(resolved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONT", "image:1")
+    monkeypatch.setenv("NEXP", "5")
+    monkeypatch.setenv("MLBERT_IMAGE_COMMIT", "c0ffee")
+    monkeypatch.setenv("MLBERT_IMAGE_DIGEST", "sha256:5eed")
+    made = identify(resolved, TOLD)
+    assert (made.image, made.image_commit, made.image_digest) == ("image:1", "c0ffee", "sha256:5eed")
+    config, site = tmp_path / "config_x_1x1x8x2.sh", tmp_path / "env.sh"
+    assert (made.config_file, made.config_file_sha256) == (str(config), hashlib.sha256(config.read_bytes()).hexdigest())
+    assert made.config_parents == {str(site): hashlib.sha256(site.read_bytes()).hexdigest()}
+    assert made.model_shape_sha256 == hashlib.sha256(b"{}").hexdigest()
+    assert re.fullmatch("[0-9a-f]{40}|tree:sha256:[0-9a-f]{64}", made.commit)
+    assert {**GIVEN, "hosts": ["a", "b"]}.items() <= asdict(made).items()
+    assert (made.nodes, made.starting_weights, made.starting_weights_sha256) == (2, "none", "none")
+    assert (made.experiment, made.experiments) == (resolved.config[RunConfig].experiment, 5)
+    assert shlex.split(made.command)[1:] == sys.orig_argv[1:]
+
+
+def test_a_shape_that_is_gone(resolved, tmp_path: Path) -> None:
+    (tmp_path / "shape.json").unlink()
+    with user_error("file.unreadable", tmp_path / "shape.json"):
+        identify(resolved, TOLD)
+
+
+def test_every_event_is_a_call_that_names_its_key(resolved, tmp_path: Path) -> None:
+    logger = MLPerfLogger(tmp_path / "result_0.txt", 0, Path("/nonexistent"))
+    config = resolved.config
+    log_submission(logger.event, config[SubmissionConfig])
+    log_identity(logger.event, identify(resolved, TOLD), resolved)
+    log_batch_size(logger.event, config[DataConfig], 16)
+    log_ends(logger.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
+    source = Path(identity.__file__).read_text().splitlines()
+    log = read_log(logger.path)
+    assert {item.name for item in fields(Identity)} | {"configuration"} <= {event.key for event in log.events}
+    for event in log.events:
+        assert event.metadata["file"] == f"{PACKAGE_HOME}/core/identity.py"
+        assert f'event("{event.key}", ' in source[event.metadata["lineno"] - 1]
+        assert "unknown" not in event.text
+    assert log.value("max_samples") == config[RunConfig].max_samples_termination
+    assert set(log.value("configuration")) == {row.env for row in settings_by_key().values()}
+    assert log.value("configuration")["LR"] == {"value": 2e-3, "origin": f"{tmp_path}/config_x_1x1x8x2.sh:2"}
+
+
+def test_the_starting_weights_are_named_without_their_folder(resolved, tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights/model.safetensors").write_bytes(b"x")
+    model = resolved.config[ModelConfig].model_copy(update={"init_checkpoint": tmp_path / "weights"})
+    config = resolved.config.replace(model)
+    made = identify(replace(resolved, config=config), TOLD)
+    assert (made.starting_weights, made.starting_weights_sha256) == ("weights", hashlib.sha256(b"x").hexdigest())
+
+
+def test_no_password_is_told(resolved, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["mlbert", "train", "data_remote=s3://me:secret@host/x", "a b"])
+    corpus = CorpusConfig(masking_rate=0.1, data_remote="s3://me:secret@host/x")
+    hidden = replace(resolved, config=resolved.config.replace(corpus))
+    assert identify(hidden, TOLD).command == "mlbert train data_remote=s3://***@host/x 'a b'"
+    assert hidden.as_configuration()["DATA_REMOTE"]["value"] == "s3://***@host/x"
+    assert "secret" not in hidden.as_json()

@@ -1,0 +1,150 @@
+"""An evaluation gives the same numbers however its batches reach the model, and the run waits for it last."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from capturable import SHAPE, select_capturable
+from host_batches import made_up_batches
+from mlbert.cli.main import main
+from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.distributed.world import World
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.objectives import PreTraining
+from mlbert.ops import api as ops
+from mlbert.ops.fp8_scaling import Products
+from mlbert.training.evaluate import Evaluation, Evaluator, evaluate
+from mlbert.training.reader import Reader
+from mlbert.training.snapshots import Snapshots
+from recorded_graph import RecordedGraph
+from training_settings import train_arguments
+from user_errors import user_error
+
+OBJECTIVE = PreTraining(scope="step")
+
+
+@pytest.fixture(autouse=True)
+def same_ops():
+    select_capturable()
+    yield
+    ops.select("auto")
+
+
+@pytest.fixture
+def batches() -> list[HostBatch]:
+    return [made_up_batches(packs, seed, SHAPE.vocab_size, 32)[0] for packs, seed in ((11, 4), (5, 5), (1, 1))]
+
+
+def model_of(seed: int, products: Products | None = None) -> BertForPreTraining:
+    model = BertForPreTraining(SHAPE, fp8_products=products)
+    model.initialize(seed)
+    return model
+
+
+def metrics(model: BertForPreTraining, batches: list[HostBatch]) -> dict[str, float]:
+    return evaluate(model, OBJECTIVE, batches, World())
+
+
+def by_hand(model: BertForPreTraining, batches: list[HostBatch]) -> dict[str, float]:
+    correct, loss, masked = 0, 0.0, 0
+    for batch in (batch.to("cpu") for batch in batches):
+        with torch.no_grad():
+            logits = model(batch, None).masked[:, : SHAPE.vocab_size].double()
+        correct += int((logits.argmax(-1) == batch.masked_labels).sum())
+        loss += float(torch.nn.functional.cross_entropy(logits, batch.masked_labels, reduction="sum"))
+        masked += batch.num_masked
+    return {"mlm_accuracy": correct / masked, "loss": loss / masked}
+
+
+def test_each_masked_token_counts_once(batches):
+    model = model_of(1)
+    torch.nn.init.normal_(model.cls.predictions.bias, std=3.0)
+    assert metrics(model, batches) == pytest.approx(by_hand(model, batches), rel=1e-6)
+    assert model.training
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_kept_batches_of_one_shape_give_the_same(batches, graph):
+    model = model_of(1)
+    budgets = [Budget.over(batches[1:]), Budget.over(batches)] if graph else []
+    kept = Evaluator(model, OBJECTIVE, batches, World(), RecordedGraph() if graph else None, budgets, resident=True)
+    kept.record()
+    for seed in (1, 2, 3):
+        model.initialize(seed)
+        found, expected = kept.begin().result(), metrics(model, batches)
+        assert found["mlm_accuracy"] == expected["mlm_accuracy"]
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
+def test_a_graph_reads_the_fp8_copies_of_the_present_weights(batches):
+    def calibrated() -> BertForPreTraining:
+        model = model_of(1, Products())
+        divisors = [torch.tensor(1.0), torch.tensor(1.0)]
+        OBJECTIVE.loss(model, batches[0].to("cpu"), None, divisors).backward()
+        model.end_step(lambda amax: amax)
+        return model
+
+    graphed, plain = calibrated(), calibrated()
+    capture = RecordedGraph()
+    # One batch is over the only budget.
+    evaluator = Evaluator(graphed, OBJECTIVE, batches, World(), capture, [Budget.over(batches[1:])])
+    evaluator.record()
+    assert capture.num_operations > 20
+    assert graphed.is_calibrated
+    for seed in (1, 2):
+        for model in (graphed, plain):
+            model.initialize(seed)
+            model.weights_changed()
+        assert evaluator.begin().result() == pytest.approx(metrics(plain, batches), rel=1e-6)
+
+
+def test_the_result_is_of_the_weights_at_the_beginning(batches):
+    model = model_of(1)
+    evaluator = Evaluator(model, OBJECTIVE, batches, World())
+    first = evaluator.begin()
+    model.initialize(2)
+    second = evaluator.begin()
+    model.initialize(1)
+    assert first.result() == metrics(model, batches) != second.result()
+
+
+def test_kept_batches_are_read_once(batches):
+    reads = []
+
+    class Samples:
+        def __iter__(self):
+            reads.append(1)
+            return iter(batches)
+
+    evaluator = Evaluator(model_of(1), OBJECTIVE, Samples(), World(), resident=True)
+    assert evaluator.begin().result() == evaluator.begin().result()
+    assert len(reads) == 1
+
+
+def test_a_rank_without_batches_adds_nothing():
+    evaluator = Evaluator(model_of(1), OBJECTIVE, [], World(), resident=True)
+    with user_error("data.empty", "the evaluation set"):
+        evaluator.begin().result()
+
+
+def test_the_next_step_is_made_ready_before_the_result_is_read(tmp_path, monkeypatch):
+    """Not before a checkpoint, whose position is that of the steps which were taken."""
+    events = []
+
+    def told(owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*args):
+            events.append(name)
+            return original(*args)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for owner, name in ((Reader, "read_ahead"), (Evaluator, "begin"), (Evaluation, "result"), (Snapshots, "save")):
+        told(owner, name)
+    settings = {"max_steps": 3, "eval_iter_start_samples": 1, "eval_iter_samples": 1, "save_checkpoint_steps": 2}
+    with pytest.raises(SystemExit):
+        main(train_arguments(tmp_path, ops="plain", **settings))
+    assert events == ["begin", "read_ahead", "result", "begin", "result", "save", "begin", "result"]

@@ -1,0 +1,123 @@
+"""``mlbert train --evaluate-only``: the accuracy of the starting weights, from the evaluation set alone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mlbert.cli.main import main
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.open import describe
+from mlbert.data.loading.evaluation import EvalSet
+from mlbert.distributed.world import World
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.objectives import PreTraining
+from mlbert.models.weights.huggingface import to_huggingface
+from mlbert.models.weights.load import load_weights
+from mlbert.models.weights.renaming import padded
+from mlbert.training.evaluate import evaluate
+from training_settings import SHAPE, train_arguments
+
+
+@pytest.fixture
+def shape(prepared_data):
+    values = {"vocab_size": describe(prepared_data / "eval").vocab_size, "max_position_embeddings": 32}
+    return BertConfig(**{**SHAPE, **values})
+
+
+@pytest.fixture
+def start(tmp_path, shape, prepared_data):
+    """Weights that hit sometimes: the label that occurs most is always the guess."""
+    samples = EvalSet(prepared_data / "eval", 64, packs_per_batch=64, max_sequences_per_pack=3)
+    samples.open()
+    labels = torch.cat([batch.to("cpu").masked_labels for batch in samples])
+    model = BertForPreTraining(shape)
+    model.initialize(seed=3)
+    torch.nn.init.constant_(model.cls.predictions.bias[labels.mode().values], 5.0)
+    save_file(to_huggingface(model), tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
+def run(tmp_path, capsys, prepared_data, shape):
+    """Runs the command with changed settings; returns exit code, stdout and stderr. There is no training set."""
+
+    def run(**changes):
+        settings = {
+            "synthetic_data": 0,
+            "input_dir": tmp_path / "no-training-set",
+            "eval_dir": prepared_data / "eval",
+            "num_eval_examples": 64,
+            "shape": {"vocab_size": shape.vocab_size, "max_position_embeddings": shape.max_position_embeddings},
+            **changes,
+        }
+        with pytest.raises(SystemExit) as end:
+            main([*train_arguments(tmp_path, **settings), "--evaluate-only"])
+        out, err = capsys.readouterr()
+        return end.value.code, out, err
+
+    return run
+
+
+def printed(out):
+    found = re.search(r"initial mlm_accuracy (\d\.\d{5}), loss (\d+\.\d{5}), 64 samples", out)
+    assert found is not None, out
+    return float(found[1]), float(found[2])
+
+
+def test_prints_what_the_evaluator_finds_and_writes_nothing(tmp_path, run, start, shape, prepared_data):
+    code, out, _ = run(init_checkpoint=start)
+    assert code == 0
+    model = BertForPreTraining(shape)
+    load_weights(model, start)
+    samples = EvalSet(prepared_data / "eval", 64, packs_per_batch=5, max_sequences_per_pack=3)
+    samples.open()
+    metrics = evaluate(model, PreTraining("step"), samples, World.identify({}))
+    assert 0 < metrics["mlm_accuracy"] < 1
+    assert printed(out) == pytest.approx((metrics["mlm_accuracy"], metrics["loss"]), abs=1e-5)
+    assert not (tmp_path / "out").exists()
+
+
+def test_safetensors_folder_and_nvidia_file_agree(tmp_path, run, start, shape):
+    state = padded(load_file(start), shape)
+    torch.save(
+        {"model": {**state, "cls.predictions.decoder.weight": state["bert.embeddings.word_embeddings.weight"]}},
+        tmp_path / "model.ckpt-28252.pt",
+    )
+    results = {
+        run(init_checkpoint=path)[1].splitlines()[-1] for path in (start, tmp_path, tmp_path / "model.ckpt-28252.pt")
+    }
+    assert len(results) == 1
+
+
+def test_the_line_names_the_benchmarks_number(run, start):
+    assert "0.34085" in run(init_checkpoint=start)[1]
+
+
+def test_missing_head_is_a_warning(tmp_path, run, start):
+    state = load_file(start)
+    save_file({name: tensor for name, tensor in state.items() if "pooler" not in name}, start)
+    code, out, _ = run(init_checkpoint=start)
+    assert code == 0
+    assert "has no bert.pooler.dense.weight" in out.replace("\n", "")
+
+
+def test_bad_input_is_one_line(tmp_path, run, start, prepared_data):
+    shutil.copytree(prepared_data / "eval", tmp_path / "empty", ignore=lambda *_: ["manifest.json"])
+    cases = [
+        ({}, "INIT_CHECKPOINT"),
+        ({"init_checkpoint": "/nowhere/model.pt"}, "/nowhere/model.pt"),
+        ({"init_checkpoint": start, "eval_dir": "/nowhere"}, "/nowhere"),
+        ({"init_checkpoint": start, "shape": {"vocab_size": 50}}, "vocabulary"),
+        ({"init_checkpoint": start, "num_eval_examples": 100_000}, "NUM_EVAL_EXAMPLES"),
+    ]
+    for changes, named in cases:
+        code, _, error = run(**changes)
+        assert code == 2, changes
+        assert error.startswith("mlbert: error: ")
+        assert error.count("\n") == 1
+        assert named in error

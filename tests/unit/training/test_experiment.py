@@ -1,0 +1,375 @@
+"""Whole runs on generated tokens: the log, the run folder, determinism, exact resume, aborted runs, bad input."""
+
+import dataclasses
+import itertools
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mlbert.cli.main import main
+from mlbert.config.sections import settings_by_key
+from mlbert.data.formats.manifest import read_manifest
+from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
+from mlbert.training import experiment, loop
+from training_settings import read_metrics, train_arguments
+
+
+def run(tmp_path, name="out", **changes):
+    with pytest.raises(SystemExit) as end:
+        main(train_arguments(tmp_path, name, **changes))
+    return end.value.code
+
+
+def events(log: Path):
+    lines = [line for line in log.read_text().splitlines() if line.startswith(":::MLLOG")]
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+
+
+def weights(folder: Path):
+    return (folder / "run_0" / "weights" / "model.safetensors").read_bytes()
+
+
+def test_a_run_leaves_everything_behind(tmp_path):
+    assert run(tmp_path) == 1
+    folder = tmp_path / "out" / "run_0"
+    names = {p.name for p in folder.iterdir()}
+    assert names == {"config.json", "metrics.jsonl", "curve.png", "weights", "huggingface", "summary.json"}
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [m["step"] for m in metrics if m["kind"] == "step"] == list(range(1, 13))
+    assert metrics[-1]["kind"] == "evaluation"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "aborted"
+    assert summary["steps"] == 12
+    assert 0 < summary["share_of_gemm_peak"] < 1
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["config"]["learning_rate"] == 0.01
+    assert config["seed"] == 5
+
+
+def test_the_log_tells_the_run_in_order(tmp_path):
+    run(tmp_path)
+    log = events(tmp_path / "out" / "result_0.txt")
+    keys = [event["key"] for event in log]
+    order = ["cache_clear", "init_start", "seed", "global_batch_size", "init_stop", "run_start", "epoch_start"]
+    order += ["block_start", "eval_start", "eval_stop", "eval_accuracy", "block_stop", "epoch_stop"]
+    order += ["train_samples", "eval_samples", "run_stop"]
+    assert [key for key in keys if key in order] == order
+    values = {event["key"]: event["value"] for event in log}
+    assert values["global_batch_size"] == 6
+    assert values["opt_epsilon"] == values["opt_lamb_epsilon"] == 1e-6
+    assert (values["steps"], values["skipped_steps"], values["max_steps"]) == (12, 0, 12)
+    assert (values["max_sequence_length"], values["threads_per_rank"], values["gpus"]) == (64, 1, {})
+    assert values["starting_weights"] == values["starting_weights_sha256"] == "none"
+    assert (values["nodes"], len(values["hosts"])) == (1, 1)
+    assert set(values["native_libraries"]) >= {"ops"}
+    assert all(len(digest) == 64 for digest in values["native_libraries"].values())
+    summary = json.loads((tmp_path / "out/run_0/summary.json").read_text())
+    assert {key: values[key] for key in ("steps", "skipped_steps", "tokens")}.items() <= summary.items()
+    assert summary["sequences_per_pack"] == pytest.approx(values["train_samples"] / (12 * 4), abs=1e-4)
+    record = json.loads((tmp_path / "out/run_0/config.json").read_text())
+    logged = {name: values["configuration"][row.env] for name, row in settings_by_key().items()}
+    assert record["config"] == {name: setting["value"] for name, setting in logged.items()}
+    assert record["origin"] == {name: setting["origin"] for name, setting in logged.items()}
+    assert record["provenance"].items() <= values.items()
+    accuracy = next(event for event in log if event["key"] == "eval_accuracy")
+    assert accuracy["metadata"]["epoch_num"] == values["train_samples"]
+    times = [event["time_ms"] for event in log]
+    assert times == sorted(times)
+
+
+def test_every_log_line_names_an_existing_line_of_the_tree(tmp_path, tree_root):
+    run(tmp_path)
+    for event in events(tmp_path / "out" / "result_0.txt"):
+        source = (tree_root / event["metadata"]["file"]).read_text().splitlines()
+        assert 0 < event["metadata"]["lineno"] <= len(source)
+    stop = events(tmp_path / "out" / "result_0.txt")[-1]["metadata"]
+    assert "run_stop" in (tree_root / stop["file"]).read_text().splitlines()[stop["lineno"] - 1]
+
+
+def test_same_seed_same_weights_other_seed_others(tmp_path):
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        assert run(tmp_path, name, seed=seed) == 1
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    assert weights(tmp_path / "a") != weights(tmp_path / "c")
+
+
+def test_missed_target_is_aborted_and_exit_code_one(tmp_path):
+    assert run(tmp_path, max_steps=3) == 1
+    stop = events(tmp_path / "out" / "result_0.txt")[-1]
+    assert stop["key"] == "run_stop"
+    assert stop["metadata"]["status"] == "aborted"
+
+
+def test_time_and_sample_limits(tmp_path):
+    assert run(tmp_path, "seconds", max_seconds=1e-6) == 1
+    assert json.loads((tmp_path / "seconds/run_0/summary.json").read_text())["steps"] == 1
+    assert run(tmp_path, "samples", max_samples_termination=12) == 1
+    assert 12 <= json.loads((tmp_path / "samples/run_0/summary.json").read_text())["samples"] < 24
+
+
+def test_evaluations_follow_the_grid(tmp_path):
+    assert run(tmp_path, eval_iter_start_samples=10, eval_iter_samples=20) == 1
+    points = [e["metadata"]["epoch_num"] for e in events(tmp_path / "out/result_0.txt") if e["key"] == "eval_accuracy"]
+    assert 10 <= points[0] < 30
+    assert all(later > earlier for earlier, later in itertools.pairwise(points))
+    grid = [(point - 10) // 20 for point in points[:-1]]
+    assert len(set(grid)) == len(grid)
+
+
+def start_process(tmp_path, name, **changes):
+    command = [sys.executable, "-m", "mlbert", *train_arguments(tmp_path, name, **changes)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(condition, process, seconds=90):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.01)
+
+
+def test_killed_and_resumed_ends_with_the_same_weights(tmp_path):
+    steps = 60
+    assert run(tmp_path, "undisturbed", max_steps=steps) == 1
+    at = random.randrange(3, 20)
+    process = start_process(tmp_path, "killed", max_steps=steps, save_checkpoint_steps=1)
+    checkpoints = tmp_path / "killed" / "run_0" / "checkpoints"
+    wait_for(lambda: any(p.name >= f"step_{at:08d}" for p in checkpoints.glob("step_*")), process)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "killed/run_0/summary.json").exists()
+    assert run(tmp_path, "killed", max_steps=steps) == 2, "an unfinished run is not overwritten"
+    assert run(tmp_path, "killed", max_steps=steps, resume=1) == 1
+    assert weights(tmp_path / "killed") == weights(tmp_path / "undisturbed")
+    assert [m["step"] for m in read_metrics(tmp_path / "killed")] == list(range(1, steps + 1))
+    log = events(tmp_path / "killed" / "result_0.txt")
+    assert at <= next(e["value"] for e in log if e["key"] == "resumed_from_step") < steps
+    assert (tmp_path / "killed" / "result_0.part1.txt").exists()
+
+
+def test_resume_keeps_the_seed_that_the_system_drew(tmp_path):
+    process = start_process(tmp_path, "out", max_steps=400, seed="none", save_checkpoint_steps=1)
+    checkpoints = tmp_path / "out" / "run_0" / "checkpoints"
+    wait_for(lambda: len(list(checkpoints.glob("step_*"))) > 1, process)
+    process.kill()
+    process.wait()
+    drawn = json.loads((tmp_path / "out/run_0/config.json").read_text())["seed"]
+    assert run(tmp_path, max_steps=400, seed="none", resume=1) == 1
+    seeds = [event["value"] for event in events(tmp_path / "out" / "result_0.txt") if event["key"] == "seed"]
+    assert seeds == [drawn]
+
+
+def test_a_log_that_fills_the_disk_is_no_success(tmp_path):
+    """A limit on the size of files stands for the disk: of all files only the log grows beyond it."""
+    limit = 60_000
+    words = {"max_steps": 400, "eval_iter_start_samples": 1, "eval_iter_samples": 1, "num_eval_examples": 4}
+    process = start_process(tmp_path, "out", **words, log_freq=0, shape={"vocab_size": 8, "hidden_size": 8})
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, output
+    assert "out/result_0.txt: cannot be written (File too large)" in output
+    assert "Traceback" not in output
+    assert not (tmp_path / "out/run_0/summary.json").exists()
+    assert (tmp_path / "out/result_0.txt").stat().st_size <= limit
+
+
+def test_weights_are_readable_like_any_file(tmp_path):
+    assert run(tmp_path, save_checkpoint_steps=6) == 1
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert modes == {(tmp_path / "out/run_0/config.json").stat().st_mode & 0o777}
+
+
+def test_an_evaluation_on_the_training_set_is_told(tmp_path, capsys, prepared_data):
+    same = prepared_data / "train"
+    shape = {"vocab_size": read_manifest(same).vocab_size}
+    changes = {"synthetic_data": 0, "input_dir": same, "num_eval_examples": 8, "shape": shape, "max_steps": 1}
+    assert run(tmp_path, "same", eval_dir=same, **changes) == 1
+    assert "train is the training set" in capsys.readouterr().out
+    assert run(tmp_path, "other", eval_dir=prepared_data / "eval", **changes) == 1
+    assert "is the training set" not in capsys.readouterr().out
+
+
+def test_more_threads_than_the_machine_has_cpus_are_refused(tmp_path, capsys):
+    assert run(tmp_path, cpu_threads=4000) == 2
+    assert "CPU_THREADS=4000: this machine has" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_never_started_may_be_repeated(tmp_path):
+    assert run(tmp_path, init_checkpoint="/nowhere/model.safetensors") == 2
+    assert (tmp_path / "out" / "result_0.txt").exists()
+    assert run(tmp_path, max_steps=2) == 1
+
+
+def test_termination_is_logged_as_aborted(tmp_path):
+    process = start_process(tmp_path, "out", max_steps=100000)
+    log = tmp_path / "out" / "result_0.txt"
+    wait_for(lambda: log.exists() and "run_start" in log.read_text(), process)
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=60)
+    assert process.returncode != 0
+    stops = [event for event in events(log) if event["key"] == "run_stop"]
+    assert [stop["metadata"]["status"] for stop in stops] == ["aborted"]
+
+
+def with_bad_gradients(monkeypatch, late, steps):
+    """Makes gradients of some steps infinite; ``late``: results are asked for as on a GPU. Returns what steps ran."""
+    taken, train, one_step = [], loop.train, loop.train_one_step
+
+    def poisoned(run):
+        pooler, step = run.method.model.bert.pooler.dense.bias, run.state.step
+        hook = pooler.register_hook(lambda grad: grad + float("inf")) if step in steps else None
+        before = run.method.flat.data.clone()
+        leaving = one_step(run)
+        if hook:
+            hook.remove()
+            assert torch.equal(run.method.flat.data, before)
+        taken.append(step)
+        return leaving
+
+    monkeypatch.setattr(loop, "train_one_step", poisoned)
+    monkeypatch.setattr(experiment, "train", lambda run: train(dataclasses.replace(run, settle_late=late)))
+    return taken
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_non_finite_gradients_are_skipped_counted_and_end_the_run(tmp_path, monkeypatch, late):
+    taken = with_bad_gradients(monkeypatch, late, {1, 2, 3})
+    assert run(tmp_path, max_skipped_steps=2, log_freq=0) == 1
+    summary = json.loads((tmp_path / "out/run_0/summary.json").read_text())
+    assert summary["skipped_steps"] == 3
+    assert "non-finite" in summary["reason"]
+    assert summary["steps"] == len(taken) == (5 if late else 4)
+    skipped = [json.loads(line) for line in (tmp_path / "out/run_0/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in skipped if line["kind"] == "skipped"] == [2, 3, 4]
+
+
+def test_asking_late_for_results_changes_no_number(tmp_path, monkeypatch):
+    """The second and the last step are skipped; samples decide when evaluation and the end are due."""
+    summaries = []
+    for late in (False, True):
+        with monkeypatch.context() as patch:
+            with_bad_gradients(patch, late, {1, 7})
+            name = f"late{late}"
+            assert run(tmp_path, name, max_steps=8, log_freq=0, eval_iter_start_samples=12, eval_iter_samples=12) == 1
+        summary = json.loads((tmp_path / name / "run_0/summary.json").read_text())
+        lines = [json.loads(line) for line in (tmp_path / name / "run_0/metrics.jsonl").read_text().splitlines()]
+        evaluations = [(e["samples"], e["eval_loss"]) for e in lines if e["kind"] == "evaluation"]
+        summaries.append([summary[key] for key in ("samples", "steps", "skipped_steps", "accuracy")] + evaluations)
+    assert summaries[0] == summaries[1]
+    assert summaries[0][2] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"bert_config_file": "/nowhere/bert_config.json"}, "/nowhere/bert_config.json"),
+        ({"synthetic_data": "0", "input_dir": "/nowhere"}, "/nowhere"),
+        ({"init_checkpoint": "/nowhere/model.safetensors"}, "/nowhere/model.safetensors"),
+        ({"init_checkpoint": "weights.pt"}, "weights.pt"),
+        ({"output_dir": "/proc/out"}, "/proc/out"),
+        ({"recipe": "packed_lam"}, "packed_lamb"),
+        ({"gradient_accumulation_steps": "3"}, "GRADIENT_STEPS"),
+        ({"learning_rat": "1"}, "learning_rate"),
+        ({"seed": "x"}, "SEED"),
+        ({"precision": "fp4"}, "fp32"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(tmp_path, capsys, changes, named):
+    assert run(tmp_path, **changes) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mlbert: error: ")
+    assert error.count("\n") == 1
+    assert named in error
+
+
+def test_finished_run_is_not_overwritten(tmp_path, capsys):
+    assert run(tmp_path, max_steps=2) == 1
+    before = weights(tmp_path / "out")
+    assert run(tmp_path, max_steps=3) == 2
+    assert "holds a finished run" in capsys.readouterr().err
+    assert weights(tmp_path / "out") == before
+
+
+def test_checkpoint_of_another_shape_is_refused(tmp_path, capsys):
+    process = start_process(tmp_path, "out", max_steps=100000, save_checkpoint_steps=1)
+    wait_for(lambda: list((tmp_path / "out/run_0/checkpoints").glob("step_*")), process)
+    process.kill()
+    process.wait()
+    assert run(tmp_path, resume=1, shape={"hidden_size": 16}) == 2
+    assert "belongs to another run: model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"learning_rate": 0.5}, "LR is 0.01, this run has 0.5"),
+        ({"weight_decay_rate": 0.5}, "WEIGHT_DECAY_RATE is 0.01, this run has 0.5"),
+        ({"precision": "bf16"}, "PRECISION is 'fp32', this run has 'bf16'"),
+        ({"gradient_accumulation_steps": 1}, "GRADIENT_STEPS is 2, this run has 1"),
+    ],
+)
+def test_a_run_is_not_continued_by_another_method(tmp_path, capsys, changed, words):
+    started = {"max_steps": 2, "save_checkpoint_steps": 1}
+    assert run(tmp_path, **started) == 1
+    (tmp_path / "out/run_0/summary.json").unlink()
+    before = (tmp_path / "out/result_0.txt").read_bytes()
+    assert run(tmp_path, **{**started, **changed}, resume=1) == 2
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "out/result_0.part1.txt").read_bytes() == before
+
+
+def test_vocabulary_that_does_not_match_the_shards_is_refused(tmp_path, capsys, prepared_data):
+    data = tmp_path / "data"
+    shutil.copytree(prepared_data, data)
+    with (data / "vocab.txt").open("a") as vocabulary:
+        vocabulary.write("another\n")
+    changes = {"synthetic_data": 0, "input_dir": data / "train", "eval_dir": data / "eval", "num_eval_examples": 8}
+    shape = {"vocab_size": read_manifest(data / "train").vocab_size}
+    assert run(tmp_path, shape=shape, **changes) == 2
+    assert "vocab.txt" in capsys.readouterr().err
+
+
+def test_weights_start_a_run(tmp_path):
+    assert run(tmp_path, "first", max_steps=2) == 1
+    start = tmp_path / "first" / "run_0" / "weights"
+    assert run(tmp_path, "second", max_steps=1, learning_rate=1e-12, init_checkpoint=start, seed=99) == 1
+    first, second = (load_file(tmp_path / name / "run_0/weights/model.safetensors") for name in ("first", "second"))
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, atol=1e-7, rtol=0)
+
+
+def test_memory_stays_flat(tmp_path):
+    psutil_like = Path(f"/proc/{os.getpid()}/statm")
+    assert run(tmp_path, "warm", max_steps=50) == 1
+    before = int(psutil_like.read_text().split()[1])
+    assert run(tmp_path, "long", max_steps=1000, log_freq=0) == 1
+    grown = (int(psutil_like.read_text().split()[1]) - before) * os.sysconf("SC_PAGE_SIZE")
+    assert grown < 30e6
+
+
+def test_records_train_as_they_are(tmp_path, prepared_data, capsys):
+    records = tmp_path / "records"
+    hdf5_to_tfrecords(prepared_data / "train", records)
+    vocab_size = read_manifest(prepared_data / "train").vocab_size
+    data = {"synthetic_data": 0, "input_dir": records, "eval_dir": prepared_data / "eval", "num_eval_examples": 8}
+    shape = {"max_position_embeddings": 512, "vocab_size": vocab_size}
+    assert run(tmp_path, shape=shape, max_steps=3, **data) == 1
+    assert json.loads((tmp_path / "out/run_0/summary.json").read_text())["steps"] == 3
+    hdf5_to_tfrecords(prepared_data / "eval", tmp_path / "others")
+    data["eval_dir"] = tmp_path / "others"
+    assert run(tmp_path, "small", shape={**shape, "vocab_size": 50}, max_steps=3, **data) == 2
+    assert "has a vocabulary of" in capsys.readouterr().err

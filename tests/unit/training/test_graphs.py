@@ -1,0 +1,123 @@
+"""Runs whose steps are graphs: the same numbers as without, refusals, and batches that are too large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from capturable import SHAPE, TensorLamb, select_capturable
+from mlbert.cli.main import main
+from mlbert.data.loading.budget import Budget
+from mlbert.distributed.capture import NoCapture
+from mlbert.models.bert import BertForPreTraining
+from mlbert.ops import api as ops
+from mlbert.recipes import packed_lamb_build
+from mlbert.training import experiment
+from mlbert.training.protocols import Method
+from mlbert.training.step import GraphMode, Graphs, choose_graphs
+from recorded_graph import RecordedGraph
+from training_settings import read_metrics, train_arguments
+from user_errors import user_error
+
+CUDA = torch.device("cuda")
+BUDGET = Budget(128, 3, 16, 64, has_labels=False)
+MODES = ("segmented", "full_iteration")
+
+
+@pytest.fixture(autouse=True)
+def choose_ops_anew() -> Iterator[None]:
+    yield
+    ops.select("auto")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """A run on the CPU with ops and an optimizer that can be recorded; returns its folder."""
+
+    def start(name: str, mode: str, capture: type = RecordedGraph) -> Path:
+        def choose(mode: str, method: Method, micro_batches: int, *_: object) -> Graphs | None:
+            select_capturable()
+            return Graphs(GraphMode(mode), method.budget, micro_batches, capture) if mode != "none" else None
+
+        monkeypatch.setattr(experiment, "check_device", lambda *_: None)
+        monkeypatch.setattr(experiment, "choose_graphs", choose)
+        monkeypatch.setattr(packed_lamb_build.methods, "make", lambda *given: TensorLamb(given[-2]))  # flat, layout
+        with pytest.raises(SystemExit) as end:
+            main(train_arguments(tmp_path, name, ops="plain", precision="fp32", cuda_graph_mode=mode, max_steps=4))
+        assert end.value.code == 1  # the target is out of reach
+        return tmp_path / name
+
+    return start
+
+
+def numbers(folder: Path) -> list[tuple[float, float]]:
+    return [(line["loss"], line["grad_norm"]) for line in read_metrics(folder)]
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "run_0/weights/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_graphed_run_equals_one_without_graphs(run: Callable[..., Path], mode: str, capsys) -> None:
+    """Bit for bit; batches are filled up in both."""
+    graphed = run("graphed", mode)
+    said = capsys.readouterr().out
+    assert f"CUDA graphs: {mode}" in said
+    assert "without a graph" not in said
+    called = run("called", mode, NoCapture)
+    assert numbers(graphed) == numbers(called)
+    assert weights(graphed) == weights(called)
+
+
+def test_a_batch_over_the_budget_runs_without_a_graph(
+    run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(packed_lamb_build, "budget_of", lambda *_: BUDGET)
+    graphed = run("graphed", "segmented")
+    assert capsys.readouterr().out.count("step 1 runs without a graph: a batch exceeds Budget(") == 1
+    assert numbers(graphed) == numbers(run("plain", "none"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cpu_is_refused(tmp_path: Path, mode: str, capsys) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine trains on a CUDA device")
+    with pytest.raises(SystemExit) as end:
+        main(train_arguments(tmp_path, cuda_graph_mode=mode))
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"CUDA_GRAPH_MODE={mode}" in line
+    assert "PyTorch sees none here" in line
+
+
+def method(obstacle: str | None = None, budget: Budget | None = BUDGET, can_capture: bool = True) -> SimpleNamespace:
+    model = SimpleNamespace(capture_obstacle=lambda device, max_seqlen: obstacle)
+    optimizer = SimpleNamespace(can_capture=can_capture, implementation="plain")
+    return SimpleNamespace(model=model, budget=budget, optimizer=optimizer)
+
+
+def test_what_graphs_need() -> None:
+    assert choose_graphs("none", method("anything", None, False), 1, CUDA, 2) is None
+    assert choose_graphs("segmented", method(can_capture=False), 2, CUDA, 2).micro_batches == 2
+    assert choose_graphs("segmented", method(), 1, CUDA, 2).smaller == (), "packs"
+    lone = Budget.of_packs(8, 64, 1, 64, 10)
+    assert choose_graphs("segmented", method(budget=lone), 1, CUDA, 2).smaller == lone.smaller_ones() != ()
+    assert choose_graphs("full_iteration", method(budget=lone), 1, CUDA, 1).smaller == lone.smaller_ones()
+    for mode, wanting in (
+        ("segmented", method("attention reads on the host")),
+        ("segmented", method(budget=None)),
+        ("full_iteration", method(can_capture=False)),
+        ("full_iteration", method(budget=lone)),
+    ):
+        with user_error("config.conflict", f"CUDA_GRAPH_MODE={mode}"):
+            choose_graphs(mode, wanting, 1, CUDA, 2)
+
+
+def test_plain_attention_is_an_obstacle() -> None:
+    ops.select("plain")
+    assert "on the host" in BertForPreTraining(SHAPE).capture_obstacle(torch.device("cpu"), 8)

@@ -1,0 +1,52 @@
+"""What a step counted is taken back when its update turns out to be left out, whenever that becomes known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlbert.runs.progress import Counts, TrainState
+from mlbert.training.ledger import Ledger
+from mlbert.training.step import StepResult
+
+
+def result(skipped: bool) -> StepResult:
+    norm = math.nan if skipped else 1.0
+    return StepResult(torch.zeros((), dtype=torch.float64), torch.tensor(norm, dtype=torch.float64))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 50)), max_size=20))
+def test_only_steps_that_updated_count(steps: list[tuple[bool, bool, int]]) -> None:
+    """However often the ledger is asked in between."""
+    state, told = TrainState(), []
+    ledger = Ledger(state, lambda now: told.append(now.step))
+    for skipped, asks, samples in steps:
+        ledger.count(result(skipped), Counts(samples, 2 * samples, 3 * samples))
+        if asks:
+            ledger.settle()
+            assert not ledger.is_open
+    ledger.settle()
+    kept = sum(samples for skipped, _, samples in steps if not skipped)
+    assert (state.samples, state.tokens, state.flops) == (kept, 2 * kept, 3 * kept)
+    assert state.step == len(steps)
+    assert told == [number for number, (skipped, *_) in enumerate(steps, start=1) if skipped]
+    assert state.skipped_steps == len(told)
+
+
+def test_the_story_is_told_once() -> None:
+    told = []
+    ledger = Ledger(TrainState(), told.append)
+    ledger.count(result(skipped=True), Counts(1, 1, 1))
+    ledger.settle()
+    ledger.settle()
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("norm", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_is_skipped(norm: float) -> None:
+    zero = torch.zeros((), dtype=torch.float64)
+    assert StepResult(zero, torch.tensor(norm, dtype=torch.float64)).skipped

@@ -1,0 +1,71 @@
+"""TensorBoard and W&B get the numbers of a run, read back by their own readers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mlbert.cli.main import main
+from mlbert.runs.progress import Outcome, TrainState
+from mlbert.training.loggers import make_loggers
+from training_settings import train_arguments
+from user_errors import user_error
+
+STATE = TrainState(step=3, samples=30, tokens=900, flops=10**9, train_seconds=2.0)
+
+
+def told(tmp_path: Path, **settings: object) -> None:
+    config = SimpleNamespace(**{"tensorboard_dir": None, "wandb_project": None, "run_name": "mine", **settings})
+    loggers = make_loggers(config, {"config": {"lr": 1}}, tmp_path, "decoupled_adamw", 2, lambda: 1e9)
+    for logger in loggers:
+        logger.step(STATE, 1.5, 1e-3, 0.25)
+        logger.evaluation(STATE, {"mlm_accuracy": 0.5, "loss": 2.0}, 1.0)
+        logger.stop(Outcome("success", "", 1.0, STATE))
+    assert len(loggers) == sum(value is not None for value in settings.values())
+
+
+def test_tensorboard_holds_speed_and_metrics(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    told(tmp_path, tensorboard_dir=tmp_path / "events")
+    events = accumulator.EventAccumulator(str(tmp_path / "events/mine"))
+    events.Reload()
+    numbers = {name: events.Scalars(name)[0] for name in events.Tags()["scalars"]}
+    assert numbers["loss/train/total"].value == 1.5
+    assert numbers["throughput/samples_per_sec"].value == 15.0
+    assert numbers["throughput/device/mfu"].value == pytest.approx(0.25)  # 1e9 in 2 s on 2 ranks of 1e9 a second
+    assert numbers["metrics/eval/MaskedAccuracy"].value == 0.5
+    assert {number.step for number in numbers.values()} == {3}
+
+
+def test_a_run_tells_both_by_one_setting_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    pytest.importorskip("wandb")
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    words = {"max_steps": 3, "tensorboard_dir": tmp_path / "events", "wandb_project": "bert"}
+    with pytest.raises(SystemExit):
+        main(train_arguments(tmp_path, **words))
+    events = accumulator.EventAccumulator(str(tmp_path / "events/run_0"))
+    events.Reload()
+    assert [point.step for point in events.Scalars("loss/train/total")] == [1, 2, 3]
+    assert [point.step for point in events.Scalars("metrics/eval/MaskedAccuracy")] == [3]
+    (file,) = tmp_path.glob("out/run_0/wandb/offline-run-*/*.wandb")
+    content = file.read_bytes()
+    assert b"metrics/eval/MaskedAccuracy" in content
+    assert b"throughput/device/mfu" in content
+
+
+def test_an_unusable_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with user_error("file.unwritable", "TENSORBOARD_DIR"):
+        told(tmp_path, tensorboard_dir=tmp_path / "file")
+
+
+def test_nothing_is_measured_where_nothing_is_logged(tmp_path: Path) -> None:
+    told(tmp_path)
+    assert json.loads(json.dumps(list(map(str, tmp_path.iterdir())))) == []

@@ -1,0 +1,71 @@
+"""AUTO_MICRO_BATCH in a process whose memory is really short."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+PROGRAM = """
+import resource, sys
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from mlbert.config.sections import Configuration
+from mlbert.distributed.reduce import GradientReducer, cut_buckets
+from mlbert.distributed.world import World
+from mlbert.config.bert_config import BertConfig
+from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.config import DataConfig
+from mlbert.host.errors import UserError
+from mlbert.models.bert import BertForMaskedLM
+from mlbert.models.objectives import MaskedLM
+from mlbert.ops.config import ComputeConfig
+from mlbert.optim.flat import FlatParameters
+from mlbert.training.micro_batch import build_fitting
+
+torch.set_num_threads(1)
+SHAPE = BertConfig(vocab_size=30_000, hidden_size=64, num_hidden_layers=1, num_attention_heads=2,
+                   intermediate_size=128, max_position_embeddings=128)
+
+FOLDERS = {"input_dir": Path("unused"), "eval_dir": Path("unused")}
+DATA = DataConfig(**FOLDERS, train_batch_size=int(sys.argv[1]), average_packing_rate=1.0)
+CONFIG = Configuration([DATA, ComputeConfig(auto_micro_batch=True)])
+
+def build(config):
+    model = BertForMaskedLM(SHAPE)
+    model.initialize(1)
+    flat = FlatParameters(model.ordered_parameters())
+    buckets = cut_buckets(flat.offsets, 1, 1)
+    packs = config[DataConfig].train_batch_size // config[DataConfig].gradient_accumulation_steps
+    return SimpleNamespace(model=model, objective=MaskedLM("step"), flat=flat, optimizer=None, loss_scale=None,
+                           sync=GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), buckets, None),
+                           budget=Budget(packs * 128, packs, packs * 20, 128))
+
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+limit = used + 700 * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    config, method = build_fitting(CONFIG, build, World(), print)
+    assert not method.flat.grad.any(), "gradients are left"
+    print("parts", config[DataConfig].gradient_accumulation_steps)
+except UserError as error:
+    print(f"{error.code} {error.subject}")
+"""
+
+
+def output(batch: int) -> str:
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(batch)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_parts_are_doubled_until_one_fits() -> None:
+    first, *_, last = output(512).splitlines()
+    assert first == "out of memory: GRADIENT_STEPS is now 2"
+    assert 2 <= int(last.removeprefix("parts ")) <= 64
+
+
+def test_a_batch_that_cannot_be_halved_is_named() -> None:
+    assert output(511) == "device.memory BATCHSIZE 511\n"

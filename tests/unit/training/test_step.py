@@ -1,0 +1,290 @@
+"""One step, called and replayed, gives the same bits; a number left on the host is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from capturable import SHAPE, TensorLamb, select_capturable, static_attention
+from host_batches import made_up_batches
+from live_memory import LiveMemory, MeasuredPool
+from mlbert.data.loading.budget import Budget
+from mlbert.data.loading.host_batch import HostBatch
+from mlbert.distributed.capture import Capture, NoCapture
+from mlbert.distributed.reduce import GradientReducer, cut_buckets
+from mlbert.distributed.world import World
+from mlbert.models.bert import BertForPreTraining
+from mlbert.models.objectives import PreTraining
+from mlbert.ops import api as ops
+from mlbert.ops import registry
+from mlbert.ops.fp8_scaling import Products
+from mlbert.optim.flat import FlatParameters
+from mlbert.training.step import GraphMode, Graphs, Step
+from recorded_graph import HostAccess, RecordedGraph
+
+PACKS, SEED = 3, 5
+RATES = (0.01, 0.02, 0.005, 0.03)
+
+
+@pytest.fixture(autouse=True)
+def static_ops() -> Iterator[None]:
+    """Ops that can be recorded, on one thread: small tensors on several spend their time waiting."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    select_capturable()
+    yield
+    ops.select("auto")
+    torch.set_num_threads(threads)
+
+
+def steps(accumulation: int) -> list[list[HostBatch]]:
+    """Micro-batches of four steps, of different sizes."""
+    return [
+        made_up_batches(PACKS * accumulation, SEED, SHAPE.vocab_size, LONGEST, accumulation=accumulation, step=step)
+        for step in range(len(RATES))
+    ]
+
+
+LONGEST = SHAPE.max_position_embeddings
+
+
+def budget() -> Budget:
+    return Budget.of_packs(PACKS, LONGEST, 3, LONGEST, 5)
+
+
+class Trainer:
+    """A model with what trains it."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, products: Products | None = None) -> None:
+        self.model = BertForPreTraining(SHAPE, dtype, fp8_products=products)
+        self.model.initialize(SEED)
+        self.objective = PreTraining(scope="step")
+        self.flat = FlatParameters(self.model.ordered_parameters())
+        self.optimizer = TensorLamb(self.flat)
+        buckets = cut_buckets(self.flat.offsets, self.flat.numel, self.flat.numel)
+        self.sync = GradientReducer(self.flat.parameters, self.flat.grad, self.flat.offsets, World(), buckets, None)
+
+    def state(self) -> list[Tensor]:
+        """All that a step changes."""
+        tensors = (self.flat.data, self.flat.grad, self.optimizer.exp_avg, self.optimizer.exp_avg_sq)
+        return [x.clone() for x in (*tensors, self.optimizer.updates, *self.model.buffers())]
+
+    def called(self) -> Step:
+        return self._step(None)
+
+    def graphed(self, mode: GraphMode, accumulation: int, capture: Capture) -> Step:
+        step = self._step(Graphs(mode, budget(), accumulation, lambda: capture))
+        step.record()
+        return step
+
+    def _step(self, graphs: Graphs | None) -> Step:
+        objects = (self.model, self.objective, self.flat, self.sync, self.optimizer)
+        return Step(*objects, over_ranks=lambda amax: amax, say=print, graphs=graphs)
+
+    def run(self, step: Step, accumulation: int) -> list[list[Tensor]]:
+        """Loss, norm and state after each of the four steps."""
+        history = []
+        for i, (batches, lr) in enumerate(zip(steps(accumulation), RATES, strict=True)):
+            counts = [sum(column) for column in zip(*map(self.objective.counts, batches), strict=True)]
+            result = step(batches, SEED, i, self.objective.divisors(counts), lr)
+            history.append(
+                [result.loss_sum.clone(), torch.tensor(result.grad_norm, dtype=torch.float64), *self.state()]
+            )
+        return history
+
+
+def same(found: list[list[Tensor]], expected: list[list[Tensor]]) -> bool:
+    return all(torch.equal(a, b) for x, y in zip(found, expected, strict=True) for a, b in zip(x, y, strict=True))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("mode", list(GraphMode))
+@pytest.mark.parametrize("products", [None, Products()], ids=["fp32", "fp8"])
+def test_replayed_steps_are_the_steps(products: Products | None, mode: GraphMode, accumulation: int) -> None:
+    """Bit for bit, over steps of different data, masks and learning rates."""
+    dtype = torch.bfloat16 if products else torch.float32
+    replayed, called = Trainer(dtype, products), Trainer(dtype, products)
+    start = called.state()
+    graph = RecordedGraph()
+    step = replayed.graphed(mode, accumulation, graph)
+    assert graph.num_operations > 100
+    assert same([replayed.state()], [start]), "recording left a trace"
+    found = replayed.run(step, accumulation)
+    expected = called.run(called.graphed(mode, accumulation, NoCapture()), accumulation)
+    assert same(found, expected)
+    losses = [float(values[0]) for values in found]
+    assert len(set(losses)) == len(losses), "steps that differ have losses that differ"
+
+
+@pytest.mark.parametrize("mode", list(GraphMode))
+def test_the_step_that_learns_scales_takes_no_memory_beside_the_graphs(mode: GraphMode) -> None:
+    """Nothing that warming up made is left when recording starts; the first step works in the pool."""
+    trainer = Trainer(torch.bfloat16, Products())
+    trainer.optimizer.step(0.0)  # of no gradient: its state is there, and its temporaries are not counted below
+    with LiveMemory() as memory:
+        pool = MeasuredPool(memory)
+        step = trainer.graphed(mode, 1, pool)
+        pool_size = max(pool.sizes)
+        assert len(pool.sizes) == 2, "one that knows its scales, one that learns them"
+        assert max(pool.alive) - pool.alive[0] < 0.01 * pool_size
+        assert not trainer.model.is_calibrated
+        memory.most, forward = 0, []
+        trainer.optimizer.step = lambda lr: forward.append(memory.most) or trainer.optimizer.grad_norm
+        before = memory.now()
+        (batches, *_) = steps(1)
+        step(batches, SEED, 0, (1.0, 1.0), 0.01)
+        assert trainer.model.is_calibrated
+        assert (forward or [memory.most])[0] - before < 0.05 * pool_size
+
+
+@pytest.mark.parametrize("mode", list(GraphMode))
+def test_batches_that_vary_take_the_smallest_graph(mode: GraphMode) -> None:
+    """Recorded with one pool and called, the same bits; a batch over the smaller ones takes the largest."""
+    large, small = budget(), replace(budget(), tokens=80)
+    middle = replace(large, tokens=95)
+
+    def history(capture: Capture) -> list[list[Tensor]]:
+        trainer = Trainer(torch.bfloat16, Products())
+        asked: list[Capture] = []
+        graphs = Graphs(mode, large, 1, lambda: asked.append(capture) or capture, smaller=(small, middle))
+        step = trainer._step(graphs)
+        step.record()
+        assert len(asked) == 1, "one pool"
+        first = {step.graph_for(batches).budget for batches in steps(1)}
+        assert first == {large}, "the step that learns the scales, whichever it is"
+        found = trainer.run(step, 1)
+        taken = [step.graph_for(batches).budget for batches in steps(1)]
+        held = [next(b for b in (small, middle, large) if b.holds(*batches)) for batches in steps(1)]
+        assert taken == held
+        assert set(taken) == {small, middle, large}, "batches vary"
+        return found
+
+    assert same(history(RecordedGraph()), history(NoCapture()))
+
+
+@pytest.mark.parametrize("mode", list(GraphMode))
+def test_a_filled_step_is_the_step_without_graphs(mode: GraphMode) -> None:
+    """Up to rounding: batches that are filled up are summed in other pieces."""
+    filled, plain = Trainer(), Trainer()
+    found = filled.run(filled.graphed(mode, 2, NoCapture()), 2)
+    for values, expected in zip(found, plain.run(plain.called(), 2), strict=True):
+        assert float(values[0]) == pytest.approx(float(expected[0]), rel=1e-5)
+        torch.testing.assert_close(values[2], expected[2], rtol=1e-3, atol=1e-4)
+
+
+def test_a_step_is_the_loss_the_gradient_and_the_update() -> None:
+    """By hand, over two micro-batches: keys as numbers on the host, one divisor for both."""
+    trainer, plain = Trainer(), Trainer()
+    (found, *_) = trainer.run(trainer.called(), 2)
+    batches = steps(2)[0]
+    masked, samples = sum(b.num_masked for b in batches), sum(b.num_samples for b in batches)
+    divisors = [torch.tensor(masked + 1e-5), torch.tensor(float(samples))]
+    keys = plain.model.dropout_keys(SEED, 0).tolist()
+    total = 0.0
+    for batch in batches:
+        loss = plain.objective.loss(plain.model, batch.to("cpu"), keys, divisors)
+        loss.backward()
+        total += float(loss.detach())
+    norm = plain.optimizer.step(RATES[0])
+    assert float(found[0]) == pytest.approx(total, rel=1e-12)
+    assert float(found[1]) == float(norm)
+    assert torch.equal(found[2], plain.flat.data)
+
+
+def test_skipped_step_changes_nothing() -> None:
+    """A gradient that is not finite, in a graph: counted by nobody, and the next step is as if it had not been."""
+    trainer = Trainer()
+    step = trainer.graphed(GraphMode.FULL_ITERATION, 1, RecordedGraph())
+    (batches, *_) = steps(1)
+    before = [x.clone() for x in (trainer.flat.data, trainer.optimizer.exp_avg, trainer.optimizer.exp_avg_sq)]
+    assert step(batches, SEED, 0, (0.0, 0.0), 0.1).skipped  # the loss is infinite
+    after = (trainer.flat.data, trainer.optimizer.exp_avg, trainer.optimizer.exp_avg_sq)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    expected = Trainer()
+    assert same(trainer.run(step, 1), expected.run(expected.graphed(GraphMode.FULL_ITERATION, 1, NoCapture()), 1))
+
+
+def test_warming_up_leaves_no_trace() -> None:
+    trainer = Trainer(torch.bfloat16, Products())
+    before = trainer.state()
+    (unread,) = [i for i, (name, _) in enumerate(trainer.model.named_buffers()) if name.endswith("unread")]
+    trainer.called().warm_up()
+    after = trainer.state()
+    for values in (before, after):  # where magnitudes go that nobody wants to know
+        del values[len(values) - len(list(trainer.model.buffers())) + unread]
+    assert same([after], [before])
+
+
+@pytest.mark.parametrize("mode", list(GraphMode))
+def test_a_number_that_is_baked_in_is_found(mode: GraphMode) -> None:
+    """Dropout keys from the host would repeat the first step's masks: the comparison above would fail."""
+
+    class HostKeys:
+        def __init__(self, table: Tensor) -> None:
+            self._table = table
+
+        def __getitem__(self, layer: int) -> list[int]:
+            with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+                return self._table[layer].clone().tolist()
+
+    def with_host_keys(capture: Capture) -> list[list[Tensor]]:
+        trainer = Trainer()
+        step = trainer._step(Graphs(mode, budget(), 1, lambda: capture))
+        step._keys = HostKeys(step._keys)
+        step.record()
+        return trainer.run(step, 1)
+
+    called = Trainer()
+    expected = called.run(called.graphed(mode, 1, NoCapture()), 1)
+    assert same(with_host_keys(NoCapture()), expected), "the same keys"
+    assert not same(with_host_keys(RecordedGraph()), expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: float(x.sum()),
+        lambda x: x.sum().item(),
+        lambda x: x.tolist(),
+        lambda x: x.numpy(),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: bool((x > 0).all()),
+        lambda x: x + torch.tensor(3.0),
+    ],
+)
+def test_ways_to_the_host_are_refused(function) -> None:
+    values = torch.arange(4.0)
+    with pytest.raises(HostAccess):
+        RecordedGraph().record(lambda: function(values))
+
+
+def test_plain_attention_is_refused() -> None:
+    """Its loop over sequences reads their lengths."""
+    ops.select("plain")
+    trainer = Trainer()
+    with pytest.raises(HostAccess, match="tolist"):
+        trainer.graphed(GraphMode.SEGMENTED, 1, RecordedGraph())
+
+
+def test_steps_that_do_not_fit_are_told() -> None:
+    trainer = Trainer()
+    step = trainer.graphed(GraphMode.SEGMENTED, 2, NoCapture())
+    batches = steps(2)[0]
+    assert step.graph_for(batches)
+    assert step.graph_for(batches[:1]) is None
+    (large,) = made_up_batches(2 * PACKS, seed=1, vocab_size=SHAPE.vocab_size, max_tokens=LONGEST)
+    assert step.graph_for([batches[0], large]) is None
+
+
+def test_static_attention_is_plain_attention() -> None:
+    """Of the stand-in above."""
+    qkv, bounds = torch.randn(12, 3, 2, 16), torch.tensor([0, 5, 5, 10, 10], dtype=torch.int32)
+    rows = torch.arange(100, 112, dtype=torch.int32)
+    arguments = (bounds, 8, 0.3, 77, rows)
+    expected = registry.form("attention", "plain")(qkv, *arguments)
+    torch.testing.assert_close(static_attention(qkv, *arguments), expected)
